@@ -1,0 +1,35 @@
+"""The runtime of Lookalike: images, preprocessing, the ONNX embedder, galleries, metrics and reports.
+
+Nothing here imports torch. The names below load on first use, so that `import retrieval` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrieval.embedder import Embedder as Embedder
+    from retrieval.errors import ImageError as ImageError
+    from retrieval.errors import InputError as InputError
+    from retrieval.errors import LookalikeError as LookalikeError
+    from retrieval.gallery import Gallery as Gallery
+    from retrieval.gallery import Hit as Hit
+    from retrieval.images import load_image as load_image
+    from retrieval.preprocess import Preprocess as Preprocess
+
+_HOMES = {
+    "Embedder": "embedder",
+    "Gallery": "gallery",
+    "Hit": "gallery",
+    "ImageError": "errors",
+    "InputError": "errors",
+    "LookalikeError": "errors",
+    "Preprocess": "preprocess",
+    "load_image": "images",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"retrieval.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'retrieval' has no attribute {name!r}")

@@ -1,0 +1,114 @@
+"""The `lookalike` command: sub-commands load when they are used, and every error is caught here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from retrieval.errors import LookalikeError
+
+# Where each sub-command lives, and what it does. Names only: nothing is imported until it is needed.
+COMMANDS = {
+    "demo": ("export.demo:demo", "Train, export, index, evaluate and serve a small example."),
+    "datasets": ("train.commands:datasets", "List the data sets known by name, and fetch them."),
+    "train": ("train.commands:train", "Fine-tune an embedder on labelled images."),
+    "export": ("export.commands:export", "Turn a training run into one ONNX file."),
+    "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),
+    "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),
+    "evaluate": ("train.commands:evaluate", "Measure a run, a model or a gallery on labelled images."),
+    "serve": ("serve.commands:serve", "Open a gallery in the browser."),
+}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name][0].split(":")
+        try:
+            return getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing in {"torch", "torchvision", "onnx", "onnxscript", "sklearn", "yaml", "safetensors"}:
+                what = f"`lookalike {name}` needs {missing}: pip install 'lookalike[train]'"
+                raise LookalikeError(what) from error
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="lookalike")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line).")
+def cli(debug: bool) -> None:
+    """Find the images that look like this one.
+
+    \b
+    The whole way on your own folder of images, one sub-folder a class:
+      lookalike train    --data folder:shop --out run
+      lookalike export   run --out model.onnx
+      lookalike index    build shop.gallery shop --model model.onnx
+      lookalike search   shop.gallery query.jpg
+      lookalike serve    shop.gallery
+
+    Exit codes: 0 done; 1 it failed; 2 wrong usage or unusable input; 3 done, but some files were unusable.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    sys.exit(_run([word for word in words if word != "--debug"], debug))
+
+
+def _run(words: list[str], debug: bool) -> int:
+    try:
+        code = cli.main(words, prog_name="lookalike", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "lookalike"
+        return _fail(f"{error.format_message()} (see `{command} --help`)", 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted; the same command again goes on from what was finished", 1)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return 0
+    except LookalikeError as error:
+        return _fail(str(error), error.exit_code, debug)
+    except Exception as error:
+        return _fail(f"{type(error).__name__}: {error}; --debug shows where", 1, debug)
+
+
+def _fail(message: str, code: int, debug: bool = False) -> int:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"lookalike: {' '.join(message.split())}", err=True)
+    return code
+
+
+def say(message: str) -> None:
+    """Tell a person how it goes, on stderr: stdout is for results."""
+    click.echo(message, err=True)
+
+
+def emit(result: Any, as_json: bool, text: str) -> None:
+    """Print a result on stdout, for programs or for people."""
+    click.echo(json.dumps(result, indent=2) if as_json else text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The one image loader: training, indexing, searching and serving all see the same pixels.
+
+Policy (version `DECODE_POLICY`; a gallery records the version it was made with):
+
+* the EXIF orientation is applied; a broken EXIF block is ignored;
+* every Pillow mode becomes 8-bit RGB; transparency is laid over white; 16-bit grey is divided by 257,
+  32-bit integers are read as 16-bit values, floats as 0..1 (or as 0..255 where they exceed 1);
+* of an animation or a multi-page file the first frame is taken;
+* files above a pixel limit are refused from their header, before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+
+from retrieval.errors import ImageError
+
+DECODE_POLICY = 1
+MAX_PIXELS = 50_000_000
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif"),
+    *(".bmp", ".dib", ".tif", ".tiff", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
+)
+
+ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
+
+# Pillow warns from 89 megapixels on; load_image refuses earlier, with a reason.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode one picture to 8-bit RGB, upright.
+
+    Args:
+        source: a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 3] or [H, W, 4].
+        max_pixels: the largest width x height accepted, in pixels.
+
+    Raises:
+        ImageError: whatever is wrong with the file, with the reason.
+    """
+    if isinstance(source, Image.Image):
+        return _decode(source, "image", max_pixels)
+    if isinstance(source, np.ndarray):
+        return _decode(_from_array(source), "array", max_pixels)
+    if isinstance(source, bytes):
+        return decode_bytes(source, "image", max_pixels)
+    path = Path(source)
+    return decode_bytes(read_bytes(path), str(path), max_pixels)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of an image file; an `ImageError` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ImageError(str(path), ImageError.MISSING, "there is no such file") from None
+    except PermissionError:
+        raise ImageError(str(path), ImageError.PERMISSION, "permission to read it is missing") from None
+    except IsADirectoryError:
+        raise ImageError(str(path), ImageError.NOT_AN_IMAGE, "it is a folder, not an image file") from None
+    except (OSError, ValueError) as error:
+        raise ImageError(str(path), ImageError.MISSING, f"it cannot be read ({error})") from error
+
+
+def decode_bytes(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """`load_image` for bytes whose name is known, so that an error can say it."""
+    if not data:
+        raise ImageError(name, ImageError.NOT_AN_IMAGE, "the file is empty")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        known = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or PPM"
+        raise ImageError(name, ImageError.NOT_AN_IMAGE, f"it is not a {known} image") from None
+    except Image.DecompressionBombError:
+        raise _too_large(name, None, max_pixels) from None
+    except Exception as error:  # plugins raise OSError, SyntaxError, struct.error, ValueError and more
+        raise ImageError(name, ImageError.DAMAGED, f"the image is damaged ({_brief(error)})") from error
+    return _decode(image, name, max_pixels)
+
+
+def _decode(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise _too_large(name, image.size, max_pixels)
+    if width * height == 0:
+        raise ImageError(name, ImageError.NOT_AN_IMAGE, f"it has no pixels ({width} x {height})")
+    try:
+        image.load()
+        return _to_rgb(_upright(image))
+    except Exception as error:  # as above: what a decoder raises depends on the format
+        raise ImageError(name, ImageError.DAMAGED, f"the image is damaged ({_brief(error)})") from error
+
+
+def _too_large(name: str, size: tuple[int, int] | None, max_pixels: int) -> ImageError:
+    what = f"{size[0]} x {size[1]} pixels" if size else "it"
+    detail = f"{what} is over the limit of {max_pixels / 1e6:g} megapixels: scale it down"
+    return ImageError(name, ImageError.TOO_LARGE, detail)
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        return _narrow(image)
+    if image.mode == "LAB":
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
+        assert converted is not None  # only in-place conversion returns nothing
+        return converted
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _narrow(image: Image.Image) -> Image.Image:
+    """Grey of more than 8 bits: `Image.convert` would clip it to white or black without a word."""
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        grey = values * 255.0 if values.max() <= 1.0 else values
+    else:
+        grey = values / 257.0
+    return Image.fromarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    shape_ok = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if array.dtype != np.uint8 or not shape_ok:
+        detail = f"expected uint8 [H, W], [H, W, 3] or [H, W, 4], got {array.dtype} {list(array.shape)}"
+        raise ImageError("array", ImageError.NOT_AN_IMAGE, detail)
+    return Image.fromarray(array)

@@ -1,0 +1,80 @@
+"""The one preprocessing function, and the description of it that travels inside the model file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from retrieval.errors import InputError
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocess:
+    """Scale the shorter side to `resize`, take the central `size` x `size` square.
+
+    Args:
+        size: side of the square that the model sees, in pixels.
+        resize: length of the shorter side before the crop, in pixels; `None` means `size` (no margin).
+        interpolation: "bilinear" or "bicubic"; both are antialiased.
+        mean, std: per RGB channel, of values in 0..1. The model applies them itself; they are kept here
+            because they belong to the same description.
+    """
+
+    size: int = 224
+    resize: int | None = None
+    interpolation: str = "bicubic"
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.scaled < self.size:
+            raise InputError(
+                f"preprocess: need 1 <= size <= resize, got size {self.size}, resize {self.resize}"
+            )
+        if self.interpolation not in _FILTERS:
+            raise InputError(
+                f"preprocess: interpolation is one of {sorted(_FILTERS)}, not {self.interpolation!r}"
+            )
+        for name in ("mean", "std"):
+            values = tuple(float(v) for v in getattr(self, name))
+            if (
+                len(values) != 3
+                or not all(map(math.isfinite, values))
+                or (name == "std" and min(values) <= 0)
+            ):
+                raise InputError(f"preprocess: {name} needs three finite numbers (std above 0), got {values}")
+            object.__setattr__(self, name, values)
+
+    @property
+    def scaled(self) -> int:
+        """Length of the shorter side before the crop, in pixels."""
+        return self.size if self.resize is None else self.resize
+
+    def __call__(self, image: Image.Image) -> np.ndarray:
+        """An upright RGB image -> uint8 [size, size, 3]."""
+        # Resizing only the part that survives the crop is the same resampling with less work.
+        width, height = image.size
+        side = min(width, height) * self.size / self.scaled
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (left, top, left + side, top + side)
+        square = image.resize((self.size, self.size), _FILTERS[self.interpolation], box=box)
+        return np.asarray(square)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON and YAML: plain numbers, lists and strings."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """The inverse of `to_dict`; an `InputError` names a key that this version does not know."""
+        unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise InputError(f"preprocess: unknown key {sorted(unknown)[0]!r}")
+        return cls(**values)
