@@ -18,7 +18,7 @@ from retrieval.cli import emit, json_option
 )
 @json_option
 def export(run: Path, out: Path, checkpoint: str, as_json: bool) -> None:
-    """Turn RUN into one ONNX file that everything else needs.
+    """Turn a training run into one ONNX file, which is all that the rest needs.
 
     The file is run against the checkpoint on real images, and kept only if it gives the same embeddings.
 

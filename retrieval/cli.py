@@ -15,7 +15,7 @@ from retrieval.errors import LookalikeError
 
 # Where each sub-command lives, and what it does. Names only: nothing is imported until it is needed.
 COMMANDS = {
-    "demo": ("export.demo:demo", "Train, export, index, evaluate and serve a small example."),
+    "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
     "datasets": ("train.commands:datasets", "List the data sets known by name, and fetch them."),
     "train": ("train.commands:train", "Fine-tune an embedder on labelled images."),
     "export": ("export.commands:export", "Turn a training run into one ONNX file."),

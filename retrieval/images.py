@@ -31,8 +31,10 @@ SUFFIXES = (
 
 ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
-# Pillow warns from 89 megapixels on; load_image refuses earlier, with a reason.
+# Pillow warns about size (load_image refuses earlier, with a reason) and about broken metadata (which says
+# nothing about the pixels); in a run over many files that would bury what matters.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -125,6 +127,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
         assert converted is not None  # only in-place conversion returns nothing
         return converted
+    if image.mode == "La":  # Pillow converts it to nothing else
+        image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

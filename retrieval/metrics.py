@@ -20,20 +20,20 @@ def neighbours(queries: np.ndarray, gallery: np.ndarray, k: int, own: np.ndarray
     Args:
         queries: float [N, D].
         gallery: float [M, D].
-        k: neighbours wanted, at most M, or M - 1 where `own` is given.
+        k: neighbours wanted, at most M.
         own: int [N], the row of the gallery that is the query itself and is not to be found; -1 for none.
 
     Returns:
-        int64 [N, k], best first.
+        int64 [N, k], best first; -1 at the end where a query without itself has only k - 1.
     """
     queries, gallery = (np.ascontiguousarray(x, np.float32) for x in (queries, gallery))
     if own is None:
         return faiss.knn(queries, gallery, k, faiss.METRIC_INNER_PRODUCT)[1]
-    _, found = faiss.knn(queries, gallery, k + 1, faiss.METRIC_INNER_PRODUCT)  # [N, k + 1]
-    # Beside duplicates a query need not come first, nor be among the k + 1: drop it, or else the last.
-    drop = found == own[:, None]
-    drop[:, -1] |= ~drop.any(1)
-    return found[~drop].reshape(len(queries), k)
+    _, found = faiss.knn(queries, gallery, min(k + 1, len(gallery)), faiss.METRIC_INNER_PRODUCT)
+    # Beside duplicates a query need not come first, nor be found at all: move it to the end from where it is.
+    itself = found == own[:, None]
+    found[itself] = -1
+    return np.take_along_axis(found, np.argsort(itself, axis=1, kind="stable"), 1)[:, :k]
 
 
 def recall_at_k(
@@ -73,9 +73,8 @@ def recall_at_k(
     answerable = to_find > 0
     if not answerable.any():
         raise InputError("recall_at_k: no query has another image of its class to find")
-    k = min(max(ks), len(gallery) - (own is not None))
-    found = neighbours(query, gallery, k, own)  # [N, k]
-    hits = gallery_labels[found] == query_labels[:, None]
+    found = neighbours(query, gallery, min(max(ks), len(gallery)), own)  # [N, k]
+    hits = (gallery_labels[found] == query_labels[:, None]) & (found >= 0)
     return {k: float(hits[answerable, :k].any(1).mean()) for k in ks}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -37,18 +37,26 @@ class ClassBatches:
     def epoch(self, number: int) -> Iterator[np.ndarray]:
         """The batches of one epoch: positions int64 [P * K], the images of a class side by side."""
         random = np.random.default_rng([self._seed, number])
-        classes = _deck(np.arange(len(self._of_class)), random)
-        images = [_deck(members, random) for members in self._of_class]
+        classes = _Deck(range(len(self._of_class)), random)
+        images = [_Deck(members.tolist(), random) for members in self._of_class]
         for _ in range(self.per_epoch):
-            chosen: list[int] = []
-            while len(chosen) < self.classes:
-                drawn = next(classes)
-                if drawn not in chosen:  # a new round may begin within a batch
-                    chosen.append(drawn)
-            yield np.array([next(images[c]) for c in chosen for _ in range(self.per_class)])
+            chosen = classes.draw(self.classes)
+            yield np.array([image for c in chosen for image in images[c].draw(self.per_class)])
 
 
-def _deck(cards: np.ndarray, random: np.random.Generator) -> Iterator[int]:
-    """Deal shuffled cards for ever, all of them before any again."""
-    while True:
-        yield from random.permutation(cards).tolist()
+class _Deck:
+    """Shuffled cards, dealt for ever, all of them before any again."""
+
+    def __init__(self, cards: Iterable[int], random: np.random.Generator) -> None:
+        self._cards, self._random, self._left = list(cards), random, list[int]()
+
+    def draw(self, count: int) -> list[int]:
+        """Take some; the same card twice only where there are fewer than `count`."""
+        hand, self._left = self._left[:count], self._left[count:]
+        while len(hand) < count:
+            shuffled = self._random.permutation(self._cards).tolist()
+            # Cards already in the hand come last in the new round.
+            shuffled.sort(key=set(hand).__contains__)
+            missing = count - len(hand)
+            hand, self._left = hand + shuffled[:missing], shuffled[missing:]
+        return hand

@@ -15,7 +15,7 @@ DATA_HELP = "folder:DIR, csv:FILE, NAME:ROOT or a bundled name; see `lookalike d
 
 @click.group()
 def datasets() -> None:
-    """The data sets known by name."""
+    """List the data sets known by name, and fetch them."""
 
 
 @datasets.command("list")
@@ -74,8 +74,10 @@ def train(
     The settings and their defaults:
       model.backbone conv4 (or resnet18, resnet34, resnet50)   model.embedding_dim 64
       model.weights null (or imagenet, or a .safetensors file)
+      model.pooling mean (or spatial: for upright pictures of one thing, like characters)
       preprocess.size 64     preprocess.resize null     preprocess.interpolation bicubic
-      augment.padding 4      augment.flip true
+      augment.rotate 10 (degrees)   augment.scale 0.1   augment.shear 0   augment.shift 0.1
+      augment.flip true      augment.symmetries 1 (4: quarter turns are classes of their own; 8: mirrored too)
       loss {name: triplet, negatives: optimal, margin: 0.2}
       batch.classes 16       batch.per_class 4
       optimizer.lr 1e-3      optimizer.weight_decay 1e-4
@@ -126,7 +128,7 @@ def evaluate(
     baselines: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Measure Recall@K, NMI and F1 of a training run, a model file or a gallery.
+    """Measure a run, a model or a gallery on labelled images: Recall@K, NMI and F1.
 
     A run or a model searches the images of the data set among themselves, each without itself. A gallery
     is searched with them; an image that is in the gallery does not find itself. A gallery also keeps the

@@ -15,27 +15,48 @@ import yaml
 from retrieval.errors import InputError
 from retrieval.preprocess import Preprocess
 
+POOLINGS = ("mean", "spatial")
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a backbone, mean pooling and a linear embedding.
+    """The network: a backbone and a linear embedding of its features.
 
-    `weights` is null (random), "imagenet" (torchvision's, downloaded) or a .safetensors file.
+    Args:
+        backbone: by name.
+        embedding_dim: D.
+        pooling: "mean", one linear map on the mean over all locations; or "spatial", a linear map of its
+            own for each location, for upright pictures of one thing (characters, faces, parts).
+        weights: null (random), "imagenet" (torchvision's, downloaded) or a .safetensors file.
     """
 
     backbone: str = "conv4"
     embedding_dim: int = 64
+    pooling: str = "mean"
     weights: str | None = None
 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """What happens to training pictures: crops of `padding` pixels beyond the edge, and mirroring."""
+    """What happens to training pictures, drawn anew each time.
 
-    padding: int = 4
+    Args:
+        rotate: turned by up to so many degrees, either way.
+        scale: enlarged or shrunk by up to this share.
+        shear: slanted by up to this share of the height.
+        shift: moved by up to this share of the side, in x and in y.
+        flip: mirrored, every second time.
+        symmetries: 1, or 4: a class turned by 90, 180 and 270 degrees makes three classes more (Santoro et
+            al. 2016), or 8: their mirror images too.
+    """
+
+    rotate: float = 10.0
+    scale: float = 0.1
+    shear: float = 0.0
+    shift: float = 0.1
     flip: bool = True
+    symmetries: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,19 +94,20 @@ class Config:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        positive = {
-            "epochs": self.epochs + 1,
-            "model.embedding_dim": self.model.embedding_dim,
-            "batch.classes": self.batch.classes - 1,
-            "batch.per_class": self.batch.per_class - 1,
-            "optimizer.lr": self.optimizer.lr,
-            "augment.padding": self.augment.padding + 1,
-        }
-        for name, value in positive.items():
-            if value <= 0:
-                raise InputError(f"{name}: too small")
-        if not 0 <= self.validation < 1:
-            raise InputError(f"validation: a share of the classes, 0 <= share < 1, not {self.validation}")
+        augment = self.augment
+        for name, value, right, wanted in (
+            ("epochs", self.epochs, self.epochs >= 0, "0 or more"),
+            ("validation", self.validation, 0 <= self.validation < 1, "a share of the classes, below 1"),
+            ("model.embedding_dim", self.model.embedding_dim, self.model.embedding_dim >= 1, "1 or more"),
+            ("model.pooling", self.model.pooling, self.model.pooling in POOLINGS, " or ".join(POOLINGS)),
+            ("batch.classes", self.batch.classes, self.batch.classes >= 2, "2 or more"),
+            ("batch.per_class", self.batch.per_class, self.batch.per_class >= 2, "2 or more"),
+            ("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "more than 0"),
+            ("augment.scale", augment.scale, 0 <= augment.scale < 1, "a share, 0 or more and below 1"),
+            ("augment.symmetries", augment.symmetries, augment.symmetries in (1, 4, 8), "1, 4 or 8"),
+        ):
+            if not right:
+                raise InputError(f"{name}: expected {wanted}, got {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """For YAML and JSON: plain values."""

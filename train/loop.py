@@ -45,17 +45,22 @@ class Trainer:
         self.run, self.config, self.show = run, run.config, show_progress
         self.device = choose_device(self.config.device)
         training, self.validation = split_validation(dataset.train, self.config.validation, self.config.seed)
+        symmetries = self.config.augment.symmetries
+        classes = symmetries * len({image.label for image in training})
+        try:
+            self.loss = losses.build(
+                self.config.loss, num_classes=classes, embedding_dim=self.config.model.embedding_dim
+            ).to(self.device)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"loss: {error}") from error
         with Progress("reading", len(training), show=show_progress) as progress:
             paths = [image.path for image in training]
             self.pixels = Pixels.read(paths, self.config.preprocess, run.folder, progress)
-        self.labels = class_numbers([training[i] for i in self.pixels.positions])
+        names = class_numbers([training[i] for i in self.pixels.positions])
+        # Image i under symmetry s counts as image s N + i, of class s C + its own.
+        self.labels = np.concatenate([names + s * (names.max(initial=0) + 1) for s in range(symmetries)])
         self.batches = ClassBatches(self.labels, self.config.batch, self.config.seed)
         self.model = initial_model(self.config).to(self.device)
-        sizes = {
-            "num_classes": self.labels.max().item() + 1,
-            "embedding_dim": self.config.model.embedding_dim,
-        }
-        self.loss = losses.build(self.config.loss, **sizes).to(self.device)
         self.optimizer = torch.optim.AdamW(
             [*self.model.parameters(), *self.loss.parameters()],
             lr=self.config.optimizer.lr,
@@ -100,7 +105,7 @@ class Trainer:
             "epochs": self.epoch,
             "steps": self.step,
             "seconds": round(time.monotonic() - began, 1),
-            "training_images": len(self.labels),
+            "training_images": len(self.pixels.images),
             "validation_classes": len({image.label for image in self.validation}),
             "recall_at_1_before": recalls[0] if recalls else None,
             "recall_at_1_best": max(recalls) if recalls else None,
@@ -114,9 +119,8 @@ class Trainer:
         since, images, size = time.monotonic(), 0, self.config.preprocess.size
         for number, batch in enumerate(self.batches.epoch(self.epoch), 1):
             lr = self._set_learning_rate()
-            pixels = augment(
-                self.pixels.images, torch.from_numpy(batch), size, self.config.augment, generator
-            )
+            turns, chosen = map(torch.from_numpy, np.divmod(batch, len(self.pixels.images)))
+            pixels = augment(self.pixels.images[chosen], turns, size, self.config.augment, generator)
             labels = torch.from_numpy(self.labels[batch]).to(self.device)
             value = self.loss(self.model(pixels.to(self.device)), labels)
             self.optimizer.zero_grad()

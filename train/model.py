@@ -18,9 +18,10 @@ BACKBONES = ("conv4", "resnet18", "resnet34", "resnet50")
 
 
 class EmbeddingModel(nn.Module):
-    """Normalisation, a convolutional backbone, mean pooling, and a linear embedding.
+    """Normalisation, a convolutional backbone, and a linear embedding of its features.
 
-    The embedding is linear, so that pooling before it (training) and after it (`maps`) gives the same.
+    The embedding is the mean over the locations of a linear map of each one's features: the same map
+    everywhere, or one for each location (`ModelConfig.pooling`).
     """
 
     mean: Tensor
@@ -29,7 +30,13 @@ class EmbeddingModel(nn.Module):
     def __init__(self, config: ModelConfig, preprocess: Preprocess) -> None:
         super().__init__()
         self.backbone, channels = _backbone(config.backbone, config.weights)
-        self.head = nn.Linear(channels, config.embedding_dim)
+        size = preprocess.size
+        with torch.no_grad():
+            self.backbone.eval()
+            height, width = self.backbone(torch.zeros(1, 3, size, size)).shape[2:]
+            self.backbone.train()
+        self.locations = height * width if config.pooling == "spatial" else 1
+        self.head = nn.Linear(self.locations * channels, config.embedding_dim)
         self.register_buffer("mean", 255 * torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
 
@@ -40,11 +47,17 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> raw embeddings [N, D], not normalised: the losses do that."""
-        return self.head(self.features(images).mean((2, 3)))
+        features = self.features(images)
+        return self.head(features.mean((2, 3)) if self.locations == 1 else features.flatten(2).mT.flatten(1))
 
     def maps(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> embeddings per location [N, h, w, D], whose mean is the raw embedding."""
-        return self.head(self.features(images).permute(0, 2, 3, 1))
+        features = self.features(images).permute(0, 2, 3, 1)  # [N, h, w, C]
+        if self.locations == 1:
+            return self.head(features)
+        height, width = features.shape[1:3]
+        weight = self.head.weight.view(-1, height, width, features.shape[3])  # [D, h, w, C]
+        return self.locations * torch.einsum("nhwc,dhwc->nhwd", features, weight) + self.head.bias
 
 
 def _backbone(name: str, weights: str | None) -> tuple[nn.Module, int]:

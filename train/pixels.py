@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from retrieval.decoding import decode_ahead
@@ -57,23 +59,36 @@ class Pixels:
 
 
 def augment(
-    images: Tensor, chosen: Tensor, size: int, config: AugmentConfig, generator: torch.Generator
+    images: Tensor, turns: Tensor, size: int, config: AugmentConfig, generator: torch.Generator
 ) -> Tensor:
-    """Random crops, reaching `padding` pixels beyond the (repeated) edge, and mirroring, for a whole batch.
+    """One random affine map for each picture, about its centre, resampled once.
+
+    What lies beyond the edge repeats the edge. Without any randomness this is a central crop.
 
     Args:
-        images: uint8 [N, S, S, 3], all there are.
-        chosen: int64 [B], which of them.
-        size: side of the crops, at most S.
+        images: uint8 [B, S, S, 3].
+        turns: int64 [B], which of the 8 symmetries of a square comes first: quarter turns, mirrored from 4 on.
+        size: side of the result, at most S.
 
     Returns:
         uint8 [B, size, size, 3].
     """
-    batch, side = len(chosen), images.shape[1]
-    lowest, highest = -config.padding, side - size + config.padding
-    corners = torch.randint(lowest, highest + 1, (2, batch, 1), generator=generator)
-    rows, columns = (corners + torch.arange(size)).clamp_(0, side - 1)  # [B, size] each
+    batch, side = len(images), images.shape[1]
+
+    def spread(limit: float) -> Tensor:
+        return (torch.rand(batch, generator=generator) * 2 - 1) * limit
+
+    angle = torch.deg2rad(spread(config.rotate)) + turns % 4 * (math.pi / 2)
+    zoom = (1 + spread(config.scale)) * (size / side)
+    slant, shift = spread(config.shear), torch.stack([spread(2 * config.shift), spread(2 * config.shift)], 1)
+    mirrored = turns >= 4
     if config.flip:
-        mirrored = torch.rand(batch, 1, generator=generator) < 0.5
-        columns = torch.where(mirrored, columns.flip(1), columns)
-    return images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+        mirrored = mirrored ^ (torch.rand(batch, generator=generator) < 0.5)
+    cosine, sine = angle.cos() * zoom, angle.sin() * zoom
+    rows = torch.stack([torch.stack([cosine, slant * zoom - sine], 1), torch.stack([sine, cosine], 1)], 1)
+    rows[:, :, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
+    matrix = torch.cat([rows, shift[:, :, None]], 2)  # [B, 2, 3], from the result's places to the picture's
+    grid = F.affine_grid(matrix, [batch, 3, size, size], align_corners=False)
+    planes = images.permute(0, 3, 1, 2).float()  # [B, 3, S, S]
+    moved = F.grid_sample(planes, grid, padding_mode="border", align_corners=False)
+    return moved.permute(0, 2, 3, 1).round().to(torch.uint8)

@@ -1,0 +1,68 @@
+"""Real pictures, a real model file and a real gallery, made once for all tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def draw(seed: int, size: tuple[int, int] = (48, 40), hue: int = 0) -> Image.Image:
+    """A picture of coloured blocks; the same seed gives the same picture, the same hue a family."""
+    random = np.random.default_rng([hue, seed])
+    blocks = random.integers(0, 120, (5, 6, 3))
+    blocks[..., hue % 3] += 110
+    return Image.fromarray(blocks.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of eight PNG pictures each, one folder a class."""
+    folder = tmp_path_factory.mktemp("data") / "shop"
+    for hue, name in enumerate(("red", "green", "blue")):
+        (folder / name).mkdir(parents=True)
+        for seed in range(8):
+            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def untrained_run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """A run of no epochs: a real checkpoint of the network that training would begin with."""
+    folder = tmp_path_factory.mktemp("runs") / "untrained"
+    words = ["train", "--data", f"folder:{shop}", "--out", str(folder), "--set", "epochs=0"]
+    lookalike(*words, "--set", "preprocess.size=32", "--set", "model.embedding_dim=16")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_file(untrained_run: Path) -> Path:
+    """An exported model."""
+    file = untrained_run.with_name("model.onnx")
+    lookalike("export", str(untrained_run), "--out", str(file))
+    return file
+
+
+def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does, and insist on its exit code."""
+    command = [sys.executable, "-m", "retrieval.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+    assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def unzip_shared(name: str, target: Path) -> Path:
+    """Unpack an archive of real images; skip the test where the archives are not."""
+    archive = SHARED / name
+    if not archive.is_file():
+        pytest.skip(f"needs the real images of {name}, which are not on this machine")
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(target)
+    return target

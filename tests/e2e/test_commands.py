@@ -1,0 +1,181 @@
+"""The commands as a user types them: results on stdout, one-line errors on stderr, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from retrieval.cli import COMMANDS
+from tests.conftest import draw, lookalike
+
+LEAVES = [
+    *(["datasets", "list"], ["datasets", "fetch"], ["index", "build"], ["index", "add"], ["index", "info"]),
+    *([name] for name in COMMANDS),
+]
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, model_file: Path, shop: Path) -> Path:
+    folder = tmp_path_factory.mktemp("galleries") / "shop.gallery"
+    lookalike("index", "build", str(folder), str(shop), "--model", str(model_file))
+    return folder
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_help_teaches(words: list[str]) -> None:
+    shown = lookalike(*words, "--help").stdout
+    assert f"Usage: lookalike {' '.join(words)}" in shown
+    assert len(shown.splitlines()) > 5
+
+
+def test_listed_help_is_that_of_the_command() -> None:
+    for name, (_, line) in COMMANDS.items():
+        assert line.rstrip(".") in " ".join(lookalike(name, "--help").stdout.split()), name
+
+
+def test_help_answers_at_once() -> None:
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        lookalike("--help")
+        took.append(time.perf_counter() - start)
+    assert sorted(took)[2] < 0.5
+
+
+def test_search_finds_the_picture_itself(gallery: Path, shop: Path) -> None:
+    query = shop / "green" / "4.png"
+    (answer,) = json.loads(lookalike("search", str(gallery), str(query), "-k", "3", "--json").stdout)
+    assert [len(answer["hits"]), answer["hits"][0]["path"]] == [3, str(query)]
+    assert answer["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+    assert answer["hits"][0]["label"] == "green"
+    text = lookalike("search", str(gallery), str(query), str(shop / "red" / "0.png"), "-k", "3").stdout
+    assert len(text.splitlines()) == 8
+
+
+def test_build_lists_bad_files_and_says_so_with_its_exit_code(
+    tmp_path: Path, model_file: Path, shop: Path
+) -> None:
+    shutil.copytree(shop, tmp_path / "shop")
+    (tmp_path / "shop" / "red" / "broken.jpg").write_bytes(b"<html>")
+    words = ["index", "build", "g", "shop", "--model", str(model_file)]
+    done = lookalike(*words, "--json", code=3, cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert (facts["images"], facts["added"]) == (24, 24)
+    assert [Path(bad["path"]).name for bad in facts["bad"]] == ["broken.jpg"]
+    assert "broken.jpg" in done.stderr
+    again = json.loads(lookalike(*words, "--json", code=3, cwd=tmp_path).stdout)
+    assert (again["added"], again["unchanged"]) == (0, 24)
+    draw(77).save(tmp_path / "shop" / "red" / "broken.jpg")
+    added = json.loads(lookalike("index", "add", "g", "shop/red", "--json", cwd=tmp_path).stdout)
+    assert (added["added"], added["images"], added["bad"]) == (1, 25, [])
+
+
+def test_evaluate_a_run_its_model_and_its_gallery_agree(
+    untrained_run: Path, model_file: Path, gallery: Path, shop: Path, tmp_path: Path
+) -> None:
+    """Three ways to the same embeddings."""
+    results = []
+    for target in (untrained_run, model_file, gallery):
+        words = ["evaluate", str(target), "--data", f"folder:{shop}", "--out", str(tmp_path / "r"), "--json"]
+        report = json.loads(lookalike(*words, "--baseline", "pixels", "--baseline", "untrained").stdout)
+        assert [result["name"] for result in report["results"][:2]] == ["raw pixels", "before training"]
+        assert json.loads((tmp_path / "r" / "report.json").read_text()) == report
+        results.append(report["results"][-1])
+        before, ours = report["results"][1:]
+        assert ours["recall"] == before["recall"], "this network was not trained"
+    assert results[0]["recall"] == results[1]["recall"] == results[2]["recall"]
+    assert list(gallery.glob("reports/*/report.html")), "the gallery keeps its report"
+
+
+def test_queries_from_elsewhere_are_searched_in_the_gallery(gallery: Path, tmp_path: Path) -> None:
+    for hue, name in enumerate(("red", "green", "blue")):
+        (tmp_path / "q" / name).mkdir(parents=True)
+        for seed in (100, 101):
+            draw(seed, hue=hue).save(tmp_path / "q" / name / f"{seed}.png")
+    (tmp_path / "q" / "red" / "broken.png").touch()
+    words = ["evaluate", str(gallery), "--data", f"folder:{tmp_path / 'q'}", "--json"]
+    report = json.loads(lookalike(*words, code=3).stdout)
+    assert report["images"] == 6
+    assert "24 images" in report["protocol"]
+    assert [Path(path).name for path, _ in report["bad_files"]] == ["broken.png"]
+    shutil.move(tmp_path / "q" / "red", tmp_path / "q" / "rouge")
+    shutil.rmtree(tmp_path / "q" / "green")
+    shutil.rmtree(tmp_path / "q" / "blue")
+    assert "none of the data set's labels" in lookalike(*words, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serch"], "No such command"),
+        (["search"], "Missing argument"),
+        (["search", "nowhere", "x.png"], "not a gallery"),
+        (["search", "{gallery}", "nowhere.png"], "nowhere.png: there is no such file"),
+        (["search", "{gallery}", "{gallery}/gallery.db"], "not a JPEG"),
+        (["search", "{gallery}", "x.png", "-k", "0"], "'-k'"),
+        (["index", "build", "{tmp}/g", "{shop}", "--model", "nowhere.onnx"], "no such model file"),
+        (["index", "build", "{tmp}/g", "nowhere", "--model", "{model}"], "no such file or folder"),
+        (["index", "add", "nowhere", "{shop}"], "not a gallery"),
+        (["export", "nowhere", "--out", "{tmp}/m.onnx"], "not a training run"),
+        (["evaluate", "nowhere.onnx", "--data", "folder:{shop}"], "no such model file"),
+        (["evaluate", "{model}", "--data", "folder:nowhere"], "no such folder"),
+        (
+            ["train", "--data", "folder:{shop}", "--out", "{tmp}/r", "--set", "epoch=1"],
+            "did you mean 'epochs'",
+        ),
+        (
+            ["train", "--data", "folder:{shop}", "--out", "{tmp}/r", "--set", "loss={name: tripled}"],
+            "triplet",
+        ),
+        (["train", "--data", "digit", "--out", "{tmp}/r"], "did you mean 'digits'"),
+        (["train", "--out", "{tmp}/r"], "--data"),
+        (["train", "--out", "{tmp}/r", "--resume"], "not a training run"),
+        (["datasets", "fetch", "cub", "--root", "{tmp}"], "known: digits"),
+        (["serve", "nowhere"], "not a gallery"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    words: list[str], message: str, gallery: Path, shop: Path, model_file: Path, tmp_path: Path
+) -> None:
+    places = {"gallery": gallery, "shop": shop, "model": model_file, "tmp": tmp_path}
+    filled = [re.sub(r"\{(gallery|shop|model|tmp)\}", lambda m: str(places[m[1]]), word) for word in words]
+    done = lookalike(*filled, code=2)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("lookalike: ")
+    assert message in done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in lookalike("search", "nowhere", "x.png", "--debug", code=2).stderr
+
+
+def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
+    settings = ["--set", "epochs=400", "--set", "preprocess.size=16", "--set", "validation=0.0"]
+    command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
+    with subprocess.Popen([*command, *settings], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not metrics.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert complaint.splitlines()[-1].startswith("lookalike: interrupted")
+    assert "Traceback" not in complaint
+    facts = json.loads(lookalike("train", "--out", "run", "--resume", "--json", cwd=tmp_path).stdout)
+    assert facts["epochs"] == 400
+
+
+def test_datasets_are_listed() -> None:
+    assert "digits" in [known["name"] for known in json.loads(lookalike("datasets", "list", "--json").stdout)]
+    assert "folder:DIR" in lookalike("datasets", "list").stdout

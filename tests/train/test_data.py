@@ -1,0 +1,114 @@
+"""Data sets on disk: folders, CSV files and the bundled digits."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from retrieval import InputError, load_image
+from tests.conftest import unzip_shared
+from train import data
+
+
+def test_folder_of_classes(shop: Path) -> None:
+    found = data.load(f"folder:{shop}")
+    assert not found.has_test
+    assert found.train == found.test
+    assert len(found.train) == 24
+    assert {image.label for image in found.train} == {"red", "green", "blue"}
+    assert all(image.path.parent.name == image.label for image in found.train)
+    np.testing.assert_array_equal(np.bincount(data.class_numbers(found.train)), [8, 8, 8])
+
+
+def test_folders_called_train_and_test_are_splits(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop / "red", tmp_path / "train" / "red")
+    shutil.copytree(shop / "blue", tmp_path / "test" / "blue")
+    found = data.load(f"folder:{tmp_path}")
+    assert found.has_test
+    assert ({i.label for i in found.train}, {i.label for i in found.test}) == ({"red"}, {"blue"})
+
+
+def test_nested_folders_are_classes_of_their_own(tmp_path: Path) -> None:
+    folder = unzip_shared("omniglot_images_background_small1.zip", tmp_path)
+    found = data.load(f"folder:{folder / 'images_background_small1'}")
+    assert len(found.train) == 2720
+    assert len({image.label for image in found.train}) == 136
+    assert "Balinese/character01" in {image.label for image in found.train}
+
+
+def test_splits_of_cifar_with_their_classes(tmp_path: Path) -> None:
+    found = data.load(f"folder:{unzip_shared('cifar100_32.zip', tmp_path)}")
+    assert (len(found.train), len(found.test)) == (5000, 5000)
+    assert {i.label for i in found.train} == {i.label for i in found.test}
+
+
+def test_csv_with_and_without_splits(shop: Path, tmp_path: Path) -> None:
+    lines = [f"{path},{path.parent.name}" for path in sorted(shop.rglob("*.png"))]
+    (tmp_path / "a.csv").write_text("path,label\n" + "\n".join(lines))
+    assert data.load(f"csv:{tmp_path / 'a.csv'}").train == data.load(f"csv:{tmp_path / 'a.csv'}").test
+    split = [line + (",train" if "red" in line else ",test") for line in lines]
+    (shop / "b.csv").write_text("\ufeffpath,label,split\n" + "\n".join(split).replace(f"{shop}/", ""))
+    found = data.load(f"csv:{shop / 'b.csv'}")
+    assert (len(found.train), len(found.test)) == (8, 16)
+    assert all(image.path.is_file() for image in found.train + found.test), "paths are relative to the file"
+    (shop / "b.csv").unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\na,b", "no column 'path'"),
+        ("path,label\n,b", "line 2"),
+        ("path,label,split\na,b,validate", "line 2"),
+        ("path,label,split\na,b,train\nc,d,", "some have none"),
+        ("path,label,split\na,b,train", "test split has no images"),
+        ("path,label\n", "lists no images"),
+    ],
+)
+def test_unusable_csv_says_where(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        data.load(f"csv:{tmp_path / 'a.csv'}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("digit", "did you mean 'digits'"),
+        ("floder:x", "did you mean 'folder'"),
+        ("folder:", "say where"),
+        ("folder:/nowhere", "no such folder"),
+        ("csv:/nowhere", "cannot be read"),
+        ("digits:/nowhere", "datasets fetch digits"),
+    ],
+)
+def test_unusable_names_say_what_would_do(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        data.load(spec)
+
+
+def test_folder_without_classes_is_refused(shop: Path) -> None:
+    with pytest.raises(InputError, match="one folder of images for each class"):
+        data.load(f"folder:{shop / 'red'}")
+
+
+def test_digits_are_scikit_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = data.load("digits")
+    assert {i.label for i in found.train} == set("01234")
+    assert {i.label for i in found.test} == set("56789")
+    source = load_digits()
+    for image in [*found.train[::200], *found.test[::200]]:
+        number = int(image.path.stem)
+        assert str(source.target[number]) == image.label
+        shrunk = np.asarray(load_image(image.path).convert("L").resize((8, 8), Image.Resampling.BOX), float)
+        original = source.images[number] * 255 / 16
+        assert np.corrcoef(shrunk.ravel(), original.ravel())[0, 1] > 0.98
+    shutil.rmtree(tmp_path / "lookalike" / "digits" / "test" / "7")
+    with pytest.raises(InputError, match="expected 901"):
+        data.load("digits")
