@@ -3,6 +3,7 @@
 Nothing here imports torch. The names below load on first use, so that `import retrieval` costs nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from retrieval.gallery import Hit as Hit
     from retrieval.images import load_image as load_image
     from retrieval.preprocess import Preprocess as Preprocess
+
+# Both are read once, when the libraries are first imported. ONNX Runtime reports its use to its makers unless
+# told not to. OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as
+# something else wants a core, and no faster when nothing does.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOMES = {
     "Embedder": "embedder",

@@ -20,9 +20,7 @@ _PARTS = ("digits", "run", "model.onnx", "gallery", "report")
 
 @click.command()
 @click.option("--no-serve", is_flag=True, help="Stop before opening the browser demo.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder to work in."
-)
+@click.option("--out", type=click.Path(path_type=Path), default="demo", show_default=True, help="A folder.")
 @click.option("--port", type=int, default=7860, show_default=True, help="Where the browser demo listens.")
 @json_option
 def demo(no_serve: bool, out: Path, port: int, as_json: bool) -> None:

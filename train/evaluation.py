@@ -19,6 +19,7 @@ from retrieval.report import Report
 from train.data import DataSet, LabelledImage, class_numbers
 
 _PIXELS_SIDE = 32
+_OURS = "after training"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def evaluate_target(
         images, found = _embed(_of_model(gallery.embedder), dataset.test, show_progress)
         bad |= {error.source: error.detail for error in found.bad}
         results.append(_in_gallery(gallery, images, found))
-        protocol = f"searched for in a gallery of {len(gallery)} images"
+        protocol = f"each searched for in a gallery of {len(gallery)} images, itself left out"
     report = Report(
         data=dataset.name,
         protocol=protocol,
@@ -95,7 +96,7 @@ def _in_gallery(gallery: Gallery, images: list[LabelledImage], found: Embedded) 
     names = sorted({*ours, *theirs})
     numbers = {name: number for number, name in enumerate(names)}
     query_labels, gallery_labels = (np.array([numbers[name] for name in side]) for side in (ours, theirs))
-    return evaluate("gallery", found.vectors, query_labels, vectors, gallery_labels, own)
+    return evaluate(_OURS, found.vectors, query_labels, vectors, gallery_labels, own)
 
 
 def _contestant(target: Path) -> Contestant:
@@ -104,12 +105,12 @@ def _contestant(target: Path) -> Contestant:
         from train.run import Run
 
         run = Run.open(target)
-        return Contestant("trained", run.config.preprocess, pixel_embedder(run.trained()))
+        return Contestant(_OURS, run.config.preprocess, pixel_embedder(run.trained()))
     return _of_model(Embedder(target))
 
 
 def _of_model(embedder: Embedder) -> Contestant:
-    return Contestant("trained", embedder.preprocess, embedder.embed_pixels)
+    return Contestant(_OURS, embedder.preprocess, embedder.embed_pixels)
 
 
 def _baseline(name: str, target: Path) -> Contestant:

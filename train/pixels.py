@@ -67,7 +67,7 @@ def augment(
 
     Args:
         images: uint8 [B, S, S, 3].
-        turns: int64 [B], which of the 8 symmetries of a square comes first: quarter turns, mirrored from 4 on.
+        turns: int64 [B], which symmetry of the square comes first: 0-3 quarter turns, 4-7 mirrored.
         size: side of the result, at most S.
 
     Returns:

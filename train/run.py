@@ -37,12 +37,17 @@ class Run:
 
     @classmethod
     def start(cls, folder: Path, configuration: Config) -> Run:
-        """Begin a new run; an `InputError` where one lies there already."""
-        if (folder / "config.yaml").exists():
+        """Begin a new run; an `InputError` where one lies there already.
+
+        What was begun but never came to a checkpoint is written over.
+        """
+        run = cls(folder)
+        if run.has("last"):
             raise InputError(f"{folder}: holds a run already; --resume continues it, or choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(configuration.to_yaml())
-        return cls(folder)
+        return run
 
     @classmethod
     def open(cls, folder: Path) -> Run:

@@ -176,6 +176,13 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
     assert facts["epochs"] == 400
 
 
+def test_run_that_never_began_is_not_in_the_way(shop: Path, tmp_path: Path) -> None:
+    words = ["train", "--data", f"folder:{shop}", "--out", "run", "--set", "epochs=0"]
+    lookalike(*words, "--set", "loss={name: tripled}", code=2, cwd=tmp_path)
+    lookalike(*words, cwd=tmp_path)
+    assert "--resume" in lookalike(*words, code=2, cwd=tmp_path).stderr
+
+
 def test_datasets_are_listed() -> None:
     assert "digits" in [known["name"] for known in json.loads(lookalike("datasets", "list", "--json").stdout)]
     assert "folder:DIR" in lookalike("datasets", "list").stdout

@@ -1,0 +1,299 @@
+"""Time and memory of every loss, as ratios to its limit and to pytorch-metric-learning.
+
+The limit of a loss on [B, D] embeddings is X Xᵀ forward and the two matrix products of its backward pass. All
+contenders of a line run in turn, round after round, and the medians are compared: on a busy machine the
+ratios mean something, the milliseconds little.
+
+    python benchmarks/losses.py --quick
+    python benchmarks/losses.py --sizes 128x512 512x512 --only triplet --json losses.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler measures memory and should not chat
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from train import losses
+
+Step = Callable[[], None]
+VTHM = {"name": "vthm", "margin": 0.1}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One line of the table: our specification, and what builds the same loss from PML."""
+
+    label: str
+    spec: dict[str, Any]
+    peer: Callable[[Any], Callable[[Tensor, Tensor], Tensor]] | None = None
+    peer_limit: int = 2048  # largest batch that the peer gets: some take minutes
+
+
+def _triplet(pml: Any, miner: Any = None, **margin: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    loss = pml.losses.TripletMarginLoss(**margin)
+    return lambda x, y: loss(x, y, None if miner is None else miner(x, y))
+
+
+def _multi_similarity(pml: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    loss, miner = pml.losses.MultiSimilarityLoss(2, 50, 0.5), pml.miners.MultiSimilarityMiner(0.1)
+    return lambda x, y: loss(x, y, miner(x, y))
+
+
+def _margin(pml: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    loss, miner = pml.losses.MarginLoss(), pml.miners.DistanceWeightedMiner()
+    return lambda x, y: loss(x, y, miner(x, y))
+
+
+def _all_mining(positive: str, negative: str) -> dict[str, str]:
+    return {"positive": positive, "negative": negative}
+
+
+CONTENDERS = [
+    Contender("triplet", {"name": "triplet"}),
+    Contender("triplet optimal", {"name": "triplet", "negatives": "optimal"}),
+    Contender("triplet optimal-segment", {"name": "triplet", "negatives": "optimal-segment"}),
+    Contender("triplet symmetric", {"name": "triplet", "negatives": "symmetric"}),
+    Contender("triplet interpolated", {"name": "triplet", "negatives": "interpolated"}),
+    Contender(
+        "triplet all",
+        {"name": "triplet", "mining": _all_mining("all", "all")},
+        lambda pml: _triplet(pml, margin=0.2),
+        512,
+    ),
+    Contender(
+        "triplet semi-hard",
+        {"name": "triplet", "mining": _all_mining("all", "semi-hard")},
+        lambda pml: _triplet(pml, pml.miners.TripletMarginMiner(0.2, type_of_triplets="semihard"), margin=0.2),
+        512,
+    ),
+    Contender(
+        "triplet hard",
+        {"name": "triplet", "mining": _all_mining("hard", "hard")},
+        lambda pml: _triplet(pml, pml.miners.BatchHardMiner(), margin=0.2),
+    ),
+    Contender("triplet-cosine", {"name": "triplet-cosine"}),
+    Contender("triplet-nca", {"name": "triplet-nca"}),
+    Contender("sct", {"name": "sct"}),
+    Contender("hphn-triplet", {"name": "hphn-triplet"}),
+    Contender("hphn-triplet optimal", {"name": "hphn-triplet", "negatives": "optimal"}),
+    Contender("lifted-hard optimal", {"name": "lifted-hard", "negatives": "optimal"}),
+    Contender("lifted", {"name": "lifted"}, lambda pml: pml.losses.LiftedStructureLoss(), 128),
+    Contender(
+        "lifted-generalized",
+        {"name": "lifted-generalized"},
+        lambda pml: pml.losses.GeneralizedLiftedStructureLoss(),
+    ),
+    Contender("contrastive", {"name": "contrastive"}, lambda pml: pml.losses.ContrastiveLoss()),
+    Contender("binomial-deviance", {"name": "binomial-deviance"}),
+    Contender("multi-similarity", {"name": "multi-similarity"}, _multi_similarity),
+    Contender("multi-similarity optimal", {"name": "multi-similarity", "negatives": "optimal"}),
+    Contender("equal-weight", {"name": "equal-weight"}),
+    Contender("margin", {"name": "margin"}, _margin, 512),
+    Contender("n-pair", {"name": "n-pair"}, lambda pml: pml.losses.NPairsLoss()),
+    Contender("n-pair symmetric", {"name": "n-pair", "negatives": "symmetric"}),
+    Contender("angular", {"name": "angular"}, lambda pml: pml.losses.AngularLoss(), 128),
+    Contender("angular symmetric", {"name": "angular", "negatives": "symmetric"}),
+    Contender("histogram", {"name": "histogram"}, lambda pml: pml.losses.HistogramLoss(n_bins=100), 512),
+    Contender("fast-ap", {"name": "fast-ap"}, lambda pml: pml.losses.FastAPLoss(), 512),
+    Contender("proxy-anchor", {"name": "proxy-anchor"}),
+    Contender("spread-out", {"regularizers": [{"name": "spread-out"}]}),
+    Contender("mmd-laplacian", {"regularizers": [{"name": "mmd-laplacian"}]}),
+    Contender("wasserstein", {"regularizers": [{"name": "wasserstein"}]}),
+]
+
+
+def batch(size: int, dim: int, device: str) -> tuple[Tensor, Tensor]:
+    """Clustered embeddings of size / 4 classes with 4 samples each."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(size // 4).repeat_interleave(4)
+    centers = torch.randn(size // 4, dim, generator=generator)
+    x = F.normalize(centers[labels] + torch.randn(size, dim, generator=generator), dim=1)
+    return x.to(device).requires_grad_(), labels.to(device)
+
+
+def training_step(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Step:
+    """Forward and backward pass."""
+
+    def step() -> None:
+        x.grad = None
+        loss(x, y).backward()
+
+    return step
+
+
+def limit_step(x: Tensor) -> Step:
+    """The matrix products that no loss over all pairs can do without."""
+    grad = torch.randn(len(x), len(x), device=x.device)
+
+    def step() -> None:
+        x.grad = None
+        (x @ x.T).backward(grad)
+
+    return step
+
+
+def seconds(step: Step, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(steps: Sequence[Step], device: str, budget: float) -> list[float]:
+    """Median seconds of each step, all run in turn until the budget (seconds) is used up, three times at least."""
+    for step in steps:
+        seconds(step, device)
+    times: list[list[float]] = [[] for _ in steps]
+    end = time.perf_counter() + budget
+    while len(times[0]) < 3 or (time.perf_counter() < end and len(times[0]) < 200):
+        for step, taken in zip(steps, times, strict=True):
+            taken.append(seconds(step, device))
+    return [statistics.median(taken) for taken in times]
+
+
+def peak_bytes(step: Step, device: str) -> int:
+    """The most memory that a step holds beyond what was there before it."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    held = peak = 0
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def run(size: int, dim: int, device: str, chosen: list[Contender], budget: float) -> list[dict[str, Any]]:
+    """One row of results for each contender."""
+    try:
+        import pytorch_metric_learning as pml
+        from pytorch_metric_learning import distances, losses, miners  # noqa: F401
+    except ImportError:
+        pml = None
+    x, y = batch(size, dim, device)
+    rows = []
+    for contender in chosen:
+        module = build(contender.spec, size // 4, dim).to(device)
+        steps = [limit_step(x), training_step(module, x, y)]
+        if contender.peer is not None and pml is not None and size <= contender.peer_limit:
+            steps.append(training_step(contender.peer(pml), x, y))
+        times = compare(steps, device, budget)
+        memory = [peak_bytes(step, device) if taken < 1 else 0 for step, taken in zip(steps, times, strict=True)]
+        row = {"loss": contender.label, "batch": size, "dim": dim, "device": device}
+        row |= {"ms": 1e3 * times[1], "limit_ms": 1e3 * times[0], "to_limit": times[1] / times[0]}
+        row |= {"mib": memory[1] / 2**20, "memory_to_limit": memory[1] / memory[0]}
+        if len(steps) > 2:
+            row |= {"peer_ms": 1e3 * times[2], "to_peer": times[1] / times[2], "peer_mib": memory[2] / 2**20}
+        rows.append(row)
+        print_row(row)
+    return rows
+
+
+def build(spec: dict[str, Any], classes: int, dim: int) -> torch.nn.Module:
+    return losses.build(spec, num_classes=classes, embedding_dim=dim)
+
+
+def print_row(row: dict[str, Any]) -> None:
+    peer = f"{row['to_peer']:8.3f}x {row['peer_mib']:8.1f}" if "to_peer" in row else ""
+    print(
+        f"{row['loss']:26}{row['ms']:10.2f}{row['to_limit']:9.2f}x{row['mib']:9.1f}{row['memory_to_limit']:9.2f}x  "
+        f"{peer}",
+        flush=True,
+    )
+
+
+def transport(budget: float) -> dict[str, Any] | None:
+    """Class-wise transport at B = 200, 50 classes, against POT's batched log-domain solver, where installed."""
+    from train.losses.transport import marginals, solve
+
+    try:
+        import ot
+    except ImportError:
+        return None
+    x, y = batch(200, 64, "cpu")
+    cost = (1 - x @ x.T).detach()
+    m = marginals(y, cost.dtype)
+    others = torch.stack([(y != k).nonzero()[:, 0] for k in range(50)])  # [50, 196]
+    per_class = cost.view(50, 4, 200).gather(2, others[:, None, :].expand(50, 4, 196))
+    a, b = torch.full((50, 4), 1 / 4), torch.full((50, 196), 1 / 196)
+    exact = solve(cost.double(), marginals(y, torch.float64), 2.5e-3, 1e-12, 60).plan
+
+    def ours() -> Tensor:
+        return solve(cost, m, 2.5e-3, 1e-5, 30).plan
+
+    def peer() -> Tensor:
+        return ot.solve_batch(per_class, 2.5e-3, a, b, solver="log_sinkhorn", max_iter=2000, tol=1e-4).plan
+
+    def error(plan: Tensor) -> float:
+        """Of the gradient with respect to the class samples, relative to the converged one."""
+        reached, wanted = plan.double() @ x.detach().double(), exact @ x.detach().double()
+        return float((reached - wanted).norm() / wanted.norm())
+
+    times = compare([lambda: _discard(ours()), lambda: _discard(peer())], "cpu", budget)
+    scattered = torch.zeros(50, 4, 200).scatter(2, others[:, None, :].expand(50, 4, 196), peer()).view(200, 200)
+    return {
+        "ms": 1e3 * times[0],
+        "pot_ms": 1e3 * times[1],
+        "faster": times[1] / times[0],
+        "error": error(ours()),
+        "pot_error": error(scattered),
+    }
+
+
+def _discard(_: Tensor) -> None:
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="128x512 and 512x512 alone, a short time each")
+    parser.add_argument("--sizes", nargs="+", metavar="BxD", help="batch and dimension, as 512x512")
+    parser.add_argument("--only", help="losses whose label contains this")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
+    parser.add_argument("--seconds", type=float, help="for each line")
+    parser.add_argument("--json", help="file to write the rows to")
+    args = parser.parse_args()
+    sizes = [(b, d) for b in (32, 128, 512, 2048) for d in (128, 512)]
+    if args.quick:
+        sizes = [(128, 512), (512, 512)]
+    if args.sizes:
+        sizes = [tuple(map(int, size.split("x"))) for size in args.sizes]
+    chosen = [c for c in CONTENDERS if not args.only or args.only in c.label]
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    rows = []
+    for device in devices:
+        for size, dim in sizes:
+            print(f"\n{device}, batch {size}, dimension {dim}, {torch.get_num_threads()} threads")
+            print(f"{'':26}{'ms':>10}{'to limit':>10}{'MiB':>9}{'to limit':>10}  {'to PML':>9} {'PML MiB':>8}")
+            rows += run(size, dim, device, chosen, args.seconds or (0.5 if args.quick else 2.0))
+    solver = transport(1.0 if args.quick else 5.0)
+    if solver is not None:
+        print("\ntransport, batch 200, 50 classes: " + ", ".join(f"{k} {v:.3g}" for k, v in solver.items()))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"rows": rows, "transport": solver}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Small pictures for the page: re-encoded, so that nothing but pixels of the original leaves the server."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from PIL import Image
+
+MAX_SIDE = 512
+_TINY = 64
+_ENLARGED = 256
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """An encoded picture and its media type."""
+
+    data: bytes
+    media_type: str
+
+
+def shrink(image: Image.Image) -> Image.Image:
+    """At most 512 pixels a side; up to 64, enlarged by a whole factor so that every pixel is crisp."""
+    longest = max(image.size)
+    if longest <= _TINY:
+        factor = _ENLARGED // longest
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    scale = min(1.0, MAX_SIDE / longest)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def encode(image: Image.Image) -> Thumbnail:
+    """Shrink and encode an RGB image; EXIF, profiles and comments stay behind."""
+    small = shrink(image)
+    # A bare copy of the pixels: Pillow would write the EXIF block of the original.
+    bare = Image.frombytes("RGB", small.size, small.tobytes())
+    buffer = io.BytesIO()
+    bare.save(buffer, "WEBP", quality=82, method=2, lossless=max(image.size) <= _TINY)
+    return Thumbnail(buffer.getvalue(), "image/webp")
+
+
+GREY = "#8a8f98"
+# What stands for a picture whose file is gone or unreadable: a grey tile that fits light and dark pages.
+MISSING = Thumbnail(
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 256 256" width="256" height="256">'
+    b'<rect width="256" height="256" fill="#8a8f98" fill-opacity=".22"/>'
+    b'<g fill="none" stroke="#8a8f98" stroke-width="6" stroke-linejoin="round" stroke-linecap="round">'
+    b'<rect x="76" y="84" width="104" height="88" rx="8"/>'
+    b'<path d="m76 156 30-30 26 26 16-16 32 32"/><path d="m64 64 128 128"/></g></svg>',
+    "image/svg+xml",
+)

@@ -1,0 +1,113 @@
+"""The README is executed: every command and every program in it, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import draw
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+
+
+def commands() -> list[str]:
+    lines = [line.split("    #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the README's reader has: a folder of classes, some more pictures, and a query."""
+    folder = tmp_path_factory.mktemp("reader")
+    for hue in range(20):
+        (folder / "shop" / f"class{hue:02d}").mkdir(parents=True)
+        for seed in range(5):
+            draw(seed, hue=hue).save(folder / "shop" / f"class{hue:02d}" / f"{seed}.jpg", quality=95)
+    (folder / "more").mkdir()
+    draw(50).save(folder / "more" / "new.png")
+    draw(0).save(folder / "query.jpg")
+    return folder
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": PATH}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.mark.slow
+def test_tour_of_the_commands(workplace: Path) -> None:
+    tour = [command for command in commands() if command.startswith("lookalike") and " serve " not in command]
+    assert len(tour) >= 10
+    for command in tour:
+        run(command, workplace)
+    assert (workplace / "report" / "report.html").is_file()
+    for program in blocks("python"):
+        (workplace / "program.py").write_text(program)
+        assert run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
+
+
+@pytest.mark.slow
+def test_page_opens_where_the_readme_says(workplace: Path) -> None:
+    (serve,) = [command for command in commands() if " serve " in command]
+    gallery = workplace / serve.split()[2]
+    if not gallery.exists():
+        pytest.fail("the tour makes the gallery that is served")
+    words = [str(Path(sys.executable).parent / "lookalike"), *serve.split()[1:], "--port", "0"]
+    with subprocess.Popen(
+        words, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
+        assert server.stdout is not None
+        address = next(
+            (found[0] for line in server.stdout if (found := re.findall(r"http://127\.0\.0\.1:\d+", line))),
+            None,
+        )
+        assert address
+        with urllib.request.urlopen(address, timeout=30) as page:
+            assert "Lookalike" in page.read().decode()
+        server.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + 20
+        while server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if server.poll() is None:
+            server.kill()
+    assert server.returncode == 0
+
+
+@pytest.mark.slow
+def test_make_demo_without_the_page(tmp_path: Path) -> None:
+    """What `make demo` does, up to the page; it says itself whether training helped."""
+    assert {"make demo", "make test"} <= set(commands())
+    if shutil.which("make") is None or not (ROOT / ".venv").is_dir():
+        pytest.skip("needs make, and the environment that `make env` makes")
+    arguments = f"--no-serve --out {tmp_path / 'demo'}"
+    done = subprocess.run(
+        ["make", "demo", f"DEMO_ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"raw pixels +\d", done.stdout)
+    verdict = next(
+        line for line in done.stderr.splitlines() if line.startswith("Recall@1 on digits never seen")
+    )
+    rows = {name: float(value) for name, value in re.findall(r"^(\w+ \w+) +(\d+\.\d) ", done.stdout, re.M)}
+    helped = rows["after training"] > max(rows["raw pixels"], rows["before training"])
+    assert ("better than raw" in verdict) == helped
+    assert ("NOT better" in verdict) == (not helped)
+    for part in ("run/config.yaml", "model.onnx", "gallery/gallery.db", "report/report.html"):
+        assert (tmp_path / "demo" / part).exists()

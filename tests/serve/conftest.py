@@ -1,0 +1,41 @@
+"""A gallery of the shop's pictures, and one server over it for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from retrieval import Gallery
+from tests.serve.model import write_model
+from tests.serve.serving import SERVE, Server, serving
+
+
+@pytest.fixture(scope="session")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that needs no training, so that these tests need no torch."""
+    return write_model(tmp_path_factory.mktemp("model") / "model.onnx")
+
+
+@pytest.fixture(scope="session")
+def shop_gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Path:
+    """The shop, indexed; not to be changed."""
+    folder = tmp_path_factory.mktemp("galleries") / "shop.gallery"
+    Gallery.create(folder, model_file).add([shop])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path) -> Iterator[Server]:
+    """`lookalike serve` over the shop."""
+    with serving([*SERVE, str(shop_gallery)], tmp_path_factory.mktemp("scratch")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    """What a program would ask the server with."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client

@@ -1,0 +1,59 @@
+"""Start the real server as a real process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SERVE = [sys.executable, "-m", "retrieval.cli", "serve"]
+APP = [sys.executable, str(ROOT / "app.py")]
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: where it answers, and where it may write."""
+
+    url: str
+    scratch: Path
+    process: subprocess.Popen[str]
+
+    def stop(self) -> tuple[int, str]:
+        """Press Ctrl-C -> the exit code, and what the server said on stderr."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+
+@contextmanager
+def serving(command: list[str], scratch: Path) -> Iterator[Server]:
+    """Run a command that serves, on a free port, and wait for its address."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [*command, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()  # ends with the process, should it fail
+        prefix = "Lookalike is at "
+        assert line.startswith(prefix), process.communicate(timeout=30)[1]
+        yield Server(line.removeprefix(prefix).strip(), scratch, process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def files_in(folder: Path) -> set[Path]:
+    """Every file below a folder."""
+    return {path for path in folder.rglob("*") if path.is_file()}
