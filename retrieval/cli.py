@@ -17,6 +17,7 @@ from retrieval.errors import LookalikeError
 COMMANDS = {
     "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
     "datasets": ("train.commands:datasets", "List the data sets known by name, and fetch them."),
+    "losses": ("train.commands:losses", "List losses, negatives, miners and regularizers."),
     "train": ("train.commands:train", "Fine-tune an embedder on labelled images."),
     "export": ("export.commands:export", "Turn a training run into one ONNX file."),
     "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),

@@ -129,7 +129,9 @@ def _list_bad(bad: list[BadFile]) -> None:
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="How many to find.")
 @json_option
 def search(gallery: Path, images: tuple[Path, ...], k: int, as_json: bool) -> None:
-    """Find the K images of GALLERY most like each IMAGE; the score is the cosine similarity.
+    """Find the images of a gallery that look like yours: the K most similar to each IMAGE.
+
+    The score is the cosine similarity, 1 for the same picture.
 
     \b
       lookalike search shop.gallery query.jpg -k 5

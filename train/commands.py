@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrieval.cli import emit, json_option, say
 from retrieval.errors import InputError
 from train import data as datasets_by_name
+
+if TYPE_CHECKING:
+    from train.losses.registry import Entry
 
 DATA_HELP = "folder:DIR, csv:FILE, NAME:ROOT or a bundled name; see `lookalike datasets list`."
 
@@ -41,6 +45,53 @@ def fetch(name: str, root: Path) -> None:
         raise InputError(f"{name}: no such data set; known: {', '.join(datasets_by_name.KNOWN)}")
     datasets_by_name.KNOWN[name].fetch(root)
     say(f"{root}: ready for --data {name}:{root}")
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@json_option
+def losses(names: tuple[str, ...], as_json: bool) -> None:
+    """List losses, negatives, miners and regularizers, or explain those named.
+
+    \b
+    They combine freely in the `loss` setting of a recipe or of --set:
+      lookalike train ... --set "loss={name: n-pair, negatives: symmetric}"
+      lookalike train ... --set "loss={name: triplet, negatives: optimal, margin: 0.2,
+                                       regularizers: [{name: wasserstein, weight: 0.5}]}"
+      lookalike train ... --set "loss={name: triplet-nca, mining: {positive: easy, negative: semi-hard}}"
+
+    A loss of pytorch-metric-learning is called "pml:" and its class, as in pml:CircleLoss.
+    """
+    from train.losses import registry  # torch takes seconds to import
+
+    kinds: tuple[registry.Kind, ...] = ("loss", "negatives", "mining", "regularizer")
+    known = {kind: registry.entries(kind) for kind in kinds}
+    every = [name for kind in kinds for name in known[kind]]
+    for name in names:
+        if name not in every:
+            raise InputError(f"nothing is named {name!r}; {registry.nearest(name, every)}")
+    chosen = [entry for kind in kinds for name, entry in known[kind].items() if not names or name in names]
+    text = "\n".join(
+        line
+        for kind in kinds
+        if (of_kind := [entry for entry in chosen if entry.kind == kind])
+        for line in (f"\n{_TITLES[kind]}\n", *map(str, of_kind))
+    )
+    emit([_entry_facts(entry) for entry in chosen], as_json, text.lstrip("\n"))
+
+
+_TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
+
+
+def _entry_facts(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "summary": entry.summary,
+        "source": entry.source,
+        "parameters": {name: str(parameter) for name, parameter in entry.parameters.items()},
+        **({"negatives": entry.negatives, "mining": entry.mining} if entry.kind == "loss" else {}),
+    }
 
 
 @click.command()
@@ -78,7 +129,7 @@ def train(
       preprocess.size 64     preprocess.resize null     preprocess.interpolation bicubic
       augment.rotate 10 (degrees)   augment.scale 0.1   augment.shear 0   augment.shift 0.1
       augment.flip true      augment.symmetries 1 (4: quarter turns are classes of their own; 8: mirrored too)
-      loss {name: triplet, negatives: optimal, margin: 0.2}
+      loss {name: triplet, negatives: optimal, margin: 0.2} (see `lookalike losses`)
       batch.classes 16       batch.per_class 4
       optimizer.lr 1e-3      optimizer.weight_decay 1e-4
       epochs 20              seed 0                     device auto

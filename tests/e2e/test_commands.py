@@ -183,6 +183,17 @@ def test_run_that_never_began_is_not_in_the_way(shop: Path, tmp_path: Path) -> N
     assert "--resume" in lookalike(*words, code=2, cwd=tmp_path).stderr
 
 
+def test_losses_are_listed_and_explained() -> None:
+    listed = json.loads(lookalike("losses", "--json").stdout)
+    found = {(entry["kind"], entry["name"]) for entry in listed}
+    assert {("loss", "sct"), ("negatives", "optimal"), ("regularizer", "wasserstein")} <= found
+    shown = lookalike("losses", "n-pair", "symmetric").stdout
+    assert shown.splitlines()[0] == "Losses"
+    assert "l2_reg=0.0" in shown
+    assert "Negatives" in shown
+    assert "did you mean 'n-pair'" in lookalike("losses", "n-par", code=2).stderr
+
+
 def test_datasets_are_listed() -> None:
     assert "digits" in [known["name"] for known in json.loads(lookalike("datasets", "list", "--json").stdout)]
     assert "folder:DIR" in lookalike("datasets", "list").stdout
