@@ -75,7 +75,9 @@ CONTENDERS = [
     Contender(
         "triplet semi-hard",
         {"name": "triplet", "mining": _all_mining("all", "semi-hard")},
-        lambda pml: _triplet(pml, pml.miners.TripletMarginMiner(0.2, type_of_triplets="semihard"), margin=0.2),
+        lambda pml: _triplet(
+            pml, pml.miners.TripletMarginMiner(0.2, type_of_triplets="semihard"), margin=0.2
+        ),
         512,
     ),
     Contender(
@@ -155,7 +157,7 @@ def seconds(step: Step, device: str) -> float:
 
 
 def compare(steps: Sequence[Step], device: str, budget: float) -> list[float]:
-    """Median seconds of each step, all run in turn until the budget (seconds) is used up, three times at least."""
+    """Median seconds of each step, all run in turn for `budget` seconds, three times at least."""
     for step in steps:
         seconds(step, device)
     times: list[list[float]] = [[] for _ in steps]
@@ -199,7 +201,9 @@ def run(size: int, dim: int, device: str, chosen: list[Contender], budget: float
         if contender.peer is not None and pml is not None and size <= contender.peer_limit:
             steps.append(training_step(contender.peer(pml), x, y))
         times = compare(steps, device, budget)
-        memory = [peak_bytes(step, device) if taken < 1 else 0 for step, taken in zip(steps, times, strict=True)]
+        memory = [
+            peak_bytes(step, device) if taken < 1 else 0 for step, taken in zip(steps, times, strict=True)
+        ]
         row = {"loss": contender.label, "batch": size, "dim": dim, "device": device}
         row |= {"ms": 1e3 * times[1], "limit_ms": 1e3 * times[0], "to_limit": times[1] / times[0]}
         row |= {"mib": memory[1] / 2**20, "memory_to_limit": memory[1] / memory[0]}
@@ -216,15 +220,12 @@ def build(spec: dict[str, Any], classes: int, dim: int) -> torch.nn.Module:
 
 def print_row(row: dict[str, Any]) -> None:
     peer = f"{row['to_peer']:8.3f}x {row['peer_mib']:8.1f}" if "to_peer" in row else ""
-    print(
-        f"{row['loss']:26}{row['ms']:10.2f}{row['to_limit']:9.2f}x{row['mib']:9.1f}{row['memory_to_limit']:9.2f}x  "
-        f"{peer}",
-        flush=True,
-    )
+    ours = f"{row['loss']:26}{row['ms']:10.2f}{row['to_limit']:9.2f}x"
+    print(f"{ours}{row['mib']:9.1f}{row['memory_to_limit']:9.2f}x  {peer}", flush=True)
 
 
 def transport(budget: float) -> dict[str, Any] | None:
-    """Class-wise transport at B = 200, 50 classes, against POT's batched log-domain solver, where installed."""
+    """Class-wise transport of 50 classes of 4 against POT's batched log-domain solver, where installed."""
     from train.losses.transport import marginals, solve
 
     try:
@@ -243,7 +244,7 @@ def transport(budget: float) -> dict[str, Any] | None:
         return solve(cost, m, 2.5e-3, 1e-5, 30).plan
 
     def peer() -> Tensor:
-        return ot.solve_batch(per_class, 2.5e-3, a, b, solver="log_sinkhorn", max_iter=2000, tol=1e-4).plan
+        return ot.solve_batch(per_class, 2.5e-3, a, b, method="log_sinkhorn", max_iter=2000, tol=1e-4).plan
 
     def error(plan: Tensor) -> float:
         """Of the gradient with respect to the class samples, relative to the converged one."""
@@ -251,7 +252,9 @@ def transport(budget: float) -> dict[str, Any] | None:
         return float((reached - wanted).norm() / wanted.norm())
 
     times = compare([lambda: _discard(ours()), lambda: _discard(peer())], "cpu", budget)
-    scattered = torch.zeros(50, 4, 200).scatter(2, others[:, None, :].expand(50, 4, 196), peer()).view(200, 200)
+    scattered = (
+        torch.zeros(50, 4, 200).scatter(2, others[:, None, :].expand(50, 4, 196), peer()).view(200, 200)
+    )
     return {
         "ms": 1e3 * times[0],
         "pot_ms": 1e3 * times[1],
@@ -266,7 +269,9 @@ def _discard(_: Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="128x512 and 512x512 alone, a short time each")
     parser.add_argument("--sizes", nargs="+", metavar="BxD", help="batch and dimension, as 512x512")
     parser.add_argument("--only", help="losses whose label contains this")
@@ -285,7 +290,9 @@ def main() -> None:
     for device in devices:
         for size, dim in sizes:
             print(f"\n{device}, batch {size}, dimension {dim}, {torch.get_num_threads()} threads")
-            print(f"{'':26}{'ms':>10}{'to limit':>10}{'MiB':>9}{'to limit':>10}  {'to PML':>9} {'PML MiB':>8}")
+            print(
+                f"{'':26}{'ms':>10}{'to limit':>10}{'MiB':>9}{'to limit':>10}  {'to PML':>9} {'PML MiB':>8}"
+            )
             rows += run(size, dim, device, chosen, args.seconds or (0.5 if args.quick else 2.0))
     solver = transport(1.0 if args.quick else 5.0)
     if solver is not None:

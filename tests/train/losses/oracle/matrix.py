@@ -1,0 +1,94 @@
+"""Every combination the algebra allows, read off losses.names(): a new loss is covered without an edit."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from train import losses
+
+CLASSES = 4
+DIM = 6
+TRIPLET_NEGATIVES = ("hard", "semi-hard", "all", "random", "distance-weighted")
+TRIPLET_POSITIVES = ("easy", "hard", "all", "random")
+# Without a miner these pair the samples of a class in batch order, whatever the source of negatives.
+ALTERNATE = {"triplet", "hphn-triplet", "lifted-hard", "n-pair", "angular", "angular-n-pair"}
+# These keep the terms of positives or negatives alone: a batch that lacks the others is not without loss.
+ONE_SIDED = {"contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight"}
+
+
+class Combination(NamedTuple):
+    """A specification and what it implies."""
+
+    spec: dict[str, Any]
+    random: bool
+    alternate: bool
+    one_sided: bool
+
+    @property
+    def label(self) -> str:
+        """Name, source and miner."""
+        spec = self.spec
+        mining = spec.get("mining", "default")
+        words = mining.values() if isinstance(mining, dict) else [mining]
+        return " ".join([spec["name"], spec["negatives"], *map(str, words)])
+
+
+def _miners(kinds: tuple[str, ...], source: str) -> Iterator[dict[str, Any] | None]:
+    if "triplet" in kinds and source == "batch":
+        for positive in TRIPLET_POSITIVES:
+            for negative in TRIPLET_NEGATIVES:
+                yield {"positive": positive, "negative": negative}
+    elif "triplet" in kinds:
+        for negative in TRIPLET_NEGATIVES:
+            yield {"negative": negative}
+    if "triplet" in kinds:
+        yield {"negative": "semi-hard", "fallback": "farthest"}
+    if "vthm" in kinds:
+        yield {"name": "vthm", "margin": 0.1}
+        yield None
+
+
+def advertised() -> Iterator[Combination]:
+    """Name × source × miner, as losses.names() promises them."""
+    for name, entry in losses.names().items():
+        for source in entry.negatives:
+            spec = {"name": name, "negatives": source}
+            default_random = name == "margin"  # draws distance-weighted negatives unless told otherwise
+            pairs = source != "batch" or name in ALTERNATE
+            one_sided = name in ONE_SIDED
+            mines_nothing = name in ("contrastive", "binomial-deviance")
+            yield Combination(spec, default_random, pairs, one_sided and mines_nothing)
+            for mining in _miners(entry.mining, source):
+                drawn = mining is not None and bool({"random", "distance-weighted"} & set(mining.values()))
+                mined = {**spec, "mining": mining}
+                yield Combination(mined, drawn, source != "batch", one_sided and mining is None)
+
+
+def build(spec: dict[str, Any]) -> Any:
+    """A module for batches of CLASSES classes in DIM dimensions, in float64."""
+    return losses.build(spec, num_classes=CLASSES, embedding_dim=DIM).double()
+
+
+def refused_at(combination: Combination) -> str | None:
+    """When a combination is refused with a reason: by `build`, by the first `call`, or not at all."""
+    try:
+        module = build(combination.spec)
+    except ValueError:
+        return "build"
+    try:
+        module(torch.eye(DIM, dtype=torch.float64), torch.arange(DIM) // 2)
+    except ValueError:
+        return "call"
+    return None
+
+
+ADVERTISED = list(advertised())
+REFUSED = {c.label: when for c in ADVERTISED if (when := refused_at(c))}
+MATRIX = [c for c in ADVERTISED if c.label not in REFUSED]
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Whether the loss learns something itself."""
+    return any(True for _ in module.parameters())

@@ -1,0 +1,186 @@
+"""From a specification, as a recipe holds it, to a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from train.losses.memory import Memory
+from train.losses.objective import Objective
+from train.losses.registry import Entry, check_parameters, entries, find, nearest, require, signature
+
+_PARTS = ("name", "negatives", "mining", "regularizers", "memory")
+
+
+def build(
+    spec: Mapping[str, Any], *, num_classes: int | None = None, embedding_dim: int | None = None
+) -> Objective:
+    """Build the training objective that a specification describes.
+
+    Args:
+        spec: `name` and the loss's own parameters; `negatives`, a source by name (its parameters beside it,
+            or both as a mapping); `mining`, the parameters of a miner, or null for none; `regularizers`, a
+            list of mappings with `name`, `weight` (1) and own parameters; `memory`, how many past embeddings
+            to keep (0: none) or a mapping with `size` and `warmup`. Without `name` there must be
+            regularizers. A name `pml:Class` builds that loss of pytorch-metric-learning.
+        num_classes: of the training set; needed by losses with proxies and by classifiers.
+        embedding_dim: needed by those and by a memory.
+
+    Returns:
+        A module with `module(embeddings, labels, *, ref_embeddings=None, ref_labels=None)` and `diagnostics`.
+
+    Raises:
+        ValueError: an unknown name or parameter (the nearest are named), or parts that do not go together.
+
+    Example:
+        >>> import torch
+        >>> from train import losses
+        >>> loss = losses.build({"name": "triplet", "negatives": "optimal", "margin": 0.2})
+        >>> x = torch.eye(4).requires_grad_()
+        >>> value = loss(x, torch.tensor([0, 0, 1, 1]))  # orthogonal samples, pairs 90 degrees apart
+        >>> round(value.item(), 4)
+        0.4
+    """
+    if not isinstance(spec, Mapping):
+        raise TypeError(f"a loss is specified by a mapping, not by {type(spec).__name__}")
+    spec = dict(spec)
+    supplied = {"num_classes": num_classes, "embedding_dim": embedding_dim}
+    name = spec.pop("name", None)
+    regularizers = [_regularizer(part, supplied) for part in _list(spec.pop("regularizers", None))]
+    memory = _memory(spec.pop("memory", None), embedding_dim)
+    if name is None:
+        if spec:
+            raise ValueError(f"{', '.join(map(repr, spec))} given without the `name` of a loss")
+        return Objective(None, regularizers, memory)
+    if isinstance(name, str) and name.startswith("pml:"):
+        from train.losses.pml import build_pml
+
+        return Objective(build_pml(name, spec), regularizers, memory)
+    return Objective(_term(find("loss", name), spec, supplied), regularizers, memory)
+
+
+def _list(parts: Any) -> Sequence[Any]:
+    if parts is None:
+        return ()
+    if isinstance(parts, Mapping) or not isinstance(parts, Sequence):
+        raise ValueError(f"regularizers is {parts!r}; it must be a list of mappings with `name` and `weight`")
+    return parts
+
+
+def _term(entry: Entry, spec: dict[str, Any], supplied: Mapping[str, int | None]) -> nn.Module:
+    source, source_entry = _source(entry, spec)
+    miner = _miner(entry, spec)
+    parts = {
+        p.name: part
+        for p in signature(entry.cls)
+        if (part := {"negatives": source, "mining": miner}.get(p.name))
+    }
+    also = [*_PARTS, *(source_entry.parameters if source_entry else ())]
+    return entry.cls(**check_parameters(entry, spec, also), **parts, **_supply(entry, supplied))
+
+
+def _source(entry: Entry, spec: dict[str, Any]) -> tuple[Any, Entry | None]:
+    """The source of negatives; takes its parameters out of the specification."""
+    given = spec.pop("negatives", "batch")
+    own = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = own.pop("name", None)
+    if name == "batch":
+        return None, None
+    source = find("negatives", name)
+    _refuse_unless_taken(entry, "negatives", name, entry.negatives)
+    beside = [key for key in source.parameters if key in spec and key not in entry.parameters]
+    own.update({key: spec.pop(key) for key in beside})
+    return source.cls(**check_parameters(source, own)), source
+
+
+def _miner(entry: Entry, spec: dict[str, Any]) -> Any:
+    given = spec.pop("mining", entry.default_mining)
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"mining is {given!r}; it must be a mapping, as {{positive: easy, negative: hard}}, or null"
+        )
+    own = dict(given)
+    name = own.pop("name", "triplet")
+    miner = find("mining", name)
+    _refuse_unless_taken(entry, "mining", name, entry.mining)
+    return miner.cls(**check_parameters(miner, own))
+
+
+def _refuse_unless_taken(entry: Entry, what: str, name: str, taken: tuple[str, ...]) -> None:
+    if name not in taken:
+        raise ValueError(f"{entry.name!r} does not take {what} {name!r}: {entry.refusal}")
+
+
+def _regularizer(part: Any, supplied: Mapping[str, int | None]) -> tuple[float, nn.Module]:
+    if not isinstance(part, Mapping) or "name" not in part:
+        raise ValueError(f"{part!r} is no regularizer; it must be a mapping with `name` and `weight`")
+    own = dict(part)
+    entry = find("regularizer", own.pop("name"))
+    weight = own.pop("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ValueError(f"weight of regularizer {entry.name!r} is {weight!r}; it must be a number")
+    return float(weight), entry.cls(**check_parameters(entry, own, ["weight"]), **_supply(entry, supplied))
+
+
+def _supply(entry: Entry, supplied: Mapping[str, int | None]) -> dict[str, int]:
+    """What the trainer knows and the specification does not, for entries that ask for it."""
+    found = {}
+    for parameter in signature(entry.cls):
+        value = supplied.get(parameter.name)
+        if value is not None:
+            found[parameter.name] = value
+        elif parameter.name in supplied and parameter.default is parameter.empty:
+            raise ValueError(f"{entry.name!r} has parameters of its own; pass {parameter.name} to build")
+    return found
+
+
+def _memory(given: Any, embedding_dim: int | None) -> Memory | None:
+    if given is None or (given == 0 and not isinstance(given, bool)):
+        return None
+    own = dict(given) if isinstance(given, Mapping) else {"size": given}
+    for key, value in own.items():
+        if key not in ("size", "warmup"):
+            raise ValueError(f"memory has no parameter {key!r}; {nearest(str(key), ['size', 'warmup'])}")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(whole, f"memory {key}", value, "a whole number")
+    if "size" not in own:
+        raise ValueError("memory needs its `size`, the number of embeddings to keep")
+    if embedding_dim is None:
+        raise ValueError("a memory stores embeddings; pass embedding_dim to build")
+    return Memory(embedding_dim=embedding_dim, **own) if own["size"] else None
+
+
+class Names(dict[str, Entry]):
+    """Entries by name; iterating gives the names and printing a listing to read."""
+
+    def __str__(self) -> str:
+        return "\n".join(str(entry) for entry in self.values())
+
+
+def names(kind: str = "loss") -> Names:
+    """What exists: for each name one line, the parameters with their defaults, the source, and what it takes.
+
+    Args:
+        kind: loss, negatives, mining or regularizer.
+
+    Example:
+        >>> from train import losses
+        >>> "triplet" in losses.names()
+        True
+        >>> losses.names()["n-pair"].negatives
+        ('batch', 'optimal', 'optimal-segment', 'symmetric', 'interpolated')
+    """
+    kinds = ("loss", "negatives", "mining", "regularizer")
+    if kind not in kinds:
+        raise ValueError(f"there is no kind {kind!r}; {nearest(kind, kinds)}")
+    return Names(entries(kind))  # type: ignore[arg-type]
+
+
+def describe() -> str:
+    """All losses, sources of negatives, miners and regularizers as one text for a terminal."""
+    titles = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
+    return "\n\n".join(f"{title}\n\n{names(kind)}" for kind, title in titles.items())

@@ -1,0 +1,58 @@
+"""What a batch must be; wrong ones are refused without waiting for an accelerator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_inputs(embeddings: Tensor, labels: Tensor, what: str = "embeddings") -> None:
+    """TypeError or ValueError unless they are [B, D] floating-point vectors with [B] integer labels."""
+    if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
+        raise TypeError(f"{what} and their labels must be torch tensors")
+    if not embeddings.is_floating_point():
+        raise TypeError(f"{what} are {embeddings.dtype}; convert them to a floating-point type")
+    if embeddings.ndim != 2:
+        raise ValueError(f"{what} have shape {tuple(embeddings.shape)}; they must be [batch, dimension]")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels of the {what} are {labels.dtype}; convert them to an integer type")
+    if labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"{what} have shape {tuple(embeddings.shape)} and their labels {tuple(labels.shape)}; "
+            "there must be one label per embedding"
+        )
+    if 0 in embeddings.shape:
+        raise ValueError(
+            f"{what} have shape {tuple(embeddings.shape)}; there must be at least one, not empty"
+        )
+    if labels.device != embeddings.device:
+        raise ValueError(
+            f"{what} are on {embeddings.device}, their labels on {labels.device}; move one of them"
+        )
+
+
+def _refuse_unless(condition: Tensor, message: str) -> None:
+    """ValueError unless the condition holds, without waiting for an accelerator.
+
+    On the CPU at once. Elsewhere, and in compiled code, by an assertion in the stream of kernels: reading the
+    answer back would stop the queue in every step, and an error this fatal may arrive a little late.
+    """
+    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+        torch._assert_async(condition, message)
+    elif not condition:
+        raise ValueError(message)
+
+
+def check_finite(embeddings: Tensor, what: str = "embeddings") -> None:
+    """Refuse NaN, infinity, and lengths whose square overflows."""
+    _refuse_unless(
+        embeddings.detach().square().sum().isfinite(),  # each of them survives the sum
+        f"{what} hold NaN, infinity or values near the largest float; lower the learning rate or look for "
+        "the layer that overflows",
+    )
+
+
+def check_classes(labels: Tensor, num_classes: int) -> None:
+    """Refuse labels outside 0 .. num_classes - 1."""
+    inside = ((labels >= 0) & (labels < num_classes)).all()
+    _refuse_unless(inside, f"labels go beyond 0 .. {num_classes - 1}; number the training classes from 0")

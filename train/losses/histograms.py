@@ -1,0 +1,88 @@
+"""Losses on the distribution of similarities: histogram loss and FastAP."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from train.losses.ops import ratio
+from train.losses.registry import register, require
+from train.losses.structured import BY_DEFINITION
+from train.losses.view import View
+
+REFUSAL = f"no miner and no source: it compares whole distributions, so that {BY_DEFINITION}"
+
+
+def soft_histogram(values: Tensor, mask: Tensor, low: float, high: float, bins: int) -> Tensor:
+    """[R, bins + 1] weight of the selected entries of each row at evenly spaced nodes from low to high.
+
+    Every entry is shared linearly between the two nodes beside it (triangular bins), so that the counts
+    have a gradient.
+    """
+    position = ((values - low) * (bins / (high - low))).clamp(0, bins)
+    left = position.detach().floor().clamp(max=bins - 1)
+    share = torch.where(mask, position - left, 0.0)
+    left = left.long()
+    counts = position.new_zeros((len(values), bins + 1))
+    counts = counts.scatter_add(1, left, mask.to(share.dtype) - share)
+    return counts.scatter_add(1, left + 1, share)
+
+
+@register("loss", "histogram", source="Ustinova and Lempitsky (NeurIPS 2016), eq. 4", refusal=REFUSAL)
+class Histogram(nn.Module):
+    """Probability that a random negative is more similar than a random positive, Σ_r h⁻_r Φ⁺_r.
+
+    h⁻ and h⁺ are soft histograms of the cosines of unordered pairs and Φ⁺ is the cumulative h⁺.
+
+    Args:
+        bins: between -1 and 1.
+    """
+
+    paired = False
+
+    def __init__(self, bins: int = 100) -> None:
+        super().__init__()
+        require(bins >= 1, "bins", bins, "at least 1")
+        self.bins = bins
+
+    def forward(self, view: View) -> Tensor:
+        table = view.anchors
+        positive = self._distribution(table.cosine, table.positive & table.later)
+        negative = self._distribution(table.cosine, table.negative & table.later)
+        return (negative * positive.cumsum(0)).sum()
+
+    def _distribution(self, cosine: Tensor, mask: Tensor) -> Tensor:
+        return ratio(soft_histogram(cosine, mask, -1, 1, self.bins).sum(0), mask.sum())  # [bins + 1]
+
+
+@register("loss", "fast-ap", source="Cakir et al. (CVPR 2019), eq. 7", refusal=REFUSAL)
+class FastAP(nn.Module):
+    """1 - the mean over anchors of their average precision, from soft histograms of squared distances.
+
+    The average precision of an anchor is Σ_b h⁺_b H⁺_b / H_b over its number of positives, H the cumulative
+    counts of all its neighbours and H⁺ of its positives. Anchors without positives or negatives do not count.
+
+    Args:
+        bins: between 0 and 4.
+    """
+
+    paired = False
+
+    def __init__(self, bins: int = 10) -> None:
+        super().__init__()
+        require(bins >= 1, "bins", bins, "at least 1")
+        self.bins = bins
+
+    def forward(self, view: View) -> Tensor:
+        table = view.anchors
+        square = 2 - 2 * table.cosine
+        positive = soft_histogram(square, table.positive, 0, 4, self.bins)  # [B, bins + 1]
+        negative = soft_histogram(square, table.negative, 0, 4, self.bins)
+        up_to = positive.cumsum(1)
+        all_up_to = up_to + negative.cumsum(1)
+        # Below the first neighbour both counts are 0, and so is their share.
+        share = torch.where(all_up_to > 0, up_to / torch.where(all_up_to > 0, all_up_to, 1.0), 0.0)
+        count = table.positive.sum(1)
+        valid = (count > 0) & table.negative.any(1)
+        precision = ratio((positive * share).sum(1), count)
+        return ratio(torch.where(valid, 1 - precision, 0.0).sum(), valid.sum())

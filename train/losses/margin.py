@@ -1,0 +1,90 @@
+"""The margin loss with a learnable boundary between positive and negative distances."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from train.losses.checks import check_classes
+from train.losses.mining import TripletMiner
+from train.losses.ops import ratio
+from train.losses.registry import register
+from train.losses.triplet import PAIRS_ONLY, distance
+from train.losses.view import Table, View
+
+
+@register(
+    "loss",
+    "margin",
+    source="Wu et al. (ICCV 2017), eq. 5",
+    mining=("triplet",),
+    default_mining={"positive": "all", "negative": "distance-weighted"},
+    refusal=f"margin has no positive pair to synthesise from; {PAIRS_ONLY}",
+)
+class Margin(nn.Module):
+    """[d(a, p) - boundary + margin]_+ + [boundary - d(a, n) + margin]_+ over triplets, mean of active terms.
+
+    Draws one distance-weighted negative for each ordered positive pair unless told otherwise.
+
+    Args:
+        margin: in units of the distance.
+        boundary: between positive and negative distances, or its initial value.
+        learn: none, one boundary for all (shared), or one for each class (per-class); a parameter of the
+            module that wants a learning rate of its own.
+    """
+
+    paired = False
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        boundary: float = 1.2,
+        learn: Literal["none", "shared", "per-class"] = "none",
+        *,
+        num_classes: int | None = None,
+        mining: TripletMiner | None = None,
+    ) -> None:
+        super().__init__()
+        if learn == "per-class" and num_classes is None:
+            raise ValueError("'margin' learns a boundary for each class; pass num_classes to build")
+        self.margin, self.learn, self.mining = margin, learn, mining or TripletMiner("all", "all")
+        self.boundary: nn.Parameter | float = boundary
+        if learn != "none":
+            count = num_classes if learn == "per-class" and num_classes else 1
+            self.boundary = nn.Parameter(torch.full((count,), float(boundary)))
+
+    def forward(self, view: View) -> Tensor:
+        table = view.anchors
+        boundary = self._boundary(view, table)
+        positive, exists = self.mining.positives(table.cosine, table.positive, "all")
+        if self.mining.negative == "all" and positive.shape[1] > 1:  # each pair, times its partners
+            negative, has_negative = table.cosine, table.negative
+            pulls = exists * has_negative.sum(1, keepdim=True)
+            pushes = has_negative * exists.sum(1, keepdim=True)
+        else:
+            positive, negative, valid = self.mining.negatives(
+                positive, exists, table.cosine, table.negative, dim=view.dim
+            )
+            pulls = pushes = valid.to(torch.int64)
+        pull = F.relu(distance(positive, normalized=True, squared=False) - boundary + self.margin)
+        push = F.relu(boundary - distance(negative, normalized=True, squared=False) + self.margin)
+        active = (pulls * (pull > 0)).sum() + (pushes * (push > 0)).sum()
+        view.report["active_share"] = ratio(active, pulls.sum() + pushes.sum())
+        total = (
+            torch.where(pulls > 0, pulls * pull, 0.0).sum()
+            + torch.where(pushes > 0, pushes * push, 0.0).sum()
+        )
+        return ratio(total, active)
+
+    def _boundary(self, view: View, table: Table) -> Tensor | float:
+        """One for all, or [B, 1] for the class of each anchor."""
+        if not isinstance(self.boundary, nn.Parameter):
+            return self.boundary
+        boundary = self.boundary.to(table.cosine.dtype)
+        if self.learn == "shared":
+            return boundary
+        check_classes(view.labels, len(boundary))
+        return boundary[table.labels.long()][:, None]

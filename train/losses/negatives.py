@@ -1,0 +1,173 @@
+"""Sources of negatives: what stands for a pair of another class when a positive pair looks at it.
+
+Every source turns two pairs into two small clouds of points and returns, for each positive pair p and each
+pair q, the similarity of the closest points of the two. Gradients flow through the synthetic points.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from train.losses.arcs import closest_on_arcs, closest_on_segments
+from train.losses.registry import register, require
+from train.losses.view import Measure, Members, PairTables, View
+
+Leftover = Literal["drop", "degenerate"]
+
+
+class NegativeSource:
+    """The interface of a source.
+
+    The odd sample of a class has no pair: it plays no part (`leftover: drop`), or joins the negatives as a
+    pair of two equal members (`degenerate`).
+
+    `wide` asks for float64. `prefers` names the similarities that the source works on, the first that the
+    loss offers (none: the loss's own choice); with `only_preferred` a specification cannot change that.
+    """
+
+    wide = False
+    prefers: tuple[Measure, ...] = ()
+    only_preferred = False
+
+    def __init__(self, leftover: Leftover = "drop") -> None:
+        self.leftover = leftover
+
+    def tables(self, view: View, *, normalized: bool) -> list[tuple[PairTables, Tensor]]:
+        """Dot products of pairs p with pairs q, and which q are of another class.
+
+        The same for left-over samples, if they count.
+        """
+        tables = [(view.pair_tables(normalized=normalized), view.pair_negative)]
+        if self.leftover == "degenerate":
+            tables.append((view.leftover_tables(normalized=normalized), view.leftover_negative))
+        return tables
+
+    def closest(self, view: View, measure: Measure) -> tuple[Tensor, Tensor]:
+        """[P, Q] similarity of the closest points of pairs p and q, and which q are of another class."""
+        tables = self.tables(view, normalized=measure == "cosine")
+        parts = [(*self._closest(table, measure), negative) for table, negative in tables]
+        similarity, synthetic, negative = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        view.report["synthetic_share"] = (synthetic & negative).sum() / negative.sum().clamp(min=1)
+        return similarity, negative
+
+    def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
+        """[P, Q] similarities, and whether the closest points include one that is not a sample."""
+        raise NotImplementedError
+
+
+@register("negatives", "optimal", source="LoOp (ICCV 2021), section 3.2")
+class OptimalArcs(NegativeSource):
+    """The closest points of the two great-circle arcs between the members of each pair."""
+
+    wide = True
+    prefers = ("cosine",)
+    only_preferred = True
+
+    def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
+        return closest_on_arcs(t)
+
+
+@register("negatives", "optimal-segment", source="LoOp (ICCV 2021), section 4.2, eqs. 17-21")
+class OptimalSegments(NegativeSource):
+    """The closest points of the two straight segments between the members, without normalisation.
+
+    Losses on distances take the raw embeddings; losses on cosines take the chords between unit vectors,
+    whose closest points at distance d count as a cosine of 1 - d² / 2.
+    """
+
+    wide = True
+    prefers = ("distance", "cosine")
+    only_preferred = True
+
+    def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
+        half_square, synthetic = closest_on_segments(t)
+        return (1 + half_square if measure == "cosine" else half_square), synthetic
+
+
+class _PointCloud(NegativeSource):
+    """A source with finitely many points a pair, each a combination of its two members."""
+
+    def _points(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        """Weights of the first and of the second member, each [points, ...]; the members come first."""
+        raise NotImplementedError
+
+    def similarities(self, t: PairTables, *, normalized: bool) -> Tensor:
+        """[m, m, P, Q] dot products of all points of p with all points of q."""
+        pi, pj = self._points(t.p, normalized=normalized)  # [m, P, 1]
+        qk, ql = self._points(t.q, normalized=normalized)  # [m, 1, Q]
+        with_k, with_l = pi * t.ik + pj * t.jk, pi * t.il + pj * t.jl  # [m, P, Q]
+        return with_k[:, None] * qk + with_l[:, None] * ql
+
+    def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
+        similarity = self.similarities(t, normalized=measure == "cosine")
+        if measure == "distance":
+            pi, pj = self._points(t.p, normalized=False)
+            qk, ql = self._points(t.q, normalized=False)
+            p_square = pi * pi * t.p.first + pj * pj * t.p.second + 2 * pi * pj * t.p.cross
+            q_square = qk * qk * t.q.first + ql * ql * t.q.second + 2 * qk * ql * t.q.cross
+            similarity = similarity - 0.5 * (p_square[:, None] + q_square)
+        best, which = similarity.flatten(0, 1).max(0)  # [P, Q]
+        count = len(similarity)
+        return best, (which // count > 1) | (which % count > 1)
+
+
+@register("negatives", "symmetric", source="Symm (AAAI 2020), eqs. 1-2")
+class Symmetric(_PointCloud):
+    """The members of each pair and their mirror images in each other's axis: 4 x 4 combinations.
+
+    x' = beta (alpha (r - x) + x), with r the projection of x on the other member. alpha 2 and beta 1
+    mirror x and keep its length; with other values the point is brought back to the length of x when
+    the loss works on the sphere.
+    """
+
+    def __init__(self, alpha: float = 2.0, beta: float = 1.0, leftover: Leftover = "drop") -> None:
+        super().__init__(leftover)
+        self.alpha, self.beta = alpha, beta
+        require(beta != 0, "beta", beta, "not 0: every mirrored point would be the origin")
+
+    def _points(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        one, zero = torch.ones_like(pair.cross), torch.zeros_like(pair.cross)
+        own = self.beta * (1 - self.alpha) * one
+        toward_second, toward_first = (self.beta * self.alpha * x for x in _projections(pair))
+        first = torch.stack([one, zero, own, toward_first])  # i, j, i', j'
+        second = torch.stack([zero, one, toward_second, own])
+        if normalized and (self.alpha, self.beta) != (2.0, 1.0):
+            return _on_sphere(first, second, pair.cross)
+        return first, second
+
+
+@register("negatives", "interpolated", source="Embedding expansion (CVPR 2020)")
+class Interpolated(_PointCloud):
+    """The members of each pair and points evenly spaced between them, re-normalised on the sphere."""
+
+    prefers = ("cosine",)
+
+    def __init__(self, points: int = 2, leftover: Leftover = "drop") -> None:
+        super().__init__(leftover)
+        require(points >= 0, "points", points, "0 or more")
+        self.points = points
+
+    def _points(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
+        step = torch.arange(1, self.points + 1, device=pair.cross.device, dtype=pair.cross.dtype)
+        share = torch.cat([step.new_tensor([0.0, 1.0]), step / (self.points + 1)])[:, None, None]  # [m, 1, 1]
+        first, second = (1 - share).expand(-1, *pair.cross.shape), share.expand(-1, *pair.cross.shape)
+        return _on_sphere(first, second, pair.cross) if normalized else (first, second)
+
+
+def _projections(pair: Members) -> tuple[Tensor, Tensor]:
+    """cross / |second|² and cross / |first|²; 0 for a zero vector, which has no axis."""
+    return tuple(
+        torch.where(square > 0, pair.cross / torch.where(square > 0, square, 1.0), 0.0)
+        for square in (pair.second, pair.first)
+    )  # type: ignore[return-value]
+
+
+def _on_sphere(first: Tensor, second: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+    """Combinations of two unit vectors scaled to unit length; those of no length stay at the origin."""
+    square = first * first + second * second + 2 * first * second * cross
+    some = square > 4 * torch.finfo(square.dtype).eps
+    scale = torch.where(some, torch.where(some, square, 1.0).rsqrt(), 0.0)
+    return first * scale, second * scale

@@ -1,0 +1,142 @@
+"""A training objective: one loss, its regularizers and its memory behind one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from train.losses.checks import check_finite, check_inputs
+from train.losses.memory import Memory
+from train.losses.ops import masked_mean
+from train.losses.view import View
+
+
+class Objective(nn.Module):
+    """A loss with its regularizers: `objective(embeddings, labels)` is one differentiable number.
+
+    Every sample of the batch is an anchor. Its positives and negatives are the other samples of the batch,
+    the references, and with a memory, in training mode, the embeddings of past batches; regularizers and
+    proxies see the batch alone. Alternate pairs are formed over the batch followed by the references.
+
+    Computes in float32 or wider, also under autocast; float64 for the closest points of arcs and segments.
+
+    Attributes:
+        diagnostics: detached scalar tensors of the last call: mean_positive and mean_negative cosine in the
+            batch and, as they apply, active_share and hard_share (negative closer than positive) of the
+            triplets or pairs, synthetic_share of the negatives, and transport_cost, transport_iterations,
+            transport_error and transport_converged.
+    """
+
+    def __init__(
+        self,
+        term: nn.Module | None,
+        regularizers: Sequence[tuple[float, nn.Module]] = (),
+        memory: Memory | None = None,
+    ) -> None:
+        super().__init__()
+        if term is None and not regularizers:
+            raise ValueError("an objective needs a loss or a regularizer")
+        if memory is not None and not getattr(term, "uses_references", term is not None):
+            raise ValueError("a memory holds more samples to compare with, and this objective compares none")
+        self.term = term
+        self.regularizers = nn.ModuleList(module for _, module in regularizers)
+        self.weights = [weight for weight, _ in regularizers]
+        self.memory = memory
+        self.paired = bool(getattr(term, "paired", False))
+        wide = bool(getattr(getattr(term, "negatives", None), "wide", False))
+        self._precision = torch.float64 if wide else torch.float32
+        self.diagnostics: dict[str, Tensor] = {}
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: None = None,
+        *,
+        ref_embeddings: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The objective of a batch, a scalar tensor in float32 or wider.
+
+        Args:
+            embeddings: [B, D] raw embeddings.
+            labels: [B] integers.
+            indices_tuple: None; there so that the trainers of pytorch-metric-learning can call.
+            ref_embeddings, ref_labels: [M, D] and [M], more positives and negatives for the batch. They are
+                other samples than those of the batch; the very tensor `embeddings` adds nothing.
+
+        Raises:
+            TypeError, ValueError: wrong shapes, types, devices or non-finite values.
+        """
+        if indices_tuple is not None:
+            raise ValueError(
+                "indices_tuple has no effect here; write the miner into the specification (mining: ...)"
+            )
+        check_inputs(embeddings, labels)
+        references = self._references(embeddings, labels, ref_embeddings, ref_labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            result = _precision(embeddings)
+            dtype = (
+                torch.promote_types(result, self._precision) if embeddings.device.type != "mps" else result
+            )
+            points = embeddings.to(dtype)
+            check_finite(points)
+            if references is not None:
+                references = (references[0].to(dtype), references[1], references[2])
+                check_finite(references[0], "ref_embeddings")
+            view = View(points, labels, *(references or ()), paired=self.paired)
+            value = self.evaluate(view)
+        if self.memory is not None and self.training:
+            self.memory.write(embeddings, labels)
+        self.diagnostics = {name: value.detach() for name, value in view.report.items()}
+        return value.to(result)
+
+    def evaluate(self, view: View) -> Tensor:
+        """The objective of a view."""
+        value = None if self.term is None else self.term(view)
+        for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
+            term = weight * regularizer(view)
+            value = term if value is None else value + term
+        with torch.no_grad():
+            table = view.within
+            view.report["mean_positive"] = masked_mean(table.cosine, table.positive)
+            view.report["mean_negative"] = masked_mean(table.cosine, table.negative)
+        assert value is not None
+        return value
+
+    def _references(
+        self, embeddings: Tensor, labels: Tensor, ref_embeddings: Tensor | None, ref_labels: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """The given references and the memory as one, with the mask of those that exist."""
+        if (ref_embeddings is None) != (ref_labels is None):
+            raise ValueError("ref_embeddings and ref_labels must be given together")
+        given = None
+        if ref_embeddings is not None and ref_labels is not None:
+            check_inputs(ref_embeddings, ref_labels, "ref_embeddings")
+            if _precision(ref_embeddings) != _precision(embeddings):
+                raise TypeError(
+                    f"ref_embeddings are {ref_embeddings.dtype}, embeddings {embeddings.dtype}; convert one"
+                )
+            if ref_embeddings.shape[1] != embeddings.shape[1] or ref_embeddings.device != embeddings.device:
+                raise ValueError(
+                    f"ref_embeddings have shape {tuple(ref_embeddings.shape)} on {ref_embeddings.device}, "
+                    f"embeddings {tuple(embeddings.shape)} on {embeddings.device}; they must agree"
+                )
+            if ref_embeddings is not embeddings:
+                given = (ref_embeddings, ref_labels.to(labels.dtype), None)
+        if self.memory is None or not self.training:
+            return given
+        stored, stored_labels, usable = self.memory.read(embeddings.shape[1])
+        stored_labels = stored_labels.to(labels.dtype)
+        if given is None:
+            return stored, stored_labels, usable
+        usable = torch.cat([torch.ones_like(given[1], dtype=torch.bool), usable])
+        points = torch.cat([given[0], stored.to(given[0].dtype)])
+        return points, torch.cat([given[1], stored_labels]), usable
+
+
+def _precision(embeddings: Tensor) -> torch.dtype:
+    """float32, or float64 for float64."""
+    return torch.promote_types(embeddings.dtype, torch.float32)

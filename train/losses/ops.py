@@ -1,0 +1,64 @@
+"""Masked reductions and roots whose value and gradient stay finite when nothing is selected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Root(torch.autograd.Function):
+    """The square root with gradient 0 at 0, where a distance has no direction to move along."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clamp(min=0).sqrt()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        return torch.where(root > 0, 0.5 * grad / root, 0.0)
+
+
+def safe_sqrt(x: Tensor) -> Tensor:
+    """sqrt(max(x, 0)), with gradient 0 where x <= 0."""
+    return _Root.apply(x)
+
+
+def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """The largest selected entry along `dim` (0 where none is) and whether there is one."""
+    value = x.masked_fill(~mask, -torch.inf).max(dim).values
+    some = mask.any(dim)
+    return torch.where(some, value, 0.0), some
+
+
+def masked_min(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """The smallest selected entry along `dim` (0 where none is) and whether there is one."""
+    value = x.masked_fill(~mask, torch.inf).min(dim).values
+    some = mask.any(dim)
+    return torch.where(some, value, 0.0), some
+
+
+def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
+    """log of the sum of exp over the selected entries along `dim`; -inf where none is."""
+    return x.masked_fill(~mask, -torch.inf).logsumexp(dim)
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """The sum of the selected entries; the others may hold anything, infinities included."""
+    return torch.where(mask, x, 0.0).sum()
+
+
+def ratio(total: Tensor, count: Tensor) -> Tensor:
+    """total / count, and 0 where count is 0."""
+    return total / count.clamp(min=1)
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the selected entries, 0 when there are none."""
+    return ratio(masked_sum(x, mask), mask.sum())

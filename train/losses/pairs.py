@@ -1,0 +1,61 @@
+"""Alternate pairs: in each class, in batch order, samples (1, 2), (3, 4), ...; an odd one is left over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PairLayout(NamedTuple):
+    """Where the members of the alternate pairs stand, in shapes that depend on the batch size alone.
+
+    `order` puts the samples in the order [first members, second members, the rest]: sample
+    `order[q]` is paired with sample `order[q + slots]`. A slot without a pair holds any two samples and
+    is marked invalid. Pairs with a member in the batch come first, in the first `anchors` slots.
+    """
+
+    order: Tensor  # [C] int64
+    valid: Tensor  # [Q] bool
+    anchored: Tensor  # [Q] bool: the pair is valid and its first member belongs to the batch
+    slots: int  # Q
+    anchors: int  # P <= Q
+
+
+def alternate_pairs(labels: Tensor, batch: int, usable: Tensor | None = None) -> PairLayout:
+    """Pair the samples of each class in the order in which they stand; nothing waits for the device.
+
+    Args:
+        labels: [C] integers, those of the batch first, then those of the references.
+        batch: how many of them belong to the batch.
+        usable: [C] bool; samples marked False join no pair.
+    """
+    count = labels.shape[0]
+    position = torch.arange(count, device=labels.device)
+    if count < 2:  # one slot that holds the sample twice, so that no table is empty
+        none = torch.zeros(1, dtype=torch.bool, device=labels.device)
+        return PairLayout(position.repeat(2), none, none, 1, 1)
+    if usable is not None:  # out of the way: the last class of all
+        labels = torch.where(usable, labels, torch.iinfo(labels.dtype).max)
+    by_class, index = torch.sort(labels, stable=True)
+    starts = torch.ones_like(by_class, dtype=torch.bool)
+    starts[1:] = by_class[1:] != by_class[:-1]
+    rank = position - torch.where(starts, position, 0).cummax(0).values  # place within the class
+    first = (rank % 2 == 0) & ~starts.roll(-1)
+    if usable is not None:
+        first &= usable[index]
+    second = first.roll(1)
+    anchored = first & (index < batch)
+    loose = first & ~anchored
+    pairs = first.sum()
+    slots = count // 2
+    slot = torch.where(anchored, anchored.cumsum(0), anchored.sum() + loose.cumsum(0)) - 1
+    slot = torch.where(second, slot.roll(1) + slots, slot)
+    rest = ~(first | second)
+    spare = rest.cumsum(0) - 1  # left-over samples fill the free slots, then the end
+    spare = torch.where(spare < slots - pairs, pairs + spare, 2 * pairs + spare)
+    place = torch.where(rest, spare, slot)
+    order = torch.empty_like(index).scatter_(0, place, index)
+    number = position[:slots]
+    return PairLayout(order, number < pairs, number < anchored.sum(), slots, min(batch, slots))

@@ -1,0 +1,224 @@
+"""Losses over weighted pairs: contrastive, binomial deviance, RAW (multi-similarity) and equal weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from train.losses.mining import VariableThresholdMiner
+from train.losses.negatives import NegativeSource
+from train.losses.ops import masked_logsumexp, masked_max, masked_sum, ratio
+from train.losses.registry import register, require
+from train.losses.triplet import SOURCES
+from train.losses.view import View
+
+NO_PAIRS = "has no positive pair to synthesise from: each pair of samples counts alone"
+VTHM_ONLY = "pairs are selected by vthm; the triplet miner selects a positive and a negative for each anchor"
+
+
+def log_one_plus_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
+    """[R] log(1 + sum of exp(x)) over the selected entries of each row."""
+    return F.softplus(masked_logsumexp(x, mask))
+
+
+class PairTerm(nn.Module):
+    """What the pair losses share: every sample is an anchor, and a miner may thin out its pairs."""
+
+    paired = False
+
+    def __init__(self, mining: VariableThresholdMiner | None) -> None:
+        super().__init__()
+        self.mining = mining
+
+    def forward(self, view: View) -> Tensor:
+        table = view.anchors
+        positive, negative = table.positive, table.negative
+        if self.mining is not None:
+            positive, negative = self.mining.select(table.cosine, positive, negative)
+        pairs = table.positive.sum() + table.negative.sum()
+        view.report["active_share"] = ratio(positive.sum() + self.active(table.cosine, negative).sum(), pairs)
+        return self.value(table.cosine, positive, negative)
+
+    def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
+        """The selected negatives that receive a gradient."""
+        return negative
+
+    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """The loss of a table of cosines [B, C] with the masks of its pairs."""
+        raise NotImplementedError
+
+
+@register("loss", "contrastive", source="RAW eq. 5", mining=("vthm",), refusal=f"contrastive {NO_PAIRS}")
+class Contrastive(PairTerm):
+    """Per anchor, the sum of positive_offset - s over positives and of [s - threshold]_+ over negatives.
+
+    The mean over all anchors. It may be negative with offset 0.
+
+    Args:
+        threshold: cosine below which a negative is far enough.
+        positive_offset: 0 (the paper) or 1 (the authors' code); it changes the value, not the gradient.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.5,
+        positive_offset: float = 0.0,
+        *,
+        mining: VariableThresholdMiner | None = None,
+    ) -> None:
+        super().__init__(mining)
+        self.threshold, self.positive_offset = threshold, positive_offset
+
+    def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
+        return negative & (cosine > self.threshold)
+
+    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        pull = masked_sum(self.positive_offset - cosine, positive)
+        return (pull + masked_sum(F.relu(cosine - self.threshold), negative)) / len(cosine)
+
+
+@register(
+    "loss",
+    "binomial-deviance",
+    source="RAW eq. 12",
+    mining=("vthm",),
+    refusal=f"binomial deviance {NO_PAIRS}",
+)
+class BinomialDeviance(PairTerm):
+    """Per anchor, mean of softplus(alpha (threshold - s)) over positives plus mean of
+    softplus(beta (s - threshold)) over negatives.
+
+    Args:
+        alpha, beta: slopes, above 0.
+        threshold: cosine that separates positives from negatives.
+        reduction: mean or sum over the anchors.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        threshold: float = 0.5,
+        reduction: Literal["mean", "sum"] = "mean",
+        *,
+        mining: VariableThresholdMiner | None = None,
+    ) -> None:
+        super().__init__(mining)
+        self.alpha, self.beta, self.threshold, self.reduction = alpha, beta, threshold, reduction
+
+    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        pull = torch.where(positive, F.softplus(self.alpha * (self.threshold - cosine)), 0.0).sum(1)
+        push = torch.where(negative, F.softplus(self.beta * (cosine - self.threshold)), 0.0).sum(1)
+        total = (ratio(pull, positive.sum(1)) + ratio(push, negative.sum(1))).sum()
+        return total if self.reduction == "sum" else total / len(cosine)
+
+
+@register(
+    "loss",
+    "equal-weight",
+    source="RAW table 1",
+    mining=("vthm",),
+    default_mining={"name": "vthm"},
+    refusal=f"equal weighting {NO_PAIRS}",
+)
+class EqualWeight(PairTerm):
+    """Per anchor, mean of 1 - s over the selected positives plus mean of s over the selected negatives.
+
+    The mean over all anchors. Selects by vthm unless told otherwise.
+    """
+
+    def __init__(self, *, mining: VariableThresholdMiner | None = None) -> None:
+        super().__init__(mining)
+
+    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        pull = ratio(torch.where(positive, 1 - cosine, 0.0).sum(1), positive.sum(1))
+        push = ratio(torch.where(negative, cosine, 0.0).sum(1), negative.sum(1))
+        return (pull + push).mean()
+
+
+@register(
+    "loss",
+    "raw",
+    "multi-similarity",
+    source="RAW eq. 17; multi-similarity (CVPR 2019) eq. 15; LoOp section 4.3",
+    negatives=SOURCES,
+    mining=("vthm",),
+    default_mining={"name": "vthm"},
+    refusal=VTHM_ONLY,
+)
+class MultiSimilarity(PairTerm):
+    """Per anchor, log(1 + Σ exp(-alpha (s - threshold))) / alpha over positives plus
+    log(1 + Σ exp(beta (s - threshold))) / beta over negatives.
+
+    The mean over all anchors; selects by vthm (margin 0.1) unless told otherwise. With a source of
+    negatives, the mean over the alternate pairs p = (i, k): positives are the samples of their class that
+    either member is compared with, negatives the closest points of p and the pairs of other classes.
+
+    Args:
+        alpha, beta: slopes, above 0.
+        threshold: cosine that separates positives from negatives.
+        positive_rule: with a source, which negatives the miner compares positives with: the synthetic
+            ones (optimal) or the samples (batch).
+    """
+
+    def __init__(
+        self,
+        alpha: float = 2.0,
+        beta: float = 50.0,
+        threshold: float = 0.5,
+        positive_rule: Literal["optimal", "batch"] = "optimal",
+        *,
+        negatives: NegativeSource | None = None,
+        mining: VariableThresholdMiner | None = None,
+    ) -> None:
+        super().__init__(mining)
+        require(alpha > 0, "alpha", alpha, "above 0")
+        require(beta > 0, "beta", beta, "above 0")
+        self.alpha, self.beta, self.threshold = alpha, beta, threshold
+        self.positive_rule, self.negatives, self.paired = positive_rule, negatives, negatives is not None
+
+    def soft_extremes(self, cosine: Tensor, positive: Tensor, other: Tensor, negative: Tensor) -> Tensor:
+        """[R] both terms of each row, positives from one table and negatives from another."""
+        pull = log_one_plus_sum_exp(self.alpha * (self.threshold - cosine), positive)
+        push = log_one_plus_sum_exp(self.beta * (other - self.threshold), negative)
+        return pull / self.alpha + push / self.beta
+
+    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        return self.soft_extremes(cosine, positive, cosine, negative).mean()
+
+    def forward(self, view: View) -> Tensor:
+        if self.negatives is None:
+            return super().forward(view)
+        members, pairs = view.members, len(view.pair_valid)
+        closest, negative = self.negatives.closest(view, "cosine")  # [P, Q]
+        # Positives of p = (i, k): the rows of i and of k side by side, without k's second mention of i.
+        both = torch.cat(members.cosine.split(pairs)[:2], 1)  # [P, 2C]
+        first, second = members.positive.split(pairs)[:2]
+        own = torch.arange(pairs, device=first.device)
+        second = second & (torch.arange(second.shape[1], device=first.device) != own[:, None])
+        positive = torch.cat([first, second], 1) & view.pair_valid[:, None]
+        kept_positive, kept_negative = positive, negative
+        if self.mining is not None:
+            kept_positive, kept_negative = self._select(view, both, positive, closest, negative)
+        total = positive.sum() + negative.sum()
+        view.report["active_share"] = ratio(kept_positive.sum() + kept_negative.sum(), total)
+        terms = self.soft_extremes(both, kept_positive, closest, kept_negative)
+        return ratio(masked_sum(terms, view.pair_valid), view.pair_valid.sum())
+
+    def _select(
+        self, view: View, both: Tensor, positive: Tensor, closest: Tensor, negative: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert self.mining is not None
+        rival, rivals = closest, negative
+        if self.positive_rule == "batch":
+            rival = both
+            rivals = torch.cat(view.members.negative.split(len(view.pair_valid))[:2], 1)
+        lowest, _ = masked_max(-both.detach(), positive)
+        highest, some = masked_max(rival.detach(), rivals)
+        margin = self.mining.margin
+        kept_negative = negative & (closest > -lowest[:, None] - margin)
+        kept_positive = positive & some[:, None] & (both < highest[:, None] + margin)
+        return kept_positive, kept_negative

@@ -1,0 +1,175 @@
+"""Losses between samples and learnt representatives of the classes."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from train.losses.checks import check_classes
+from train.losses.ops import masked_logsumexp, ratio
+from train.losses.pairwise import log_one_plus_sum_exp
+from train.losses.registry import register, require
+from train.losses.view import View, normalize
+
+REFUSAL = "compares samples with proxies, not with samples: there are no pairs to mine or to synthesise from"
+
+
+class ProxyTerm(nn.Module):
+    """What the proxy losses share: a parameter `proxies` [K * classes, D], kept in float32 or wider.
+
+    Labels must be 0 .. num_classes - 1. Give the proxies a learning rate of their own, tens of times that of
+    the network.
+    """
+
+    uses_references = False
+
+    def __init__(self, num_classes: int, embedding_dim: int, per_class: int = 1) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.proxies = nn.Parameter(torch.empty(num_classes * per_class, embedding_dim))
+        nn.init.kaiming_normal_(self.proxies, a=math.sqrt(5))
+
+    def cosines(self, view: View) -> Tensor:
+        """[B, K * classes] cosines of the samples with the proxies."""
+        if view.dim != self.proxies.shape[1]:
+            raise ValueError(f"embeddings have {view.dim} dimensions and the proxies {self.proxies.shape[1]}")
+        check_classes(view.labels, self.num_classes)
+        unit, _ = normalize(self.proxies.to(view.unit.dtype))
+        return view.unit @ unit.T
+
+    def member(self, view: View) -> Tensor:
+        """[B, classes] bool, the class of each sample."""
+        return view.labels[:, None] == torch.arange(self.num_classes, device=view.labels.device)
+
+
+@register("loss", "proxy-nca", source="Movshovitz-Attias et al. (ICCV 2017)", refusal=f"proxy-nca {REFUSAL}")
+class ProxyNCA(ProxyTerm):
+    """-log of exp(-‖z - p_y‖²) / Σ exp(-‖z - p_c‖²) over the other classes c.
+
+    The mean over the batch; samples z and proxies p are brought to length `scale`.
+
+    Args:
+        scale: length of embeddings and proxies.
+        include_positive: count the own class in the denominator too (Proxy-NCA++).
+    """
+
+    def __init__(
+        self, scale: float = 3.0, include_positive: bool = False, *, num_classes: int, embedding_dim: int
+    ) -> None:
+        super().__init__(num_classes, embedding_dim)
+        require(scale > 0, "scale", scale, "above 0")
+        self.scale, self.include_positive = scale, include_positive
+
+    def forward(self, view: View) -> Tensor:
+        closeness = -(self.scale**2) * (2 - 2 * self.cosines(view))  # [B, classes]
+        own = self.member(view)
+        positive = torch.where(own, closeness, 0.0).sum(1)
+        others = masked_logsumexp(closeness, torch.ones_like(own) if self.include_positive else ~own)
+        return torch.where(others > -torch.inf, others - positive, 0.0).mean()
+
+
+@register("loss", "proxy-anchor", source="Kim et al. (CVPR 2020), eq. 4", refusal=f"proxy-anchor {REFUSAL}")
+class ProxyAnchor(ProxyTerm):
+    """Mean over classes in the batch of log(1 + Σ exp(-scale (s - margin))) over their samples, plus the
+    mean over all classes of log(1 + Σ exp(scale (s + margin))) over the other samples.
+
+    Args:
+        scale: above 0.
+        margin: in units of the cosine.
+    """
+
+    def __init__(
+        self, scale: float = 32.0, margin: float = 0.1, *, num_classes: int, embedding_dim: int
+    ) -> None:
+        super().__init__(num_classes, embedding_dim)
+        require(scale > 0, "scale", scale, "above 0")
+        self.scale, self.margin = scale, margin
+
+    def forward(self, view: View) -> Tensor:
+        cosines, own = self.cosines(view).T, self.member(view).T  # [classes, B]
+        pull = log_one_plus_sum_exp(self.scale * (self.margin - cosines), own)
+        push = log_one_plus_sum_exp(self.scale * (self.margin + cosines), ~own)
+        return ratio(pull.sum(), own.any(1).sum()) + push.mean()
+
+
+@register("loss", "soft-triple", source="Qian et al. (ICCV 2019), eq. 8", refusal=f"soft-triple {REFUSAL}")
+class SoftTriple(ProxyTerm):
+    """Cross-entropy of scale (S_c - margin [c = y]), S_c = Σ_k softmax_k(s_ck / gamma) s_ck.
+
+    The mean over the batch; k runs over the centers of class c.
+
+    Args:
+        centers: of each class.
+        scale, gamma: above 0.
+        margin: in units of the cosine.
+    """
+
+    def __init__(
+        self,
+        centers: int = 10,
+        scale: float = 20.0,
+        gamma: float = 0.1,
+        margin: float = 0.01,
+        *,
+        num_classes: int,
+        embedding_dim: int,
+    ) -> None:
+        require(centers >= 1, "centers", centers, "at least 1")
+        require(gamma > 0, "gamma", gamma, "above 0")
+        super().__init__(num_classes, embedding_dim, centers)
+        self.scale, self.gamma, self.margin = scale, gamma, margin
+
+    def forward(self, view: View) -> Tensor:
+        cosines = self.cosines(view).unflatten(1, (self.num_classes, -1))  # [B, classes, centers]
+        relaxed = ((cosines / self.gamma).softmax(2) * cosines).sum(2)  # [B, classes]
+        return F.cross_entropy(self.scale * (relaxed - self.margin * self.member(view)), view.labels.long())
+
+
+@register(
+    "loss",
+    "normalized-softmax",
+    source="Zhai and Wu (BMVC 2019); CosFace, ArcFace (CVPR 2018, 2019)",
+    refusal=f"normalized-softmax {REFUSAL}",
+)
+class NormalizedSoftmax(ProxyTerm):
+    """Cross-entropy of scale times the cosines with the class weights, the own cosine reduced by a margin.
+
+    The mean over the batch. Margin `cosine` takes it off the cosine (CosFace), `angle` adds it to the angle
+    in radians (ArcFace), as long as the angle stays below 180 degrees.
+
+    Args:
+        scale: above 0.
+        margin: 0 for none.
+        margin_type: cosine or angle.
+    """
+
+    def __init__(
+        self,
+        scale: float = 20.0,
+        margin: float = 0.0,
+        margin_type: Literal["cosine", "angle"] = "cosine",
+        *,
+        num_classes: int,
+        embedding_dim: int,
+    ) -> None:
+        super().__init__(num_classes, embedding_dim)
+        require(scale > 0, "scale", scale, "above 0")
+        self.scale, self.margin, self.margin_type = scale, margin, margin_type
+
+    def forward(self, view: View) -> Tensor:
+        cosines = self.cosines(view)
+        if self.margin_type == "cosine":
+            reduced = cosines - self.margin
+        else:
+            inside = cosines.clamp(-1 + 1e-6, 1 - 1e-6)
+            turned = inside * math.cos(self.margin) - (1 - inside * inside).sqrt() * math.sin(self.margin)
+            reduced = torch.where(
+                inside > -math.cos(self.margin), turned, cosines - 1 + math.cos(self.margin)
+            )
+        if self.margin:
+            cosines = torch.where(self.member(view), reduced, cosines)
+        return F.cross_entropy(self.scale * cosines, view.labels.long())

@@ -1,0 +1,181 @@
+"""What exists, under which name, with which parameters; wrong names and values are refused here."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+Kind = Literal["loss", "negatives", "mining", "regularizer"]
+T = TypeVar("T", bound=type)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an entry: its default and the values that it takes."""
+
+    default: Any
+    annotation: Any
+
+    def __str__(self) -> str:
+        return "required" if self.default is inspect.Parameter.empty else repr(self.default)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One loss, source of negatives, miner or regularizer.
+
+    Attributes:
+        kind, name: what and how it is called in a specification.
+        summary: one line.
+        source: paper and equation.
+        parameters: name to default and accepted values.
+        negatives: the sources it takes ("batch" is the samples themselves).
+        mining: the miners it takes.
+        default_mining: the miner when the specification names none.
+        refusal: why it takes no other source or miner.
+    """
+
+    kind: Kind
+    name: str
+    cls: type = field(repr=False)
+    summary: str
+    source: str
+    parameters: Mapping[str, Parameter]
+    negatives: tuple[str, ...] = ("batch",)
+    mining: tuple[str, ...] = ()
+    default_mining: Mapping[str, Any] | None = None
+    refusal: str = ""
+
+    def __str__(self) -> str:
+        parameters = ", ".join(f"{name}={p}" for name, p in self.parameters.items())
+        lines = [f"{self.name}: {self.summary} [{self.source}]"]
+        if parameters:
+            lines.append(f"parameters: {parameters}")
+        if self.kind == "loss":
+            lines.append(
+                f"negatives: {', '.join(self.negatives)}; mining: {', '.join(self.mining) or 'none'}"
+            )
+        return "\n    ".join(lines)
+
+
+_ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining": {}, "regularizer": {}}
+
+# Filled in by the builder, not by the specification.
+_SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim"})
+
+
+def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T], T]:
+    """Enter a class under its names; parameters come from its signature, the summary from its docstring."""
+
+    def enter(cls: T) -> T:
+        parameters = {
+            p.name: Parameter(p.default, p.annotation)
+            for p in signature(cls)
+            if p.name not in _SUPPLIED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        }
+        summary = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        for name in names:
+            _ENTRIES[kind][name] = Entry(kind, name, cls, summary, source, parameters, **traits)
+        return cls
+
+    return enter
+
+
+def signature(cls: type) -> list[inspect.Parameter]:
+    """The parameters of a class's constructor with their annotations as types."""
+    return list(inspect.signature(cls, eval_str=True).parameters.values())
+
+
+def entries(kind: Kind) -> dict[str, Entry]:
+    """All entries of a kind, by name."""
+    return dict(_ENTRIES[kind])
+
+
+def find(kind: Kind, name: object) -> Entry:
+    """The entry of that name; ValueError with the nearest names otherwise."""
+    known = _ENTRIES[kind]
+    if isinstance(name, str) and name in known:
+        return known[name]
+    what = {
+        "loss": "loss",
+        "negatives": "source of negatives",
+        "mining": "miner",
+        "regularizer": "regularizer",
+    }
+    elsewhere = [what[k] for k in _ENTRIES if k != kind and name in _ENTRIES[k]]
+    hint = f" (it is a {elsewhere[0]})" if elsewhere else ""
+    raise ValueError(f"there is no {what[kind]} named {name!r}{hint}; {nearest(str(name), known)}")
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A sentence that names the valid names most like the wrong one, or all when none is like it."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"it takes {', '.join(repr(v) for v in valid)}" if valid else "it takes none"
+
+
+def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """The given parameters, each known to the entry and of a type it takes; ValueError otherwise."""
+    for key, value in given.items():
+        if key not in entry.parameters:
+            raise ValueError(
+                f"{entry.kind} {entry.name!r} has no parameter {key!r}; "
+                f"{nearest(str(key), [*entry.parameters, *also])}"
+            )
+        annotation = entry.parameters[key].annotation
+        if not _fits(value, annotation):
+            raise ValueError(
+                f"{entry.kind} {entry.name!r}: {key} is {value!r}; {_expected(value, annotation)}"
+            )
+    return dict(given)
+
+
+def require(condition: bool, name: str, value: object, expected: str) -> None:
+    """ValueError that says what a parameter must be, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"{name} is {value!r}; it must be {expected}")
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    for option in _options(annotation):
+        if option is Any or (option is type(None) and value is None):
+            return True
+        if typing.get_origin(option) is Literal:
+            if any(value == choice and type(value) is type(choice) for choice in typing.get_args(option)):
+                return True
+        elif option is float:
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                return True
+        elif option is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(option, type) and isinstance(value, option):
+            return True
+    return False
+
+
+def _expected(value: Any, annotation: Any) -> str:
+    words, choices = [], []
+    for option in _options(annotation):
+        if typing.get_origin(option) is Literal:
+            choices += [str(choice) for choice in typing.get_args(option)]
+        else:
+            words.append(
+                {float: "a finite number", int: "a whole number", bool: "true or false"}.get(option, "null")
+            )
+    if choices and isinstance(value, str):
+        return nearest(value, choices)
+    return f"it takes {' or '.join([*words, *map(repr, choices)])}"

@@ -1,0 +1,42 @@
+"""Regularizers of single samples and of single pairs."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from train.losses.checks import check_classes
+from train.losses.ops import masked_sum, ratio
+from train.losses.registry import register
+from train.losses.view import View
+
+
+@register("regularizer", "cross-entropy", source="DCDL (2022), section 5")
+class CrossEntropy(nn.Module):
+    """Cross-entropy of a linear classifier on the raw embedding, the mean over the batch.
+
+    The classifier is a parameter of the module; labels must be 0 .. num_classes - 1.
+    """
+
+    def __init__(self, *, num_classes: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.head = nn.Linear(embedding_dim, num_classes)
+
+    def forward(self, view: View) -> Tensor:
+        check_classes(view.labels, self.num_classes)
+        dtype = view.embeddings.dtype
+        logits = F.linear(view.embeddings, self.head.weight.to(dtype), self.head.bias.to(dtype))
+        return F.cross_entropy(logits, view.labels.long())
+
+
+@register("regularizer", "spread-out", source="Zhang et al. (ICCV 2017), eq. 6")
+class SpreadOut(nn.Module):
+    """(mean s)² + [mean s² - 1/D]_+ of the cosines of negative pairs, as of points spread over the sphere."""
+
+    def forward(self, view: View) -> Tensor:
+        cosine, negative = view.within.cosine, view.within.negative
+        count = negative.sum()
+        first = ratio(masked_sum(cosine, negative), count)
+        second = ratio(masked_sum(cosine.square(), negative), count)
+        return first.square() + F.relu(second - 1 / view.dim)

@@ -1,0 +1,224 @@
+"""Losses that compare each positive pair with its hardest negatives or with all of them at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from train.losses.mining import VariableThresholdMiner
+from train.losses.negatives import NegativeSource
+from train.losses.ops import masked_logsumexp, masked_max, ratio
+from train.losses.pairwise import NO_PAIRS, PairTerm
+from train.losses.registry import register
+from train.losses.triplet import SOURCES, distance, resolve_measure
+from train.losses.view import View
+
+BY_DEFINITION = "its positives and negatives are part of its definition"
+
+
+class HardPairTerm(nn.Module):
+    """What the losses of the hardest negative share: one hinge for every alternate pair."""
+
+    paired = True
+
+    def __init__(self, margin: float, normalize: bool | None, negatives: NegativeSource | None) -> None:
+        super().__init__()
+        self.margin, self.negatives = margin, negatives
+        self.measure = resolve_measure(normalize, negatives, "distance", default=True)
+
+    def _distance(self, similarity: Tensor) -> Tensor:
+        return distance(similarity, normalized=self.measure == "cosine", squared=False)
+
+    def _per_member(self, similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """[P] largest selected similarity of either member of each pair, and whether there is one."""
+        value, some = masked_max(similarity, mask)  # [2P]
+        value = torch.where(some, value, -torch.inf).unflatten(0, (2, -1)).max(0).values
+        some = some.unflatten(0, (2, -1)).any(0)
+        return torch.where(some, value, 0.0), some
+
+    def _hardest_negative(self, view: View) -> tuple[Tensor, Tensor]:
+        """[P] similarity of the hardest negative of each pair, and whether there is one."""
+        if self.negatives is not None:
+            return masked_max(*self.negatives.closest(view, self.measure))
+        return self._per_member(view.members.similarity(self.measure), view.members.negative)
+
+    def _hinge(self, view: View, positive: Tensor, negative: Tensor, some: Tensor) -> Tensor:
+        """Mean over the pairs of [positive - negative + margin]_+ of distances [P]."""
+        valid = view.pair_valid & some
+        losses = torch.where(valid, F.relu(positive - negative + self.margin), 0.0)
+        view.report["active_share"] = ratio((losses > 0).sum(), valid.sum())
+        view.report["hard_share"] = ratio((valid & (negative < positive)).sum(), valid.sum())
+        return ratio(losses.sum(), valid.sum())
+
+
+@register(
+    "loss", "hphn-triplet", source="LoOp section 4.3", negatives=SOURCES, refusal=f"no miner: {BY_DEFINITION}"
+)
+class HardPositiveHardNegative(HardPairTerm):
+    """Per alternate pair (i, j), [max(h_i, h_j) + margin - nearest negative of either]_+, h the distance of
+    the farthest positive.
+
+    The mean over the pairs. With a source the nearest negative is the closest pair of another class.
+
+    Args:
+        margin: in units of the distance.
+        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
+    """
+
+    def __init__(
+        self, margin: float = 0.2, normalize: bool | None = None, *, negatives: NegativeSource | None = None
+    ) -> None:
+        super().__init__(margin, normalize, negatives)
+
+    def forward(self, view: View) -> Tensor:
+        farthest, _ = self._per_member(-view.members.similarity(self.measure), view.members.positive)
+        negative, some = self._hardest_negative(view)
+        return self._hinge(view, self._distance(-farthest), self._distance(negative), some)
+
+
+@register(
+    "loss", "lifted-hard", source="LoOp eq. 16", negatives=SOURCES, refusal=f"no miner: {BY_DEFINITION}"
+)
+class LiftedHard(HardPairTerm):
+    """Per alternate pair (i, j), [d_ij + margin - nearest negative of either]_+: the hard form of lifted.
+
+    The mean over the pairs. With a source the nearest negative is the closest pair of another class.
+
+    Args:
+        margin: in units of the distance.
+        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
+        pooling: min, or logsumexp for the soft minimum -log Σ exp(-d) (the authors' code).
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        normalize: bool | None = None,
+        pooling: Literal["min", "logsumexp"] = "min",
+        *,
+        negatives: NegativeSource | None = None,
+    ) -> None:
+        super().__init__(margin, normalize, negatives)
+        self.pooling = pooling
+
+    def forward(self, view: View) -> Tensor:
+        positive = self._distance(view.pair_similarity(self.measure))
+        if self.pooling == "min":
+            negative, some = self._hardest_negative(view)
+            return self._hinge(view, positive, self._distance(negative), some)
+        if self.negatives is not None:
+            similarity, mask = self.negatives.closest(view, self.measure)
+        else:
+            pairs = len(positive)
+            similarity = torch.cat(view.members.similarity(self.measure).split(pairs), 1)  # [P, 2C]
+            mask = torch.cat(view.members.negative.split(pairs), 1)
+        some = mask.any(1)
+        soft_min = -masked_logsumexp(-self._distance(similarity), mask)
+        return self._hinge(view, positive, torch.where(some, soft_min, 0.0), some)
+
+
+@register(
+    "loss",
+    "lifted",
+    source="Oh Song et al. (CVPR 2016); Symm eqs. 5-6",
+    negatives=SOURCES,
+    refusal=f"no miner: {BY_DEFINITION}",
+)
+class Lifted(nn.Module):
+    """Per positive pair, [log Σ exp(margin - d_ik) over the negatives of both members + d_ij]²_+.
+
+    The mean over the pairs, halved for samples (Symm eq. 5); not halved for a source (eq. 6), where the sum
+    runs over the pairs of other classes. A reference's own negatives are those in the batch.
+
+    Args:
+        margin: in units of the distance.
+        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
+        pairs: unordered (default), ordered or alternate pairs; a source always takes alternate ones.
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        normalize: bool | None = None,
+        pairs: Literal["unordered", "ordered", "alternate"] | None = None,
+        *,
+        negatives: NegativeSource | None = None,
+    ) -> None:
+        super().__init__()
+        self.margin, self.negatives = margin, negatives
+        self.pairs = pairs or ("unordered" if negatives is None else "alternate")
+        if negatives is not None and self.pairs != "alternate":
+            raise ValueError(
+                f"pairs is {pairs!r}, but synthetic negatives need alternate pairs; leave `pairs` out"
+            )
+        self.measure = resolve_measure(normalize, negatives, "distance", default=True)
+        self.paired = self.pairs == "alternate"
+
+    def _distance(self, similarity: Tensor) -> Tensor:
+        return distance(similarity, normalized=self.measure == "cosine", squared=False)
+
+    def forward(self, view: View) -> Tensor:
+        if self.negatives is not None:
+            closest, mask = self.negatives.closest(view, self.measure)  # [P, Q]
+            negative = masked_logsumexp(self.margin - self._distance(closest), mask)
+            return self._mean(
+                view, negative, self._distance(view.pair_similarity(self.measure)), view.pair_valid
+            )
+        table = view.members if self.paired else view.anchors
+        distances = self._distance(table.similarity(self.measure))  # [R, C]
+        negative = masked_logsumexp(self.margin - distances, table.negative)  # [R]
+        if self.paired:
+            positive = self._distance(view.pair_similarity(self.measure))
+            joint = torch.logaddexp(*negative.unflatten(0, (2, -1)).unbind(0))
+            return 0.5 * self._mean(view, joint, positive, view.pair_valid)
+        mask = table.positive & table.later if self.pairs == "unordered" else table.positive
+        # Sums of exponentials relative to the largest of all keep the joint sum at one logarithm a pair.
+        others = negative
+        if distances.shape[1] != distances.shape[0]:
+            others = masked_logsumexp(self.margin - distances, table.negative, dim=0)  # [C]
+        return 0.5 * self._mean(view, torch.logaddexp(negative[:, None], others[None, :]), distances, mask)
+
+    def _mean(self, view: View, negative: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+        losses = torch.where(mask & (negative > -torch.inf), F.relu(negative + positive), 0.0).square()
+        count = mask.sum()
+        view.report["active_share"] = ratio((losses > 0).sum(), count)
+        return ratio(losses.sum(), count)
+
+
+@register(
+    "loss",
+    "lifted-generalized",
+    source="Hermans et al. (2017); RAW eq. 9, sign corrected",
+    mining=("vthm",),
+    refusal=f"generalised lifted {NO_PAIRS}",
+)
+class LiftedGeneralized(PairTerm):
+    """Per anchor, [log Σ exp(-s) over positives + log Σ exp(margin + s) over negatives]_+.
+
+    The mean over all anchors; those without a positive or a negative count as 0.
+
+    Args:
+        margin: in units of the cosine.
+        form: corrected, or printed: - log Σ exp(margin - s) over negatives, as RAW eq. 9 has it, which is 0
+            on nearly every batch and pushes the easiest negatives most.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.5,
+        form: Literal["corrected", "printed"] = "corrected",
+        *,
+        mining: VariableThresholdMiner | None = None,
+    ) -> None:
+        super().__init__(mining)
+        self.margin, self.form = margin, form
+
+    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        sign = 1 if self.form == "corrected" else -1
+        pull = masked_logsumexp(-cosine, positive)
+        push = sign * masked_logsumexp(self.margin + sign * cosine, negative)
+        valid = positive.any(1) & negative.any(1)
+        return torch.where(valid, F.relu(pull + push), 0.0).sum() / len(cosine)

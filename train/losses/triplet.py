@@ -1,0 +1,362 @@
+"""Losses over triplets: margin, NCA, cosine and selectively contrastive."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from train.losses.batch_all import AllTriplets, hinge_over_triplets, sum_over_triplets
+from train.losses.mining import PositiveRule, TripletMiner
+from train.losses.negatives import NegativeSource
+from train.losses.ops import ratio, safe_sqrt
+from train.losses.registry import register, require
+from train.losses.view import Measure, View
+
+Reduction = Literal["mean", "mean-active", "sum"]
+Pairs = Literal["alternate", "unordered", "ordered"]
+
+PAIRS_ONLY = "vthm selects pairs; a triplet is selected by its positive and its negative"
+SOURCES = ("batch", "optimal", "optimal-segment", "symmetric", "interpolated")
+
+
+def hinge(positive: Tensor, negative: Tensor, margin: float) -> Tensor:
+    """[negative - positive + margin]_+ of similarities."""
+    return F.relu(negative - positive + margin)
+
+
+def nca(positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """softplus((negative - positive) / temperature) of cosines (SCT, eq. 1)."""
+    return F.softplus((negative - positive) / temperature)
+
+
+def distance(similarity: Tensor, *, normalized: bool, squared: bool) -> Tensor:
+    """The (squared) distance that belongs to a cosine, or to minus half a squared distance."""
+    square = 2 - 2 * similarity if normalized else -2 * similarity
+    return square if squared else safe_sqrt(square)
+
+
+def resolve_measure(
+    normalize: bool | None, negatives: NegativeSource | None, raw: Measure, default: bool
+) -> Measure:
+    """The similarity that a loss and its source of negatives work on; ValueError if they do not agree.
+
+    Args:
+        normalize: what the specification says, None for nothing.
+        raw: the measure of the loss on raw embeddings.
+        default: whether the loss normalises by itself.
+    """
+    measure: Measure = "cosine" if (default if normalize is None else normalize) else raw
+    preferred = () if negatives is None else negatives.prefers
+    proper = next((m for m in preferred if m in ("cosine", raw)), measure)
+    if normalize is None or negatives is None:
+        return proper
+    if negatives.only_preferred and measure != proper:
+        where = "on the unit sphere" if proper == "cosine" else "on raw embeddings"
+        raise ValueError(
+            f"normalize is {str(normalize).lower()}, but this source of negatives works {where}; leave it out"
+        )
+    return measure
+
+
+class TripletTerm(nn.Module):
+    """What the triplet losses share: where triplets come from and how their losses are averaged.
+
+    With a source of negatives, every alternate pair is compared with every pair of another class. With a
+    miner, every sample is an anchor and the loss is the mean over the mined triplets.
+    """
+
+    def __init__(
+        self,
+        negatives: NegativeSource | None,
+        mining: TripletMiner | None,
+        measure: Measure,
+        reduction: Reduction,
+        pairs: Pairs = "ordered",
+        default_positive: PositiveRule = "easy",
+    ) -> None:
+        super().__init__()
+        self.negatives, self.mining, self.measure = negatives, mining, measure
+        self.reduction, self.pairs, self.default_positive = reduction, pairs, default_positive
+        if negatives is not None and mining is not None and mining.positive is not None:
+            raise ValueError(
+                f"mining.positive is {mining.positive!r}, but with synthetic negatives the positive of a "
+                "sample is the other member of its pair; leave `positive` out"
+            )
+        if measure != "cosine" and mining is not None and mining.negative == "distance-weighted":
+            raise ValueError(
+                "distance-weighted mining is a law of the unit sphere; this loss works on raw embeddings"
+            )
+        self.paired = negatives is not None or (mining is None and pairs == "alternate")
+
+    def values(self, similarity: Tensor) -> Tensor:
+        """The similarity in which the loss is written, growing with the one that is mined."""
+        return similarity
+
+    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """The loss of every triplet from the values of its positive and its negative."""
+        raise NotImplementedError
+
+    def counts(self, positive: Tensor, negative: Tensor) -> Tensor | bool:
+        """Which triplets take part at all."""
+        return True
+
+    def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
+        """The sums over all triplets of the values of positives [R, S] and negatives [R, C]."""
+        return sum_over_triplets(self.losses, positive, exists, negative, mask, self.counts)
+
+    def forward(self, view: View) -> Tensor:
+        if self.paired:
+            return self._over_pairs(view)
+        table = view.anchors
+        similarity, mask = table.similarity(self.measure), table.positive
+        if self.mining is None and self.pairs == "unordered":
+            mask = mask & table.later
+        mining = self.mining or TripletMiner("all", "all")
+        positive, exists = mining.positives(similarity, mask, self.default_positive)
+        if mining.negative == "all" and positive.shape[1] > 1:
+            return self._over_all(view, positive, exists, similarity, table.negative)
+        return self._over_mined(view, mining, positive, exists, similarity, table.negative)
+
+    def _over_pairs(self, view: View) -> Tensor:
+        positive, exists = view.pair_similarity(self.measure)[:, None], view.pair_valid[:, None]  # [P, 1]
+        if self.negatives is None:
+            firsts = view.members.head(len(exists))
+            similarity, mask = firsts.similarity(self.measure), firsts.negative  # [P, C]
+        else:
+            similarity, mask = self.negatives.closest(view, self.measure)  # [P, Q]
+        mining = self.mining or TripletMiner(None, "all")
+        return self._over_mined(view, mining, positive, exists, similarity, mask)
+
+    def _over_mined(
+        self,
+        view: View,
+        mining: TripletMiner,
+        positive: Tensor,
+        exists: Tensor,
+        similarity: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        positive, negative, valid = mining.negatives(positive, exists, similarity, mask, dim=view.dim)
+        valid = valid & self.counts(positive, negative)
+        losses = torch.where(valid, self.losses(self.values(positive), self.values(negative)), 0.0)
+        hard = (valid & (negative > positive)).sum()
+        number = valid.sum(1)
+        pairs = valid.any(1) if positive.shape[1] == 1 else number
+        return self._reduce(view, losses.sum(1), number, pairs, (losses > 0).sum(), hard)
+
+    def _over_all(
+        self, view: View, positive: Tensor, exists: Tensor, similarity: Tensor, mask: Tensor
+    ) -> Tensor:
+        sums = self.sum_over_all(self.values(positive), exists, self.values(similarity), mask)
+        pairs = torch.where(mask.any(1), exists.sum(1), 0)
+        return self._reduce(view, sums.total, sums.number, pairs, sums.active, sums.hard)
+
+    def _reduce(
+        self, view: View, totals: Tensor, number: Tensor, pairs: Tensor, active: Tensor, hard: Tensor
+    ) -> Tensor:
+        """One number from the sums and the numbers of triplets and of positive pairs of each row."""
+        view.report["active_share"] = ratio(active, number.sum())
+        view.report["hard_share"] = ratio(hard, number.sum())
+        if self.reduction == "sum":
+            return totals.sum()
+        return (
+            ratio(totals.sum(), active)
+            if self.reduction == "mean-active"
+            else self.mean(totals, number, pairs)
+        )
+
+    def mean(self, totals: Tensor, number: Tensor, pairs: Tensor) -> Tensor:
+        """The mean over all triplets."""
+        return ratio(totals.sum(), number.sum())
+
+
+@register(
+    "loss",
+    "triplet",
+    source="LoOp eqs. 14-15; Symm eqs. 3-4; FaceNet",
+    negatives=SOURCES,
+    mining=("triplet",),
+    refusal=PAIRS_ONLY,
+)
+class Triplet(TripletTerm):
+    """Margin on the distances of triplets: [d(a, p) - d(a, n) + margin]_+.
+
+    Without mining: the sum over negatives of each positive pair, averaged over the pairs; the first member
+    of a pair is the anchor. With a source of negatives d(a, n) is the distance of the closest points.
+
+    Args:
+        margin: in units of the (squared) distance.
+        squared: squared distances.
+        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
+        pairs: alternate, unordered or ordered positive pairs, when nothing is mined.
+        negative_reduction: sum or mean over the negatives of a pair, when nothing is mined.
+        reduction: mean, mean over the active (positive) terms, or sum.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        squared: bool = False,
+        normalize: bool | None = None,
+        pairs: Pairs = "alternate",
+        negative_reduction: Literal["sum", "mean"] = "sum",
+        reduction: Reduction = "mean",
+        *,
+        negatives: NegativeSource | None = None,
+        mining: TripletMiner | None = None,
+    ) -> None:
+        measure = resolve_measure(normalize, negatives, "distance", default=True)
+        super().__init__(negatives, mining, measure, reduction, pairs)
+        self.margin, self.squared, self.negative_reduction = margin, squared, negative_reduction
+
+    def values(self, similarity: Tensor) -> Tensor:
+        return -distance(similarity, normalized=self.measure == "cosine", squared=self.squared)
+
+    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        return hinge(positive, negative, self.margin)
+
+    def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
+        return hinge_over_triplets(positive, exists, negative, mask, self.margin)
+
+    def mean(self, totals: Tensor, number: Tensor, pairs: Tensor) -> Tensor:
+        if self.mining is not None:
+            return super().mean(totals, number, pairs)
+        if self.negative_reduction == "mean":
+            totals = totals * pairs / number.clamp(min=1)
+        return ratio(totals.sum(), pairs.sum())
+
+
+@register(
+    "loss",
+    "triplet-cosine",
+    source="RAW eq. 7",
+    negatives=SOURCES,
+    mining=("triplet",),
+    refusal=PAIRS_ONLY,
+)
+class TripletCosine(TripletTerm):
+    """Margin on the cosines of triplets: [s(a, n) - s(a, p) + margin]_+, the mean over all triplets.
+
+    Args:
+        margin: in units of the cosine.
+        reduction: mean, mean over the active (positive) terms, or sum.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.1,
+        reduction: Reduction = "mean",
+        *,
+        negatives: NegativeSource | None = None,
+        mining: TripletMiner | None = None,
+    ) -> None:
+        super().__init__(negatives, mining, "cosine", reduction)
+        self.margin = margin
+
+    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        return hinge(positive, negative, self.margin)
+
+    def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
+        return hinge_over_triplets(positive, exists, negative, mask, self.margin)
+
+
+@register(
+    "loss",
+    "triplet-nca",
+    source="SCT eq. 1",
+    negatives=SOURCES,
+    mining=("triplet",),
+    refusal=PAIRS_ONLY,
+    default_mining={"negative": "hard"},
+)
+class TripletNCA(TripletTerm):
+    """Softmax of triplets: softplus((s(a, n) - s(a, p)) / temperature), the mean over mined triplets.
+
+    Mines the easy positive and the hard negative unless told otherwise.
+
+    Args:
+        temperature: above 0.
+        reduction: mean or sum.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        reduction: Literal["mean", "sum"] = "mean",
+        *,
+        negatives: NegativeSource | None = None,
+        mining: TripletMiner | None = None,
+    ) -> None:
+        super().__init__(negatives, mining, "cosine", reduction)
+        require(temperature > 0, "temperature", temperature, "above 0")
+        self.temperature = temperature
+
+    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        return nca(positive, negative, self.temperature)
+
+
+@register(
+    "loss",
+    "sct",
+    source="SCT eq. 13",
+    negatives=SOURCES,
+    mining=("triplet",),
+    refusal=PAIRS_ONLY,
+    default_mining={"negative": "hard"},
+)
+class SelectivelyContrastive(TripletTerm):
+    """Push hard negatives away instead of comparing them: weight * s(a, n) where s(a, n) > s(a, p), else the
+    base loss; the mean over mined triplets.
+
+    Discontinuous where s(a, n) = s(a, p). Mines the easy positive and the hard negative unless told
+    otherwise.
+
+    Args:
+        weight: of the contrastive term (the paper: 1 on CUB and Cars, 0.1 on larger sets).
+        base: the loss of the other triplets: nca, softplus((s_an - s_ap) / temperature), or margin,
+            [2 (s_an - s_ap) + margin]_+.
+        gate: negatives more similar than this are hard as well; exact ties then count as neither (the
+            authors' code: 0.8).
+        reduction: mean or sum.
+    """
+
+    def __init__(
+        self,
+        weight: float = 1.0,
+        base: Literal["nca", "margin"] = "nca",
+        temperature: float = 1.0,
+        margin: float = 0.2,
+        gate: float | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+        *,
+        negatives: NegativeSource | None = None,
+        mining: TripletMiner | None = None,
+    ) -> None:
+        super().__init__(negatives, mining, "cosine", reduction)
+        require(temperature > 0, "temperature", temperature, "above 0")
+        self.weight, self.base, self.temperature, self.margin, self.gate = (
+            weight,
+            base,
+            temperature,
+            margin,
+            gate,
+        )
+
+    def counts(self, positive: Tensor, negative: Tensor) -> Tensor | bool:
+        if self.gate is None:
+            return True
+        tied = (negative == positive) | (negative == self.gate)
+        return ~tied | (negative > self.gate)
+
+    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        if self.base == "nca":
+            base = nca(positive, negative, self.temperature)
+        else:
+            base = F.relu(2 * (negative - positive) + self.margin)
+        hard = negative > positive
+        if self.gate is not None:
+            hard = hard | (negative > self.gate)
+        return torch.where(hard, self.weight * negative, base)

@@ -1,0 +1,224 @@
+"""N-pair and angular losses: one positive pair against many negatives at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from train.losses.negatives import NegativeSource, Symmetric
+from train.losses.ops import masked_sum, ratio
+from train.losses.pairwise import log_one_plus_sum_exp
+from train.losses.registry import register, require
+from train.losses.structured import BY_DEFINITION
+from train.losses.triplet import SOURCES, resolve_measure
+from train.losses.view import View
+
+Combinations = Literal["all", "released"]
+
+
+def _mean_over_pairs(view: View, terms: Tensor) -> Tensor:
+    """The mean of [A, P] terms over the valid pairs."""
+    valid = view.pair_valid.expand_as(terms)
+    return ratio(masked_sum(terms, valid), valid.sum())
+
+
+def _check_combinations(combinations: Combinations, negatives: NegativeSource | None) -> None:
+    if combinations == "released" and not isinstance(negatives, Symmetric):
+        raise ValueError(
+            "combinations: released is a choice among mirrored points; set negatives to symmetric"
+        )
+
+
+class PairAgainstAll(nn.Module):
+    """What N-pair and angular share: every alternate pair against all its negatives in one softmax."""
+
+    paired = True
+
+    def __init__(
+        self, normalize: bool | None, negatives: NegativeSource | None, combinations: Combinations
+    ) -> None:
+        super().__init__()
+        _check_combinations(combinations, negatives)
+        self.negatives, self.combinations = negatives, combinations
+        self.measure = resolve_measure(normalize, negatives, "dot", default=False)
+
+    def _compare(self, view: View, positive: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
+        """[P] log(1 + Σ exp(negative - positive)) over the selected negatives [P, N]."""
+        gap = negative - positive[:, None]
+        view.report["active_share"] = ratio((mask & (gap > 0)).sum(), mask.sum())
+        return log_one_plus_sum_exp(gap, mask)
+
+    def _mirrored(self, view: View) -> tuple[Tensor, Tensor]:
+        """[4, 4, P, Q] similarities of the points (i, j, i', j') of p and of q, and who is negative."""
+        assert isinstance(self.negatives, Symmetric)
+        normalized = self.measure == "cosine"
+        tables, masks = zip(*self.negatives.tables(view, normalized=normalized), strict=True)
+        parts = [self.negatives.similarities(table, normalized=normalized) for table in tables]
+        return torch.cat(parts, 3), torch.cat(masks, 1)
+
+
+@register(
+    "loss",
+    "n-pair",
+    source="Sohn (NeurIPS 2016); Symm eqs. 7-8; DCDL eq. 3",
+    negatives=SOURCES,
+    refusal=f"no miner: {BY_DEFINITION}",
+)
+class NPair(PairAgainstAll):
+    """Per alternate pair (i, j), log(1 + Σ exp(S_ik - S_ij)) over the negatives k of i.
+
+    The mean over the pairs. With a source, one term for each pair of another class: its closest points.
+
+    Args:
+        candidates: all samples of other classes, or the positives (second members) of the other pairs.
+        anchors: the first member of each pair, or both in turn.
+        normalize: cosines instead of raw dot products; the default is raw for samples and for mirrored
+            points, cosines for the other sources.
+        l2_reg: adds l2_reg / 4 times the mean squared lengths of first and of second members.
+        combinations: with mirrored points all 16, or the 6 of the authors' code, which pools the positive
+            logit over them as well.
+    """
+
+    def __init__(
+        self,
+        candidates: Literal["all", "positives"] = "all",
+        anchors: Literal["first", "both"] = "first",
+        normalize: bool | None = None,
+        l2_reg: float = 0.0,
+        combinations: Combinations = "all",
+        *,
+        negatives: NegativeSource | None = None,
+    ) -> None:
+        super().__init__(normalize, negatives, combinations)
+        if negatives is not None and (candidates, anchors) != ("all", "first"):
+            raise ValueError(
+                "with synthetic negatives a pair is compared as a whole; leave out candidates and anchors"
+            )
+        self.candidates, self.anchors, self.l2_reg = candidates, anchors, l2_reg
+
+    def forward(self, view: View) -> Tensor:
+        positive = view.pair_similarity(self.measure)  # [P]
+        if self.combinations == "released":
+            similarity, mask = self._mirrored(view)
+            oriented = torch.triu_indices(4, 4, 1, device=similarity.device)
+            logits = similarity[oriented[0], oriented[1]].max(0).values  # [P, Q]
+            terms = self._compare(view, logits.diagonal(), logits, mask)[None]
+        elif self.negatives is not None:
+            closest, mask = self.negatives.closest(view, self.measure)
+            terms = self._compare(view, positive, closest, mask)[None]
+        else:
+            negative, mask = self._samples(view, len(positive))
+            anchors = len(negative) // len(positive)
+            terms = self._compare(view, positive.repeat(anchors), negative, mask).unflatten(0, (anchors, -1))
+        value = _mean_over_pairs(view, terms)
+        if self.l2_reg:
+            value = value + 0.25 * self.l2_reg * 2 * _mean_over_pairs(view, view.pair_squares)
+        return value
+
+    def _samples(self, view: View, pairs: int) -> tuple[Tensor, Tensor]:
+        """The candidates of the first members, then perhaps of the second, and who is a negative."""
+        if self.candidates == "positives":
+            tables = view.pair_tables(normalized=self.measure == "cosine")
+            both = (tables.il, tables.jk)[: 1 + (self.anchors == "both")]
+            return torch.cat(both), view.pair_negative.repeat(len(both), 1)
+        table = view.members if self.anchors == "both" else view.members.head(pairs)
+        return table.similarity(self.measure), table.negative
+
+
+@register(
+    "loss",
+    "angular",
+    source="Wang et al. (ICCV 2017); Symm eqs. 9-10; DCDL eq. 4",
+    negatives=SOURCES,
+    refusal=f"no miner: {BY_DEFINITION}",
+)
+class Angular(PairAgainstAll):
+    """Per alternate pair (i, j), log(1 + Σ exp(4 tan²a (x_i + x_j)·x_k - 2 (1 + tan²a) x_i·x_j)).
+
+    The mean over the pairs; k runs over the samples of other classes. With mirrored points, each pair of
+    another class counts once, by the largest of the 24 triplets of two distinct points of p and one of q.
+    With the other sources both dot products with the negative become that of the closest points.
+
+    Args:
+        angle: a, in degrees, between 0 and 90.
+        anchors: first or both; the loss treats i and j alike, so both have one value.
+        normalize: as for n-pair.
+        combinations: with mirrored points all 24, or the 12 of the authors' code, which pools the positive
+            logit over them as well.
+    """
+
+    def __init__(
+        self,
+        angle: float = 45.0,
+        anchors: Literal["first", "both"] = "first",
+        normalize: bool | None = None,
+        combinations: Combinations = "all",
+        *,
+        negatives: NegativeSource | None = None,
+    ) -> None:
+        super().__init__(normalize, negatives, combinations)
+        require(0 < angle < 90, "angle", angle, "between 0 and 90 degrees")
+        self.anchors = anchors
+        self.slope = math.tan(math.radians(angle)) ** 2
+
+    def forward(self, view: View) -> Tensor:
+        positive = view.pair_similarity(self.measure)  # [P]
+        if self.combinations == "released":
+            similarity, mask = self._mirrored(view)
+            x, y = torch.tensor(
+                [(x, y) for x in range(4) for y in range(4) if x != y], device=positive.device
+            ).T
+            negative = (similarity[x, y] + similarity[y, y]).max(0).values  # [P, Q]
+            positive = similarity.diagonal(dim1=2, dim2=3)[x, y].max(0).values
+        elif isinstance(self.negatives, Symmetric):
+            similarity, mask = self._mirrored(view)
+            i, j, k, l = similarity.unbind(0)  # each [4, P, Q]  # noqa: E741
+            two_of_each = torch.maximum(i, j) + torch.maximum(k, l)
+            negative = torch.stack([i + j, k + l, two_of_each]).flatten(0, 1).max(0).values
+        elif self.negatives is not None:
+            closest, mask = self.negatives.closest(view, self.measure)
+            negative = 2 * closest
+        else:
+            first, second = view.members.similarity(self.measure).unflatten(0, (2, -1)).unbind(0)
+            negative, mask = first + second, view.members.negative[: len(positive)]  # [P, C]
+        terms = self._compare(view, 2 * (1 + self.slope) * positive, 4 * self.slope * negative, mask)
+        return _mean_over_pairs(view, terms[None])
+
+
+@register(
+    "loss",
+    "angular-n-pair",
+    source="Wang et al. (ICCV 2017); DCDL section 5.2",
+    negatives=SOURCES,
+    refusal=f"no miner: {BY_DEFINITION}",
+)
+class AngularNPair(nn.Module):
+    """The N-pair loss plus angular_weight times the angular loss.
+
+    Args:
+        angle: in degrees, between 0 and 90.
+        angular_weight: of the angular loss.
+        anchors, normalize: as for n-pair.
+    """
+
+    paired = True
+
+    def __init__(
+        self,
+        angle: float = 45.0,
+        angular_weight: float = 2.0,
+        anchors: Literal["first", "both"] = "first",
+        normalize: bool | None = None,
+        *,
+        negatives: NegativeSource | None = None,
+    ) -> None:
+        super().__init__()
+        self.negatives, self.angular_weight = negatives, angular_weight
+        self.n_pair = NPair(anchors=anchors, normalize=normalize, negatives=negatives)
+        self.angular = Angular(angle, anchors, normalize, negatives=negatives)
+
+    def forward(self, view: View) -> Tensor:
+        return self.n_pair(view) + self.angular_weight * self.angular(view)

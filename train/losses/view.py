@@ -1,0 +1,298 @@
+"""One batch as every loss sees it: one matrix of similarities, its masks and its positive pairs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from train.losses.lazy import lazy
+from train.losses.ops import safe_sqrt
+from train.losses.pairs import PairLayout, alternate_pairs
+
+Measure = Literal["cosine", "distance", "dot"]
+"""How similarity is measured: the cosine, minus half the squared distance of the raw embeddings (so that
+squared distances are -2 times it), or the dot product of the raw embeddings."""
+
+
+class Samples(NamedTuple):
+    """The rows or the columns of a table."""
+
+    place: Tensor  # [N] in the batch followed by the references
+    label: Tensor  # [N]
+    norm: Tensor  # [N] length of the raw embedding
+    usable: Tensor | None  # [N] bool
+
+    def take(self, which: Tensor | slice) -> Samples:
+        """Some of them, in the given order."""
+        usable = None if self.usable is None else self.usable[which]
+        return Samples(self.place[which], self.label[which], self.norm[which], usable)
+
+
+def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors [N, D] and lengths [N]; a zero vector stays zero and receives no gradient."""
+    square = x.square().sum(1)
+    directed = square > torch.finfo(x.dtype).tiny
+    norm = torch.where(directed, square, 1.0).sqrt()
+    return x * torch.where(directed, 1 / norm, 0.0)[:, None], torch.where(directed, norm, 0.0)
+
+
+class _SelfProduct(torch.autograd.Function):
+    """Z Zᵀ, whose backward pass needs one matrix product where two general factors need two."""
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        return z @ z.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return (grad + grad.T) @ z
+
+
+class Table:
+    """Similarities of R anchors with C candidates, and which of them are positives and negatives.
+
+    Attributes:
+        cosine: [R, C] dot products of the normalised embeddings.
+        positive: [R, C] bool, the same class and not the anchor itself.
+        negative: [R, C] bool, another class.
+    """
+
+    def __init__(self, cosine: Tensor, rows: Samples, cols: Samples) -> None:
+        self.cosine = cosine
+        self._rows, self._cols = rows, cols
+        same = rows.label[:, None] == cols.label[None, :]  # [R, C]
+        self.positive = same & (rows.place[:, None] != cols.place[None, :])
+        self.negative = ~same
+        if cols.usable is not None:
+            self.positive &= cols.usable
+            self.negative &= cols.usable
+
+    def similarity(self, measure: Measure) -> Tensor:
+        """[R, C] the larger the closer: see `Measure`."""
+        return getattr(self, measure)
+
+    @lazy
+    def dot(self) -> Tensor:
+        return self.cosine * self._rows.norm[:, None] * self._cols.norm[None, :]
+
+    @lazy
+    def distance(self) -> Tensor:
+        return self.dot - 0.5 * (self._rows.norm[:, None].square() + self._cols.norm[None, :].square())
+
+    @property
+    def labels(self) -> Tensor:
+        """[R] of the anchors."""
+        return self._rows.label
+
+    @lazy
+    def own_square(self) -> Tensor:
+        """[R, C] squared distances of unit vectors, exactly 0 between a sample and itself."""
+        itself = self._rows.place[:, None] == self._cols.place[None, :]
+        return torch.where(itself, 0.0, 2 - 2 * self.cosine)
+
+    @lazy
+    def own_distance(self) -> Tensor:
+        """[R, C] distances of unit vectors, exactly 0 between a sample and itself."""
+        return safe_sqrt(self.own_square)
+
+    @lazy
+    def later(self) -> Tensor:
+        """[R, C] bool, the candidate stands after the anchor: selects every unordered pair once."""
+        return self._rows.place[:, None] < self._cols.place[None, :]
+
+    def head(self, rows: int) -> Table:
+        """The table of the first anchors."""
+        return (
+            self
+            if rows == len(self._rows.place)
+            else Table(self.cosine[:rows], self._rows.take(slice(rows)), self._cols)
+        )
+
+
+class Members(NamedTuple):
+    """Within the pairs: dot products, and squared lengths of the sum and of the difference."""
+
+    first: Tensor
+    second: Tensor
+    cross: Tensor
+    total: Tensor
+    gap: Tensor
+
+
+class PairTables(NamedTuple):
+    """Dot products of the members (i, j) of pairs p with the members (k, l) of pairs q, each [P, Q]."""
+
+    ik: Tensor
+    il: Tensor
+    jk: Tensor
+    jl: Tensor
+    p: Members  # each [P, 1]
+    q: Members  # each [1, Q]
+
+
+class View:
+    """A batch, the references it may be compared with, and everything that is shared between losses.
+
+    Anchors are the samples of the batch; positives and negatives are those of the batch followed by the
+    references. All tables come from one product of the normalised embeddings. Alternate pairs are formed
+    over the same sequence, so that a sample without a free partner in the batch takes one from the
+    references; pairs without a member in the batch serve as negatives only.
+
+    Args:
+        embeddings: [B, D], raw, in the precision to compute in.
+        labels: [B] integers.
+        references, reference_labels: [M, D] and [M], or None.
+        usable: [M] bool; references marked False do not exist.
+        paired: also form the alternate pairs.
+        cosine: [B, B] similarities to use in place of those of the embeddings.
+    """
+
+    def __init__(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        references: Tensor | None = None,
+        reference_labels: Tensor | None = None,
+        usable: Tensor | None = None,
+        *,
+        paired: bool = False,
+        cosine: Tensor | None = None,
+    ) -> None:
+        self.embeddings, self.labels = embeddings, labels
+        self.batch, self.dim = embeddings.shape
+        self.report: dict[str, Tensor] = {}
+        self.references: tuple[Tensor, Tensor] | None = None  # with the batch before them
+        points, point_labels = embeddings, labels
+        if references is not None and reference_labels is not None:
+            points = torch.cat([embeddings, references])  # [C, D]
+            point_labels = torch.cat([labels, reference_labels])  # [C]
+            self.references = (points, point_labels)
+            if usable is not None:
+                usable = torch.cat([torch.ones_like(labels, dtype=torch.bool), usable])
+        self.usable = usable  # [C] bool, or None for all
+        self._layout = alternate_pairs(point_labels, self.batch, usable) if paired else None
+        unit, norm = normalize(points)
+        place = torch.arange(len(points), device=points.device)
+        samples = Samples(place, point_labels, norm, usable)
+        self.unit = unit[: self.batch]
+        self._batch = samples.take(slice(self.batch))._replace(usable=None)
+        if self._layout is not None:
+            order = self._layout.order
+            unit, samples = unit[order], samples.take(order)
+            cosine = None if cosine is None else cosine[order][:, order]
+        self._points, self._samples, self._cosine = unit, samples, cosine
+        self._pair_tables: dict[bool, PairTables] = {}
+
+    @lazy
+    def anchors(self) -> Table:
+        """Every sample of the batch against all candidates, [B, C]."""
+        if self.references is not None:
+            return Table(self.unit @ self._points.T, self._batch, self._samples)
+        cosine = _SelfProduct.apply(self._points) if self._cosine is None else self._cosine
+        return Table(cosine, self._samples, self._samples)
+
+    @lazy
+    def within(self) -> Table:
+        """Every sample of the batch against every other of the batch, [B, B]."""
+        if self.references is None:
+            return self.anchors
+        return Table(_SelfProduct.apply(self.unit), self._batch, self._batch)
+
+    @lazy
+    def members(self) -> Table:
+        """The first, then the second members of the anchored pairs against all candidates, [2P, C]."""
+        P, Q = self._pairs.anchors, self._pairs.slots
+        if self.references is None:
+            return self.anchors.head(2 * P)
+        members = torch.arange(2 * P, device=self._points.device)
+        members = torch.where(members < P, members, members + (Q - P))
+        return Table(self._points[members] @ self._points.T, self._samples.take(members), self._samples)
+
+    @property
+    def _pairs(self) -> PairLayout:
+        if self._layout is None:
+            raise RuntimeError("this view was built without pairs; build it with paired=True")
+        return self._layout
+
+    @property
+    def pair_valid(self) -> Tensor:
+        """[P] bool: the slot holds a pair with a member in the batch."""
+        return self._pairs.anchored[: self._pairs.anchors]
+
+    @lazy
+    def pair_negative(self) -> Tensor:
+        """[P, Q] bool: q is a pair of another class than p."""
+        P, Q = self._pairs.anchors, self._pairs.slots
+        label = self._samples.label[:Q]
+        return (label[:P, None] != label[None, :]) & self.pair_valid[:, None] & self._pairs.valid[None, :]
+
+    @property
+    def pair_squares(self) -> Tensor:
+        """[2, P] squared lengths of the raw first and second members of the anchored pairs."""
+        P, Q = self._pairs.anchors, self._pairs.slots
+        square = self._samples.norm.square()
+        return torch.stack([square[:P], square[Q : Q + P]])
+
+    def pair_similarity(self, measure: Measure) -> Tensor:
+        """[P] similarity of the two members of each anchored pair."""
+        P, Q = self._pairs.anchors, self._pairs.slots
+        return self.members.similarity(measure)[:P, Q : Q + P].diagonal()
+
+    def pair_tables(self, *, normalized: bool) -> PairTables:
+        """Dot products between and within pairs, of the normalised or of the raw embeddings."""
+        if normalized not in self._pair_tables:
+            self._pair_tables[normalized] = self._make_pair_tables(normalized)
+        return self._pair_tables[normalized]
+
+    def _make_pair_tables(self, normalized: bool) -> PairTables:
+        P, Q = self._pairs.anchors, self._pairs.slots
+        table = self.members.similarity("cosine" if normalized else "dot")
+        first, second = table[:, : 2 * Q].reshape(2, P, 2, Q).unbind(0)  # [P, 2, Q]
+        (ik, il), (jk, jl) = first.unbind(1), second.unbind(1)  # [P, Q]
+        own = self._members(il.diagonal(), normalized)
+        p, q = (x[:P, None] for x in own), (x[None, :] for x in own)
+        return PairTables(ik, il, jk, jl, Members(*p), Members(*q))
+
+    def _members(self, cross: Tensor, normalized: bool) -> Members:
+        """[Q] products within the pairs, given those of the pairs that the table covers."""
+        Q = self._pairs.slots
+        first, second = self._points[:Q], self._points[Q : 2 * Q]
+        first_norm, second_norm = self._samples.norm[:Q], self._samples.norm[Q : 2 * Q]
+        if self.references is not None:
+            cross = (first * second).sum(1)
+            cross = cross if normalized else cross * first_norm * second_norm
+        if not normalized:
+            square, other = first_norm.square(), second_norm.square()
+            return Members(square, other, cross, square + other + 2 * cross, square + other - 2 * cross)
+        one = torch.ones_like(cross)
+        if self._cosine is not None:
+            return Members(one, one, cross, 2 + 2 * cross.detach(), 2 - 2 * cross.detach())
+        with torch.no_grad():  # from the vectors: exact for members nearly equal or nearly antipodal
+            total, gap = (first + second).square().sum(1), (first - second).square().sum(1)
+        return Members(one, one, cross, total, gap)
+
+    @lazy
+    def leftover_negative(self) -> Tensor:
+        """[P, C] bool: the sample has no pair and is of another class than p."""
+        Q = self._pairs.slots
+        paired = torch.zeros_like(self._samples.place, dtype=torch.bool)
+        paired[:Q], paired[Q : 2 * Q] = self._pairs.valid, self._pairs.valid
+        pairs = len(self.pair_valid)
+        return self.members.negative[:pairs] & ~paired & self.pair_valid[:, None]
+
+    def leftover_tables(self, *, normalized: bool) -> PairTables:
+        """As `pair_tables`, with every sample k in the place of a pair (k, k)."""
+        P = self._pairs.anchors
+        table = self.members.similarity("cosine" if normalized else "dot")
+        square = torch.ones_like(self._samples.norm) if normalized else self._samples.norm.square()
+        square = square[None, :]
+        point = Members(square, square, square, 4 * square, torch.zeros_like(square))
+        p = self.pair_tables(normalized=normalized).p
+        return PairTables(table[:P], table[:P], table[P : 2 * P], table[P : 2 * P], p, point)
