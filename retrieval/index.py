@@ -77,4 +77,6 @@ def search(
     """
     # The selector must outlive the call: FAISS keeps only a pointer to it.
     selector = None if alive.all() else faiss.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
-    return index.search(queries, k, params=faiss.SearchParameters(sel=selector) if selector else None)
+    # `faiss.contrib.torch_utils`, which other libraries import, puts a search without `params` in this place.
+    search_arrays = getattr(index, "search_numpy", index.search)
+    return search_arrays(queries, k, params=faiss.SearchParameters(sel=selector) if selector else None)

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("lookalike", deadline=None)
+settings.load_profile("lookalike")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -83,6 +83,20 @@ def test_search_by_item_leaves_the_item_out(gallery: Gallery, shop: Path) -> Non
         gallery.search_id(10_000)
 
 
+def test_search_beside_libraries_that_patch_faiss(model_file: Path, shop: Path, tmp_path: Path) -> None:
+    """pytorch-metric-learning imports FAISS's wrappers for torch, which replace `Index.search`."""
+    program = (
+        "import sys, faiss.contrib.torch_utils\n"
+        "from retrieval import Gallery\n"
+        "gallery = Gallery.create(sys.argv[1], sys.argv[2])\n"
+        "gallery.add([sys.argv[3]], reindex=True)\n"
+        "print(len(gallery.search(sys.argv[4], 3)))"
+    )
+    words = [str(tmp_path / "g"), str(model_file), str(shop), str(shop / "red" / "0.png")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "3"
+
+
 def test_more_than_there_is_and_nothing_at_all(gallery: Gallery, shop: Path) -> None:
     assert gallery.search(shop / "red" / "0.png") == []
     gallery.add([shop])

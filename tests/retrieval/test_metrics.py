@@ -29,7 +29,7 @@ def recall_by_loops(query, labels, gallery, gallery_labels, own, k: int) -> floa
     return float(np.mean(answers))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(4, 40), st.integers(2, 5), st.integers(0, 10_000))
 def test_leave_one_out_recall_equals_loops(count: int, classes: int, seed: int) -> None:
     points, labels = unit(count, 5, seed), np.random.default_rng(seed).integers(0, classes, count)
@@ -39,7 +39,7 @@ def test_leave_one_out_recall_equals_loops(count: int, classes: int, seed: int) 
         assert value == pytest.approx(recall_by_loops(points, labels, points, labels, range(count), k))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(3, 40), st.integers(0, 10_000))
 def test_gallery_recall_equals_loops(queries: int, count: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -41,7 +41,7 @@ def build(
         >>> x = torch.eye(4).requires_grad_()
         >>> value = loss(x, torch.tensor([0, 0, 1, 1]))  # orthogonal samples, pairs 90 degrees apart
         >>> round(value.item(), 4)
-        0.4
+        0.2
     """
     if not isinstance(spec, Mapping):
         raise TypeError(f"a loss is specified by a mapping, not by {type(spec).__name__}")
