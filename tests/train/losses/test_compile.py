@@ -1,0 +1,100 @@
+"""Every loss under torch.compile without a graph break, and without reading anything back from the device."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from train import losses
+
+pytestmark = pytest.mark.slow
+
+DIM, CLASSES = 8, 6
+Y = torch.arange(CLASSES).repeat_interleave(4)
+SOURCES = ("optimal", "optimal-segment", "symmetric", "interpolated")
+
+
+def specs() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name, entry in losses.names().items():
+        found.append({"name": name})
+        if "triplet" in entry.mining:
+            rules = [("all", "semi-hard"), ("all", "all"), ("hard", "hard")]
+            found += [{"name": name, "mining": {"positive": p, "negative": n}} for p, n in rules]
+    found += [
+        {"name": name, "negatives": source} for name in ("triplet", "lifted", "raw") for source in SOURCES
+    ]
+    found += [{"regularizers": [{"name": name}]} for name in losses.names("regularizer")]
+    wasserstein = ({"form": "sharp"}, {"debias": True})
+    found += [{"regularizers": [{"name": "wasserstein", **options}]} for options in wasserstein]
+    found += [{"name": "raw", "memory": 10}, {"name": "triplet", "negatives": "optimal", "memory": 10}]
+    return found
+
+
+def build(spec: dict[str, Any]) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return losses.build(spec, num_classes=CLASSES, embedding_dim=DIM)
+
+
+def steps(module: Any, count: int) -> list[torch.Tensor]:
+    """Values and gradients of a few batches."""
+    found = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        x = torch.randn(len(Y), DIM, requires_grad=True)
+        value = module(x, Y)
+        value.backward()
+        found += [value.detach(), x.grad]
+    return found
+
+
+@pytest.mark.parametrize("spec", specs(), ids=str)
+def test_one_graph_with_the_same_result(spec: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(build(spec), fullgraph=True, backend="aot_eager")
+    found = steps(compiled, 2)
+    if spec == {"name": "margin"}:  # draws from tables of another shape: finite is all that can be compared
+        assert all(torch.isfinite(value).all() for value in found)
+        return
+    for a, b in zip(found, steps(build(spec), 2), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec", [{"name": "triplet", "negatives": "optimal"}, {"name": "multi-similarity"}], ids=str
+)
+def test_generated_code(spec: dict[str, Any]) -> None:
+    """The default backend, one compilation for all labels of a shape."""
+    torch._dynamo.reset()
+    compiled = torch.compile(build(spec), fullgraph=True)
+    for a, b in zip(steps(compiled, 3), steps(build(spec), 3), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", specs(), ids=str)
+def test_reads_nothing_back_from_an_accelerator(spec: dict[str, Any]) -> None:
+    """On a pretended accelerator no tensor has a value: whatever asks for one, or for a shape that depends on
+    one, fails, and on a real one would have to wait. (The backward pass is in the compiled graphs above.)"""
+    with FakeTensorMode(), torch.device("cuda"):
+        module = build(spec)
+        x = torch.randn(len(Y), DIM, requires_grad=True)
+        value = module(x, torch.arange(CLASSES).repeat_interleave(4))
+    assert value.device.type == "cuda"
+    assert value.requires_grad
+    assert value.shape == ()
+    assert all(number.shape == () for number in module.diagnostics.values())
+
+
+def test_the_pretence_notices_a_read() -> None:
+    with FakeTensorMode(), torch.device("cuda"), pytest.raises(Exception, match=r"aten\._local_scalar_dense"):
+        torch.zeros(3).sum().item()
+
+
+def test_wrong_values_stop_compiled_code_too() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(build({"name": "raw"}), fullgraph=True, backend="aot_eager")
+    x = torch.randn(len(Y), DIM)
+    x[3, 2] = torch.nan
+    with pytest.raises(RuntimeError, match="NaN"):
+        compiled(x, Y)

@@ -1,0 +1,144 @@
+"""Side by side with pytorch-metric-learning: its losses in our recipes, our losses in its trainers."""
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from train import losses
+
+pml = pytest.importorskip("pytorch_metric_learning")
+from pytorch_metric_learning import losses as pml_losses  # noqa: E402
+from pytorch_metric_learning import trainers  # noqa: E402
+from pytorch_metric_learning.distances import CosineSimilarity  # noqa: E402
+from pytorch_metric_learning.reducers import MeanReducer  # noqa: E402
+
+torch.manual_seed(0)
+Y = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
+X = torch.nn.functional.normalize(torch.randn(4, 6)[Y] + torch.randn(12, 6), dim=1).double()
+REF_Y = torch.tensor([0, 1, 1, 2, 3, 4])
+REF_X = torch.nn.functional.normalize(torch.randn(6, 6), dim=1).double()
+
+
+def gradient(loss: Any, **references: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = X.clone().requires_grad_()
+    value = loss(x, Y, **references)
+    value.backward()
+    return value.detach(), x.grad
+
+
+def test_its_losses_build_and_equal_themselves() -> None:
+    module = losses.build({"name": "pml:MultiSimilarityLoss", "alpha": 1.5, "beta": 20})
+    ours, theirs = gradient(module), gradient(pml_losses.MultiSimilarityLoss(alpha=1.5, beta=20))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_its_losses_take_our_references_and_memory() -> None:
+    """Its references replace the batch; ours join it: equal to our own loss, which is the same formula."""
+    references = {"ref_embeddings": REF_X, "ref_labels": REF_Y}
+    theirs = losses.build({"name": "pml:MultiSimilarityLoss", "base": 0.5})
+    ours = losses.build({"name": "raw", "mining": None})
+    for a, b in zip(gradient(theirs, **references), gradient(ours, **references), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+    with_memory = [
+        losses.build({**spec, "memory": 16}, embedding_dim=6).double()
+        for spec in ({"name": "pml:MultiSimilarityLoss"}, {"name": "raw", "mining": None})
+    ]
+    for _ in range(3):
+        torch.testing.assert_close(*(module(X, Y) for module in with_memory), rtol=1e-9, atol=1e-12)
+
+
+def test_its_losses_take_our_regularizers() -> None:
+    spread = {"name": "spread-out", "weight": 0.3}
+    value = losses.build({"name": "pml:TripletMarginLoss", "margin": 0.1, "regularizers": [spread]})(X, Y)
+    alone = pml_losses.TripletMarginLoss(margin=0.1)(X, Y) + losses.build({"regularizers": [spread]})(X, Y)
+    torch.testing.assert_close(value, alone)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "tolerance"),
+    [
+        ({"name": "raw", "mining": None}, pml_losses.MultiSimilarityLoss(2, 50, 0.5), 1e-7),
+        (
+            {"name": "triplet-cosine", "margin": 0.1},
+            pml_losses.TripletMarginLoss(0.1, distance=CosineSimilarity(), reducer=MeanReducer()),
+            1e-7,
+        ),
+        ({"name": "lifted"}, pml_losses.LiftedStructureLoss(neg_margin=1, pos_margin=0), 1e-7),
+        (
+            {"name": "lifted-generalized", "margin": 0.5},
+            pml_losses.GeneralizedLiftedStructureLoss(
+                neg_margin=-0.5, pos_margin=0, distance=CosineSimilarity()
+            ),
+            1e-7,
+        ),
+        ({"name": "fast-ap"}, pml_losses.FastAPLoss(num_bins=10), 1e-5),
+        ({"name": "histogram"}, pml_losses.HistogramLoss(n_bins=100), 1e-2),  # its nodes are float32
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_values_and_gradients_agree(ours: dict[str, Any], theirs: torch.nn.Module, tolerance: float) -> None:
+    (value, slope), (wanted, wanted_slope) = gradient(losses.build(ours)), gradient(theirs)
+    torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(slope, wanted_slope, rtol=tolerance, atol=tolerance * float(slope.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "spec", [{"name": "triplet", "negatives": "optimal"}, {"name": "pml:ContrastiveLoss"}]
+)
+def test_our_losses_work_in_its_trainer(spec: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    images = torch.randn(4, 8).repeat_interleave(8, 0) + 0.8 * torch.randn(32, 8)
+    labels = torch.arange(4).repeat_interleave(8)
+    model = torch.nn.Linear(8, 4)
+    loss = losses.build(spec)
+    before = float(loss(model(images), labels))
+    trainer = trainers.MetricLossOnly(
+        models={"trunk": model},
+        optimizers={"trunk_optimizer": torch.optim.Adam(model.parameters(), 0.02)},
+        batch_size=16,
+        loss_funcs={"metric_loss": loss},
+        dataset=torch.utils.data.TensorDataset(images, labels),
+        mining_funcs={},
+        iterations_per_epoch=10,
+        dataloader_num_workers=0,
+    )
+    trainer.train(num_epochs=2)
+    assert float(loss(model(images), labels)) < 0.8 * before
+
+
+def test_its_miners_are_refused_rather_than_ignored() -> None:
+    pairs = pml.miners.MultiSimilarityMiner()(X, Y)
+    with pytest.raises(ValueError, match="mining"):
+        losses.build({"name": "raw"})(X, Y, pairs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "pml:MultiSimilarityLos"}, "MultiSimilarityLoss"),
+        ({"name": "pml:MultiSimilarityLoss", "alfa": 2}, "alpha"),
+    ],
+)
+def test_wrong_names_are_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        losses.build(spec)
+
+
+@pytest.mark.slow
+def test_says_what_to_install() -> None:
+    """Without the package: our losses work, its names fail with one line."""
+    assert importlib.util.find_spec("pytorch_metric_learning") is not None
+    code = (
+        "import sys; sys.modules['pytorch_metric_learning'] = None\n"
+        "from train import losses\n"
+        "losses.build({'name': 'raw'})\n"
+        "try: losses.build({'name': 'pml:MultiSimilarityLoss'})\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1
+    assert "pip install pytorch-metric-learning" in done.stdout
