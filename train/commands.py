@@ -62,25 +62,14 @@ def losses(names: tuple[str, ...], as_json: bool) -> None:
 
     A loss of pytorch-metric-learning is called "pml:" and its class, as in pml:CircleLoss.
     """
-    from train.losses import registry  # torch takes seconds to import
+    from train.losses import building  # torch takes seconds to import
 
-    kinds: tuple[registry.Kind, ...] = ("loss", "negatives", "mining", "regularizer")
-    known = {kind: registry.entries(kind) for kind in kinds}
-    every = [name for kind in kinds for name in known[kind]]
-    for name in names:
-        if name not in every:
-            raise InputError(f"nothing is named {name!r}; {registry.nearest(name, every)}")
-    chosen = [entry for kind in kinds for name, entry in known[kind].items() if not names or name in names]
-    text = "\n".join(
-        line
-        for kind in kinds
-        if (of_kind := [entry for entry in chosen if entry.kind == kind])
-        for line in (f"\n{_TITLES[kind]}\n", *map(str, of_kind))
-    )
-    emit([_entry_facts(entry) for entry in chosen], as_json, text.lstrip("\n"))
-
-
-_TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
+    try:
+        text = building.describe(*names)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    every = [entry for kind in building.TITLES for entry in building.names(kind).values()]
+    emit([_entry_facts(entry) for entry in every if not names or entry.name in names], as_json, text)
 
 
 def _entry_facts(entry: Entry) -> dict[str, Any]:

@@ -154,6 +154,9 @@ def _memory(given: Any, embedding_dim: int | None) -> Memory | None:
     return Memory(embedding_dim=embedding_dim, **own) if own["size"] else None
 
 
+TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
+
+
 class Names(dict[str, Entry]):
     """Entries by name; iterating gives the names and printing a listing to read."""
 
@@ -174,13 +177,24 @@ def names(kind: str = "loss") -> Names:
         >>> losses.names()["n-pair"].negatives
         ('batch', 'optimal', 'optimal-segment', 'symmetric', 'interpolated')
     """
-    kinds = ("loss", "negatives", "mining", "regularizer")
-    if kind not in kinds:
-        raise ValueError(f"there is no kind {kind!r}; {nearest(kind, kinds)}")
+    if kind not in TITLES:
+        raise ValueError(f"there is no kind {kind!r}; {nearest(kind, TITLES)}")
     return Names(entries(kind))  # type: ignore[arg-type]
 
 
-def describe() -> str:
-    """All losses, sources of negatives, miners and regularizers as one text for a terminal."""
-    titles = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
-    return "\n\n".join(f"{title}\n\n{names(kind)}" for kind, title in titles.items())
+def describe(*wanted: str) -> str:
+    """Losses, sources of negatives, miners and regularizers as one text for a terminal: all, or those named.
+
+    Raises:
+        ValueError: nothing has that name; the nearest are named.
+    """
+    known = {kind: names(kind) for kind in TITLES}
+    every = [name for of_kind in known.values() for name in of_kind]
+    for name in wanted:
+        if name not in every:
+            raise ValueError(f"nothing is named {name!r}; {nearest(name, every)}")
+    chosen = {
+        kind: Names({name: entry for name, entry in of_kind.items() if not wanted or name in wanted})
+        for kind, of_kind in known.items()
+    }
+    return "\n\n".join(f"{TITLES[kind]}\n\n{of_kind}" for kind, of_kind in chosen.items() if of_kind)
