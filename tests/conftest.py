@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import zipfile
@@ -61,6 +62,11 @@ def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
     assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def hear_ctrl_c() -> None:
+    """For a child process: below a shell that runs things in the background, SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def unzip_shared(name: str, target: Path) -> Path:

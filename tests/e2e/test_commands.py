@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.cli import COMMANDS
-from tests.conftest import draw, lookalike
+from tests.conftest import draw, hear_ctrl_c, lookalike
 
 LEAVES = [
     *(["datasets", "list"], ["datasets", "fetch"], ["index", "build"], ["index", "add"], ["index", "info"]),
@@ -162,7 +162,8 @@ def test_debug_shows_the_traceback() -> None:
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
     settings = ["--set", "epochs=400", "--set", "preprocess.size=16", "--set", "validation=0.0"]
     command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
-    with subprocess.Popen([*command, *settings], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": hear_ctrl_c}
+    with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:
         deadline = time.monotonic() + 60
         metrics = tmp_path / "run" / "metrics.jsonl"
         while not metrics.exists() and time.monotonic() < deadline:

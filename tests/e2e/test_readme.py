@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import draw
+from tests.conftest import draw, hear_ctrl_c
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -71,9 +71,8 @@ def test_page_opens_where_the_readme_says(workplace: Path) -> None:
     if not gallery.exists():
         pytest.fail("the tour makes the gallery that is served")
     words = [str(Path(sys.executable).parent / "lookalike"), *serve.split()[1:], "--port", "0"]
-    with subprocess.Popen(
-        words, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as server:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": hear_ctrl_c}
+    with subprocess.Popen(words, cwd=workplace, **pipes) as server:
         assert server.stdout is not None
         address = next(
             (found[0] for line in server.stdout if (found := re.findall(r"http://127\.0\.0\.1:\d+", line))),

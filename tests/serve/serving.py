@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conftest import hear_ctrl_c
+
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "retrieval.cli", "serve"]
 APP = [sys.executable, str(ROOT / "app.py")]
@@ -41,6 +43,7 @@ def serving(command: list[str], scratch: Path) -> Iterator[Server]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(scratch)},
+        preexec_fn=hear_ctrl_c,
     )
     try:
         assert process.stdout is not None
