@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("lookalike", deadline=None)
+# How long an example takes says more about the machine than about the code. New examples are for people who
+# can look into what they find; unattended runs repeat the same ones.
+settings.register_profile("lookalike", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("lookalike")
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
