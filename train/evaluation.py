@@ -16,6 +16,7 @@ from retrieval.gallery import Gallery
 from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
 from retrieval.report import Report
+from retrieval.store import sha256_of
 from train.data import DataSet, LabelledImage, class_numbers
 
 _PIXELS_SIDE = 32
@@ -139,4 +140,4 @@ def _raw_pixels(pixels: np.ndarray) -> np.ndarray:
 def _fingerprint(target: Path, gallery: Gallery | None) -> str | None:
     if gallery is not None:
         return gallery.fingerprint
-    return None if target.is_dir() else Embedder(target).fingerprint
+    return None if target.is_dir() else sha256_of(target)

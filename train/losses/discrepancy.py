@@ -148,9 +148,6 @@ class GaussianMMD(LaplacianMMD):
         classes: sum or mean over the classes.
     """
 
-    def __init__(self, sigma: float = 0.05, half: bool = False, classes: Classes = "sum") -> None:
-        super().__init__(sigma, half, classes)
-
     def kernel(self, view: View) -> Tensor:
         return self.factor * (-view.within.own_square / (2 * self.sigma**2)).exp()
 

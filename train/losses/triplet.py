@@ -173,6 +173,18 @@ class TripletTerm(nn.Module):
         return ratio(totals.sum(), number.sum())
 
 
+class _Hinge(TripletTerm):
+    """[negative - positive + margin]_+, whatever the values are."""
+
+    margin: float
+
+    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        return hinge(positive, negative, self.margin)
+
+    def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
+        return hinge_over_triplets(positive, exists, negative, mask, self.margin)
+
+
 @register(
     "loss",
     "triplet",
@@ -181,7 +193,7 @@ class TripletTerm(nn.Module):
     mining=("triplet",),
     refusal=PAIRS_ONLY,
 )
-class Triplet(TripletTerm):
+class Triplet(_Hinge):
     """Margin on the distances of triplets: [d(a, p) - d(a, n) + margin]_+.
 
     Without mining: the sum over negatives of each positive pair, averaged over the pairs; the first member
@@ -215,12 +227,6 @@ class Triplet(TripletTerm):
     def values(self, similarity: Tensor) -> Tensor:
         return -distance(similarity, normalized=self.measure == "cosine", squared=self.squared)
 
-    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
-        return hinge(positive, negative, self.margin)
-
-    def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
-        return hinge_over_triplets(positive, exists, negative, mask, self.margin)
-
     def mean(self, totals: Tensor, number: Tensor, pairs: Tensor) -> Tensor:
         if self.mining is not None:
             return super().mean(totals, number, pairs)
@@ -237,7 +243,7 @@ class Triplet(TripletTerm):
     mining=("triplet",),
     refusal=PAIRS_ONLY,
 )
-class TripletCosine(TripletTerm):
+class TripletCosine(_Hinge):
     """Margin on the cosines of triplets: [s(a, n) - s(a, p) + margin]_+, the mean over all triplets.
 
     Args:
@@ -255,12 +261,6 @@ class TripletCosine(TripletTerm):
     ) -> None:
         super().__init__(negatives, mining, "cosine", reduction)
         self.margin = margin
-
-    def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
-        return hinge(positive, negative, self.margin)
-
-    def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
-        return hinge_over_triplets(positive, exists, negative, mask, self.margin)
 
 
 @register(
