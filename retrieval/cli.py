@@ -16,13 +16,18 @@ from retrieval.errors import LookalikeError
 # Where each sub-command lives, and what it does. Names only: nothing is imported until it is needed.
 COMMANDS = {
     "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
-    "datasets": ("train.commands:datasets", "List the data sets known by name, and fetch them."),
-    "losses": ("train.commands:losses", "List losses, negatives, miners and regularizers."),
-    "train": ("train.commands:train", "Fine-tune an embedder on labelled images."),
+    "datasets": ("train.commands.datasets:datasets", "List the data sets known by name, and fetch them."),
+    "losses": ("train.commands.losses:losses", "List losses, negatives, miners and regularizers."),
+    "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
+    "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
+    "sweep": ("train.commands.sweep:sweep", "Compare losses or settings over several seeds."),
     "export": ("export.commands:export", "Turn a training run into one ONNX file."),
     "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),
     "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),
-    "evaluate": ("train.commands:evaluate", "Measure a run, a model or a gallery on labelled images."),
+    "evaluate": (
+        "train.commands.evaluate:evaluate",
+        "Measure a run, a model or a gallery on images.",
+    ),
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 

@@ -21,7 +21,7 @@ class Preprocess:
 
     Args:
         size: side of the square that the model sees, in pixels.
-        resize: length of the shorter side before the crop, in pixels; `None` means `size` (no margin).
+        resize: length of the shorter side before the crop, in pixels; null: `size` (no margin).
         interpolation: "bilinear" or "bicubic"; both are antialiased.
         mean, std: per RGB channel, of values in 0..1. The model applies them itself; they are kept here
             because they belong to the same description.

@@ -1,13 +1,9 @@
-"""What a training run is made of: recipes, overrides, and the resolved configuration kept with the run."""
+"""What a training run is made of: the settings, their defaults and what they accept."""
 
 from __future__ import annotations
 
 import dataclasses
-import typing
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,26 +11,59 @@ import yaml
 from retrieval.errors import InputError
 from retrieval.preprocess import Preprocess
 
-POOLINGS = ("mean", "spatial")
-RECIPES = Path(__file__).parent.parent / "recipes"
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Which training classes are held out to choose the best epoch.
+
+    Args:
+        validation: share of the training classes, drawn by the seed; 0: none, and the best epoch is the last.
+        folds: more than 1: the classes are dealt into so many parts instead, and one of them is held out.
+        fold: which part, from 0.
+    """
+
+    validation: float = 0.1
+    folds: int = 0
+    fold: int = 0
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """Wrong labels, put into the training images (never into what is held out) and kept in noise.csv.
+
+    Args:
+        kind: symmetric (any other class) or asymmetric (the class that it is mistaken for).
+        rate: share of the training images that get one.
+    """
+
+    kind: str = "symmetric"
+    rate: float = 0.0
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: a backbone and a linear embedding of its features.
+    """The network: a backbone, pooling, and a linear embedding.
 
     Args:
-        backbone: by name.
+        backbone: conv4, vgg9, bn-inception, a classifier of torchvision by name, or timm:NAME.
+        weights: null (random), imagenet (downloaded by torchvision or timm), or a .safetensors file.
         embedding_dim: D.
-        pooling: "mean", one linear map on the mean over all locations; or "spatial", a linear map of its
-            own for each location, for upright pictures of one thing (characters, faces, parts).
-        weights: null (random), "imagenet" (torchvision's, downloaded) or a .safetensors file.
+        pooling: mean, gem (a learned power mean), cls (the class token of a transformer), or spatial (a
+            linear map of its own for each location, for upright pictures of one thing).
+        init: of the embedding layer: default (torch's), uniform, xavier or kaiming.
+        dropout: share of the features dropped before the embedding layer.
+        batch_norm: train, frozen (statistics and scales stay as they are), or sync (over all processes).
+        trainable: how many of the backbone's last stages learn; null: all, 0: the embedding layer alone.
     """
 
     backbone: str = "conv4"
+    weights: str | None = None
     embedding_dim: int = 64
     pooling: str = "mean"
-    weights: str | None = None
+    init: str = "default"
+    dropout: float = 0.0
+    batch_norm: str = "train"
+    trainable: int | None = None
 
 
 @dataclass(frozen=True)
@@ -42,44 +71,148 @@ class AugmentConfig:
     """What happens to training pictures, drawn anew each time.
 
     Args:
+        crop: center, random (of preprocess.size, out of the picture with preprocess.resize as its shorter
+            side) or resized (a random part of the picture, enlarged or shrunk to preprocess.size).
+        padding: pixels put around the picture before a random crop.
+        min_area: the smallest part that a resized crop takes, as a share of the picture.
+        flip: mirrored, every second time.
+        color: brightness, contrast and saturation change by up to this share.
         rotate: turned by up to so many degrees, either way.
         scale: enlarged or shrunk by up to this share.
         shear: slanted by up to this share of the height.
         shift: moved by up to this share of the side, in x and in y.
-        flip: mirrored, every second time.
         symmetries: 1, or 4: a class turned by 90, 180 and 270 degrees makes three classes more (Santoro et
             al. 2016), or 8: their mirror images too.
     """
 
+    crop: str = "center"
+    padding: int = 0
+    min_area: float = 0.2
+    flip: bool = True
+    color: float = 0.0
     rotate: float = 10.0
     scale: float = 0.1
     shear: float = 0.0
     shift: float = 0.1
-    flip: bool = True
     symmetries: int = 1
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """P classes x K images."""
+    """P classes x K images.
+
+    Args:
+        classes: P.
+        per_class: K; 2 makes pairs.
+        layout: exact (P classes, K images of each) or at-least (P x K images in their natural frequencies,
+            but at least K of every class that occurs).
+        per_epoch: batches in an epoch; null: as many whole batches as fit into the images.
+        chunk: null, or how many images go through the network at once: batches of any size fit any memory,
+            by gradient caching (Gao et al. 2021), for a second forward pass.
+    """
 
     classes: int = 16
     per_class: int = 4
+    layout: str = "exact"
+    per_epoch: int | None = None
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay; the rate falls to 0 along a half cosine."""
+    """How a step is taken.
 
+    Args:
+        name: adamw (decoupled weight decay), adam or sgd.
+        lr: learning rate.
+        head_lr: of the embedding layer; null: the same.
+        loss_lr: of the loss's own parameters (proxies, boundaries); null: the same.
+        layer_decay: the rate of each stage of the backbone, as a share of the next one's.
+        weight_decay: of all weights but those of the loss.
+        momentum: of sgd.
+    """
+
+    name: str = "adamw"
     lr: float = 1e-3
+    head_lr: float | None = None
+    loss_lr: float | None = None
+    layer_decay: float = 1.0
     weight_decay: float = 1e-4
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How the learning rates change.
+
+    Args:
+        name: cosine (half a cosine down to 0), constant, or step.
+        warmup: epochs over which they rise from 0, in a straight line.
+        at: for step: after which epochs they are multiplied by gamma.
+        gamma: for step.
+    """
+
+    name: str = "cosine"
+    warmup: float = 0.0
+    at: tuple[int, ...] = ()
+    gamma: float = 0.1
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """How pictures reach the network.
+
+    Args:
+        workers: processes that decode and augment; null: chosen for this machine; 0: none, the training
+            process does it.
+        cache: a folder for decoded, resized pictures: made once, used by every run on the same files.
+    """
+
+    workers: int | None = None
+    cache: str | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a paper reports for this very experiment, in percent.
+
+    Args:
+        source: paper and table.
+        recall: K: Recall@K.
+        nmi: of k-means clusters.
+        f1: of k-means clusters.
+        note: what we know to differ.
+    """
+
+    source: str
+    recall: dict[int, float] = field(default_factory=dict)
+    nmi: float | None = None
+    f1: float | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on; rerunning it reproduces the run."""
+    """Everything a run depends on; rerunning it reproduces the run.
+
+    Args:
+        data: what to train on, as --data names it.
+        loss: see `lookalike losses`.
+        epochs: how often the images are gone through (batch.per_epoch batches each).
+        patience: stop after so many epochs without a better Recall@1 on the classes held out; null: never.
+        ema: 0, or the decay of a running average of the weights, which is what is validated and exported.
+        precision: fp32, bf16 or fp16 for the network; losses are always fp32.
+        compile: let torch.compile speed up the network (takes minutes to begin).
+        device: auto, cpu, cuda or cuda:N.
+        seed: of everything drawn at random.
+        save_every: steps from one checkpoint to the next within an epoch; there is one at its end anyway.
+        wandb: a project at Weights & Biases to report to; null: none.
+        published: numbers to compare with, in recipes.
+    """
 
     data: str
+    split: SplitConfig = field(default_factory=SplitConfig)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     preprocess: Preprocess = field(default_factory=lambda: Preprocess(size=64))
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -88,121 +221,97 @@ class Config:
     )
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
     epochs: int = 20
-    validation: float = 0.1
-    seed: int = 0
+    patience: int | None = None
+    ema: float = 0.0
+    precision: str = "fp32"
+    compile: bool = False
     device: str = "auto"
+    seed: int = 0
+    save_every: int = 1000
+    wandb: str | None = None
+    published: Published | None = None
 
     def __post_init__(self) -> None:
-        augment = self.augment
-        for name, value, right, wanted in (
-            ("epochs", self.epochs, self.epochs >= 0, "0 or more"),
-            ("validation", self.validation, 0 <= self.validation < 1, "a share of the classes, below 1"),
-            ("model.embedding_dim", self.model.embedding_dim, self.model.embedding_dim >= 1, "1 or more"),
-            ("model.pooling", self.model.pooling, self.model.pooling in POOLINGS, " or ".join(POOLINGS)),
-            ("batch.classes", self.batch.classes, self.batch.classes >= 2, "2 or more"),
-            ("batch.per_class", self.batch.per_class, self.batch.per_class >= 2, "2 or more"),
-            ("optimizer.lr", self.optimizer.lr, self.optimizer.lr > 0, "more than 0"),
-            ("augment.scale", augment.scale, 0 <= augment.scale < 1, "a share, 0 or more and below 1"),
-            ("augment.symmetries", augment.symmetries, augment.symmetries in (1, 4, 8), "1, 4 or 8"),
-        ):
-            if not right:
+        for name, accepted, wanted in _RULES:
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if not accepted(value):
                 raise InputError(f"{name}: expected {wanted}, got {value!r}")
+        if self.split.folds and not self.split.fold < self.split.folds:
+            raise InputError(f"split.fold: expected less than split.folds, got {self.split.fold}")
 
     def to_dict(self) -> dict[str, Any]:
         """For YAML and JSON: plain values."""
-        return {**dataclasses.asdict(self), "preprocess": self.preprocess.to_dict()}
+        return _plain(dataclasses.asdict(self))
 
     def to_yaml(self) -> str:
         """As kept in config.yaml."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
-def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> Config:
-    """A recipe (a name or a YAML file) with `a.b=value` overrides on top.
-
-    Raises:
-        InputError: an unknown recipe or key (the nearest known one is named), or a value of a wrong kind.
-    """
-    values: dict[str, Any] = _recipe(recipe) if recipe else {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise InputError(f"--set {override}: expected key=value")
-        _put(values, key.split("."), _parse_yaml(text, f"--set {key}"), override)
-    if data:
-        values["data"] = data
-    if "data" not in values:
-        raise InputError("no data set: give --data, as in --data folder:DIR")
-    return parse(values)
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def parse(values: Mapping[str, Any]) -> Config:
-    """Plain values -> `Config`; the inverse of `Config.to_dict`."""
-    return _build(Config, values, "")
+def _one_of(name: str, *choices: Any) -> tuple[str, Any, str]:
+    return name, choices.__contains__, " or ".join(map(str, choices))
 
 
-def load(file: Path) -> Config:
-    """Read a run's config.yaml."""
-    try:
-        return parse(_parse_yaml(file.read_text(), str(file)))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+def _at_least(name: str, least: float) -> tuple[str, Any, str]:
+    return name, lambda value: value is None or value >= least, f"{least} or more"
 
 
-def _recipe(name: str) -> dict[str, Any]:
-    file = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
-    if not file.is_file():
-        known = sorted(str(p.relative_to(RECIPES).with_suffix("")) for p in RECIPES.rglob("*.yaml"))
-        raise InputError(f"recipe {name!r}: no such file, and the recipes are: {', '.join(known)}")
-    values = _parse_yaml(file.read_text(), str(file))
-    if not isinstance(values, dict):
-        raise InputError(f"recipe {name!r}: expected keys and values")
-    return values
+def _share(name: str) -> tuple[str, Any, str]:
+    return name, lambda value: 0 <= value < 1, "a share, 0 or more and below 1"
 
 
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from error
+def _positive(name: str) -> tuple[str, Any, str]:
+    return name, lambda value: value is None or value > 0, "more than 0"
 
 
-def _put(values: dict[str, Any], path: list[str], value: Any, override: str) -> None:
-    for key in path[:-1]:
-        values = values.setdefault(key, {})
-        if not isinstance(values, dict):
-            raise InputError(f"--set {override}: {key!r} is a single value, it has no keys")
-    values[path[-1]] = value
-
-
-def _build(kind: type, values: Any, where: str) -> Any:
-    """A dataclass out of plain values, refusing unknown keys and wrong kinds of value."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"{where or 'configuration'}: expected keys and values, got {values!r}")
-    types = typing.get_type_hints(kind)
-    known = {f.name: types[f.name] for f in dataclasses.fields(kind)}
-    built = {}
-    for key, value in values.items():
-        name = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            near = get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise InputError(f"{name}: there is no such setting; {hint}")
-        built[key] = _value(known[key], value, name)
-    return kind(**built)
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _build(typing.cast(type, kind), value, name)
-    choices = typing.get_args(kind) if typing.get_origin(kind) not in (dict, tuple) else ()
-    accepted = choices or (typing.get_origin(kind) or kind,)
-    if float in accepted and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if tuple in accepted and isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
-        wanted = " or ".join("null" if a is type(None) else a.__name__ for a in accepted)
-        raise InputError(f"{name}: expected {wanted}, got {value!r}")
-    return value
+_RULES = (
+    _share("split.validation"),
+    ("split.folds", lambda folds: folds == 0 or folds >= 2, "0 (none), or 2 or more"),
+    _at_least("split.fold", 0),
+    _one_of("noise.kind", "symmetric", "asymmetric"),
+    _share("noise.rate"),
+    _at_least("model.embedding_dim", 1),
+    _one_of("model.pooling", "mean", "gem", "cls", "spatial"),
+    _one_of("model.init", "default", "uniform", "xavier", "kaiming"),
+    _share("model.dropout"),
+    _one_of("model.batch_norm", "train", "frozen", "sync"),
+    _at_least("model.trainable", 0),
+    _one_of("augment.crop", "center", "random", "resized"),
+    _at_least("augment.padding", 0),
+    ("augment.min_area", lambda share: 0 < share <= 1, "a share, above 0 and at most 1"),
+    _share("augment.color"),
+    _share("augment.scale"),
+    _one_of("augment.symmetries", 1, 4, 8),
+    _at_least("batch.classes", 2),
+    _at_least("batch.per_class", 2),
+    _one_of("batch.layout", "exact", "at-least"),
+    _at_least("batch.per_epoch", 1),
+    _at_least("batch.chunk", 1),
+    _one_of("optimizer.name", "adamw", "adam", "sgd"),
+    _positive("optimizer.lr"),
+    _positive("optimizer.head_lr"),
+    _positive("optimizer.loss_lr"),
+    ("optimizer.layer_decay", lambda share: 0 < share <= 1, "a share, above 0 and at most 1"),
+    _at_least("optimizer.weight_decay", 0),
+    _share("optimizer.momentum"),
+    _one_of("schedule.name", "cosine", "constant", "step"),
+    _at_least("schedule.warmup", 0),
+    _positive("schedule.gamma"),
+    _at_least("loader.workers", 0),
+    _at_least("epochs", 0),
+    _at_least("patience", 1),
+    _share("ema"),
+    _one_of("precision", "fp32", "bf16", "fp16"),
+    _at_least("save_every", 1),
+)

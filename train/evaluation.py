@@ -117,7 +117,7 @@ def _of_model(embedder: Embedder) -> Contestant:
 def _baseline(name: str, target: Path) -> Contestant:
     if name == "pixels":
         return Contestant("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
-    from train import config
+    from train import settings
     from train.loop import pixel_embedder
     from train.run import Run, initial_model
 
@@ -125,7 +125,7 @@ def _baseline(name: str, target: Path) -> Contestant:
         configuration = Run.open(target).config
     else:
         file = target / "model" / "model.onnx" if target.is_dir() else target
-        configuration = config.parse(Embedder(file).provenance["config"])
+        configuration = settings.parse(Embedder(file).provenance["config"])
     return Contestant(
         "before training", configuration.preprocess, pixel_embedder(initial_model(configuration))
     )

@@ -44,7 +44,9 @@ class Trainer:
     def __init__(self, run: Run, dataset: DataSet, *, show_progress: bool = False) -> None:
         self.run, self.config, self.show = run, run.config, show_progress
         self.device = choose_device(self.config.device)
-        training, self.validation = split_validation(dataset.train, self.config.validation, self.config.seed)
+        training, self.validation = split_validation(
+            dataset.train, self.config.split.validation, self.config.seed
+        )
         symmetries = self.config.augment.symmetries
         classes = symmetries * len({image.label for image in training})
         try:

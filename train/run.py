@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from retrieval.errors import InputError
 from retrieval.store import replacing, sha256_of
-from train import config
+from train import settings
 from train.config import Config
 from train.model import EmbeddingModel
 
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return config.load(self.folder / "config.yaml")
+        return settings.load(self.folder / "config.yaml")
 
     def untrained(self) -> EmbeddingModel:
         """The network as it was before the first step."""

@@ -151,7 +151,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
-    settings = ["--set", "epochs=400", "--set", "preprocess.size=16", "--set", "validation=0.0"]
+    settings = ["--set", "epochs=400", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
     command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
     pipes = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": hear_ctrl_c}
     with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:

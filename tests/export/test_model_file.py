@@ -14,7 +14,7 @@ import torch
 import export.model_file
 from export.model_file import export_run
 from retrieval import Embedder, InputError, LookalikeError, load_image
-from train import config
+from train import settings
 from train.loop import pixel_embedder
 from train.run import Run, initial_model
 
@@ -37,7 +37,7 @@ def test_file_is_as_the_contract_says(model_file: Path) -> None:
     assert metadata["lookalike.preprocess"]["size"] == 32
     assert metadata["lookalike.embedding"]["dim"] == 16
     provenance = metadata["lookalike.provenance"]
-    assert config.parse(provenance["config"]).model.backbone == "conv4"
+    assert settings.parse(provenance["config"]).model.backbone == "conv4"
     assert {"weights_sha256", "created", "versions", "metrics"} <= set(provenance)
     assert not list(model_file.parent.glob("*.data")), "one file"
 
@@ -74,7 +74,7 @@ def test_file_that_is_not_the_same_model_is_not_kept(
 def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> None:
     run = Run.open(untrained_run)
     moved = tmp_path / "run"
-    ours = config.parse({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
+    ours = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
     copy = Run.start(moved, ours)
     model = initial_model(ours)
     copy.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
@@ -84,7 +84,7 @@ def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> 
 
 
 def test_resnet_exports_too(tmp_path: Path) -> None:
-    ours = config.resolve("folder:/nowhere", None, ["model.backbone=resnet18", "preprocess.size=64"])
+    ours = settings.resolve("folder:/nowhere", None, ["model.backbone=resnet18", "preprocess.size=64"])
     run = Run.start(tmp_path / "run", ours)
     model = initial_model(ours)
     run.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
@@ -93,6 +93,6 @@ def test_resnet_exports_too(tmp_path: Path) -> None:
 
 
 def test_run_without_checkpoint_is_refused(tmp_path: Path) -> None:
-    run = Run.start(tmp_path / "run", config.resolve("digits", None, []))
+    run = Run.start(tmp_path / "run", settings.resolve("digits", None, []))
     with pytest.raises(InputError, match="no such checkpoint"):
         export_run(run, tmp_path / "m.onnx")

@@ -11,7 +11,7 @@ import yaml
 
 from retrieval import InputError, LookalikeError
 from tests.conftest import draw
-from train import config, data
+from train import data, settings
 from train.loop import Trainer, split_validation
 from train.run import Run, initial_model
 
@@ -20,7 +20,7 @@ SMALL = [
     "model.embedding_dim=8",
     "batch.classes=3",
     "batch.per_class=4",
-    "validation=0.0",
+    "split.validation=0.0",
 ]
 
 
@@ -45,7 +45,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(folder: Path, spec: str, *overrides: str) -> Trainer:
-    run = Run.start(folder, config.resolve(spec, None, [*SMALL, *overrides]))
+    run = Run.start(folder, settings.resolve(spec, None, [*SMALL, *overrides]))
     return Trainer(run, data.load(run.config.data))
 
 
@@ -87,7 +87,7 @@ def test_two_epochs_and_two_more_are_four(tmp_path: Path, shop: Path, loss: str)
 
 
 def test_best_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
-    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "validation=0.25")
+    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "split.validation=0.25")
     facts = ours.train()
     assert facts["validation_classes"] == 3
     assert len(set(ours.labels)) == 9
@@ -133,7 +133,7 @@ def test_run_folder_keeps_what_it_was_made_of(tmp_path: Path, shop: Path) -> Non
     ours.train()
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert kept["seed"] == 5
-    assert config.parse(kept) == ours.config
+    assert settings.parse(kept) == ours.config
     untrained = initial_model(ours.config).state_dict()
     assert all(torch.equal(untrained[name], value) for name, value in ours.run.trained().state_dict().items())
     with pytest.raises(InputError, match="--resume"):
@@ -142,7 +142,7 @@ def test_run_folder_keeps_what_it_was_made_of(tmp_path: Path, shop: Path) -> Non
 
 def test_checkpoint_of_another_network_is_refused(tmp_path: Path, shop: Path) -> None:
     trainer(tmp_path / "run", f"folder:{shop}", "epochs=0").train()
-    other = config.resolve(f"folder:{shop}", None, [*SMALL, "model.embedding_dim=9"])
+    other = settings.resolve(f"folder:{shop}", None, [*SMALL, "model.embedding_dim=9"])
     (tmp_path / "run" / "config.yaml").write_text(other.to_yaml())
     with pytest.raises(InputError, match="does not belong"):
         Run.open(tmp_path / "run").trained()

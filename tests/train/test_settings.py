@@ -8,24 +8,24 @@ import pytest
 import yaml
 
 from retrieval import InputError
-from train import config
+from train import settings
 
 
 def test_resolved_configuration_survives_yaml() -> None:
-    ours = config.resolve("digits", "demo", ["optimizer.lr=0.5", "preprocess.mean=[0.1, 0.2, 0.3]"])
+    ours = settings.resolve("digits", "demo", ["optimizer.lr=0.5", "preprocess.mean=[0.1, 0.2, 0.3]"])
     assert ours.optimizer.lr == 0.5
     assert ours.preprocess.mean == (0.1, 0.2, 0.3)
-    assert config.parse(yaml.safe_load(ours.to_yaml())) == ours
+    assert settings.parse(yaml.safe_load(ours.to_yaml())) == ours
 
 
 def test_overrides_win_over_the_recipe_and_data_over_both() -> None:
-    ours = config.resolve("folder:x", "demo", ["batch.per_class=3", "loss={name: n-pair}", "seed=7"])
+    ours = settings.resolve("folder:x", "demo", ["batch.per_class=3", "loss={name: n-pair}", "seed=7"])
     assert (ours.data, ours.batch.per_class, ours.loss, ours.seed) == ("folder:x", 3, {"name": "n-pair"}, 7)
 
 
-@pytest.mark.parametrize("recipe", sorted(config.RECIPES.rglob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("recipe", sorted(settings.RECIPES.rglob("*.yaml")), ids=lambda p: p.stem)
 def test_every_recipe_is_valid(recipe: Path) -> None:
-    assert config.resolve("digits", str(recipe), [])
+    assert settings.resolve("digits", str(recipe), [])
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_every_recipe_is_valid(recipe: Path) -> None:
 )
 def test_wrong_settings_name_the_right_ones(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        config.resolve("digits", None, [override])
+        settings.resolve("digits", None, [override])
 
 
 def test_unknown_recipe_names_those_there_are() -> None:
     with pytest.raises(InputError, match="demo"):
-        config.resolve("digits", "dmeo", [])
+        settings.resolve("digits", "dmeo", [])
     with pytest.raises(InputError, match="--data"):
-        config.resolve(None, None, [])
+        settings.resolve(None, None, [])

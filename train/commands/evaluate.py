@@ -1,0 +1,56 @@
+"""`lookalike evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from retrieval.cli import emit, json_option, say
+from train import data as datasets_by_name
+from train.commands import DATA_HELP
+
+
+@click.command()
+@click.argument("target", type=click.Path(path_type=Path), metavar="RUN|MODEL|GALLERY")
+@click.option("--data", required=True, help=DATA_HELP + " Its test split is used, or all of it.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for report.json and report.html.")
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    type=click.Choice(["pixels", "untrained"]),
+    help="Measure this too: raw pixels, or the network as it was before training. Repeatable.",
+)
+@json_option
+@click.pass_context
+def evaluate(
+    ctx: click.Context,
+    target: Path,
+    data: str,
+    out: Path | None,
+    baselines: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Measure a run, a model or a gallery on labelled images: Recall@K, NMI and F1.
+
+    A run or a model searches the images of the data set among themselves, each without itself. A gallery
+    is searched with them; an image that is in the gallery does not find itself. A gallery also keeps the
+    report, and shows it in the browser.
+
+    \b
+      lookalike evaluate run --data folder:shop --out report
+      lookalike evaluate shop.gallery --data folder:queries --out report
+    """
+    from retrieval.report import table
+    from train import evaluation
+
+    report = evaluation.evaluate_target(target, datasets_by_name.load(data), baselines, show_progress=True)
+    if out is not None:
+        report.save(out)
+    emit(report.to_dict(), as_json, table(report))
+    if out is not None:
+        say(f"report: {out / 'report.html'}")
+    if report.bad_files:
+        say(f"{len(report.bad_files)} files could not be read and were left out; the report lists them")
+        ctx.exit(3)

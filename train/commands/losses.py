@@ -1,0 +1,49 @@
+"""`lookalike losses`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from retrieval.cli import emit, json_option
+from retrieval.errors import InputError
+
+if TYPE_CHECKING:
+    from train.losses.registry import Entry
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@json_option
+def losses(names: tuple[str, ...], as_json: bool) -> None:
+    """List losses, negatives, miners and regularizers, or explain those named.
+
+    \b
+    They combine freely in the `loss` setting of a recipe or of --set:
+      lookalike train ... --set "loss={name: n-pair, negatives: symmetric}"
+      lookalike train ... --set "loss={name: triplet, negatives: optimal, margin: 0.2,
+                                       regularizers: [{name: wasserstein, weight: 0.5}]}"
+      lookalike train ... --set "loss={name: triplet-nca, mining: {positive: easy, negative: semi-hard}}"
+
+    A loss of pytorch-metric-learning is called "pml:" and its class, as in pml:CircleLoss.
+    """
+    from train.losses import building  # torch takes seconds to import
+
+    try:
+        text = building.describe(*names)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    every = [entry for kind in building.TITLES for entry in building.names(kind).values()]
+    emit([_entry_facts(entry) for entry in every if not names or entry.name in names], as_json, text)
+
+
+def _entry_facts(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "name": entry.name,
+        "summary": entry.summary,
+        "source": entry.source,
+        "parameters": {name: str(parameter) for name, parameter in entry.parameters.items()},
+        **({"negatives": entry.negatives, "mining": entry.mining} if entry.kind == "loss" else {}),
+    }
