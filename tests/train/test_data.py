@@ -17,8 +17,7 @@ from train import data
 
 def test_folder_of_classes(shop: Path) -> None:
     found = data.load(f"folder:{shop}")
-    assert not found.has_test
-    assert found.train == found.test
+    assert found.train is found.test, "how data without a test split is told"
     assert len(found.train) == 24
     assert {image.label for image in found.train} == {"red", "green", "blue"}
     assert all(image.path.parent.name == image.label for image in found.train)
@@ -29,7 +28,6 @@ def test_folders_called_train_and_test_are_splits(shop: Path, tmp_path: Path) ->
     shutil.copytree(shop / "red", tmp_path / "train" / "red")
     shutil.copytree(shop / "blue", tmp_path / "test" / "blue")
     found = data.load(f"folder:{tmp_path}")
-    assert found.has_test
     assert ({i.label for i in found.train}, {i.label for i in found.test}) == ({"red"}, {"blue"})
 
 
@@ -39,12 +37,6 @@ def test_nested_folders_are_classes_of_their_own(tmp_path: Path) -> None:
     assert len(found.train) == 2720
     assert len({image.label for image in found.train}) == 136
     assert "Balinese/character01" in {image.label for image in found.train}
-
-
-def test_splits_of_cifar_with_their_classes(tmp_path: Path) -> None:
-    found = data.load(f"folder:{unzip_shared('cifar100_32.zip', tmp_path)}")
-    assert (len(found.train), len(found.test)) == (5000, 5000)
-    assert {i.label for i in found.train} == {i.label for i in found.test}
 
 
 def test_csv_with_and_without_splits(shop: Path, tmp_path: Path) -> None:
@@ -65,7 +57,13 @@ def test_csv_with_and_without_splits(shop: Path, tmp_path: Path) -> None:
         ("file,label\na,b", "no column 'path'"),
         ("path,label\n,b", "line 2"),
         ("path,label,split\na,b,validate", "line 2"),
-        ("path,label,split\na,b,train\nc,d,", "some have none"),
+        ("path,label,split\na,b,train\nc,d,", "line 3: it has no split"),
+        ('path,label\n\n"a\nb",c\n,d', "line 5: it has no path"),
+        ("path,label\na,b,c", "line 2: it has more fields"),
+        ("path,label,split,role\na,b,train,query", "line 2: it has the role query, which is for lines whose"),
+        ("path,label,split,role\na,b,train,\na,b,test,probe", "line 3: its role is 'probe'"),
+        ("path,label,split,role\na,b,train,\na,b,test,query\na,b,test,", "line 4: it has no role"),
+        ("path,label,split,role\na,b,train,\na,b,test,query", "no test line has the role gallery"),
         ("path,label,split\na,b,train", "test split has no images"),
         ("path,label\n", "lists no images"),
     ],
@@ -74,6 +72,30 @@ def test_unusable_csv_says_where(tmp_path: Path, text: str, message: str) -> Non
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(InputError, match=message):
         data.load(f"csv:{tmp_path / 'a.csv'}")
+
+
+def test_csv_with_queries_gallery_and_coarse_labels(tmp_path: Path) -> None:
+    rows = ["a.png,x,train,,animals", "b.png,y,test,query,", "c.png,y,test,gallery,plants"]
+    (tmp_path / "a.csv").write_text("path,label,split,role,coarse\n" + "\n".join(rows))
+    found = data.load(f"csv:{tmp_path / 'a.csv'}")
+    assert found.train == [data.LabelledImage(tmp_path / "a.png", "x", "animals")]
+    assert found.test == [data.LabelledImage(tmp_path / "b.png", "y", None)]
+    assert found.gallery == [data.LabelledImage(tmp_path / "c.png", "y", "plants")]
+    assert found.coarse_name
+    (tmp_path / "a.csv").write_text("path,label\na.png,x")
+    assert data.load(f"csv:{tmp_path / 'a.csv'}").coarse_name is None
+
+
+def test_image_beside_the_classes_of_a_split_is_not_guessed_at(shop: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        shutil.copytree(shop / "red", tmp_path / split / "red")
+    shutil.copy(shop / "red" / "0.png", tmp_path / "test" / "stray.png")
+    with pytest.raises(InputError, match=r"stray\.png: it is in a split, but in no class"):
+        data.load(f"folder:{tmp_path}")
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / split / "red")
+        shutil.copy(shop / "red" / "0.png", tmp_path / split / "0.png")
+    assert {i.label for i in data.load(f"folder:{tmp_path}").train} == {"train", "test"}, "trains and tests"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +107,11 @@ def test_unusable_csv_says_where(tmp_path: Path, text: str, message: str) -> Non
         ("folder:/nowhere", "no such folder"),
         ("csv:/nowhere", "cannot be read"),
         ("digits:/nowhere", "datasets fetch digits"),
+        ("cub200", "say where it is, as in cub200:ROOT"),
+        (
+            "inshop:/nowhere",
+            "list_eval_partition.txt: there is no such file; its authors give it for research",
+        ),
     ],
 )
 def test_unusable_names_say_what_would_do(spec: str, message: str) -> None:
@@ -110,5 +137,7 @@ def test_digits_are_scikit_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         original = source.images[number] * 255 / 16
         assert np.corrcoef(shrunk.ravel(), original.ravel())[0, 1] > 0.98
     shutil.rmtree(tmp_path / "lookalike" / "digits" / "test" / "7")
-    with pytest.raises(InputError, match="expected 901"):
+    with pytest.raises(
+        InputError, match=r"train is in the way.*expected 896 test images of 5 classes, found 717"
+    ):
         data.load("digits")

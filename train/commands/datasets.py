@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from retrieval.cli import emit, json_option, say
-from retrieval.errors import InputError
 from train import data as datasets_by_name
+from train.data import inspection
+
+_SHOWN = 10  # of each kind of problem; --json has them all
 
 
 @click.group()
 def datasets() -> None:
-    """List the data sets known by name, and fetch them."""
+    """List, fetch and inspect data sets.
+
+    `info` says what any data holds, and what is wrong with it.
+    """
 
 
 @datasets.command("list")
 @json_option
 def list_datasets(as_json: bool) -> None:
     """List what --data accepts."""
-    known = datasets_by_name.KNOWN.items()
-    facts = [{"name": n, "title": k.title, "protocol": k.protocol, "bundled": k.bundled} for n, k in known]
-    lines = [f"{n:<12}{k.title}; {k.protocol}{'; bundled' if k.bundled else ''}" for n, k in known]
-    lines += [
-        f"{'folder:DIR':<12}your images, one folder a class at any depth; train/ and test/ are splits",
-        f"{'csv:FILE':<12}your images, columns path,label and optionally split (train or test)",
+    known = datasets_by_name.KNOWN
+    facts = [
+        {
+            "name": name,
+            "title": k.title,
+            "protocol": k.protocol,
+            "images": k.images,
+            "source": k.source,
+            "by_hand": k.by_hand or None,
+            "bundled": k.bundled,
+        }
+        for name, k in known.items()
     ]
+    rows = []
+    for name, k in known.items():
+        data = name if k.bundled else f"{name}:ROOT"
+        rows += [(data, f"{k.images:,}", k.source, k.title), ("", "", "", f"  {k.protocol}")]
+    rows += [
+        ("folder:DIR", "yours", "", "one folder a class at any depth; top folders train and test are splits"),
+        ("csv:FILE", "yours", "", "columns path,label and, if you like, split, role and coarse"),
+    ]
+    lines = _table([("data", "images", "source", "what it is, and the published protocol"), *rows])
     emit(facts, as_json, "\n".join(lines))
 
 
@@ -34,8 +56,103 @@ def list_datasets(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--root", required=True, type=click.Path(path_type=Path), help="Where to put it.")
 def fetch(name: str, root: Path) -> None:
-    """Put the data set NAME under a folder, ready for --data NAME:ROOT."""
-    if name not in datasets_by_name.KNOWN:
-        raise InputError(f"{name}: no such data set; known: {', '.join(datasets_by_name.KNOWN)}")
-    datasets_by_name.KNOWN[name].fetch(root)
+    """Put the data set NAME under a folder, ready for --data NAME:ROOT.
+
+    An interrupted download goes on where it stopped. Checksums are checked. Where there is no network, put
+    the archive under the folder yourself: it is used instead of a download.
+    """
+    datasets_by_name.fetch(name, root, show_progress=True)
     say(f"{root}: ready for --data {name}:{root}")
+
+
+@datasets.command()
+@click.argument("data")
+@json_option
+@click.pass_context
+def info(ctx: click.Context, data: str, as_json: bool) -> None:
+    """Say what DATA holds, and what is wrong with it.
+
+    DATA is what --data takes: folder:DIR, csv:FILE, NAME:ROOT or a bundled name. Every image is read once,
+    to find what is missing or damaged, the same picture twice, and classes with one image.
+    """
+    found = inspection.inspect(datasets_by_name.load(data), show_progress=True)
+    emit(_facts(found), as_json, "\n".join(_text(found)))
+    if found.unusable:
+        ctx.exit(3)
+
+
+def _facts(found: inspection.Inspection) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "images": found.images,
+        "classes": found.classes,
+        "splits": {
+            name: {
+                "images": s.images,
+                "classes": s.classes,
+                "per_class": {"min": s.fewest, "median": s.median, "max": s.most},
+            }
+            for name, s in found.splits.items()
+        },
+        "coarse": {"name": found.coarse_name, "classes": found.coarse_classes} if found.coarse_name else None,
+        "unusable": [{"path": e.source, "reason": e.reason, "detail": e.detail} for e in found.unusable],
+        "duplicates": [
+            {
+                "files": [{"path": str(e.path), "label": e.label, "split": e.split} for e in d.entries],
+                "across_classes": d.across_classes,
+                "across_splits": d.across_splits,
+            }
+            for d in found.duplicates
+        ],
+        "single": found.single,
+    }
+
+
+def _text(found: inspection.Inspection) -> list[str]:
+    lines = [f"{found.name}: {found.images:,} images of {found.classes:,} classes"]
+    if found.coarse_name:
+        lines.append(f"coarser labels: {found.coarse_classes:,} ({found.coarse_name})")
+    rows = [
+        (name, f"{s.images:,}", f"{s.classes:,}", f"{s.fewest:,}", f"{s.median:,g}", f"{s.most:,}")
+        for name, s in found.splits.items()
+    ]
+    lines += ["", *_table([("split", "images", "classes", "fewest", "median", "most in a class"), *rows]), ""]
+    problems = [
+        *_problem("Unusable files", map(str, found.unusable)),
+        *_problem("Pictures more than once (the same bytes)", map(_duplicate, found.duplicates)),
+    ]
+    for split, labels in found.single.items():
+        what = (
+            "Queries' classes that are not in the gallery" if split == "queries" else "Classes with one image"
+        )
+        problems += _problem(f"{what} ({split})" if len(found.splits) > 1 else what, labels)
+    return lines + (problems or ["No problems found."])
+
+
+def _duplicate(found: inspection.Duplicate) -> str:
+    worse = [("different classes", found.across_classes), ("different splits", found.across_splits)]
+    kinds = " and ".join(kind for kind, is_so in worse if is_so)
+    files = [f"{entry.path}  (class {entry.label}, split {entry.split})" for entry in found.entries]
+    return "\n    ".join([f"in {kinds}:" if kinds else "in one class:", *files])
+
+
+def _problem(what: str, each: Iterable[str]) -> list[str]:
+    every = list(each)
+    if not every:
+        return []
+    rest = [f"  and {len(every) - _SHOWN:,} more; --json has them all"] if len(every) > _SHOWN else []
+    return [f"{what}: {len(every):,}", *(f"  {line}" for line in every[:_SHOWN]), *rest]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of equal width; those of numbers to the right."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [column[1][:1].isdigit() for column in columns]
+    return [
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,10 @@
+"""Labelled images on disk, and the splits of the published protocols. Needs no torch."""
+
+from __future__ import annotations
+
+from train.data.fetching import fetch
+from train.data.known import KNOWN
+from train.data.labels import DataSet, LabelledImage, class_numbers
+from train.data.loading import load
+
+__all__ = ["KNOWN", "DataSet", "LabelledImage", "class_numbers", "fetch", "load"]

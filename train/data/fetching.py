@@ -1,0 +1,84 @@
+"""Putting a data set where it is wanted: download, check, unpack, and only then move it into place."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retrieval.errors import InputError
+from train.data import download
+from train.data.known import KNOWN, Known, read
+
+
+def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
+    """Put a data set known by name under a folder; at once where it is there already.
+
+    An interrupted fetch leaves nothing in view, and goes on where it stopped. An archive that lies in the
+    folder already is used instead of a download.
+
+    Raises:
+        InputError: an unknown name, one that must be got by hand, or something else is in its place.
+        LookalikeError: the download failed, or is not what it should be.
+    """
+    known = KNOWN.get(name)
+    if known is None:
+        raise InputError(f"{name}: no such data set; known: {', '.join(KNOWN)}")
+    problem = _problem(name, root)
+    if problem is None:
+        return
+    if known.unpack is None:
+        raise InputError(f"{name} cannot be fetched: {known.by_hand}")
+    root.mkdir(parents=True, exist_ok=True)
+    with _alone(root):
+        problem = _problem(name, root)  # another process may have been quicker
+        if problem is not None:
+            _put(known, root, root / f".fetching-{name}", problem, show_progress)
+            read(name, root)
+
+
+def _problem(name: str, root: Path) -> InputError | None:
+    try:
+        read(name, root)
+    except InputError as error:
+        return error
+    return None
+
+
+def _put(known: Known, root: Path, work: Path, problem: InputError, show_progress: bool) -> None:
+    """Unpack below `work`, then move into place; both halves can be repeated."""
+    assert known.unpack is not None
+    ready = work / "ready"
+    if not ready.is_dir():
+        for top in known.tops:
+            if (root / top).exists():
+                raise InputError(f"{root / top} is in the way; move it, or fetch elsewhere ({problem})")
+        work.mkdir(exist_ok=True)
+        archives = [_archive(archive, root, work, show_progress) for archive in known.archives]
+        draft = work / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        known.unpack(archives, draft, show_progress)
+        draft.replace(ready)
+    for top in known.tops:
+        if (ready / top).exists():
+            (ready / top).replace(root / top)
+    shutil.rmtree(work)
+
+
+def _archive(archive: download.Archive, root: Path, work: Path, show_progress: bool) -> Path:
+    given = root / archive.file
+    if given.is_file():
+        download.check(archive, given)
+        return given
+    return download.download(archive, work, show_progress=show_progress)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Wait until no other process fetches into the folder."""
+    with (root / ".fetching.lock").open("w") as lock:  # stays: whoever waits for it holds the same file
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

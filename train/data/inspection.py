@@ -1,0 +1,142 @@
+"""What a data set holds, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from retrieval.decoding import Decoded, decode_ahead
+from retrieval.errors import ImageError
+from retrieval.preprocess import Preprocess
+from retrieval.progress import Progress
+from train.data.labels import DataSet, LabelledImage
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of a split, and how many a class has: the fewest, the median, the most."""
+
+    images: int
+    classes: int
+    fewest: int
+    median: float
+    most: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image as the data set lists it."""
+
+    path: Path
+    label: str
+    split: str
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Entries whose files hold the same bytes."""
+
+    entries: list[Entry]
+
+    @property
+    def across_classes(self) -> bool:
+        """One of the labels must be wrong, or both are right and nothing can tell them apart."""
+        return len({entry.label for entry in self.entries}) > 1
+
+    @property
+    def across_splits(self) -> bool:
+        """What is tested has been trained on, or a query finds itself."""
+        return len({entry.split for entry in self.entries}) > 1
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found.
+
+    Attributes:
+        name: as the user wrote it.
+        images, classes: how many different ones there are in all splits together.
+        splits: by name: all (data without splits), or train and test, or train, queries and gallery.
+        coarse_name, coarse_classes: what the coarser labels are, and how many; `None` and 0 without any.
+        unusable: files that are missing or cannot be read.
+        duplicates: the worst first.
+        single: by split, classes with one image (of queries: with none in the gallery).
+    """
+
+    name: str
+    images: int
+    classes: int
+    splits: dict[str, Split]
+    coarse_name: str | None
+    coarse_classes: int
+    unusable: list[ImageError]
+    duplicates: list[Duplicate]
+    single: dict[str, list[str]]
+
+
+def inspect(dataset: DataSet, *, show_progress: bool = False) -> Inspection:
+    """Count, and read every file once, with the loader that training and indexing use."""
+    splits = _splits(dataset)
+    entries = defaultdict(list)
+    for split, images in splits.items():
+        for image in images:
+            entries[image.path].append(Entry(image.path, image.label, split))
+    unusable, duplicates = _read(entries, show_progress)
+    every = [image for images in splits.values() for image in images]
+    return Inspection(
+        name=dataset.name,
+        images=len(entries),
+        classes=len({image.label for image in every}),
+        splits={split: _count(images) for split, images in splits.items()},
+        coarse_name=dataset.coarse_name,
+        coarse_classes=len({image.coarse for image in every if image.coarse is not None}),
+        unusable=unusable,
+        duplicates=duplicates,
+        single=_single(splits),
+    )
+
+
+def _splits(dataset: DataSet) -> dict[str, list[LabelledImage]]:
+    if dataset.gallery is dataset.train:
+        return {"train and gallery": dataset.train, "queries": dataset.test}
+    if dataset.gallery is not None:
+        return {"train": dataset.train, "queries": dataset.test, "gallery": dataset.gallery}
+    if dataset.test is dataset.train:
+        return {"all": dataset.train}
+    return {"train": dataset.train, "test": dataset.test}
+
+
+def _count(images: Sequence[LabelledImage]) -> Split:
+    sizes = sorted(Counter(image.label for image in images).values())
+    return Split(len(images), len(sizes), sizes[0], median(sizes), sizes[-1])
+
+
+def _read(
+    entries: Mapping[Path, list[Entry]], show_progress: bool
+) -> tuple[list[ImageError], list[Duplicate]]:
+    unusable: list[ImageError] = []
+    same: dict[str, list[Entry]] = defaultdict(list)
+    with Progress("reading", len(entries), show=show_progress) as progress:
+        for path, file in zip(entries, decode_ahead(entries, Preprocess(size=1)), strict=True):
+            if isinstance(file, Decoded):
+                same[file.content_sha256] += entries[path]
+            else:
+                unusable.append(file)
+            progress.update(1, f"{len(unusable)} unusable" if unusable else "")
+    duplicates = [Duplicate(found) for found in same.values() if len(found) > 1]
+    return unusable, sorted(duplicates, key=lambda d: (not d.across_classes, not d.across_splits))
+
+
+def _single(splits: Mapping[str, list[LabelledImage]]) -> dict[str, list[str]]:
+    labels = {split: Counter(image.label for image in images) for split, images in splits.items()}
+    gallery = next((labels[split] for split in labels if "gallery" in split), None)
+    single = {}
+    for split, sizes in labels.items():
+        if split == "queries" and gallery is not None:
+            single[split] = sorted(label for label in sizes if label not in gallery)
+        elif split != "gallery":
+            single[split] = sorted(label for label, size in sizes.items() if size == 1)
+    return {split: found for split, found in single.items() if found}

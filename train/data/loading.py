@@ -1,0 +1,50 @@
+"""From what --data says to a data set."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from retrieval.errors import InputError
+from train.data import known, own
+from train.data.fetching import fetch
+from train.data.known import KNOWN
+from train.data.labels import DataSet
+
+
+def load(spec: str) -> DataSet:
+    """Find the images of a data set.
+
+    Args:
+        spec: `folder:DIR` (one folder a class, at any depth; top folders called train and test are
+            splits), `csv:FILE` (columns path, label and optionally split, role and coarse; paths relative
+            to the file), `NAME:ROOT` for a data set known by name, or the name alone for a bundled one.
+
+    Raises:
+        InputError: an unknown name, a place without labelled images, or a data set that is not whole.
+    """
+    name, _, place = spec.partition(":")
+    if name in ("folder", "csv"):
+        if not place:
+            where = "DIR" if name == "folder" else "FILE"
+            raise InputError(f"data {spec!r}: say where, as in {name}:{where}")
+        splits = (own.folder if name == "folder" else own.table)(Path(place))
+        coarse = any(image.coarse for images in splits if images for image in images)
+        return DataSet(spec, *splits, coarse_name="coarse label" if coarse else None)
+    if name not in KNOWN:
+        near = get_close_matches(name, ["folder", "csv", *KNOWN], 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: folder:DIR, csv:FILE, {', '.join(KNOWN)}"
+        raise InputError(f"data {spec!r}: no data set is called {name!r}; {hint}")
+    facts = KNOWN[name]
+    if not place and not facts.bundled:
+        raise InputError(f"data {spec!r}: say where it is, as in {name}:ROOT")
+    root = Path(place) if place else _cache() / name
+    if not place:
+        fetch(name, root)
+    splits = known.read(name, root)
+    return DataSet(spec, *splits, coarse_name=facts.coarse_name, transitions=facts.transitions)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike"

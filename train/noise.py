@@ -1,0 +1,104 @@
+"""Wrong labels, put in on purpose: how much of them does a loss bear?"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.store import replacing
+from train.config import NoiseConfig
+from train.data import LabelledImage
+
+_STREAM = 1  # of random numbers: another than what else is drawn by the same seed
+
+
+def with_wrong_labels(
+    images: Sequence[LabelledImage], config: NoiseConfig, seed: int, transitions: Mapping[str, str]
+) -> list[LabelledImage]:
+    """The same images in the same order, some with the label of another class that is among them.
+
+    symmetric: round(rate N) images, drawn from all, get one of the other classes, each as likely.
+    asymmetric: round(rate n) of the n images of each class get the class it is mistaken for (Patrini et al.
+    2017). `transitions` says which; without any, it is the next class in sorted order, for the last one the
+    first. Where the other class is not among the images, its own transition is followed; classes without
+    one stay clean.
+
+    Only `label` becomes wrong: `coarse` stays the image's own.
+
+    Raises:
+        InputError: there is only one class.
+    """
+    classes = sorted({image.label for image in images})
+    if not config.rate or not images:
+        return list(images)
+    if len(classes) < 2:
+        raise InputError(f"noise.rate={config.rate:g} needs at least two classes, there is {len(classes)}")
+    random = np.random.default_rng([seed, _STREAM])
+    if config.kind == "symmetric":
+        given = _symmetric(images, classes, config.rate, random)
+    else:
+        given = _asymmetric(images, _targets(classes, transitions), config.rate, random)
+    return [
+        dataclasses.replace(image, label=given[i]) if i in given else image for i, image in enumerate(images)
+    ]
+
+
+def write_noise(file: Path, before: Sequence[LabelledImage], after: Sequence[LabelledImage]) -> None:
+    """Write which labels are wrong, as CSV: path, label (right), given (wrong)."""
+    with (
+        replacing(file) as draft,
+        draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as lines,
+    ):
+        writer = csv.writer(lines)
+        writer.writerow(["path", "label", "given"])
+        for right, wrong in zip(before, after, strict=True):
+            if right.label != wrong.label:
+                writer.writerow([right.path, right.label, wrong.label])
+
+
+def _symmetric(
+    images: Sequence[LabelledImage], classes: list[str], rate: float, random: np.random.Generator
+) -> dict[int, str]:
+    """Position of an image -> its wrong label."""
+    chosen = random.choice(len(images), round(rate * len(images)), replace=False)
+    steps = random.integers(1, len(classes), len(chosen))  # never 0 or all the way round: another class
+    place = {label: number for number, label in enumerate(classes)}
+    return {
+        int(i): classes[(place[images[i].label] + step) % len(classes)]
+        for i, step in zip(chosen, steps, strict=True)
+    }
+
+
+def _asymmetric(
+    images: Sequence[LabelledImage], targets: Mapping[str, str], rate: float, random: np.random.Generator
+) -> dict[int, str]:
+    """Position of an image -> its wrong label."""
+    members = defaultdict(list)
+    for position, image in enumerate(images):
+        members[image.label].append(position)
+    given: dict[int, str] = {}
+    for label, target in sorted(targets.items()):
+        chosen = random.choice(members[label], round(rate * len(members[label])), replace=False)
+        given |= dict.fromkeys(map(int, chosen), target)
+    return given
+
+
+def _targets(classes: list[str], transitions: Mapping[str, str]) -> dict[str, str]:
+    """What each class is mistaken for, among the classes there are."""
+    if not transitions:
+        return dict(zip(classes, [*classes[1:], classes[0]], strict=True))
+    there, found = set(classes), {}
+    for label in classes:
+        target, passed = transitions.get(label), {label}
+        while target is not None and target not in there and target not in passed:
+            passed.add(target)
+            target = transitions.get(target)
+        if target is not None and target in there and target != label:
+            found[label] = target
+    return found
