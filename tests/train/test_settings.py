@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ def test_every_recipe_is_valid(recipe: Path) -> None:
     ("override", "message"),
     [
         ("epoch=3", "did you mean 'epochs'"),
-        ("optimizer.learning=3", "known: lr"),
-        ("model.backbon=x", "did you mean 'backbone'"),
+        ("optimizer.learning=3", "did you mean 'optimizer.lr'"),
+        ("model.backbon=x", "did you mean 'model.backbone'"),
         ("epochs=many", "expected int, got 'many'"),
         ("epochs=true", "expected int"),
         ("epochs", "expected key=value"),
@@ -42,9 +43,12 @@ def test_every_recipe_is_valid(recipe: Path) -> None:
         ("model=conv4", "expected keys and values"),
         ("epochs=-1", "epochs: expected 0 or more"),
         ("batch.classes=1", "batch.classes: expected 2 or more"),
-        ("model.pooling=max", "mean or spatial"),
-        ("augment.symmetries=3", "1, 4 or 8"),
-        ("validation=1.0", "share of the classes"),
+        ("model.pooling=max", "mean or gem or cls or spatial"),
+        ("augment.symmetries=3", "1 or 4 or 8"),
+        ("split.validation=1.0", "a share, 0 or more and below 1"),
+        ("validation=0.2", "did you mean 'split.validation'"),
+        ("split={folds: 3, fold: 3}", "less than split.folds"),
+        ("published={source: 3}", "published.source: expected str"),
         ("preprocess.size=0", "size"),
         ("loss={", "not valid YAML"),
     ],
@@ -59,3 +63,42 @@ def test_unknown_recipe_names_those_there_are() -> None:
         settings.resolve("digits", "dmeo", [])
     with pytest.raises(InputError, match="--data"):
         settings.resolve(None, None, [])
+
+
+def test_every_setting_is_explained_with_its_default() -> None:
+    text = settings.explain()
+    for line in ("optimizer.lr = 0.001", "schedule.at = []", "model.weights = null", "preprocess.size = 64"):
+        assert f"{line}\n    " in text
+    names = [line.split(" = ")[0] for line in text.splitlines() if not line.startswith(" ")]
+    defaults = settings.resolve("digits", None, []).to_dict()
+    leaves = [
+        f"{group}.{name}" if isinstance(value, dict) and group != "loss" else group
+        for group, value in defaults.items()
+        for name in (value if isinstance(value, dict) and group != "loss" else [""])
+    ]
+    assert names == list(dict.fromkeys(leaves))
+    lines = text.splitlines()
+    follows = itertools.pairwise(lines)
+    assert all(after.startswith("    ") for line, after in follows if not line.startswith(" "))
+
+
+def test_numbers_may_be_written_as_people_write_them() -> None:
+    ours = settings.resolve("digits", None, ["optimizer.lr=1e-4", "schedule.at=[3, 5]", "batch.chunk=8"])
+    assert ours.optimizer.lr == 1e-4
+    assert ours.schedule.at == (3, 5)
+    assert settings.resolve("digits", None, ["batch.chunk=null"]).batch.chunk is None
+
+
+def test_one_key_of_the_loss_may_be_changed() -> None:
+    changed = settings.resolve("digits", None, ["loss.margin=3e-1"]).loss
+    assert changed == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
+    assert settings.resolve("digits", None, []).loss["margin"] == 0.2, "the default is left alone"
+
+
+def test_published_numbers_stay_with_their_data_set(tmp_path: Path) -> None:
+    recipe = tmp_path / "paper.yaml"
+    recipe.write_text("data: digits\npublished: {source: 'a paper, Table 1', recall: {1: 61.7, 10: 90.0}}\n")
+    kept = settings.resolve("digits:/somewhere", str(recipe), []).published
+    assert kept is not None
+    assert kept.recall == {1: 61.7, 10: 90.0}
+    assert settings.resolve("folder:/somewhere", str(recipe), []).published is None
