@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,24 @@ CURVE_KS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Result:
-    """The numbers of one model on one data set; all in 0..1."""
+    """The numbers of one model on one data set; all in 0..1.
+
+    Attributes:
+        recall: K: Recall@K; numbers that somebody else published may lack some.
+        nmi, f1: of k-means clusters; `None`: not known.
+        by: what has to agree, where it is not the class: "chain".
+    """
 
     name: str
-    recall: dict[int, float]
-    nmi: float
-    f1: float
+    recall: dict[int, float] = field(default_factory=dict)
+    nmi: float | None = None
+    f1: float | None = None
+    by: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The name, and what has to agree."""
+        return f"{self.name}, by {self.by}" if self.by else self.name
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -39,6 +52,9 @@ def evaluate(
     gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
     own: np.ndarray | None = None,
+    *,
+    ks: Sequence[int] = CURVE_KS,
+    by: str | None = None,
 ) -> Result:
     """Recall@K, and NMI and F1 of k-means with as many clusters as classes, over the query embeddings.
 
@@ -46,7 +62,10 @@ def evaluate(
         query: float [N, D], unit length; query_labels: [N].
         gallery: float [M, D] to search instead of the other queries; gallery_labels: [M].
         own: int [N], the row of the gallery that is the query itself, -1 for none.
+        ks: every K.
+        by: what the labels are, where they are not the classes.
     """
-    recall = metrics.recall_at_k(query, query_labels, gallery, gallery_labels, ks=CURVE_KS, own=own)
+    recall = metrics.recall_at_k(query, query_labels, gallery, gallery_labels, ks=ks, own=own)
     clusters = metrics.kmeans(query, len(np.unique(query_labels)))
-    return Result(name, recall, metrics.nmi(query_labels, clusters), metrics.pair_f1(query_labels, clusters))
+    nmi, f1 = metrics.nmi(query_labels, clusters), metrics.pair_f1(query_labels, clusters)
+    return Result(name, recall, nmi, f1, by)

@@ -6,7 +6,9 @@ import dataclasses
 import html
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ from retrieval.store import now, replacing
 
 FORMAT_VERSION = 1
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe-Ito: safe for all eyes
+_MARKERS = "Dosv^P"
 _STYLE = """
-.lookalike-report { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 0 auto; }
+.lookalike-report { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 0 auto; }
 .lookalike-report table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 .lookalike-report th, .lookalike-report td { padding: .35rem .6rem; text-align: right;
   border-bottom: 1px solid #8884; }
 .lookalike-report th:first-child, .lookalike-report td:first-child { text-align: left; }
+.lookalike-report th[scope=row] { font-weight: 400; min-width: 9rem; }
 .lookalike-report .best { font-weight: 700; }
 .lookalike-report figure { margin: 1.5rem 0; background: #fff; border-radius: .5rem; }
 .lookalike-report svg { width: 100%; height: auto; }
@@ -39,8 +43,10 @@ class Report:
         protocol: what was searched for in what, in one line.
         images, classes: of the queries.
         fingerprint: SHA-256 of the model file, where there is one.
-        results: baselines first, the model itself last.
+        results: published numbers first, then baselines, the model itself last.
         bad_files: (path, reason) of images that could not be read and were left out.
+        ks: the K of the table's columns.
+        notes: what to keep in mind when reading it, a sentence each.
     """
 
     data: str
@@ -51,6 +57,8 @@ class Report:
     results: list[Result]
     bad_files: list[tuple[str, str]] = field(default_factory=list)
     created: str = field(default_factory=now)
+    ks: tuple[int, ...] = KS
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -74,6 +82,7 @@ class Report:
                 raise InputError(f"{path}: a report of another version; evaluate again")
             values["results"] = [Result.from_dict(result) for result in values["results"]]
             values["bad_files"] = [(path, reason) for path, reason in values["bad_files"]]
+            values |= {name: tuple(values[name]) for name in ("ks", "notes") if name in values}
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a readable report ({error}); evaluate again") from error
@@ -86,21 +95,22 @@ def latest(gallery: Path) -> Report | None:
 
 
 def table(report: Report) -> str:
-    """The numbers as plain text, one result a line, in percent."""
-    columns = [f"R@{k}" for k in KS] + ["NMI", "F1"]
-    width = max(len(result.name) for result in report.results)
+    """The numbers as plain text, one result a line, in percent; the notes below."""
+    columns = [f"R@{k}" for k in report.ks] + ["NMI", "F1"]
+    width = max(len(result.title) for result in report.results)
     lines = [" " * width + "".join(f"{column:>8}" for column in columns)]
-    lines += [f"{r.name:<{width}}" + "".join(f"{100 * v:8.1f}" for v in _values(r)) for r in report.results]
-    return "\n".join(lines)
+    for result in report.results:
+        cells = "".join(f"{_percent(value):>8}" for value in _values(result, report.ks))
+        lines.append(f"{result.title:<{width}}{cells}")
+    return "\n".join([*lines, *report.notes])
 
 
 def render(report: Report) -> str:
     """The report as a fragment of HTML that needs nothing from outside."""
-    columns = [f"Recall@{k}" for k in KS] + ["NMI", "F1"]
+    columns = [f"Recall@{k}" for k in report.ks] + ["NMI", "F1"]
     head = "".join(f"<th scope='col'>{column}</th>" for column in columns)
-    values = [_values(result) for result in report.results]
-    best = [max(column) for column in zip(*values, strict=True)]
-    rows = "".join(_row(result.name, row, best) for result, row in zip(report.results, values, strict=True))
+    rows = "".join(_row(result, report) for result in report.results)
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in report.notes)
     bad = (
         f"<p>{len(report.bad_files)} files could not be read and were left out.</p>"
         if report.bad_files
@@ -114,23 +124,29 @@ def render(report: Report) -> str:
         f"<p>{report.images} query images of {report.classes} classes; {html.escape(report.protocol)}. "
         "In percent.</p>"
         f"<div class='scroll'><table><thead><tr><th scope='col'></th>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<tbody>{rows}</tbody></table></div>{notes}"
         f"<figure>{_recall_curve(report)}</figure>"
         f"{bad}{f'<details><summary>List</summary><ul>{items}</ul></details>' if items else ''}"
         f"<p><small>{model}Evaluated {html.escape(report.created)}.</small></p></article>"
     )
 
 
-def _values(result: Result) -> list[float]:
-    return [*(result.recall[k] for k in KS), result.nmi, result.f1]
+def _values(result: Result, ks: Sequence[int]) -> list[float | None]:
+    return [*(result.recall.get(k) for k in ks), result.nmi, result.f1]
 
 
-def _row(name: str, values: list[float], best: list[float]) -> str:
-    cells = "".join(
-        f"<td{' class=best' if value == top else ''}>{100 * value:.1f}</td>"
-        for value, top in zip(values, best, strict=True)
-    )
-    return f"<tr><th scope='row'>{html.escape(name)}</th>{cells}</tr>"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _row(result: Result, report: Report) -> str:
+    """A row of the table; what is best of its column among all that ask the same question is bold."""
+    rivals = [_values(rival, report.ks) for rival in report.results if rival.by == result.by]
+    cells = ""
+    for value, column in zip(_values(result, report.ks), zip(*rivals, strict=True), strict=True):
+        best = value is not None and len(rivals) > 1 and value == max(v for v in column if v is not None)
+        cells += f"<td{' class=best' if best else ''}>{_percent(value)}</td>"
+    return f"<tr><th scope='row'>{html.escape(result.title)}</th>{cells}</tr>"
 
 
 def _recall_curve(report: Report) -> str:
@@ -140,18 +156,23 @@ def _recall_curve(report: Report) -> str:
 
     # Fixed ids and no date: the same numbers give the same file.
     with mpl.rc_context({"svg.hashsalt": "lookalike", "font.size": 11}):
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
         axes = figure.add_subplot()
-        for result, colour in zip(report.results, _COLOURS * len(report.results), strict=False):
+        for number, (result, colour, marker) in enumerate(
+            zip(report.results, cycle(_COLOURS), cycle(_MARKERS), strict=False)
+        ):
             ks = sorted(result.recall)
-            axes.plot(ks, [100 * result.recall[k] for k in ks], "o-", color=colour, label=result.name)
+            percents = [100 * result.recall[k] for k in ks]
+            # The first is on top: what is published may be a single point.
+            axes.plot(ks, percents, f"{marker}-", color=colour, label=result.title, zorder=9 - number)
+        ticks = sorted({k for result in report.results for k in result.recall})
         axes.set_xscale("log", base=2)
-        axes.set_xticks(ks, [str(k) for k in ks])
+        axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.set_xlabel("K, nearest images looked at")
         axes.set_ylabel("Recall@K (%)")
         axes.set_title("Queries with an image of their class among the K nearest", fontsize=12)
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, loc="lower right")
+        figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=10)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()

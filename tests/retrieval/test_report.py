@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,57 @@ def test_table_is_in_percent(ours: Report) -> None:
     lines = report.table(ours).splitlines()
     assert lines[0].split() == ["R@1", "R@2", "R@4", "R@8", "NMI", "F1"]
     assert lines[1].split()[-6:] == ["50.0", "51.0", "52.0", "53.0", "25.0", "16.7"]
+
+
+@pytest.fixture
+def beside_theirs() -> Report:
+    """Published numbers with gaps, and a row that asks something else."""
+    return Report(
+        data="sop:x",
+        protocol="each searched for among all the others",
+        images=30,
+        classes=3,
+        fingerprint=None,
+        results=[
+            Result("published (a paper)", {1: 0.819, 10: 0.926}, nmi=0.9),
+            Result("after training", {1: 0.7, 10: 0.95, 1000: 1.0}, nmi=0.8, f1=0.3),
+            Result("after training", {1: 0.8, 10: 0.99, 1000: 1.0}, nmi=0.85, f1=0.4, by="chain"),
+        ],
+        ks=(1, 10, 1000),
+        notes=("They crop <b>.",),
+    )
+
+
+def test_what_is_not_known_is_a_gap(beside_theirs: Report, tmp_path: Path) -> None:
+    lines = report.table(beside_theirs).splitlines()
+    assert lines[0].split() == ["R@1", "R@10", "R@1000", "NMI", "F1"]
+    assert lines[1].split()[-5:] == ["81.9", "92.6", "-", "90.0", "-"]
+    assert lines[3].startswith("after training, by chain")
+    assert lines[4] == "They crop <b>."
+    beside_theirs.save(tmp_path)
+    assert Report.load(tmp_path) == beside_theirs
+
+
+def test_best_is_bold_among_those_that_ask_the_same(beside_theirs: Report) -> None:
+    rows = re.findall(r"<tr><th scope='row'>.*?</tr>", report.render(beside_theirs))
+    bold = [re.findall(r"<td class=best>([^<]*)", row) for row in rows]
+    assert bold == [["81.9", "90.0"], ["95.0", "100.0", "30.0"], []]
+    assert "They crop &lt;b&gt;." in report.render(beside_theirs)
+
+
+def test_curve_of_gaps_and_of_nothing(beside_theirs: Report) -> None:
+    nothing = dataclasses.replace(beside_theirs, results=[Result("published (a paper)", nmi=0.5)])
+    assert "<svg" in report.render(nothing)
+    assert "<svg" in report.render(beside_theirs)
+
+
+def test_report_from_before_there_were_columns_and_notes(ours: Report, tmp_path: Path) -> None:
+    values = json.loads(json.dumps(ours.to_dict()))
+    del values["ks"], values["notes"]
+    for kept in values["results"]:
+        del kept["by"]
+    (tmp_path / "report.json").write_text(json.dumps(values))
+    assert Report.load(tmp_path) == ours
 
 
 def test_newest_report_of_a_gallery(ours: Report, tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""`lookalike recipes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from retrieval.cli import emit, json_option
+from train import settings
+
+
+@click.group()
+def recipes() -> None:
+    """List the experiments that come with Lookalike, and show one.
+
+    \b
+      lookalike recipes list
+      lookalike recipes show loop/cars196-triplet
+      lookalike train --recipe loop/cars196-triplet --data cars196:ROOT --out run
+    """
+
+
+@recipes.command("list")
+@json_option
+def list_recipes(as_json: bool) -> None:
+    """List the recipes, with the Recall@1 of their papers."""
+    facts = [_facts(name) for name in settings.recipes()]
+    columns = ("name", "data", "backbone", "loss", "recall_at_1")
+    titles = ("recipe", "data set", "backbone", "loss", "published R@1")
+    rows = [titles, *(tuple("-" if f[c] is None else str(f[c]) for c in columns) for f in facts)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    emit(facts, as_json, "\n".join(lines))
+
+
+@recipes.command()
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show the settings of the recipe NAME, and how to run it."""
+    text, values = settings.recipe_file(name).read_text(), settings.read_recipe(name)
+    command = f"lookalike train --recipe {name} --data {_place(values.get('data'))} --out run"
+    facts = {"name": name, "run": command, "settings": values}
+    emit(facts, as_json, f"{text.rstrip()}\n\n# To run it: {command}")
+
+
+def _facts(name: str) -> dict[str, Any]:
+    values = settings.read_recipe(name)
+    theirs = values.get("published") or {}
+    return {
+        "name": name,
+        "data": values.get("data"),
+        "backbone": values["model"]["backbone"],
+        "loss": _in_short(values["loss"]),
+        "recall_at_1": theirs.get("recall", {}).get(1),
+        "source": theirs.get("source"),
+    }
+
+
+def _in_short(loss: dict[str, Any]) -> str:
+    """A loss by its names: "triplet, optimal + wasserstein"."""
+    words = [loss["name"], loss.get("negatives")]
+    extra = [regularizer["name"] for regularizer in loss.get("regularizers", ())]
+    return " + ".join([", ".join(word for word in words if word), *extra])
+
+
+def _place(data: str | None) -> str:
+    """What to write after --data."""
+    from train.data import KNOWN
+
+    if data is None:
+        return "folder:DIR"
+    return f"{data}:ROOT" if data in KNOWN and not KNOWN[data].bundled else data
