@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from retrieval.decoding import Decoded, decode_ahead
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import InputError, LookalikeError
+from retrieval.preprocess import Preprocess
 from retrieval.store import now, replacing
 from train import data
 from train.model import EmbeddingModel
@@ -31,6 +32,7 @@ OPSET = 20
 MAX_DIFFERENCE = 1e-4
 MIN_COSINE = 0.99999
 _PROOF_BATCHES = (1, 3, 32)
+_VERSIONS = ("lookalike", "torch", "torchvision", "timm", "onnx", "onnxscript")
 
 
 @dataclass(frozen=True)
@@ -43,35 +45,55 @@ class Proof:
 
 
 class _Graph(nn.Module):
-    """What the file computes: pixels -> unit embedding, and the map whose normalised mean it is."""
+    """What the file computes: pixels -> unit embedding, and the map whose normalised mean it is, if any."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         super().__init__()
         self.model = model
+        self.outputs = ("embedding", "embedding_map") if model.has_map else ("embedding",)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        if not self.model.has_map:
+            return (nn.functional.normalize(self.model(images)),)
         embedding_map = self.model.maps(images)  # [N, h, w, D]
         return nn.functional.normalize(embedding_map.mean((1, 2))), embedding_map
 
 
 def export_run(run: Run, out: Path, which: str = "best") -> Proof:
-    """Write a run's checkpoint as an ONNX file, which stays only if it proves to be the same model.
-
-    The file takes uint8 [N, H, W, 3] and gives `embedding` float32 [N, D] of unit length and
-    `embedding_map` float32 [N, h, w, D]; how to preprocess and where it comes from is in its metadata.
-
-    Raises:
-        LookalikeError: the file's embeddings differ from the checkpoint's by more than 1e-4, or their cosine
-            is below 0.99999, at batch sizes 1, 3 and 32.
-    """
-    config = run.config
+    """Write a run's checkpoint as an ONNX file, as `export_model` does."""
     model = run.trained(which).cpu()
     sample, pictures = _sample(run)
+    return export_model(model, run.config.preprocess, out, _provenance(run, which), sample, pictures)
+
+
+def export_model(
+    model: EmbeddingModel,
+    preprocess: Preprocess,
+    out: Path,
+    provenance: Mapping[str, Any],
+    sample: np.ndarray,
+    pictures: str,
+) -> Proof:
+    """Write a network as an ONNX file, which stays only if it proves to be the same network.
+
+    The file takes uint8 [N, H, W, 3] and gives `embedding` float32 [N, D] of unit length and, where the
+    embedding is the mean of a map, `embedding_map` float32 [N, h, w, D]; how to preprocess and where it
+    comes from is in its metadata.
+
+    Args:
+        model: on the CPU, in evaluation mode.
+        sample: uint8 [n, H, W, 3], n at least 2: what both are tried on.
+        pictures: what `sample` is, in words.
+
+    Raises:
+        LookalikeError: the network cannot be exported; or the file's embeddings differ from the network's
+            by more than 1e-4, or their cosine is below 0.99999, at batch sizes 1, 3 and 32.
+    """
     facts = {
         "lookalike.format": {"version": FORMAT_VERSION},
-        "lookalike.preprocess": config.preprocess.to_dict(),
-        "lookalike.embedding": {"dim": config.model.embedding_dim, "metric": "cosine", "unit_length": True},
-        "lookalike.provenance": _provenance(run, which),
+        "lookalike.preprocess": preprocess.to_dict(),
+        "lookalike.embedding": {"dim": model.head.out_features, "metric": "cosine", "unit_length": True},
+        "lookalike.provenance": provenance,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as draft:
@@ -83,20 +105,24 @@ def export_run(run: Run, out: Path, which: str = "best") -> Proof:
     return proof
 
 
-def _write(graph: nn.Module, file: Path, facts: Mapping[str, Any], sample: np.ndarray) -> None:
+def _write(graph: _Graph, file: Path, facts: Mapping[str, Any], sample: np.ndarray) -> None:
     example = torch.from_numpy(sample[:2])
     batch = torch.export.Dim("N", min=1)
     with _quiet():
-        program = torch.onnx.export(
-            graph,
-            (example,),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=["embedding", "embedding_map"],
-            dynamic_shapes={"images": {0: batch}},
-        )
+        try:
+            program = torch.onnx.export(
+                graph,
+                (example,),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=["images"],
+                output_names=list(graph.outputs),
+                dynamic_shapes={"images": {0: batch}},
+            )
+        except torch.onnx.OnnxExporterError as error:
+            name = graph.model.config.backbone
+            raise LookalikeError(f"model.backbone: {name} cannot be written as ONNX; take another") from error
     assert program is not None  # it is None only for the exporter of old
     proto = program.model_proto
     onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in facts.items()})
@@ -142,7 +168,7 @@ def _provenance(run: Run, which: str) -> dict[str, Any]:
         "created": now(),
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("lookalike", "torch", "torchvision", "onnx", "onnxscript")},
+            **{name: version(name) for name in _VERSIONS},
         },
     }
 

@@ -16,11 +16,11 @@ from retrieval.errors import LookalikeError
 # Where each sub-command lives, and what it does. Names only: nothing is imported until it is needed.
 COMMANDS = {
     "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
-    "datasets": ("train.commands.datasets:datasets", "List the data sets known by name, and fetch them."),
+    "datasets": ("train.commands.datasets:datasets", "List, fetch and inspect data sets."),
     "losses": ("train.commands.losses:losses", "List losses, negatives, miners and regularizers."),
     "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
     "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
-    "sweep": ("train.commands.sweep:sweep", "Compare losses or settings over several seeds."),
+    "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "export": ("export.commands:export", "Turn a training run into one ONNX file."),
     "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),
     "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),
@@ -29,6 +29,10 @@ COMMANDS = {
         "Measure a run, a model or a gallery on images.",
     ),
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
+}
+
+_TRAIN_EXTRA = {
+    *("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "yaml", "safetensors"),
 }
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
@@ -46,7 +50,17 @@ class _LazyGroup(click.Group):
             return getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing in {"torch", "torchvision", "onnx", "onnxscript", "sklearn", "yaml", "safetensors"}:
+            if missing in {
+                "torch",
+                "torchvision",
+                "timm",
+                "onnx",
+                "onnxscript",
+                "sklearn",
+                "scipy",
+                "yaml",
+                "safetensors",
+            }:
                 what = f"`lookalike {name}` needs {missing}: pip install 'lookalike[train]'"
                 raise LookalikeError(what) from error
             raise
@@ -88,8 +102,13 @@ def _run(words: list[str], debug: bool) -> int:
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "lookalike"
         return _fail(f"{error.format_message()} (see `{command} --help`)", 2)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted; the same command again goes on from what was finished", 1)
+    except (click.Abort, KeyboardInterrupt) as error:
+        # click raises an Abort without words where it sees a KeyboardInterrupt.
+        return _fail(
+            str(error.__cause__ or error)
+            or "interrupted; the same command again goes on from what was finished",
+            1,
+        )
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 0

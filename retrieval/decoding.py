@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from retrieval.errors import ImageError
 from retrieval.images import decode_bytes, read_bytes
@@ -41,8 +42,14 @@ class Embedded:
     bad: list[ImageError]
 
 
-def decode_ahead(paths: Iterable[Path], preprocess: Preprocess) -> Iterator[Decoded | ImageError]:
-    """Decode files in threads, in order; memory holds at most two batches of them."""
+def decode_ahead(
+    paths: Iterable[Path], preprocess: Callable[[Image.Image], np.ndarray]
+) -> Iterator[Decoded | ImageError]:
+    """Decode files in threads, in order; memory holds at most two batches of them.
+
+    Args:
+        preprocess: an upright RGB image -> uint8 [H, W, 3]; a `Preprocess`, or what else is wanted of it.
+    """
     waiting: deque[Future[Decoded | ImageError]] = deque()
     files = iter(paths)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode") as pool:
@@ -82,7 +89,7 @@ def embed_files(
     return Embedded(joined, np.array(positions, np.int64), contents, bad)
 
 
-def _decode(path: Path, preprocess: Preprocess) -> Decoded | ImageError:
+def _decode(path: Path, preprocess: Callable[[Image.Image], np.ndarray]) -> Decoded | ImageError:
     try:
         data = read_bytes(path)
         image = decode_bytes(data, str(path))

@@ -13,6 +13,7 @@ from PIL import Image
 from retrieval.errors import InputError
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_STRIP = 8  # a picture so many times as long as it is wide is not kept whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,18 @@ class Preprocess:
         box = (left, top, left + side, top + side)
         square = image.resize((self.size, self.size), _FILTERS[self.interpolation], box=box)
         return np.asarray(square)
+
+    def whole(self, image: Image.Image) -> np.ndarray:
+        """An upright RGB image -> all of it, uint8 [h, w, 3], the shorter side `scaled` pixels long.
+
+        Of a strip, the middle part: a picture one pixel wide would become as long as memory.
+        """
+        shorter = min(image.size)
+        width, height = (min(side, _STRIP * shorter) for side in image.size)
+        left, top = (image.width - width) / 2, (image.height - height) / 2
+        box = (left, top, left + width, top + height)
+        shape = (round(width * self.scaled / shorter), round(height * self.scaled / shorter))
+        return np.asarray(image.resize(shape, _FILTERS[self.interpolation], box=box))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON and YAML: plain numbers, lists and strings."""

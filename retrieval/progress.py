@@ -18,35 +18,48 @@ class Progress:
         what: the work, as a verb: "embedding".
         total: how many there will be; `None` where nobody knows.
         unit: what is counted, in the plural: "images".
+        begun: how many were done before: they say nothing about how fast it goes.
         show: False keeps quiet.
     """
 
-    def __init__(self, what: str, total: int | None, unit: str = "images", *, show: bool = True) -> None:
-        self._what, self._total, self._unit = what, total, unit
+    def __init__(
+        self, what: str, total: int | None, unit: str = "images", *, begun: int = 0, show: bool = True
+    ) -> None:
+        self._what, self._total, self._unit, self._begun, self._show = what, total, unit, begun, show
+        self._note = ""
         self._bar = (
-            tqdm(total=total, desc=what, unit=f" {unit}", dynamic_ncols=True)
+            tqdm(total=total, desc=what, unit=f" {unit}", initial=begun, dynamic_ncols=True)
             if show and sys.stderr.isatty()
             else None
         )
         self._lines = show and self._bar is None
-        self._done, self._start = 0, time.monotonic()
+        self._done, self._start = begun, time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
 
-    def update(self, count: int = 1, note: str = "") -> None:
-        """`count` more are done; `note` says how it goes."""
+    def update(self, count: int = 1, note: str | None = None) -> None:
+        """`count` more are done; `note` says how it goes, from now on."""
         self._done += count
+        if note is not None:
+            self._note = note
         if self._bar is not None:
-            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(count)
         elif self._lines and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            self._line(note)
+            self._line()
 
-    def _line(self, note: str) -> None:
-        rate = self._done / max(time.monotonic() - self._start, 1e-9)
+    def say(self, message: str) -> None:
+        """Tell something apart from the count."""
+        if self._show:
+            tqdm.write(message, file=sys.stderr)
+
+    def _line(self) -> None:
+        rate = (self._done - self._begun) / max(time.monotonic() - self._start, 1e-9)
         of = f"/{self._total}" if self._total is not None else ""
-        tail = f", {note}" if note else ""
-        print(f"{self._what}: {self._done}{of} {self._unit}, {rate:.1f}/s{tail}", file=sys.stderr, flush=True)
+        left = f", {_time((self._total - self._done) / rate)} left" if self._total and rate else ""
+        tail = f", {self._note}" if self._note else ""
+        line = f"{self._what}: {self._done}{of} {self._unit}, {rate:.1f}/s{left}{tail}"
+        print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Progress:
         return self
@@ -56,5 +69,11 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._lines and self._done:
-            self._line("")
+        elif self._lines and self._done > self._begun:
+            self._line()
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,8 +1,9 @@
-"""Batches of P classes x K images."""
+"""Batches of P classes x K images, and batches with at least K images of each class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -11,37 +12,66 @@ from train.config import BatchConfig
 
 
 class ClassBatches:
-    """Draws batches of K images from each of P classes.
+    """Draws batches of P x K images: K from each of P classes, or at least K from each class that occurs.
 
-    An epoch has as many batches as whole batches fit into the images. Classes are dealt like cards: each
-    comes once before any comes again; so are the images of a class, and a class with fewer than K images
-    repeats some. What an epoch draws depends on the seed and its number alone.
+    An epoch has as many batches as whole batches fit into the images, or `per_epoch` of them. Classes are
+    dealt like cards: each comes once before any comes again; so are the images of a class, and a class with
+    fewer than K images repeats some. What an epoch draws depends on the seed and its number alone.
 
     Args:
         labels: int [N], 0..C-1.
-        config: P and K; P is lowered to the number of classes where there are fewer.
+        config: P, K and the layout; P is lowered to the number of classes where there are fewer.
 
     Raises:
         InputError: fewer than two classes.
     """
 
     def __init__(self, labels: np.ndarray, config: BatchConfig, seed: int) -> None:
+        self._labels = labels
         self._of_class = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=-1)) + 1)]
         if len(self._of_class) < 2:
             raise InputError(f"training needs images of at least two classes, got {len(self._of_class)}")
         self.classes = min(config.classes, len(self._of_class))
         self.per_class = config.per_class
+        self._layout = config.layout
         self._seed = seed
-        self.per_epoch = max(1, len(labels) // (self.classes * self.per_class))
+        self.per_epoch = config.per_epoch or max(1, len(labels) // (self.classes * self.per_class))
 
     def epoch(self, number: int) -> Iterator[np.ndarray]:
         """The batches of one epoch: positions int64 [P * K], the images of a class side by side."""
         random = np.random.default_rng([self._seed, number])
+        batches = self._exact(random) if self._layout == "exact" else self._at_least(random)
+        for batch in islice(batches, self.per_epoch):
+            yield np.array(batch, np.int64)
+
+    def _exact(self, random: np.random.Generator) -> Iterator[list[int]]:
         classes = _Deck(range(len(self._of_class)), random)
         images = [_Deck(members.tolist(), random) for members in self._of_class]
-        for _ in range(self.per_epoch):
-            chosen = classes.draw(self.classes)
-            yield np.array([image for c in chosen for image in images[c].draw(self.per_class)])
+        while True:
+            yield [image for c in classes.draw(self.classes) for image in images[c].draw(self.per_class)]
+
+    def _at_least(self, random: np.random.Generator) -> Iterator[list[int]]:
+        images = _Deck(range(len(self._labels)), random)
+        while True:
+            batch: dict[int, list[int]] = {}
+            room = self.classes * self.per_class
+            while room:
+                (image,) = images.draw(1)
+                label = int(self._labels[image])
+                if label not in batch and room < self.per_class:  # no room for another class
+                    label = list(batch)[room % len(batch)]
+                own = batch.setdefault(label, [])
+                first = [image] if label == self._labels[image] and image not in own else []
+                count = (1 if own else self.per_class) - len(first)
+                own += first + self._others(label, own + first, count, random)
+                room = self.classes * self.per_class - sum(map(len, batch.values()))
+            yield [image for own in batch.values() for image in own]
+
+    def _others(self, label: int, but: list[int], count: int, random: np.random.Generator) -> list[int]:
+        """Images of a class; some that are there already only where it has no more."""
+        others = [i for i in random.permutation(self._of_class[label]).tolist() if i not in but]
+        missing = max(0, count - len(others))
+        return others[:count] + random.choice(self._of_class[label], missing).tolist()
 
 
 class _Deck:

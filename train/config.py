@@ -45,8 +45,10 @@ class ModelConfig:
     """The network: a backbone, pooling, and a linear embedding.
 
     Args:
-        backbone: conv4, vgg9, bn-inception, a classifier of torchvision by name, or timm:NAME.
-        weights: null (random), imagenet (downloaded by torchvision or timm), or a .safetensors file.
+        backbone: conv4, vgg9, bn-inception, a classifier of torchvision by name, or timm:NAME
+            (timm:NAME:key=value,... hands options of the architecture on).
+        weights: null (random), imagenet (downloaded by torchvision or timm), or a .safetensors file with the
+            names of the library's own classifier (for bn-inception, of the published file).
         embedding_dim: D.
         pooling: mean, gem (a learned power mean), cls (the class token of a transformer), or spatial (a
             linear map of its own for each location, for upright pictures of one thing).
@@ -163,9 +165,12 @@ class LoaderConfig:
     """How pictures reach the network.
 
     Args:
-        workers: processes that decode and augment; null: chosen for this machine; 0: none, the training
-            process does it.
-        cache: a folder for decoded, resized pictures: made once, used by every run on the same files.
+        workers: processes that decode and augment; null: on a CPU 1 where files are decoded each time, else
+            0; for a GPU up to 8, as far as there are cores.
+        cache: a folder for decoded, resized pictures: made once for each set of files and scale, used by
+            every run on the same ones, and deleted by you alone; null: pictures that take less than 1 GiB as
+            squares (and less than half the free disk) are decoded once into a temporary file in the run's
+            folder, more are decoded each time.
     """
 
     workers: int | None = None

@@ -1,94 +1,111 @@
-"""Training pictures, decoded once by the one loader and kept as raw pixels."""
+"""Where decoded pictures come from: a file that keeps them, or the image files themselves, time and again."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from retrieval.decoding import decode_ahead
 from retrieval.errors import ImageError
+from retrieval.images import load_image
 from retrieval.preprocess import Preprocess
-from retrieval.progress import Progress
-from train.config import AugmentConfig
+from train.cache import Kept, Scale, keep, keep_for_now
+from train.config import Config, LoaderConfig
+
+_ROOM = 2**30  # bytes for pictures that nobody asked to keep
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """Decoded pictures, in a file that has no name and goes away with the process.
+class Files:
+    """Pictures decoded whenever they are asked for: uint8 [h, w, 3], or what is wrong with the file."""
 
-    The operating system keeps as much of it in memory as there is room for.
+    paths: Sequence[Path]
+    scale: Scale
+    bad: dict[int, ImageError] = field(default_factory=dict)  # nothing is known before it is tried
+
+    def __getitem__(self, number: int) -> np.ndarray | ImageError:
+        try:
+            # torch wants memory that it could write.
+            return np.require(self.scale(load_image(self.paths[number])), requirements="W")
+        except ImageError as error:
+            return error
+
+
+Pictures = Kept | Files
+
+
+def pictures(
+    paths: Sequence[Path],
+    scale: Scale,
+    config: LoaderConfig,
+    *,
+    folder: Path,
+    world: int = 1,
+    show_progress: bool = False,
+) -> Pictures:
+    """Decide where decoded pictures come from.
+
+    With `config.cache` they are kept there. Otherwise, if as many squares take less than 1 GiB and less
+    than half of what is free on the disk, they are decoded once into a temporary file in `folder`, by each
+    of `world` processes; if they take more, they are decoded each time.
+    """
+    if config.cache is not None and paths:
+        return keep(paths, scale, Path(config.cache), show_progress=show_progress)
+    needed = world * len(paths) * scale.preprocess.scaled**2 * 3
+    if needed < min(_ROOM, shutil.disk_usage(folder).free // 2):
+        return keep_for_now(paths, scale, folder, show_progress=show_progress)
+    return Files(paths, scale)
+
+
+def training_scale(config: Config) -> Scale:
+    """What the crop of the augmentation chooses from."""
+    if config.augment.crop != "center":
+        return Scale(config.preprocess, whole=True)
+    side = config.preprocess.scaled
+    return Scale(dataclasses.replace(config.preprocess, size=side, resize=side))
+
+
+class Squares:
+    """Pictures as the model sees them outside training, kept for the next time where there is room.
+
+    Attributes:
+        bad: files that could not be read, known after they were gone through once.
     """
 
-    images: Tensor  # uint8 [N, S, S, 3]
-    positions: np.ndarray  # int64 [N], which of the files each one is
-    bad: list[ImageError]
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        preprocess: Preprocess,
+        config: LoaderConfig,
+        *,
+        folder: Path,
+        show_progress: bool = False,
+    ) -> None:
+        self._paths, self._scale = paths, Scale(preprocess)
+        self._pictures = pictures(paths, self._scale, config, folder=folder, show_progress=show_progress)
+        self.bad = list(self._pictures.bad.values())
 
-    @classmethod
-    def read(cls, paths: Sequence[Path], preprocess: Preprocess, folder: Path, progress: Progress) -> Pixels:
-        """Decode files to squares of `preprocess.scaled` pixels: what a random crop can choose from.
+    def batches(self, size: int = 64) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Those that can be read, in order: their positions int64 [n], and uint8 [n, S, S, 3]; n <= size."""
+        self.bad, good = [], []
+        for number, picture in enumerate(self._all()):
+            if isinstance(picture, ImageError):
+                self.bad.append(picture)
+            else:
+                good.append((number, picture))
+            if good and (len(good) == size or number + 1 == len(self._paths)):
+                positions, squares = zip(*good, strict=True)
+                yield np.array(positions, np.int64), np.stack(squares)
+                good = []
 
-        Args:
-            folder: where the disk has room for them.
-        """
-        side = preprocess.scaled
-        whole = dataclasses.replace(preprocess, size=side, resize=side)
-        positions: list[int] = []
-        bad: list[ImageError] = []
-        with tempfile.TemporaryFile(dir=folder) as file:
-            for i, decoded in enumerate(decode_ahead(paths, whole)):
-                if isinstance(decoded, ImageError):
-                    bad.append(decoded)
-                else:
-                    file.write(decoded.pixels.tobytes())
-                    positions.append(i)
-                progress.update(1, f"{len(bad)} unusable" if bad else "")
-            file.flush()
-            shape = (len(positions), side, side, 3)
-            # "c": torch wants writable memory; a private mapping never writes back.
-            mapped = np.memmap(file, np.uint8, "c", shape=shape) if positions else np.empty(shape, np.uint8)
-        return cls(torch.from_numpy(mapped), np.array(positions, np.int64), bad)
-
-
-def augment(
-    images: Tensor, turns: Tensor, size: int, config: AugmentConfig, generator: torch.Generator
-) -> Tensor:
-    """One random affine map for each picture, about its centre, resampled once.
-
-    What lies beyond the edge repeats the edge. Without any randomness this is a central crop.
-
-    Args:
-        images: uint8 [B, S, S, 3].
-        turns: int64 [B], which symmetry of the square comes first: 0-3 quarter turns, 4-7 mirrored.
-        size: side of the result, at most S.
-
-    Returns:
-        uint8 [B, size, size, 3].
-    """
-    batch, side = len(images), images.shape[1]
-
-    def spread(limit: float) -> Tensor:
-        return (torch.rand(batch, generator=generator) * 2 - 1) * limit
-
-    angle = torch.deg2rad(spread(config.rotate)) + turns % 4 * (math.pi / 2)
-    zoom = (1 + spread(config.scale)) * (size / side)
-    slant, shift = spread(config.shear), torch.stack([spread(2 * config.shift), spread(2 * config.shift)], 1)
-    mirrored = turns >= 4
-    if config.flip:
-        mirrored = mirrored ^ (torch.rand(batch, generator=generator) < 0.5)
-    cosine, sine = angle.cos() * zoom, angle.sin() * zoom
-    rows = torch.stack([torch.stack([cosine, slant * zoom - sine], 1), torch.stack([sine, cosine], 1)], 1)
-    rows[:, :, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
-    matrix = torch.cat([rows, shift[:, :, None]], 2)  # [B, 2, 3], from the result's places to the picture's
-    grid = F.affine_grid(matrix, [batch, 3, size, size], align_corners=False)
-    planes = images.permute(0, 3, 1, 2).float()  # [B, 3, S, S]
-    moved = F.grid_sample(planes, grid, padding_mode="border", align_corners=False)
-    return moved.permute(0, 2, 3, 1).round().to(torch.uint8)
+    def _all(self) -> Iterator[np.ndarray | ImageError]:
+        if isinstance(self._pictures, Kept):
+            yield from map(self._pictures.__getitem__, range(len(self._paths)))
+        else:
+            for decoded in decode_ahead(self._paths, self._scale):
+                yield decoded if isinstance(decoded, ImageError) else decoded.pixels

@@ -12,7 +12,8 @@ rest as JSON in its header: replaced in one step, and nothing in it can run code
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 
 from retrieval.errors import InputError
 from retrieval.store import replacing, sha256_of
-from train import settings
+from train import losses, settings
 from train.config import Config
+from train.losses import Objective
 from train.model import EmbeddingModel
 
 
@@ -65,9 +67,10 @@ class Run:
         return initial_model(self.config)
 
     def trained(self, which: str = "best") -> EmbeddingModel:
-        """The network of a checkpoint, in evaluation mode."""
-        model = self.untrained()
-        self.load(which, model=model)
+        """The network of a checkpoint (the average of its weights, where one is kept), in evaluation mode."""
+        model = initial_model(self.config, pretrained=False)
+        part = "average" if self.config.ema else "model"
+        self.load(which, optimizer=None, **{part: model})
         return model.eval()
 
     # ---- checkpoints
@@ -86,7 +89,8 @@ class Run:
         }
         state = optimizer.state_dict()
         for number, values in state["state"].items():
-            tensors |= {f"optimizer.{number}.{name}": value for name, value in values.items()}
+            slots = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+            tensors |= {f"optimizer.{number}.{name}": value for name, value in slots.items()}
         header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(state["param_groups"])}
         path = self._checkpoint(which)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +150,36 @@ class Run:
             draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 
-def initial_model(configuration: Config) -> EmbeddingModel:
-    """The network that a configuration begins with: its random weights depend on the seed alone."""
+def initial_model(configuration: Config, *, pretrained: bool = True) -> EmbeddingModel:
+    """The network that a configuration begins with: its random weights depend on the seed alone.
+
+    Args:
+        pretrained: False leaves pretrained weights out, for a network that is filled from a checkpoint.
+    """
+    with _seeded(configuration.seed):
+        return EmbeddingModel(configuration.model, configuration.preprocess, pretrained=pretrained)
+
+
+def initial_loss(configuration: Config, classes: int) -> Objective:
+    """The loss that a configuration asks for; its own parameters depend on the seed alone.
+
+    Raises:
+        InputError: it cannot be built; the reason says why.
+    """
+    try:
+        with _seeded(configuration.seed):
+            return losses.build(
+                configuration.loss, num_classes=classes, embedding_dim=configuration.model.embedding_dim
+            )
+    except (ValueError, TypeError) as error:
+        raise InputError(f"loss: {error}") from error
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(configuration.seed)
-        return EmbeddingModel(configuration.model, configuration.preprocess)
+        torch.manual_seed(seed)
+        yield
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

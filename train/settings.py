@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -34,6 +35,8 @@ def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> C
         key, equals, text = override.partition("=")
         if not equals:
             raise InputError(f"--set {override}: expected key=value")
+        if key.startswith("loss."):  # one key of the loss that there is: without a recipe, the default
+            values.setdefault("loss", Config(data="").loss)
         _put(values, key.split("."), _parse_yaml(text, f"--set {key}"), override)
     if data:
         values["data"] = data
@@ -117,9 +120,18 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-4 as a number; for YAML 1.1, whose rules PyYAML follows, it is a word."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def _parse_yaml(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise InputError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from error
 
@@ -142,11 +154,17 @@ def _build(kind: type, values: Any, where: str) -> Any:
     for key, value in values.items():
         name = f"{where}.{key}" if where else str(key)
         if key not in known:
-            near = get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise InputError(f"{name}: there is no such setting; {hint}")
+            raise InputError(f"{name}: there is no such setting; {_hint(name)}")
         built[key] = _value(known[key], value, name)
     return kind(**built)
+
+
+def _hint(name: str) -> str:
+    """The setting that was meant: one of that very name elsewhere, or the nearest."""
+    known = [setting for setting, _, _ in _settings(Config(data=""), "")]
+    same = [setting for setting in known if setting.rpartition(".")[2] == name.rpartition(".")[2]]
+    near = same or get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else "`lookalike train --help` lists them all"
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:
@@ -159,11 +177,6 @@ def _value(kind: Any, value: Any, name: str) -> Any:
     accepted = tuple(typing.get_origin(choice) or choice for choice in choices)
     if float in accepted and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if float in accepted and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a word
-        try:
-            return float(value)
-        except ValueError:
-            pass
     if tuple in accepted and isinstance(value, list):
         return tuple(value)
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):

@@ -10,12 +10,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import torchvision
+from safetensors.torch import save_file
 
 import export.model_file
-from export.model_file import export_run
-from retrieval import Embedder, InputError, LookalikeError, load_image
+from export.model_file import export_model, export_run
+from retrieval import Embedder, InputError, LookalikeError, Preprocess, load_image
+from tests.conftest import draw
 from train import settings
+from train.config import ModelConfig
 from train.loop import pixel_embedder
+from train.model import EmbeddingModel
 from train.run import Run, initial_model
 
 
@@ -83,11 +88,72 @@ def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> 
     assert proof.largest_difference < 1e-4
 
 
-def test_resnet_exports_too(tmp_path: Path) -> None:
-    ours = settings.resolve("folder:/nowhere", None, ["model.backbone=resnet18", "preprocess.size=64"])
+FAMILIES = [
+    ("conv4", "spatial", 40),
+    ("vgg9", "gem", 32),
+    ("bn-inception", "spatial", 64),
+    ("resnet18", "gem", 64),
+    ("googlenet", "mean", 64),
+    ("mobilenet_v3_small", "mean", 64),
+    ("squeezenet1_0", "mean", 64),
+    ("timm:convnext_atto", "mean", 64),
+    ("timm:test_efficientnet:pad_type=same", "gem", 64),
+    ("timm:vit_tiny_patch16_224:depth=2", "cls", 48),
+    ("timm:vit_tiny_patch16_224:depth=2", "mean", 48),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "pooling", "size"), FAMILIES)
+def test_every_family_is_the_same_in_the_file(backbone: str, pooling: str, size: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    preprocess = Preprocess(size=size)
+    model = EmbeddingModel(ModelConfig(backbone=backbone, pooling=pooling, embedding_dim=16), preprocess)
+    sample = np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)])
+    calibrate(model, sample)
+    proof = export_model(model, preprocess, tmp_path / "m.onnx", {}, sample, "8 drawings")
+    assert proof.largest_difference < 1e-4
+    assert proof.lowest_cosine > 0.99999
+    embeddings = Embedder(tmp_path / "m.onnx").embed_pixels(sample)
+    assert (embeddings @ embeddings.T).min() < 0.99, "equal embeddings would prove nothing"
+    names = [output.name for output in onnx.load(tmp_path / "m.onnx").graph.output]
+    assert names == (["embedding", "embedding_map"] if pooling in ("mean", "spatial") else ["embedding"])
+
+
+def calibrate(model: EmbeddingModel, sample: np.ndarray) -> None:
+    """Give batch norms the statistics of these pictures, as training does: random networks fade out else."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.from_numpy(sample))
+    model.eval()
+
+
+def test_network_that_onnx_cannot_express_is_said_so(tmp_path: Path) -> None:
+    class Moody(torch.nn.Module):
+        def forward(self, planes: torch.Tensor) -> torch.Tensor:
+            return planes if planes.sum() > 0 else -planes
+
+    model = EmbeddingModel(ModelConfig(embedding_dim=4), Preprocess(size=16)).eval()
+    model.backbone.network.insert(0, Moody())
+    with pytest.raises(LookalikeError, match="conv4 cannot be written as ONNX"):
+        export_model(
+            model, Preprocess(size=16), tmp_path / "m.onnx", {}, np.zeros((2, 16, 16, 3), np.uint8), ""
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_exports_where_its_pretrained_weights_are_gone(tmp_path: Path) -> None:
+    weights = tmp_path / "squeezenet.safetensors"
+    save_file(torchvision.models.squeezenet1_1(weights=None).state_dict(), weights)
+    words = [f"model.weights={weights}", "model.backbone=squeezenet1_1", "preprocess.size=32"]
+    ours = settings.resolve("folder:/nowhere", None, words)
     run = Run.start(tmp_path / "run", ours)
     model = initial_model(ours)
     run.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
+    weights.unlink()
     assert export_run(run, tmp_path / "m.onnx").lowest_cosine > 0.99999
     assert Embedder(tmp_path / "m.onnx").dim == 64
 

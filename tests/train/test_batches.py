@@ -56,6 +56,32 @@ def test_classes_and_images_are_dealt_evenly() -> None:
     assert sorted(drawn) == list(range(120)), "an even epoch is every image once"
 
 
+@given(sizes, st.integers(2, 6), st.integers(2, 5), st.integers(0, 99))
+def test_at_least_k_of_every_class_that_occurs(counts: list[int], p: int, k: int, seed: int) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    batches = ClassBatches(labels, BatchConfig(p, k, layout="at-least"), seed)
+    for batch in batches.epoch(0):
+        assert len(batch) == min(p, len(counts)) * k
+        assert min(Counter(labels[batch]).values()) >= k
+        assert (np.diff(np.flatnonzero(np.diff(labels[batch], prepend=-1))) >= k).all(), "side by side"
+        for label, count in Counter(labels[batch]).items():
+            distinct = len(set(batch[labels[batch] == label]))
+            assert distinct == min(count, counts[label]), "no image twice while there are others"
+
+
+def test_at_least_keeps_natural_frequencies() -> None:
+    """A class ten times as large comes about ten times as often where classes rarely share a batch."""
+    labels = np.repeat(np.arange(40), [100] * 20 + [10] * 20)
+    batches = ClassBatches(labels, BatchConfig(2, 2, layout="at-least", per_epoch=1500), 0)
+    drawn = Counter(labels[np.concatenate(list(batches.epoch(0)))] < 20)
+    assert 9 < drawn[True] / drawn[False] < 11
+
+
+def test_an_epoch_may_be_as_long_as_one_likes() -> None:
+    labels = np.repeat(np.arange(4), 4)
+    assert len(list(ClassBatches(labels, BatchConfig(2, 2, per_epoch=7), 0).epoch(0))) == 7
+
+
 def test_one_class_is_not_enough() -> None:
     with pytest.raises(InputError, match="two classes"):
         ClassBatches(np.zeros(5, int), BatchConfig(), 0)

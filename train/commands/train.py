@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import click
 
 from retrieval.cli import emit, json_option, say
 from retrieval.errors import InputError
 from train import data as datasets_by_name
+from train import settings
 from train.commands import DATA_HELP
 
 
-@click.command()
+@click.command(epilog="\b\nThe settings, with their defaults:\n" + textwrap.indent(settings.explain(), "  "))
 @click.option("--data", help=DATA_HELP)
-@click.option("--recipe", help="A recipe by name, or a YAML file of settings.")
+@click.option("--recipe", help="A recipe by name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting; repeatable."
 )
@@ -34,30 +37,52 @@ def train(
     """Fine-tune an embedder on labelled images.
 
     \b
-      lookalike train --data folder:shop --out run
+      lookalike train --data folder:shop --out run --recipe catalogue
       lookalike train --data folder:shop --out run --set model.backbone=resnet18 \\
           --set model.weights=imagenet --set preprocess.size=224 --set optimizer.lr=1e-4
+      lookalike train --data cars196:ROOT --out run --recipe loop/cars196-triplet
       lookalike train --out run --resume
 
+    \b
+    On several GPUs of a machine; the loss is that of the whole batch, as on one:
+      torchrun --nproc-per-node 4 -m retrieval.cli train --data folder:shop --out run
+
+    Ctrl-C keeps what has been learnt; --resume goes on to the bit. A run is a folder: config.yaml with every
+    setting, metrics.jsonl, TensorBoard's events, and checkpoints. `lookalike export` makes a model of it.
     """
-    from train import loop, settings  # torch takes seconds to import
+    from train import loop  # torch takes seconds to import
     from train.run import Run
+    from train.world import join
 
     if resume:
         if data or recipe or overrides:
             raise InputError("--resume goes on as the run began: leave out --data, --recipe and --set")
-        run = Run.open(out)
+        config = Run.open(out).config
     else:
-        run = Run.start(out, settings.resolve(data, recipe, overrides))
-    trainer = loop.Trainer(run, datasets_by_name.load(run.config.data), show_progress=True)
+        config = settings.resolve(data, recipe, overrides)
+    world = join(config.device)
+    if world.leads and not resume:
+        Run.start(out, config)
+    world.wait()
+    trainer = loop.Trainer(Run.open(out), datasets_by_name.load(config.data), show_progress=True)
     facts = trainer.train(resume=resume)
+    world.leave()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
-    text = f"{out}: {facts['epochs']} epochs, {facts['steps']} steps in {facts['seconds']} s"
-    if facts["validation_classes"]:
-        before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
-        text += f"; Recall@1 on {facts['validation_classes']} held-out classes {before:.3f} -> {best:.3f}"
-    emit(facts, as_json, text)
+    if world.leads:
+        emit(facts, as_json, _in_words(out, facts))
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:
             say(f"  left out {bad}")
         ctx.exit(3)
+
+
+def _in_words(out: Path, facts: dict[str, Any]) -> str:
+    text = f"{out}: {facts['epochs']} epochs, {facts['steps']} steps in {facts['seconds']} s"
+    if facts["validation_classes"]:
+        before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
+        text += f"; Recall@1 on {facts['validation_classes']} held-out classes {before:.3f} -> {best:.3f}"
+    if facts["stopped_early"]:
+        text += "; stopped early, it did not get better any more"
+    if facts["collapsed_at"] is not None:
+        text += f"; COLLAPSED since step {facts['collapsed_at']}: all embeddings are nearly equal"
+    return text

@@ -1,0 +1,42 @@
+"""Progress, as it looks where there is no terminal."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from retrieval import progress
+from retrieval.progress import Progress
+
+
+def test_lines_tell_how_far_how_fast_and_how_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress("training", 1000, "steps", begun=400) as bar:
+        now = 10.0
+        bar.update(100, "loss 0.5")
+        now = 12.0
+        bar.update(20)
+        bar.say("something else")
+        now = 21.0
+        bar.update(90)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training: 500/1000 steps, 10.0/s, 0:50 left, loss 0.5"
+    assert lines[1] == "something else"
+    assert lines[2] == "training: 610/1000 steps, 10.0/s, 0:39 left, loss 0.5"
+    assert re.fullmatch(r"training: 610/1000 steps, .*", lines[3])
+
+
+def test_hours_are_told_as_hours() -> None:
+    assert progress._time(59.6) == "1:00"
+    assert progress._time(3725) == "1:02:05"
+
+
+def test_nothing_is_said_when_nothing_should_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("quiet", 10, show=False) as bar:
+        bar.update(10, "note")
+        bar.say("no")
+    assert not capsys.readouterr().err
