@@ -26,7 +26,7 @@ COMMANDS = {
     "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),
     "evaluate": (
         "train.commands.evaluate:evaluate",
-        "Measure a run, a model or a gallery on images.",
+        "Measure a run, a model or a gallery on labelled images.",
     ),
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }

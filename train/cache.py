@@ -52,7 +52,7 @@ class Scale:
     def facts(self) -> list[object]:
         """All that its pixels depend on."""
         size = None if self.whole else self.preprocess.size
-        return [size, self.preprocess.scaled, self.preprocess.interpolation]
+        return [size, self.preprocess.scaled, self.preprocess.fit, self.preprocess.interpolation]
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,9 @@ class AugmentConfig:
     """What happens to training pictures, drawn anew each time.
 
     Args:
-        crop: center, random (of preprocess.size, out of the picture with preprocess.resize as its shorter
-            side) or resized (a random part of the picture, enlarged or shrunk to preprocess.size).
+        crop: center, random (of preprocess.size, out of the picture with `resize` as its shorter side) or
+            resized (a random part of the picture, enlarged or shrunk to preprocess.size).
+        resize: the shorter side of what is cropped; null: preprocess.resize, as outside training.
         padding: pixels put around the picture before a random crop.
         min_area: the smallest part that a resized crop takes, as a share of the picture.
         flip: mirrored, every second time.
@@ -88,6 +89,7 @@ class AugmentConfig:
     """
 
     crop: str = "center"
+    resize: int | None = None
     padding: int = 0
     min_area: float = 0.2
     flip: bool = True
@@ -248,6 +250,8 @@ class Config:
                 raise InputError(f"{name}: expected {wanted}, got {value!r}")
         if self.split.folds and not self.split.fold < self.split.folds:
             raise InputError(f"split.fold: expected less than split.folds, got {self.split.fold}")
+        if self.augment.resize is not None and self.augment.resize < self.preprocess.size:
+            raise InputError(f"augment.resize: expected preprocess.size or more, got {self.augment.resize}")
 
     def to_dict(self) -> dict[str, Any]:
         """For YAML and JSON: plain values."""

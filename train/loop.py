@@ -22,6 +22,7 @@ from train.batches import ClassBatches
 from train.data import DataSet, class_numbers
 from train.interruption import Interrupted, Interruption
 from train.loader import Loader
+from train.memory import keep_freed_memory
 from train.model import EmbeddingModel, synchronise_batch_norm
 from train.noise import with_wrong_labels, write_noise
 from train.optimization import build_optimizer, rate_factor, update_average
@@ -57,6 +58,8 @@ class Trainer:
         self.run, self.config = run, run.config
         config = self.config
         self.world = join(config.device)
+        if self.world.device.type == "cpu":
+            keep_freed_memory()
         self.show = show_progress and self.world.leads
         clean, self.validation = hold_out(dataset.train, config.split, config.seed)
         if config.patience and not self.validation:

@@ -64,10 +64,10 @@ def pictures(
 
 def training_scale(config: Config) -> Scale:
     """What the crop of the augmentation chooses from."""
-    if config.augment.crop != "center":
-        return Scale(config.preprocess, whole=True)
-    side = config.preprocess.scaled
-    return Scale(dataclasses.replace(config.preprocess, size=side, resize=side))
+    side = config.augment.resize or config.preprocess.scaled
+    whole = config.augment.crop != "center"
+    size = config.preprocess.size if whole else side
+    return Scale(dataclasses.replace(config.preprocess, size=size, resize=side), whole)
 
 
 class Squares:

@@ -162,7 +162,9 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert complaint.splitlines()[-1].startswith("lookalike: interrupted")
+    assert re.fullmatch(
+        r"lookalike: run: interrupted after step \d+, .*--resume goes on", complaint.splitlines()[-1]
+    )
     assert "Traceback" not in complaint
     facts = json.loads(lookalike("train", "--out", "run", "--resume", "--json", cwd=tmp_path).stdout)
     assert facts["epochs"] == 400

@@ -36,6 +36,16 @@ def test_same_as_resizing_everything_and_cropping() -> None:
     assert np.abs(ours - theirs).max() <= 1
 
 
+@pytest.mark.parametrize("shape", [(120, 40), (33, 90)])
+def test_squeezed_is_all_of_it_as_a_square_and_its_centre(shape: tuple[int, int]) -> None:
+    picture = draw(5).resize(shape, Image.Resampling.BICUBIC)
+    square = picture.resize((60, 60), Image.Resampling.BICUBIC)
+    squeezed = Preprocess(size=48, resize=60, fit="squeeze")
+    np.testing.assert_array_equal(squeezed.whole(picture), np.asarray(square))
+    theirs = np.asarray(square.crop((6, 6, 54, 54))).astype(int)
+    assert np.abs(squeezed(picture).astype(int) - theirs).max() <= 1
+
+
 def test_without_margin_the_whole_square_is_kept() -> None:
     picture = draw(2, (40, 40))
     np.testing.assert_array_equal(Preprocess(size=40)(picture), np.asarray(picture))
@@ -48,7 +58,9 @@ def test_crop_is_central() -> None:
 
 
 def test_description_survives_json() -> None:
-    ours = Preprocess(size=96, resize=110, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
+    ours = Preprocess(
+        size=96, resize=110, fit="squeeze", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(1, 2, 3)
+    )
     assert Preprocess.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
 
 
@@ -58,6 +70,7 @@ def test_description_survives_json() -> None:
         {"size": 0},
         {"size": 9, "resize": 8},
         {"interpolation": "magic"},
+        {"fit": "stretch"},
         {"std": (0.0, 1.0, 1.0)},
         {"mean": (1.0,)},
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,17 @@ def test_torchrun_trains_on_two_processes_as_on_one(tmp_path: Path, shop: Path) 
         torch.testing.assert_close(value, models[1][name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_network_learns_the_same(tmp_path: Path, shop: Path) -> None:
+    settings_of_run = ["epochs=2", "loss={name: n-pair}", "optimizer.name=sgd"]  # Adam magnifies rounding
+    for name, compiled in (("plain", "false"), ("compiled", "true")):
+        trainer(tmp_path / name, f"folder:{shop}", *settings_of_run, f"compile={compiled}").train()
+    models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("plain", "compiled")]
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=1e-2, atol=1e-4)
+
+
 def test_an_average_of_the_weights_is_what_counts(tmp_path: Path, many: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", "split.validation=0.25")
     facts = ours.train()
@@ -244,7 +256,9 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path: P
 
 def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
-    ours.model.head.register_forward_hook(lambda _, given, out: out * (float("inf") if ours.step == 3 else 1.0))
+    ours.model.head.register_forward_hook(
+        lambda _, given, out: out * (float("inf") if ours.step == 3 else 1.0)
+    )
     with pytest.raises(LookalikeError, match=r"at step 4 \(learning rate .*embeddings hold NaN, infinity"):
         ours.train()
 

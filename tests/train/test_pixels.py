@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retrieval import Preprocess, load_image
+from retrieval import InputError, Preprocess, load_image
+from tests.conftest import draw
 from train import pixels
 from train.cache import Kept, Scale
-from train.config import LoaderConfig
-from train.pixels import Files, Squares, pictures
+from train.config import AugmentConfig, Config, LoaderConfig
+from train.pixels import Files, Squares, pictures, training_scale
 
 PREPROCESS = Preprocess(size=20, resize=24)
 
@@ -68,6 +69,20 @@ def test_a_whole_picture_has_its_shape_and_the_shorter_side(size: tuple[int, int
     assert abs(whole.shape[1] / whole.shape[0] - size[0] / size[1]) < 0.05 * size[0] / size[1]
     theirs = image.resize(whole.shape[1::-1], Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(whole, np.asarray(theirs))
+
+
+def test_training_may_choose_from_more_than_testing_does() -> None:
+    """Its crops come out of a picture of another size, with the same resampling."""
+    preprocess, picture = Preprocess(size=20, resize=24), draw(1, (64, 40))
+    for crop, shape in (("random", (30, 48, 3)), ("center", (30, 30, 3))):
+        config = Config(data="", preprocess=preprocess, augment=AugmentConfig(crop=crop, resize=30))
+        seen = training_scale(config)(picture)
+        assert seen.shape == shape
+        whole = np.asarray(picture.resize((48, 30), Image.Resampling.BICUBIC)).astype(int)
+        middle = whole[:, (48 - shape[1]) // 2 :][:, : shape[1]]
+        assert np.abs(seen - middle).max() <= 1
+    with pytest.raises(InputError, match=r"augment.resize: expected preprocess.size or more"):
+        Config(data="", preprocess=preprocess, augment=AugmentConfig(resize=19))
 
 
 def test_of_a_strip_the_middle_is_kept() -> None:

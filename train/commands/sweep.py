@@ -46,7 +46,9 @@ def sweep(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Train variants of one experiment under several seeds and compare them on the test split.
+    """Train variants over several seeds and compare them.
+
+    Each is trained on the training split and measured on the test split.
 
     \b
       lookalike sweep --data cars196:cars --recipe loop/cars196-triplet --out sweep \\

@@ -1,0 +1,163 @@
+"""How fast pictures reach the network: our loader beside decoding alone and beside a plain DataLoader.
+
+All decode JPEG files, scale the shorter side to 256, cut 224 x 224 out at random and mirror every second one;
+"decoding alone" stops after the first of these. All contenders of a number of worker processes run in turn,
+round after round, and the medians are compared.
+
+    python -m benchmarks.loading
+    python -m benchmarks.loading --images DIR --workers 1 2 --json loading.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from retrieval import Preprocess
+from train import pixels
+from train.config import AugmentConfig, Config, LoaderConfig
+from train.loader import Loader
+
+PREPROCESS = Preprocess(size=224, resize=256)
+AUGMENT = AugmentConfig(crop="random", flip=True, rotate=0, scale=0, shift=0)
+BATCH = 64
+Epoch = Callable[[], Iterable[Any]]
+
+
+class Plain(Dataset[torch.Tensor]):
+    """What one would write oneself: Pillow, then torchvision."""
+
+    def __init__(self, paths: Sequence[Path], change: Callable[[Image.Image], torch.Tensor]) -> None:
+        self.paths, self.change = paths, change
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        with Image.open(self.paths[number]) as image:
+            return self.change(image.convert("RGB"))
+
+
+def plain(paths: Sequence[Path], workers: int, change: Callable[[Image.Image], torch.Tensor]) -> Epoch:
+    data = DataLoader(
+        Plain(paths, change),
+        BATCH,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="fork" if workers else None,
+    )
+    return lambda: data
+
+
+def peer(paths: Sequence[Path], workers: int) -> Epoch:
+    """Pillow and torchvision in a DataLoader."""
+    bicubic = v2.InterpolationMode.BICUBIC
+    scaled = [v2.Resize(PREPROCESS.scaled, bicubic), v2.RandomCrop(PREPROCESS.size)]
+    return plain(paths, workers, v2.Compose([*scaled, v2.RandomHorizontalFlip(), v2.PILToTensor()]))
+
+
+def decoding_alone(paths: Sequence[Path], workers: int) -> Epoch:
+    """The limit of whatever reads the files."""
+    nothing = torch.empty(0)
+    return plain(paths, workers, lambda image: nothing)
+
+
+def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -> Epoch:
+    """Our loader, with the pictures decoded beforehand or each time."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    cache = str(folder / "cache") if kept else None
+    room, pixels._ROOM = pixels._ROOM, 0  # else so few pictures would be kept anyway
+    settings = LoaderConfig(workers, cache)
+    config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
+    labels = np.zeros(len(paths), np.int64)
+    loader = stack.enter_context(closing(Loader(paths, labels, config, device_type="cpu", folder=folder)))
+    pixels._ROOM = room
+    random = np.random.default_rng(0)
+
+    def epoch() -> Iterable[Any]:
+        order = random.permutation(len(paths))
+        return loader.epoch(0, np.split(order[: len(order) // BATCH * BATCH], len(order) // BATCH))
+
+    return epoch
+
+
+def rate(epoch: Epoch, images: int) -> float:
+    """Images a second."""
+    start = time.perf_counter()
+    for _ in epoch():
+        pass
+    return images / (time.perf_counter() - start)
+
+
+def compare(paths: Sequence[Path], workers: int, rounds: int) -> list[dict[str, Any]]:
+    """One row for each contender; the first round starts the workers and does not count."""
+    images = len(paths) // BATCH * BATCH
+    with ExitStack() as stack:
+        contenders = {
+            "decoding alone": decoding_alone(paths, workers),
+            "Pillow + torchvision": peer(paths, workers),
+            "ours": ours(paths, workers, stack, kept=False),
+            "ours, cached": ours(paths, workers, stack, kept=True),
+        }
+        taken = [{name: rate(epoch, images) for name, epoch in contenders.items()} for _ in range(rounds + 1)]
+    rates = {name: statistics.median(each[name] for each in taken[1:]) for name in contenders}
+    rows = []
+    for name, images_per_second in rates.items():
+        row: dict[str, Any] = {"loader": name, "workers": workers, "images_per_second": images_per_second}
+        row |= {"to_decoding": images_per_second / rates["decoding alone"]}
+        row |= {"to_peer": images_per_second / rates["Pillow + torchvision"]}
+        rows.append(row)
+        ratios = f"{row['to_decoding']:12.2f}x {row['to_peer']:12.2f}x"
+        print(f"{name:24}{workers:8}{images_per_second:12.0f}{ratios}", flush=True)
+    return rows
+
+
+def draw(folder: Path, count: int) -> list[Path]:
+    """JPEG files with about as much detail as photographs of 500 x 375."""
+    random = np.random.default_rng(0)
+    paths = [folder / f"{number}.jpg" for number in range(count)]
+    for path in paths:
+        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
+        fine = random.normal(0, 8, (375, 500, 1))
+        shape = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC))
+        Image.fromarray(np.clip(shape + fine, 0, 255).astype(np.uint8)).save(path, quality=85)
+    return paths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--images", type=Path, help="folder of JPEG files; without it some are drawn")
+    parser.add_argument("--count", type=int, default=256, help="images in an epoch")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", help="file to write the rows to")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.images:
+            paths = sorted(args.images.rglob("*.jpg"))[: args.count]
+        else:
+            paths = draw(Path(folder), args.count)
+        print(f"{'':24}{'workers':>8}{'images/s':>12}{'to decoding':>13}{'to Pillow':>14}")
+        rows = [row for workers in args.workers for row in compare(paths, workers, args.rounds)]
+    if args.json:
+        Path(args.json).write_text(json.dumps({"rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
