@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -172,10 +172,8 @@ class Trainer:
             lr = self._set_rates()
             labels = torch.from_numpy(self.labels[batches[loaded.number][self._share]])
             pixels = loaded.pixels.to(device, non_blocking=True)
-            try:
+            with self._explained(lr):
                 value, embeddings = self.take_step(pixels, labels.to(device, non_blocking=True), self.step)
-            except ValueError as error:  # embeddings or a batch that the loss cannot work with
-                self._stop("the loss cannot be computed", self.step + 1, lr, str(error))
             if self.average is not None:
                 update_average(self.average, self.model, config.ema, self.step)
             self.step += 1
@@ -184,7 +182,8 @@ class Trainer:
             ends = loaded.number + 1 == len(batches)
             saves = interruption.requested or (self.step % config.save_every == 0 and not ends)
             if ends or saves or self.step % _LOG_EVERY == 0:  # reading the values waits for the device
-                record = self._record(pending, embeddings, lr, clock)
+                with self._explained(lr):
+                    record = self._record(pending, embeddings, lr, clock)
                 tracker.log(record)
                 pending.clear()
                 progress.update(0, f"epoch {self.epoch + 1}/{config.epochs}, {_in_words(record)}")
@@ -218,6 +217,24 @@ class Trainer:
     def _stop(self, what: str, step: int, lr: float, hint: str = "lower optimizer.lr") -> NoReturn:
         where = f"at step {step} (learning rate {lr:.3g})"
         raise LookalikeError(f"{self.run.folder}: {what} {where}: {hint}. The last checkpoint is good")
+
+    @contextmanager
+    def _explained(self, lr: float) -> Iterator[None]:
+        """What went wrong in a step, with the step and what to do about it."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            hint = "set batch.chunk to fewer images at once, or lower batch.classes"
+            raise LookalikeError(
+                f"{self.run.folder}: out of memory at step {self.step + 1}: {hint}"
+            ) from error
+        except ValueError as error:  # embeddings or a batch that the loss cannot work with
+            self._stop("the loss cannot be computed", self.step + 1, lr, str(error))
+        except RuntimeError as error:
+            if "device-side assert" not in str(error):
+                raise
+            # On a GPU the same checks run in the stream of kernels, and are heard of a little later.
+            self._stop("the loss could not be computed", self.step, lr)
 
     def _set_rates(self) -> float:
         factor = rate_factor(self.config.schedule, self.step, self.batches.per_epoch, self.config.epochs)

@@ -31,15 +31,6 @@ from train.model import EmbeddingModel
 VIT = "timm:vit_tiny_patch16_224:depth=2"
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 def lively(network: nn.Module) -> nn.Module:
     """Batch norms with statistics as after training, so that no difference hides behind zeros and ones."""
     for module in network.modules():

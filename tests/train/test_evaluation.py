@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +22,6 @@ from train.evaluation import evaluate_target
 from train.run import Run, initial_model
 
 PUBLISHED = {"source": "a paper, Table 2", "recall": {1: 61.7, 4: 80.0}, "f1": 25.0, "note": "they crop."}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

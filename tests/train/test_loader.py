@@ -34,14 +34,6 @@ RESIZED = AugmentConfig(crop="resized", color=0.2)
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 on 2 cores
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
     """Three classes of four pictures."""

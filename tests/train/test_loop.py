@@ -34,15 +34,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    """Small networks are quicker so, and it is the same machine for every run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve classes of six pictures."""

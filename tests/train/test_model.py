@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
@@ -15,14 +13,6 @@ from train.config import ModelConfig
 from train.model import EmbeddingModel, synchronise_batch_norm
 
 VIT = "timm:vit_tiny_patch16_224:depth=2"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(size: int = 32, *, pretrained: bool = True, **settings: object) -> EmbeddingModel:

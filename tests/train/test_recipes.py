@@ -7,7 +7,6 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,14 +20,6 @@ from train.data import KNOWN
 
 ALL = settings.recipes()
 PUBLISHED = [name for name in ALL if settings.read_recipe(name).get("published")]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config(name: str) -> Config:

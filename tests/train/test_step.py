@@ -37,14 +37,6 @@ class Network(nn.Module):
         return self.head(self.body(images.permute(0, 3, 1, 2) / 255 - 0.5))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def pixels() -> Tensor:
     return torch.randint(0, 256, (24, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
 

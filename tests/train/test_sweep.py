@@ -40,15 +40,6 @@ WORDS = ("plain", "wide:loss.margin=0.6; optimizer.lr=1e-2")
 SEEDS = (0, 1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    """Small networks are quicker so, and it is the same machine for every run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Six classes of six pictures, two of each colour, hard to tell from each other."""
