@@ -22,6 +22,7 @@ COMMANDS = {
     "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "export": ("export.commands:export", "Turn a training run into one ONNX file."),
+    "model": ("retrieval.model_commands:model", "Say what a model file is and how fast it runs here."),
     "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),
     "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),
     "evaluate": (
@@ -99,6 +100,9 @@ def _run(words: list[str], debug: bool) -> int:
     try:
         code = cli.main(words, prog_name="lookalike", standalone_mode=False)
         return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "lookalike"
         return _fail(f"{error.format_message()} (see `{command} --help`)", 2)

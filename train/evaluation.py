@@ -109,7 +109,7 @@ def _open(target: Path, which: str | None) -> _Target:
         raise InputError(f"{target}: --which chooses between the checkpoints of a run, and this is none")
     embedder = gallery.embedder if gallery is not None else Embedder(target)
     contestant = Contestant(_OURS, embedder.preprocess, embedder.embed_pixels)
-    return _Target([contestant], embedder.provenance["config"], embedder.fingerprint, gallery)
+    return _Target([contestant], embedder.provenance.get("config", {}), embedder.fingerprint, gallery)
 
 
 def _open_run(folder: Path, which: str | None) -> _Target:
@@ -133,6 +133,8 @@ def _open_run(folder: Path, which: str | None) -> _Target:
 def _baseline(name: str, config: Mapping[str, Any]) -> Contestant:
     if name == "pixels":
         return Contestant("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
+    if not config:
+        raise InputError("--baseline untrained: this model was not made by a training run")
     from train import settings
     from train.loop import pixel_embedder
     from train.run import initial_model
@@ -230,7 +232,7 @@ def _protocol(dataset: DataSet, gallery: Gallery | None) -> str:
 
 def _notes(config: Mapping[str, Any], dataset: DataSet, theirs: Result | None) -> tuple[str, ...]:
     notes = []
-    if dataset.test == dataset.train and config["data"] == dataset.name:
+    if dataset.test == dataset.train and config.get("data") == dataset.name:
         notes.append("Training has seen these images: the data set has no test split.")
     if theirs is not None and config["published"].get("note"):
         notes.append(f"On the published numbers: {config['published']['note']}")

@@ -145,9 +145,9 @@ class Trainer:
         total = self.config.epochs * self.batches.per_epoch
         with (
             closing(self.loader),
+            Interruption() as interruption,
             Tracker(self.run, self.config, self.step, active=self.world.leads) as tracker,
             Progress("training", total, "steps", begun=self.step, show=self.show) as progress,
-            Interruption() as interruption,
         ):
             if not resume:
                 self._end_epoch(tracker)

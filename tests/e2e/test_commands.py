@@ -17,7 +17,9 @@ from retrieval.cli import COMMANDS
 from tests.conftest import draw, hear_ctrl_c, lookalike
 
 LEAVES = [
-    *(["datasets", "list"], ["datasets", "fetch"], ["index", "build"], ["index", "add"], ["index", "info"]),
+    *(["datasets", name] for name in ("list", "fetch", "info")),
+    *(["index", name] for name in ("build", "add", "info")),
+    *(["recipes", "list"], ["recipes", "show"], ["model", "info"]),
     *([name] for name in COMMANDS),
 ]
 
@@ -34,6 +36,14 @@ def test_help_teaches(words: list[str]) -> None:
     shown = lookalike(*words, "--help").stdout
     assert f"Usage: lookalike {' '.join(words)}" in shown
     assert len(shown.splitlines()) > 5
+
+
+@pytest.mark.parametrize("name", ["datasets", "recipes", "index", "model"])
+def test_a_group_without_a_command_lists_what_it_has(name: str) -> None:
+    shown = lookalike(name, code=2)
+    assert not shown.stdout
+    assert len(shown.stderr.splitlines()) > 5
+    assert f"Usage: lookalike {name}" in shown.stderr
 
 
 def test_listed_help_is_that_of_the_command() -> None:

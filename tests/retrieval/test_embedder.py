@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 
-from retrieval import Embedder, ImageError, InputError
+from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError
 from tests.conftest import draw
 
+ROOT = Path(__file__).parents[2]
+SIDE = 8
 
-def changed(model_file: Path, **properties: object) -> bytes:
-    model = onnx.load(model_file)
-    kept = {p.key: p.value for p in model.metadata_props}
-    kept |= {f"lookalike.{name}": json.dumps(value) for name, value in properties.items()}
-    onnx.helper.set_model_props(model, kept)
-    return model.SerializeToString()
+
+# ---- vectors
 
 
 def test_batches_of_any_size_give_the_same_vectors(model_file: Path, shop: Path) -> None:
@@ -30,7 +35,61 @@ def test_batches_of_any_size_give_the_same_vectors(model_file: Path, shop: Path)
     for size in (1, 5, 32):
         np.testing.assert_allclose(embedder.embed(paths, batch_size=size), whole, atol=1e-6)
     np.testing.assert_allclose(embedder.embed(str(paths[0])), whole[:1], atol=1e-6)
-    assert embedder.embed([]).shape == (0, embedder.dim)
+    with pytest.raises(InputError, match="batch_size must be at least 1"):
+        embedder.embed(paths, batch_size=0)
+
+
+def test_pixels_of_any_number_give_the_same_vectors(model_file: Path) -> None:
+    embedder = Embedder(model_file)
+    pixels = np.random.default_rng(0).integers(0, 256, (201, 32, 32, 3), np.uint8)
+    one_by_one = np.concatenate([embedder.embed_pixels(picture[None]) for picture in pixels])
+    np.testing.assert_allclose(embedder.embed_pixels(pixels), one_by_one, atol=1e-6)
+    np.testing.assert_allclose(embedder.embed_pixels(list(pixels)), one_by_one, atol=1e-6)
+    mirrored = pixels[:, :, ::-1]  # not contiguous
+    np.testing.assert_allclose(
+        embedder.embed_pixels(mirrored), embedder.embed_pixels(mirrored.copy()), atol=1e-6
+    )
+
+
+def test_nothing_gives_no_vectors(model_file: Path) -> None:
+    embedder = Embedder(model_file)
+    for nothing in (
+        embedder.embed([]),
+        embedder.embed_pixels([]),
+        embedder.embed_pixels(np.empty((0, 32, 32, 3), np.uint8)),
+    ):
+        assert nothing.shape == (0, 16)
+        assert nothing.dtype == np.float32
+
+
+def test_large_batches_run_in_parts(tmp_path: Path) -> None:
+    """The graph itself tells how many pictures it was given at once."""
+    nodes = [
+        *count_pictures(),
+        helper.make_node("Cast", ["n"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Expand", ["number", "shape"], ["embedding"]),
+    ]
+    embedder = Embedder(write(tmp_path / "m.onnx", nodes))
+    given = embedder.embed_pixels(np.zeros((1000, SIDE, SIDE, 3), np.uint8))
+    assert given.shape == (1000, 1)
+    assert given.max() <= 64
+    assert embedder.embed_pixels(np.zeros((3, SIDE, SIDE, 3), np.uint8)).tolist() == [[3], [3], [3]]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "got"),
+    [
+        (np.zeros((2, 32, 32, 3), np.float32), r"float32 \[2, 32, 32, 3\]"),
+        (np.zeros((2, 3, 32, 32), np.uint8), r"uint8 \[2, 3, 32, 32\]"),
+        (np.zeros((2, 31, 32, 3), np.uint8), r"uint8 \[2, 31, 32, 3\]"),
+        (np.zeros((32, 32, 3), np.uint8), r"uint8 \[32, 32, 3\]"),
+        ([np.zeros((32, 32, 3), np.uint8), np.zeros((16, 16, 3), np.uint8)], "various shapes"),
+    ],
+    ids=["type", "channels first", "size", "no batch", "ragged"],
+)
+def test_pixels_that_do_not_fit_are_refused(model_file: Path, pixels: Any, got: str) -> None:
+    with pytest.raises(InputError, match=rf"pixels must be uint8 \[N, 32, 32, 3\], got {got}"):
+        Embedder(model_file).embed_pixels(pixels)
 
 
 def test_unreadable_picture_is_refused(model_file: Path, tmp_path: Path) -> None:
@@ -38,9 +97,46 @@ def test_unreadable_picture_is_refused(model_file: Path, tmp_path: Path) -> None
         Embedder(model_file).embed([draw(0), tmp_path / "missing.png"])
 
 
-def test_fingerprint_is_the_sha256_of_the_file(model_file: Path) -> None:
-    from hashlib import sha256
+def test_model_that_fails_when_it_runs_says_so_in_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [
+        *count_pictures(),
+        helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["numbers"], ["flat"]),  # [N, 192]
+        helper.make_node("Slice", ["flat", "zero", "one", "one"], ["first"]),  # [N, 1]
+        helper.make_node("Gather", ["first", "n"], ["embedding"], axis=1),  # there is no column n
+    ]
+    embedder = Embedder(write(tmp_path / "m.onnx", nodes))
+    with pytest.raises(LookalikeError, match=r"m\.onnx: the model failed on CPU.* with 2 pictures") as caught:
+        embedder.embed_pixels(np.zeros((2, SIDE, SIDE, 3), np.uint8))
+    assert not isinstance(caught.value, InputError), "the pictures are not to blame"
+    assert len(str(caught.value).splitlines()) == 1
+    assert capfd.readouterr() == ("", "")
 
+
+def test_width_that_only_shows_when_it_runs_is_checked_too(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["numbers"], ["flat"]),  # [N, 192]
+        helper.make_node("ReduceMax", ["flat", "zero"], ["brightest"], keepdims=0),  # [192]
+        helper.make_node("Cast", ["brightest"], ["lit"], to=TensorProto.BOOL),
+        helper.make_node("Compress", ["flat", "lit"], ["embedding"], axis=1),  # [N, lit]
+    ]
+    embedder = Embedder(write(tmp_path / "m.onnx", nodes))
+    pixels = np.zeros((2, SIDE, SIDE, 3), np.uint8)
+    pixels[:, 0, 0, 0] = 9
+    assert embedder.embed_pixels(pixels).tolist() == [[9], [9]]
+    with pytest.raises(
+        InputError, match=r"gives \[2, 192\] for 2 pictures, and its metadata say 1 a picture"
+    ):
+        embedder.embed_pixels(pixels + np.uint8(1))
+
+
+# ---- files
+
+
+def test_fingerprint_is_the_sha256_of_the_file(model_file: Path) -> None:
     assert Embedder(model_file).fingerprint == sha256(model_file.read_bytes()).hexdigest()
 
 
@@ -50,24 +146,181 @@ def test_fingerprint_is_the_sha256_of_the_file(model_file: Path) -> None:
         (lambda model: b"", "not a complete ONNX model"),
         (lambda model: b"not a model", "not a complete ONNX model"),
         (lambda model: model.read_bytes()[:5000], "not a complete ONNX model"),
-        (lambda model: changed(model, format={"version": 2}), "update lookalike"),
         (lambda model: without_metadata(model), "not one made by"),
+        (lambda model: changed(model, format={"version": 2}), "format 2, .*update lookalike"),
+        (lambda model: changed(model, format={"version": 2}, embedding=[]), "format 2, .*update lookalike"),
+        (lambda model: changed(model, format={}), r"metadata are damaged \(no 'version'\)"),
+        (lambda model: changed(model, format=1), "metadata are damaged"),
+        (lambda model: changed(model, preprocess={"size": "32"}), "metadata are damaged"),
+        (lambda model: changed(model, preprocess={"side": 32}), "metadata are damaged .*'side'"),
+        (lambda model: changed(model, embedding={}), r"metadata are damaged \(no 'dim'\)"),
+        (lambda model: changed(model, embedding={"dim": "many"}), "metadata are damaged"),
+        (lambda model: changed(model, provenance=["a list"]), "metadata are damaged"),
+        (lambda model: changed(model, provenance=None), r"metadata are damaged \(no 'provenance'\)"),
+        (lambda model: cut_metadata(model), "metadata are damaged"),
+        (
+            lambda model: changed(model, embedding={"dim": 17}),
+            r"embedding should be .*\[N, 17\], but is .*16",
+        ),
+        (lambda model: changed(model, preprocess={"size": 64}), r"images should be .*\[N, 64, 64, 3\]"),
+        (lambda model: fixed_batch(model), r"images should be .*\[N, 32, 32, 3\], but is .*\[1, 32"),
+        (lambda model: renamed_output(model), "embedding should be .*, but is missing"),
     ],
-    ids=["empty", "garbage", "truncated", "newer", "foreign"],
 )
-def test_unusable_files_say_why(tmp_path: Path, model_file: Path, content, message: str) -> None:
+def test_unusable_files_say_why(
+    tmp_path: Path, model_file: Path, content: Callable[[Path], bytes], message: str
+) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content(model_file))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         Embedder(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert len(str(caught.value).splitlines()) == 1
 
 
-def test_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="lookalike export"):
-        Embedder(tmp_path / "m.onnx")
+@pytest.mark.parametrize(("name", "message"), [("m.onnx", "no such model file"), ("", "a folder")])
+def test_what_is_no_file_says_how_to_make_one(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"{message}.*lookalike export"):
+        Embedder(tmp_path / name)
+
+
+def test_model_without_a_map_does_everything_else(model_file: Path, tmp_path: Path, shop: Path) -> None:
+    model = onnx.load(model_file)
+    del model.graph.output[1]
+    onnx.save(model, tmp_path / "m.onnx")
+    plain, full = Embedder(tmp_path / "m.onnx"), Embedder(model_file)
+    assert (plain.has_map, full.has_map) == (False, True)
+    paths = sorted(shop.rglob("*.png"))
+    np.testing.assert_allclose(plain.embed(paths), full.embed(paths), atol=1e-6)
+    gallery = Gallery.create(tmp_path / "g", plain)
+    gallery.add([shop])
+    assert gallery.search(paths[5], 1)[0].path == str(paths[5])
+
+
+# ---- what it runs on
+
+
+def test_accelerator_that_is_not_there_leaves_it_to_the_cpu(model_file: Path) -> None:
+    """Asked for twice, it is said once, in a line that tells what it takes."""
+    program = (
+        "import sys; from retrieval import Embedder\n"
+        "for name in sys.argv[2:]: print(name, Embedder(sys.argv[1], provider=name).provider)"
+    )
+    names = ["tensorrt", "cuda", "coreml", "openvino", "cpu"]
+    command = [sys.executable, "-c", program, str(model_file), *names, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    runs_on = dict(line.split() for line in done.stdout.splitlines())
+    assert list(runs_on) == names
+    missing = [name for name, kind in runs_on.items() if name != "cpu" and kind == "CPUExecutionProvider"]
+    assert len(done.stderr.splitlines()) == len(missing)
+    for name, line in zip(missing, done.stderr.splitlines(), strict=True):
+        assert line.startswith(f"{name} does not work here, so the CPU runs the model; it takes ")
+
+
+def test_accelerators_give_the_vectors_of_the_cpu(model_file: Path) -> None:
+    cpu = Embedder(model_file, provider="cpu")
+    all_of_them = [Embedder(model_file, provider=name) for name in ("tensorrt", "cuda", "coreml", "openvino")]
+    working = [embedder for embedder in all_of_them if embedder.provider != cpu.provider]
+    if not working:
+        pytest.skip("needs an accelerator, and the ONNX Runtime for it")
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 32, 32, 3), np.uint8)
+    for embedder in working:
+        assert (embedder.embed_pixels(pixels) * cpu.embed_pixels(pixels)).sum(1).min() > 0.999
+
+
+def test_by_itself_it_takes_the_cpu_where_nothing_else_is_offered(model_file: Path) -> None:
+    if {"CUDAExecutionProvider", "CoreMLExecutionProvider", "OpenVINOExecutionProvider"} & set(
+        ort.get_available_providers()
+    ):
+        pytest.skip("needs an ONNX Runtime for the CPU alone")
+    assert Embedder(model_file).provider == "CPUExecutionProvider"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs a system that lists threads")
+def test_threads_are_as_many_as_asked_for(model_file: Path) -> None:
+    program = (
+        "import os, sys; from retrieval import Embedder\n"
+        "count = lambda: len(os.listdir('/proc/self/task'))\n"
+        "for threads in (1, 4):\n"
+        "    before = count(); kept = Embedder(sys.argv[1], provider='cpu', threads=threads)\n"
+        "    print(count() - before + 1)\n"  # the caller's thread works too
+    )
+    command = [sys.executable, "-c", program, str(model_file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["1", "4"]
+
+
+def test_impossible_wishes_are_refused(model_file: Path) -> None:
+    with pytest.raises(InputError, match=r"provider 'gpu': .*known: auto, tensorrt, cuda"):
+        Embedder(model_file, provider="gpu")
+    with pytest.raises(InputError, match="threads must be at least 1"):
+        Embedder(model_file, threads=0)
+
+
+# ---- making files
+
+
+def count_pictures() -> list[onnx.NodeProto]:
+    """Nodes from `images` to their number `n` [1] and to the shape [n, 1]."""
+    return [
+        helper.make_node("Shape", ["images"], ["all"]),
+        helper.make_node("Slice", ["all", "zero", "one"], ["n"]),
+        helper.make_node("Concat", ["n", "one"], ["shape"], axis=0),
+    ]
+
+
+def write(path: Path, nodes: list[onnx.NodeProto]) -> Path:
+    """A model of the right form, dim 1, whose nodes lead from `images` to `embedding`."""
+    numbers = {"zero": [0], "one": [1]}
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["N", SIDE, SIDE, 3])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["M", 1])],
+        [helper.make_tensor(name, TensorProto.INT64, [len(v)], v) for name, v in numbers.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    facts = {
+        "format": {"version": 1},
+        "preprocess": {"size": SIDE},
+        "embedding": {"dim": 1},
+        "provenance": {},
+    }
+    helper.set_model_props(model, {f"lookalike.{name}": json.dumps(value) for name, value in facts.items()})
+    onnx.save_model(model, path)
+    return path
+
+
+def changed(model_file: Path, **parts: object) -> bytes:
+    """The model with parts of its metadata replaced; `None` takes one away."""
+    model = onnx.load(model_file)
+    kept = {p.key: p.value for p in model.metadata_props}
+    kept |= {f"lookalike.{name}": json.dumps(value) for name, value in parts.items()}
+    helper.set_model_props(model, {key: text for key, text in kept.items() if text != "null"})
+    return model.SerializeToString()
 
 
 def without_metadata(model_file: Path) -> bytes:
     model = onnx.load(model_file)
     del model.metadata_props[:]
+    return model.SerializeToString()
+
+
+def cut_metadata(model_file: Path) -> bytes:
+    model = onnx.load(model_file)
+    for entry in model.metadata_props:
+        entry.value = entry.value[:-1]
+    return model.SerializeToString()
+
+
+def fixed_batch(model_file: Path) -> bytes:
+    model = onnx.load(model_file)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    return model.SerializeToString()
+
+
+def renamed_output(model_file: Path) -> bytes:
+    """Only the map is left to come out."""
+    model = onnx.load(model_file)
+    del model.graph.output[0]
     return model.SerializeToString()

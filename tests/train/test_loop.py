@@ -254,6 +254,25 @@ def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, s
         ours.train()
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "out of memory at step 3: set batch.chunk"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "lower optimizer.lr. The last checkpoint"),
+    ],
+)
+def test_errors_of_a_gpu_say_what_to_do(tmp_path: Path, shop: Path, error: Exception, message: str) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
+
+    def fail(_: object, given: object) -> None:
+        if ours.step == 2:
+            raise error
+
+    ours.model.head.register_forward_pre_hook(fail)
+    with pytest.raises(LookalikeError, match=message):
+        ours.train()
+
+
 def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, shop: Path) -> None:
     """The loss of the last step of an epoch was still fine."""
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
