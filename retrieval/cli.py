@@ -21,7 +21,7 @@ COMMANDS = {
     "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
     "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
-    "export": ("export.commands:export", "Turn a training run into one ONNX file."),
+    "export": ("export.commands:export", "Turn a training run, or a backbone, into one ONNX file."),
     "model": ("retrieval.model_commands:model", "Say what a model file is and how fast it runs here."),
     "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),
     "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),

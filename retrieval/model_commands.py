@@ -98,8 +98,9 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
         **{name: _words(part) for name, part in metadata.items()},
         "map": "embedding_map, for heatmaps" if facts["map"] else "none",
         **{name: _words(settings[name]) for name in _SETTINGS if settings.get(name) is not None},
-        **{name.replace("_", " "): _words(value) for name, value in origin.items() if value},
     }
+    for name, value in origin.items():
+        rows |= _told(name.replace("_", " "), value) if value else {}
     rows |= {
         "opset": _words(graph["opset"]) if graph else _NO_ONNX,
         "parameters": f"{graph['parameters']:,}" if graph else _NO_ONNX,
@@ -110,6 +111,14 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
         speeds = (f"{ms:.1f} ms for {n} ({1000 * n / ms:,.0f} a second)" for n, ms in latencies.items())
         rows["latency"] = ", ".join(speeds)
     return rows
+
+
+def _told(title: str, value: Any) -> dict[str, str]:
+    """One row, and one for each part that has parts itself."""
+    parts = value if isinstance(value, Mapping) else {}
+    nested = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
+    plain = {name: part for name, part in parts.items() if name not in nested} if nested else value
+    return {title: _words(plain), **{f"{title}, {name}": _words(part) for name, part in nested.items()}}
 
 
 def _words(value: Any) -> str:

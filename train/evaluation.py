@@ -108,7 +108,8 @@ def _open(target: Path, which: str | None) -> _Target:
     if which is not None:
         raise InputError(f"{target}: --which chooses between the checkpoints of a run, and this is none")
     embedder = gallery.embedder if gallery is not None else Embedder(target)
-    contestant = Contestant(_OURS, embedder.preprocess, embedder.embed_pixels)
+    name = _OURS if "config" in embedder.provenance else "not trained further"
+    contestant = Contestant(name, embedder.preprocess, embedder.embed_pixels)
     return _Target([contestant], embedder.provenance.get("config", {}), embedder.fingerprint, gallery)
 
 

@@ -11,11 +11,15 @@ import onnxruntime
 import pytest
 import torch
 import torchvision
+from PIL import ExifTags, Image
 from safetensors.torch import save_file
 
 import export.model_file
 from export.model_file import export_model, export_run
+from export.pictures import Pictures
 from retrieval import Embedder, InputError, LookalikeError, Preprocess, load_image
+from retrieval.decoding import embed_files
+from retrieval.progress import Progress
 from tests.conftest import draw
 from train import settings
 from train.config import ModelConfig
@@ -44,7 +48,24 @@ def test_file_is_as_the_contract_says(model_file: Path) -> None:
     provenance = metadata["lookalike.provenance"]
     assert settings.parse(provenance["config"]).model.backbone == "conv4"
     assert {"weights_sha256", "created", "versions", "metrics"} <= set(provenance)
+    assert provenance["precision"] == "fp32"
     assert not list(model_file.parent.glob("*.data")), "one file"
+
+
+def test_file_says_how_it_was_proved(model_file: Path, untrained_run: Path, shop: Path) -> None:
+    proof = Embedder(model_file).provenance["proof"]
+    assert proof["pictures"] == f"24 images of folder:{shop}"
+    assert proof["batch_sizes"] == [1, 3, 32]
+    pixels = np.stack([Embedder(model_file).pixels(path) for path in sorted(shop.rglob("*.png"))])
+    ours, theirs = pixel_embedder(Run.open(untrained_run).trained())(pixels), Embedder(model_file)
+    assert np.abs(theirs.embed_pixels(pixels) - ours).max() <= proof["largest_difference"] + 1e-6
+    assert (theirs.embed_pixels(pixels) * ours).sum(1).min() >= proof["lowest_cosine"] - 1e-6
+
+
+def test_file_tells_nothing_of_the_machine_that_made_it(model_file: Path) -> None:
+    content = model_file.read_bytes()
+    assert str(Path(export.model_file.__file__).parents[1]).encode() not in content
+    assert torch.__path__[0].encode() not in content
 
 
 def test_map_has_the_embedding_as_its_mean(model_file: Path) -> None:
@@ -67,6 +88,23 @@ def test_same_embedding_through_training_and_through_the_file(
     np.testing.assert_allclose(embedder.embed(paths), theirs, atol=1e-4)
 
 
+def test_turned_jpeg_is_the_same_in_training_and_in_the_file(
+    untrained_run: Path, model_file: Path, tmp_path: Path
+) -> None:
+    """The whole way: EXIF orientation, resizing, crop, network."""
+    run, embedder = Run.open(untrained_run), Embedder(model_file)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # lies on its side, 90 degrees clockwise make it upright
+    draw(0, size=(90, 50)).save(tmp_path / "turned.jpg", exif=exif, quality=90)
+    draw(0, size=(90, 50)).save(tmp_path / "lying.jpg", quality=90)
+    files = [tmp_path / "turned.jpg", tmp_path / "lying.jpg"]
+    embed, quiet = pixel_embedder(run.trained()), Progress("embedding", 2, show=False)
+    theirs = embed_files(files, run.config.preprocess, embed, quiet).vectors
+    ours = embedder.embed(files)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert ours[0] @ ours[1] < 0.999, "the orientation makes a difference"
+
+
 def test_file_that_is_not_the_same_model_is_not_kept(
     untrained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +121,7 @@ def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> 
     copy = Run.start(moved, ours)
     model = initial_model(ours)
     copy.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
-    proof = export_run(copy, tmp_path / "m.onnx")
+    proof = export_run(copy, tmp_path / "m.onnx").proof
     assert "noise" in proof.pictures
     assert proof.largest_difference < 1e-4
 
@@ -105,13 +143,16 @@ FAMILIES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backbone", "pooling", "size"), FAMILIES)
-def test_every_family_is_the_same_in_the_file(backbone: str, pooling: str, size: int, tmp_path: Path) -> None:
+def test_every_family_is_the_same_in_the_file(
+    backbone: str, pooling: str, size: int, tmp_path: Path, shop: Path
+) -> None:
     torch.manual_seed(0)
     preprocess = Preprocess(size=size)
     model = EmbeddingModel(ModelConfig(backbone=backbone, pooling=pooling, embedding_dim=16), preprocess)
     sample = np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)])
     calibrate(model, sample)
-    proof = export_model(model, preprocess, tmp_path / "m.onnx", {}, sample, "8 drawings")
+    pictures = Pictures.of(f"folder:{shop}")
+    proof = export_model(model, preprocess, tmp_path / "m.onnx", {}, pictures).proof
     assert proof.largest_difference < 1e-4
     assert proof.lowest_cosine > 0.99999
     embeddings = Embedder(tmp_path / "m.onnx").embed_pixels(sample)
@@ -139,9 +180,7 @@ def test_network_that_onnx_cannot_express_is_said_so(tmp_path: Path) -> None:
     model = EmbeddingModel(ModelConfig(embedding_dim=4), Preprocess(size=16)).eval()
     model.backbone.network.insert(0, Moody())
     with pytest.raises(LookalikeError, match="conv4 cannot be written as ONNX"):
-        export_model(
-            model, Preprocess(size=16), tmp_path / "m.onnx", {}, np.zeros((2, 16, 16, 3), np.uint8), ""
-        )
+        export_model(model, Preprocess(size=16), tmp_path / "m.onnx", {}, Pictures.of("noise"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +193,7 @@ def test_run_exports_where_its_pretrained_weights_are_gone(tmp_path: Path) -> No
     model = initial_model(ours)
     run.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     weights.unlink()
-    assert export_run(run, tmp_path / "m.onnx").lowest_cosine > 0.99999
+    assert export_run(run, tmp_path / "m.onnx").proof.lowest_cosine > 0.99999
     assert Embedder(tmp_path / "m.onnx").dim == 64
 
 
