@@ -108,9 +108,11 @@ def _open(target: Path, which: str | None) -> _Target:
     if which is not None:
         raise InputError(f"{target}: --which chooses between the checkpoints of a run, and this is none")
     embedder = gallery.embedder if gallery is not None else Embedder(target)
-    name = _OURS if "config" in embedder.provenance else "not trained further"
+    name, config = _OURS, embedder.provenance.get("config", {})
+    if "source" in embedder.provenance:  # a published backbone as it is
+        name, config = "off the shelf", {}
     contestant = Contestant(name, embedder.preprocess, embedder.embed_pixels)
-    return _Target([contestant], embedder.provenance.get("config", {}), embedder.fingerprint, gallery)
+    return _Target([contestant], config, embedder.fingerprint, gallery)
 
 
 def _open_run(folder: Path, which: str | None) -> _Target:

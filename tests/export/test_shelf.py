@@ -22,6 +22,7 @@ from retrieval.cli import main
 from tests.conftest import SHARED, draw, unzip_shared
 from train import data, settings
 from train.data import LabelledImage
+from train.evaluation import evaluate_target
 
 GREY = (128 / 255,) * 3
 
@@ -198,3 +199,15 @@ def test_int8_of_the_shelf_is_calibrated_on_data(
     told = json.loads(capsys.readouterr().out)
     assert told["calibration"] == f"24 training images of folder:{shop}"
     assert Embedder(out).provenance["calibration"] == told["calibration"]
+
+
+def test_it_is_evaluated_as_what_it_is(tmp_path: Path, shop: Path) -> None:
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
+    out = tmp_path / "m.onnx"
+    export_from_shelf("timm", "test_efficientnet", out, weights=f"{tmp_path}/w.safetensors", size=64)
+    pictures = data.load(f"folder:{shop}")
+    report = evaluate_target(out, pictures, ["pixels"])
+    assert [result.name for result in report.results] == ["raw pixels", "off the shelf"]
+    with pytest.raises(InputError, match="not made by a training run"):
+        evaluate_target(out, pictures, ["untrained"])
