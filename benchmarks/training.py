@@ -33,7 +33,7 @@ from train.loop import Trainer
 from train.run import Run
 
 LOSS = {"name": "triplet", "negatives": "optimal", "margin": 0.2}
-CASES = {"cpu": [("conv4", 64), ("resnet18", 128)], "cuda": [("resnet50", 224)]}
+CASES = {"cpu": [("conv4", 64), ("resnet18", 64)], "cuda": [("resnet50", 224)]}
 
 
 def configuration(args: argparse.Namespace, backbone: str, size: int, folder: Path) -> Config:
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--backbone", help="without it, some that suit the device")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=40, help="in a round")
+    parser.add_argument("--steps", type=int, default=20, help="in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, help="of the loader; without it, its own choice")
     parser.add_argument("--cache", action="store_true", help="keep decoded pictures")
