@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from export.model_file import Exported, export_model, versions
 from export.pictures import NOISE, Pictures
-from retrieval.errors import InputError
+from retrieval.errors import InputError, did_you_mean
 from retrieval.preprocess import Preprocess
 from retrieval.store import now, sha256_of
 from train.config import Config, ModelConfig
@@ -116,8 +115,7 @@ def _torchvision_preprocess(name: str, size: int | None) -> Preprocess:
 
 def _check(name: str, known: Sequence[str], library: str) -> None:
     if name not in known:
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "its documentation lists them"
+        hint = did_you_mean(name, known, "its documentation lists them")
         raise InputError(f"--from-{library}: there is no model called {name!r}; {hint}")
 
 

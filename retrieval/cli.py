@@ -32,9 +32,7 @@ COMMANDS = {
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 
-_TRAIN_EXTRA = {
-    *("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "yaml", "safetensors"),
-}
+_TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "yaml", "safetensors"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
@@ -51,17 +49,7 @@ class _LazyGroup(click.Group):
             return getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing in {
-                "torch",
-                "torchvision",
-                "timm",
-                "onnx",
-                "onnxscript",
-                "sklearn",
-                "scipy",
-                "yaml",
-                "safetensors",
-            }:
+            if missing in _TRAIN_EXTRA:
                 what = f"`lookalike {name}` needs {missing}: pip install 'lookalike[train]'"
                 raise LookalikeError(what) from error
             raise

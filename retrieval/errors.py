@@ -1,5 +1,10 @@
 """The errors a user can meet. They are raised where the cause is known and caught once, at the boundary."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class LookalikeError(Exception):
     """Something failed. The message says what, where and what to do, in one line."""
@@ -33,3 +38,9 @@ class ImageError(InputError):
         self.source = source
         self.reason = reason
         self.detail = detail
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The hint of an error about a name that is not known: the nearest that is, or else `otherwise`."""
+    near = get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise

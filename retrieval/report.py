@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import InputError
 from retrieval.evaluation import KS, Result
+from retrieval.figures import COLOURS, svg
 from retrieval.store import now, replacing
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 FORMAT_VERSION = 1
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe-Ito: safe for all eyes
 _MARKERS = "Dosv^P"
 _STYLE = """
 .lookalike-report { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 0 auto; }
@@ -151,33 +154,27 @@ def _row(result: Result, report: Report) -> str:
 
 def _recall_curve(report: Report) -> str:
     """Recall against K, one line a result, as SVG."""
-    import matplotlib as mpl  # slow to import, and only reports need it
-    from matplotlib.figure import Figure
-
-    # Fixed ids and no date: the same numbers give the same file.
-    with mpl.rc_context({"svg.hashsalt": "lookalike", "font.size": 11}):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-        axes = figure.add_subplot()
-        for number, (result, colour, marker) in enumerate(
-            zip(report.results, cycle(_COLOURS), cycle(_MARKERS), strict=False)
-        ):
-            ks = sorted(result.recall)
-            percents = [100 * result.recall[k] for k in ks]
-            # The first is on top: what is published may be a single point.
-            axes.plot(ks, percents, f"{marker}-", color=colour, label=result.title, zorder=9 - number)
-        ticks = sorted({k for result in report.results for k in result.recall})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [str(k) for k in ticks])
-        axes.set_xlabel("K, nearest images looked at")
-        axes.set_ylabel("Recall@K (%)")
-        axes.set_title("Queries with an image of their class among the K nearest", fontsize=12)
-        axes.grid(alpha=0.3)
-        figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=10)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
+    page = svg(partial(_draw_recall_curve, report), 7.2, 4.6)
     label = "Recall at K for every result in the table above"
-    return svg[svg.index("<svg") :].replace("<svg", f"<svg role='img' aria-label='{label}'", 1)
+    return page[page.index("<svg") :].replace("<svg", f"<svg role='img' aria-label='{label}'", 1)
+
+
+def _draw_recall_curve(report: Report, axes: Axes) -> None:
+    for number, (result, colour, marker) in enumerate(
+        zip(report.results, cycle(COLOURS), cycle(_MARKERS), strict=False)
+    ):
+        ks = sorted(result.recall)
+        percents = [100 * result.recall[k] for k in ks]
+        # The first is on top: what is published may be a single point.
+        axes.plot(ks, percents, f"{marker}-", color=colour, label=result.title, zorder=9 - number)
+    ticks = sorted({k for result in report.results for k in result.recall})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(k) for k in ticks])
+    axes.set_xlabel("K, nearest images looked at")
+    axes.set_ylabel("Recall@K (%)")
+    axes.set_title("Queries with an image of their class among the K nearest", fontsize=12)
+    axes.grid(alpha=0.3)
+    axes.figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=10)
 
 
 _PAGE = """<!doctype html>

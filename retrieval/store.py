@@ -15,7 +15,6 @@ is a leftover; the next writer deletes it.
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import json
 import os
@@ -27,11 +26,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.locking import locked
 
 FORMAT_VERSION = 1
 
@@ -184,15 +184,15 @@ class Store:
         Raises:
             LookalikeError: another process is writing; its number and machine are named.
         """
-        with (self.folder / "LOCK").open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read().strip() or "an unknown process"
-                raise LookalikeError(
-                    f"{self.folder}: being written by {holder}; try again when it is done"
-                ) from None
+
+        def refuse(lock: IO[str]) -> NoReturn:
+            lock.seek(0)
+            holder = lock.read().strip() or "an unknown process"
+            raise LookalikeError(
+                f"{self.folder}: being written by {holder}; try again when it is done"
+            ) from None
+
+        with locked(self.folder / "LOCK", refuse) as lock:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
             lock.flush()

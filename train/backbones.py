@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import partial
 from math import isqrt
 
 import torch
 from torch import Tensor, nn
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, did_you_mean
 from train.bn_inception import WEIGHTS_URL, bn_inception, from_published
 from train.libraries import from_timm, from_torchvision, torchvision_names
 from train.trunk import Trunk, tensors_of
@@ -116,9 +115,8 @@ def _trunk(name: str, size: int) -> Trunk:
     if timm.is_model(name.partition(".")[0]):
         raise InputError(f"model.backbone: {name!r} is one of timm's; write 'timm:{name}'")
     known = [*OWN, *torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
-    near = get_close_matches(name, known, 1)
     others = f"there are {', '.join(OWN)}, torchvision's classifiers such as resnet50, and timm:NAME"
-    hint = f"did you mean {near[0]!r}?" if near else others
+    hint = did_you_mean(name, known, others)
     raise InputError(f"model.backbone: no backbone is called {name!r}; {hint}")
 
 

@@ -11,7 +11,6 @@ complete. Others in the folder are left alone: they serve other runs. Deleting o
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -29,6 +28,7 @@ from PIL import Image
 from retrieval.decoding import decode_ahead
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.images import DECODE_POLICY
+from retrieval.locking import locked
 from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
 from retrieval.store import replacing
@@ -81,12 +81,17 @@ def keep(paths: Sequence[Path], scale: Scale, folder: Path, *, show_progress: bo
         LookalikeError: the folder cannot be written, or its disk is full.
     """
     file = folder / f"{fingerprint(paths, scale)}.pictures"
+
+    def waiting(_: object) -> None:
+        if show_progress:
+            print(f"{folder}: waiting for another process that fills this cache", file=sys.stderr)
+
     with _explained(folder):
         found = _open(file, paths)
         if found is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, show_progress):
+        with locked(folder / "LOCK", waiting):
             found = _open(file, paths)
             if found is None:
                 for leftover in folder.glob("*.tmp-*"):  # of a process that was killed: we hold the lock
@@ -169,19 +174,6 @@ def _map(file: IO[bytes], paths: Sequence[Path]) -> Kept | None:
     rows = json.loads(mapped[end:-8].tobytes())
     bad = {number: ImageError(str(paths[number]), reason, detail) for number, reason, detail in rows}
     return Kept(mapped, np.concatenate([[0], ends[:-1]]), sizes, bad)
-
-
-@contextmanager
-def _locked(folder: Path, show: bool) -> Iterator[None]:
-    """Hold the lock of a cache folder; it goes with the process, however that ends."""
-    with (folder / "LOCK").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if show:
-                print(f"{folder}: waiting for another process that fills this cache", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from retrieval import text
 from retrieval.evaluation import Result
+from retrieval.figures import COLOURS, svg
 from retrieval.store import now, replacing
 from train.significance import Summary, Welch, summarize, welch
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 FORMAT_VERSION = 1
 _CHECKPOINTS = {"best": "the best epoch on held-out classes", "last": "the last epoch"}
-_BASELINE, _OTHERS = "#555555", "#0072b2"
+_BASELINE, _OTHERS = "#555555", COLOURS[0]
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,9 @@ class Comparison:
         files = {"results.json": json.dumps(self.to_dict(), indent=2), "results.md": markdown(self)}
         if any(row.recalls for row in self.rows):
             files["results.svg"] = dot_plot(self)
-        for name, text in files.items():
+        for name, content in files.items():
             with replacing(folder / name) as draft:
-                draft.write_text(text)
+                draft.write_text(content)
 
 
 def compare(variants: Mapping[str, tuple[str, ...]], baseline: str, outcomes: Sequence[Outcome]) -> list[Row]:
@@ -168,10 +173,7 @@ def _summaries(runs: Sequence[Mapping[str, Result]], which: str) -> dict[str, Su
 def table(comparison: Comparison) -> str:
     """Means and standard deviations as plain text, one variant a line, in percent."""
     cells = _cells(comparison)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]) for name, *numbers in cells
-    ]
+    lines = text.columns(cells, right=range(1, len(cells[0])))
     return "\n".join([*lines, "", *_notes(comparison)])
 
 
@@ -248,33 +250,27 @@ def _notes(comparison: Comparison) -> list[str]:
 
 def dot_plot(comparison: Comparison) -> str:
     """Recall@1 of every run, with mean and 95% interval of each variant, as SVG."""
-    import matplotlib as mpl  # slow to import
-    from matplotlib.figure import Figure
-
     rows = [row for row in comparison.rows if row.recalls]
+    return svg(partial(_draw_dots, rows, comparison.baseline), 7.2, 1.5 + 0.5 * len(rows))
+
+
+def _draw_dots(rows: Sequence[Row], baseline: str, axes: Axes) -> None:
     every = [100 * recall for row in rows for recall in row.recalls]
     margin = max(1.0, 0.6 * (max(every) - min(every)))
-    # Fixed ids and no date: the same numbers give the same file.
-    with mpl.rc_context({"svg.hashsalt": "lookalike", "font.size": 11}):
-        figure = Figure(figsize=(7.2, 1.5 + 0.5 * len(rows)), layout="constrained")
-        axes = figure.add_subplot()
-        for place, row in enumerate(rows):
-            found, colour = summarize(row.recalls), _OTHERS
-            if row.name == comparison.baseline:
-                colour = _BASELINE
-                axes.axvline(100 * found.mean, color=colour, lw=1, ls=":", zorder=0)
-            if found.low is not None and found.high is not None:
-                axes.plot([100 * found.low, 100 * found.high], [place, place], color=colour, lw=2)
-            axes.plot(100 * found.mean, place, "D", color=colour, ms=7)
-            dots = [100 * recall for recall in row.recalls]
-            axes.plot(dots, [place - 0.25] * len(dots), "o", color=colour, ms=6, alpha=0.6, mew=0)
-        axes.set_yticks(range(len(rows)), [row.name for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.6)
-        # The interval of two runs can be as wide as the page: the runs decide what is shown.
-        axes.set_xlim(max(0.0, min(every) - margin), min(100.0, max(every) + margin))
-        axes.set_xlabel("Recall@1 on the test split (%)")
-        axes.set_title("Dots: runs. Diamonds and lines: their mean and its 95% interval", fontsize=11)
-        axes.grid(axis="x", alpha=0.3)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+    for place, row in enumerate(rows):
+        found, colour = summarize(row.recalls), _OTHERS
+        if row.name == baseline:
+            colour = _BASELINE
+            axes.axvline(100 * found.mean, color=colour, lw=1, ls=":", zorder=0)
+        if found.low is not None and found.high is not None:
+            axes.plot([100 * found.low, 100 * found.high], [place, place], color=colour, lw=2)
+        axes.plot(100 * found.mean, place, "D", color=colour, ms=7)
+        dots = [100 * recall for recall in row.recalls]
+        axes.plot(dots, [place - 0.25] * len(dots), "o", color=colour, ms=6, alpha=0.6, mew=0)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.6)
+    # The interval of two runs can be as wide as the page: the runs decide what is shown.
+    axes.set_xlim(max(0.0, min(every) - margin), min(100.0, max(every) + margin))
+    axes.set_xlabel("Recall@1 on the test split (%)")
+    axes.set_title("Dots: runs. Diamonds and lines: their mean and its 95% interval", fontsize=11)
+    axes.grid(axis="x", alpha=0.3)

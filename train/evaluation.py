@@ -22,7 +22,9 @@ from train.data import DataSet, LabelledImage
 # The K that papers on these data sets report; elsewhere it is 1, 2, 4 and 8.
 _CUSTOMARY_KS = {"sop": (1, 10, 100, 1000), "inshop": (1, 10, 20, 30), "hotels50k": (1, 10, 100)}
 _PIXELS_SIDE = 32
-_OURS = "after training"
+# What rows are called; of a run whose last epoch is not its best there are two in place of AFTER.
+BEFORE, AFTER = "before training", "after training"
+LAST_EPOCH, BEST_EPOCH = "last epoch", "best epoch on held-out classes"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _open(target: Path, which: str | None) -> _Target:
     if which is not None:
         raise InputError(f"{target}: --which chooses between the checkpoints of a run, and this is none")
     embedder = gallery.embedder if gallery is not None else Embedder(target)
-    name, config = _OURS, embedder.provenance.get("config", {})
+    name, config = AFTER, embedder.provenance.get("config", {})
     if "source" in embedder.provenance:  # a published backbone as it is
         name, config = "off the shelf", {}
     contestant = Contestant(name, embedder.preprocess, embedder.embed_pixels)
@@ -121,11 +123,11 @@ def _open_run(folder: Path, which: str | None) -> _Target:
 
     run = Run.open(folder)
     config = run.config
-    chosen = {which or "best": _OURS}
+    chosen = {which or "best": AFTER}
     if which is None:
         best, last = run.load("best"), run.load("last")
         if best["recall_at_1"] is not None and best["step"] != last["step"]:
-            chosen = {"last": "last epoch", "best": "best epoch on held-out classes"}
+            chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
     contestants = [
         Contestant(name, config.preprocess, pixel_embedder(run.trained(checkpoint)))
         for checkpoint, name in chosen.items()
@@ -143,7 +145,7 @@ def _baseline(name: str, config: Mapping[str, Any]) -> Contestant:
     from train.run import initial_model
 
     before = settings.parse(config)
-    return Contestant("before training", before.preprocess, pixel_embedder(initial_model(before)))
+    return Contestant(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))
 
 
 def _raw_pixels(pixels: np.ndarray) -> np.ndarray:
@@ -212,7 +214,7 @@ def _in_gallery(gallery: Gallery, images: list[LabelledImage], found: Embedded) 
         examples = f"the data set says {ours[0]!r}, the gallery {next(iter(labels), None) or ''!r}"
         raise InputError(f"{gallery.folder}: none of the data set's labels occurs in the gallery: {examples}")
     query_labels, gallery_labels = _numbers(ours, labels)
-    return evaluate(_OURS, found.vectors, query_labels, vectors, gallery_labels, own)
+    return evaluate(AFTER, found.vectors, query_labels, vectors, gallery_labels, own)
 
 
 def _numbers(*sides: Sequence[str | None]) -> list[np.ndarray]:

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections import defaultdict
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import torchvision
 import yaml
 from torch import Tensor, nn
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, did_you_mean
 from train.trunk import Trunk, Weights, tensors_of, unusable_size
 
 _HEADS = {"avgpool", "dropout", "flatten", "classifier", "fc", "head", "aux1", "aux2", "AuxLogits"}
@@ -128,8 +127,8 @@ def from_timm(words: str, size: int) -> Trunk:
     name, _, rest = words.partition(":")
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        near = get_close_matches(architecture, timm.list_models(), 1)
-        hint = f"did you mean 'timm:{near[0]}'?" if near else "its documentation lists them"
+        known = (f"timm:{model}" for model in timm.list_models())
+        hint = did_you_mean(f"timm:{architecture}", known, "its documentation lists them")
         raise InputError(f"model.backbone: timm has no model called {name!r}; {hint}")
     options = _options(words, rest)
     if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):

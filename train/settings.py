@@ -9,13 +9,12 @@ import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, did_you_mean
 from train.config import Config
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -69,9 +68,7 @@ def recipe_file(name: str) -> Path:
     """Where a recipe lies; an `InputError` names the nearest known one where there is none."""
     file = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
     if not file.is_file():
-        known = recipes()
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`lookalike recipes list` shows them"
+        hint = did_you_mean(name, recipes(), "`lookalike recipes list` shows them")
         raise InputError(f"recipe {name!r}: there is no such file or recipe; {hint}")
     return file
 
@@ -163,8 +160,7 @@ def _hint(name: str) -> str:
     """The setting that was meant: one of that very name elsewhere, or the nearest."""
     known = [setting for setting, _, _ in _settings(Config(data=""), "")]
     same = [setting for setting in known if setting.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = same or get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else "`lookalike train --help` lists them all"
+    return did_you_mean(same[0] if same else name, known, "`lookalike train --help` lists them all")
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:

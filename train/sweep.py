@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation import Result
+from retrieval.locking import locked
 from retrieval.report import Report
 from retrieval.store import replacing
 from train import data
 from train.comparison import Comparison, Outcome, compare
 from train.config import Config
 from train.data import DataSet
-from train.evaluation import evaluate_target
+from train.evaluation import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH, evaluate_target
 from train.loop import Trainer
 from train.run import Run, initial_loss, initial_model
 from train.variants import Plan, differences
 
 _FAILURE = "failure.txt"
-# What an evaluation calls its rows; the last two become one where the last epoch is the best.
-_BEFORE, _ONLY = "before training", "after training"
-_LAST, _BEST = "last epoch", "best epoch on held-out classes"
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,9 @@ class Trial:
         rows = {result.name: result for result in report.results if result.by is None}
         held_out = any("recall_at_1" in record for record in Run(self.folder).metrics())
         found = {
-            "before": rows.get(_BEFORE),
-            "last": rows.get(_LAST) or rows[_ONLY],
-            "best": (rows.get(_BEST) or rows[_ONLY]) if held_out else None,
+            "before": rows.get(BEFORE),
+            "last": rows.get(LAST_EPOCH) or rows[AFTER],
+            "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
         }
         scores = {which: result for which, result in found.items() if result is not None}
         return Outcome(self.variant, self.seed, scores)
@@ -90,7 +87,11 @@ def run_sweep(
     waiting = [trial for trial in trials if trial.report() is None]
     _check(trials, waiting, dataset)
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+
+    def refuse(_: object) -> NoReturn:
+        raise LookalikeError(f"{folder}: another process is at this sweep; wait for it") from None
+
+    with locked(folder / "LOCK", refuse):
         plan.save(folder)
         began = time.monotonic()
         for count, trial in enumerate(waiting):
@@ -154,7 +155,7 @@ def _untrained(trial: Trial, trials: Sequence[Trial]) -> list[Result]:
         theirs = other.config
         same = (ours.model, ours.preprocess, ours.seed) == (theirs.model, theirs.preprocess, theirs.seed)
         if same and (report := other.report()) is not None:
-            return [result for result in report.results if result.name == _BEFORE]
+            return [result for result in report.results if result.name == BEFORE]
     return []
 
 
@@ -194,14 +195,3 @@ def _in_words(seconds: float | None) -> str:
     hours, minutes = divmod(round(seconds / 60), 60)
     short = f"about {minutes} min" if minutes else "less than a minute"
     return f" ({f'about {hours} h {minutes} min' if hours else short} left)"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; the lock is gone with its holder."""
-    with (folder / "LOCK").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LookalikeError(f"{folder}: another process is at this sweep; wait for it") from None
-        yield

@@ -6,14 +6,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, did_you_mean
 from retrieval.store import replacing
 from train import settings
 from train.config import Config
@@ -163,13 +162,9 @@ def make_plan(
             baseline=baseline or kept.baseline,
         )
     if plan.baseline not in plan.variants:
-        raise InputError(f"--baseline {plan.baseline}: {_meant(plan.baseline, plan.variants)}")
+        others = f"the variants are {', '.join(plan.variants)}"
+        raise InputError(f"--baseline {plan.baseline}: {did_you_mean(plan.baseline, plan.variants, others)}")
     return plan
-
-
-def _meant(name: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"the variants are {', '.join(known)}"
 
 
 def _refuse_change(where: str, before: Config, now: Config) -> None:

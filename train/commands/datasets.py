@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from retrieval import text
 from retrieval.cli import emit, json_option, say
 from train import data as datasets_by_name
 from train.data import inspection
@@ -48,7 +49,8 @@ def list_datasets(as_json: bool) -> None:
         ("folder:DIR", "yours", "", "one folder a class at any depth; top folders train and test are splits"),
         ("csv:FILE", "yours", "", "columns path,label and, if you like, split, role and coarse"),
     ]
-    lines = _table([("data", "images", "source", "what it is, and the published protocol"), *rows])
+    titles = ("data", "images", "source", "what it is, and the published protocol")
+    lines = text.columns([titles, *rows], right={1})
     emit(facts, as_json, "\n".join(lines))
 
 
@@ -116,7 +118,8 @@ def _text(found: inspection.Inspection) -> list[str]:
         (name, f"{s.images:,}", f"{s.classes:,}", f"{s.fewest:,}", f"{s.median:,g}", f"{s.most:,}")
         for name, s in found.splits.items()
     ]
-    lines += ["", *_table([("split", "images", "classes", "fewest", "median", "most in a class"), *rows]), ""]
+    titles = ("split", "images", "classes", "fewest", "median", "most in a class")
+    lines += ["", *text.columns([titles, *rows], right=range(1, len(titles))), ""]
     problems = [
         *_problem("Unusable files", map(str, found.unusable)),
         *_problem("Pictures more than once (the same bytes)", map(_duplicate, found.duplicates)),
@@ -142,17 +145,3 @@ def _problem(what: str, each: Iterable[str]) -> list[str]:
         return []
     rest = [f"  and {len(every) - _SHOWN:,} more; --json has them all"] if len(every) > _SHOWN else []
     return [f"{what}: {len(every):,}", *(f"  {line}" for line in every[:_SHOWN]), *rest]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width; those of numbers to the right."""
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [column[1][:1].isdigit() for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from retrieval import text
 from retrieval.cli import emit, json_option
 from train import settings
 
@@ -29,9 +30,7 @@ def list_recipes(as_json: bool) -> None:
     columns = ("name", "data", "backbone", "loss", "recall_at_1")
     titles = ("recipe", "data set", "backbone", "loss", "published R@1")
     rows = [titles, *(tuple("-" if f[c] is None else str(f[c]) for c in columns) for f in facts)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    emit(facts, as_json, "\n".join(lines))
+    emit(facts, as_json, "\n".join(text.columns(rows)))
 
 
 @recipes.command()

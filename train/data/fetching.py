@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from retrieval.errors import InputError
+from retrieval.locking import locked
 from train.data import download
 from train.data.known import KNOWN, Known, read
 
@@ -32,7 +30,7 @@ def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
     if known.unpack is None:
         raise InputError(f"{name} cannot be fetched: {known.by_hand}")
     root.mkdir(parents=True, exist_ok=True)
-    with _alone(root):
+    with locked(root / ".fetching.lock", lambda _: None):  # wait until no other process fetches
         problem = _problem(name, root)  # another process may have been quicker
         if problem is not None:
             _put(known, root, root / f".fetching-{name}", problem, show_progress)
@@ -74,11 +72,3 @@ def _archive(archive: download.Archive, root: Path, work: Path, show_progress: b
         download.check(archive, given)
         return given
     return download.download(archive, work, show_progress=show_progress)
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Wait until no other process fetches into the folder."""
-    with (root / ".fetching.lock").open("w") as lock:  # stays: whoever waits for it holds the same file
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

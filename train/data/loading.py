@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, did_you_mean
 from train.data import known, own
 from train.data.fetching import fetch
 from train.data.known import KNOWN
@@ -33,8 +32,8 @@ def load(spec: str) -> DataSet:
         coarse = any(image.coarse for images in splits if images for image in images)
         return DataSet(spec, *splits, coarse_name="coarse label" if coarse else None)
     if name not in KNOWN:
-        near = get_close_matches(name, ["folder", "csv", *KNOWN], 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: folder:DIR, csv:FILE, {', '.join(KNOWN)}"
+        others = f"known: folder:DIR, csv:FILE, {', '.join(KNOWN)}"
+        hint = did_you_mean(name, ["folder", "csv", *KNOWN], others)
         raise InputError(f"data {spec!r}: no data set is called {name!r}; {hint}")
     facts = KNOWN[name]
     if not place and not facts.bundled:
