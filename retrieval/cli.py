@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -23,11 +23,15 @@ COMMANDS = {
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "export": ("export.commands:export", "Turn a training run, or a backbone, into one ONNX file."),
     "model": ("retrieval.model_commands:model", "Say what a model file is and how fast it runs here."),
-    "index": ("retrieval.commands:index", "Build a gallery from images, and add to it."),
-    "search": ("retrieval.commands:search", "Find the images of a gallery that look like yours."),
+    "index": ("retrieval.commands.index:index", "Build a gallery from images, and add to it."),
+    "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
     "evaluate": (
         "train.commands.evaluate:evaluate",
         "Measure a run, a model or a gallery on labelled images.",
+    ),
+    "analyze": (
+        "train.commands.analyze:analyze",
+        "Draw the papers' figures from a run, a model or embeddings.",
     ),
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
@@ -37,29 +41,39 @@ _TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn",
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 
-class _LazyGroup(click.Group):
+class LazyGroup(click.Group):
+    """A group whose sub-commands are imported when they are used.
+
+    Args:
+        lazy: name -> ("module:attribute", its line in the list of commands).
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lazy = lazy
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self._lazy)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
+        if name not in self._lazy:
             return None
-        module, attribute = COMMANDS[name][0].split(":")
+        module, attribute = self._lazy[name][0].split(":")
         try:
             return getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing in _TRAIN_EXTRA:
-                what = f"`lookalike {name}` needs {missing}: pip install 'lookalike[train]'"
+                what = f"`{ctx.command_path} {name}` needs {missing}: pip install 'lookalike[train]'"
                 raise LookalikeError(what) from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in self._lazy.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lookalike")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line).")
 def cli(debug: bool) -> None:

@@ -1,32 +1,23 @@
-"""`lookalike index` and `lookalike search`."""
+"""`lookalike index build` and `add`: images into a gallery."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from retrieval.cli import emit, json_option, say
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.index import KINDS
 from retrieval.indexing import Outcome, add_images
 from retrieval.store import BadFile
 
 _SHOWN = 10
-
-
-@click.group()
-def index() -> None:
-    """Build a gallery from images, and add to it."""
-
-
 _retry_option = click.option("--retry", is_flag=True, help="Try files again that were unusable before.")
 
 
-@index.command()
+@click.command()
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.argument("images", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, type=click.Path(path_type=Path), help="The model file to embed with.")
@@ -60,7 +51,7 @@ def build(
     _finish(ctx, target, outcome, as_json)
 
 
-@index.command()
+@click.command()
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.argument("images", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--model", type=click.Path(path_type=Path), help="Check that the gallery was built with it.")
@@ -88,15 +79,6 @@ def add(
     _finish(ctx, target, add_images(target, images, retry=retry, show_progress=True), as_json)
 
 
-@index.command()
-@click.argument("gallery", type=click.Path(path_type=Path))
-@json_option
-def info(gallery: Path, as_json: bool) -> None:
-    """Say what GALLERY holds."""
-    facts = Gallery(gallery).info()
-    emit(facts, as_json, "\n".join(f"{name:>14}  {value}" for name, value in facts.items()))
-
-
 def _finish(ctx: click.Context, gallery: Gallery, outcome: Outcome, as_json: bool) -> None:
     facts = {
         **gallery.info(),
@@ -121,32 +103,3 @@ def _list_bad(bad: list[BadFile]) -> None:
         say(f"  {file.stamp.full}: {file.detail}")
     if len(bad) > _SHOWN:
         say(f"  and {len(bad) - _SHOWN} more; --json lists them all")
-
-
-@click.command()
-@click.argument("gallery", type=click.Path(path_type=Path))
-@click.argument("images", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="IMAGE...")
-@click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="How many to find.")
-@json_option
-def search(gallery: Path, images: tuple[Path, ...], k: int, as_json: bool) -> None:
-    """Find the images of a gallery that look like yours: the K most similar to each IMAGE.
-
-    The score is the cosine similarity, 1 for the same picture.
-
-    \b
-      lookalike search shop.gallery query.jpg -k 5
-    """
-    target = Gallery(gallery)
-    if not len(target):
-        raise InputError(f"{gallery}: the gallery is empty; `lookalike index add {gallery} IMAGES` fills it")
-    vectors = target.embedder.embed(images)
-    answers = target.search_vectors(vectors, k)
-    found = [
-        {"query": str(image), "hits": [asdict(hit) for hit in hits]}
-        for image, hits in zip(images, answers, strict=True)
-    ]
-    lines = []
-    for image, hits in zip(images, answers, strict=True):
-        lines.append(f"{image}")
-        lines += [f"{n:>4}  {h.score:.4f}  {h.label or '-':<20}  {h.path}" for n, h in enumerate(hits, 1)]
-    emit(found, as_json, "\n".join(lines))

@@ -1,0 +1,16 @@
+"""`lookalike index`."""
+
+from __future__ import annotations
+
+import click
+
+from retrieval.commands import building, upkeep
+
+
+@click.group()
+def index() -> None:
+    """Build a gallery from images, and add to it."""
+
+
+for command in (building.build, building.add, upkeep.info):
+    index.add_command(command)
