@@ -1,39 +1,48 @@
-"""Retrieval and clustering metrics, each defined once.
+"""Retrieval and clustering metrics, each defined once: the numbers that papers report.
 
-Similarity is the inner product; embeddings are expected to have unit length, so it is the cosine.
-Equal similarities are ranked in the order in which FAISS returns them.
+Similarity is the cosine; embeddings have unit length. What all retrieval metrics share:
+
+- Each query is searched for among all the others, or in a gallery. Queries without another image of their
+  class to find are left out of the mean, since no embedding could answer them. None left: `InputError`.
+- K beyond the gallery means all of it.
+- Similarities within 1e-6 are equal, and of equal ones the wrong images come first: nothing depends on the
+  order of rows, and embeddings that are all the same find nothing.
+- With one class only there is nothing wrong to find, and every metric is 1.
+
+The values of single queries are in `retrieval.per_query` and `retrieval.similarities`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import faiss
 import numpy as np
 
+from retrieval import per_query
+from retrieval.clustering import kmeans, nmi, pair_f1
 from retrieval.errors import InputError
+from retrieval.neighbours import Search, nearest
+from retrieval.questions import labelled, questions
+from retrieval.ranking import Ranking, rank, rank_checked
+from retrieval.similarities import Similarities, similarities
 
-
-def neighbours(queries: np.ndarray, gallery: np.ndarray, k: int, own: np.ndarray | None = None) -> np.ndarray:
-    """Exact nearest neighbours by inner product.
-
-    Args:
-        queries: float [N, D].
-        gallery: float [M, D].
-        k: neighbours wanted, at most M.
-        own: int [N], the row of the gallery that is the query itself and is not to be found; -1 for none.
-
-    Returns:
-        int64 [N, k], best first; -1 at the end where a query without itself has only k - 1.
-    """
-    queries, gallery = (np.ascontiguousarray(x, np.float32) for x in (queries, gallery))
-    if own is None:
-        return faiss.knn(queries, gallery, k, faiss.METRIC_INNER_PRODUCT)[1]
-    _, found = faiss.knn(queries, gallery, min(k + 1, len(gallery)), faiss.METRIC_INNER_PRODUCT)
-    # Beside duplicates a query need not come first, nor be found at all: move it to the end from where it is.
-    itself = found == own[:, None]
-    found[itself] = -1
-    return np.take_along_axis(found, np.argsort(itself, axis=1, kind="stable"), 1)[:, :k]
+__all__ = [
+    "Ranking",
+    "Similarities",
+    "cmc",
+    "kmeans",
+    "linear_probe",
+    "map_at_r",
+    "mean",
+    "mean_average_precision",
+    "nmi",
+    "pair_f1",
+    "precision_at_k",
+    "r_precision",
+    "rank",
+    "recall_at_k",
+    "similarities",
+]
 
 
 def recall_at_k(
@@ -44,16 +53,16 @@ def recall_at_k(
     *,
     ks: Sequence[int] = (1, 2, 4, 8),
     own: np.ndarray | None = None,
+    search: Search = nearest,
 ) -> dict[int, float]:
     """Share of queries with at least one of their class among the K nearest (Oh Song et al. 2016).
 
-    Without a gallery: leave-one-out over the queries. Queries whose class has no other image to find are
-    left out of the mean, since no embedding could answer them. K beyond the gallery counts all of it.
-
     Args:
         query: float [N, D], unit length; query_labels: [N].
-        gallery: float [M, D]; gallery_labels: [M].
+        gallery: float [M, D]; without it each query is searched for among all the others;
+            gallery_labels: [M].
         own: int [N], the row of the gallery that is the query itself, -1 for none.
+        search: what finds the neighbours.
 
     Returns:
         {K: recall}, in 0..1.
@@ -61,84 +70,143 @@ def recall_at_k(
     Raises:
         InputError: shapes that do not fit, values that are not finite, or no query that can be answered.
     """
-    query, query_labels = _checked(query, query_labels, "query")
-    if (gallery is None) != (gallery_labels is None):
-        raise InputError("recall_at_k: give gallery and gallery_labels together, or neither")
-    if gallery is None or gallery_labels is None:
-        gallery, gallery_labels, own = query, query_labels, np.arange(len(query))
-    gallery, gallery_labels = _checked(gallery, gallery_labels, "gallery")
-    to_find = _occurrences(query_labels, gallery_labels)  # [N]
-    if own is not None:
-        to_find -= (own >= 0) & (gallery_labels[own] == query_labels)
-    answerable = to_find > 0
-    if not answerable.any():
-        raise InputError("recall_at_k: no query has another image of its class to find")
-    found = neighbours(query, gallery, min(max(ks), len(gallery)), own)  # [N, k]
-    hits = (gallery_labels[found] == query_labels[:, None]) & (found >= 0)
-    return {k: float(hits[answerable, :k].any(1).mean()) for k in ks}
+    ranking = rank(query, query_labels, gallery, gallery_labels, k=max(ks), own=own, search=search)
+    return dict(zip(ks, mean(per_query.recall(ranking, ks)).tolist(), strict=True))
 
 
-def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarray:
-    """Cluster number of every row, int64 [N]: FAISS k-means, 20 iterations, the best of 3 starts."""
-    points = np.ascontiguousarray(embeddings, np.float32)
-    every_point = {"min_points_per_centroid": 1, "max_points_per_centroid": max(1, len(points))}
-    model = faiss.Kmeans(points.shape[1], clusters, niter=20, nredo=3, seed=seed + 1, **every_point)
-    model.train(points)
-    return model.index.search(points, 1)[1][:, 0]
+def precision_at_k(
+    query: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    ks: Sequence[int] = (1, 10),
+    own: np.ndarray | None = None,
+    search: Search = nearest,
+) -> dict[int, float]:
+    """Share of the K nearest that are of the query's class, {K: precision}; the rest as `recall_at_k`."""
+    ranking = rank(query, query_labels, gallery, gallery_labels, k=max(ks), own=own, search=search)
+    return dict(zip(ks, mean(per_query.precision(ranking, ks)).tolist(), strict=True))
 
 
-def nmi(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """Normalised mutual information 2 I(L; C) / (H(L) + H(C)), in 0..1; 1 where both are a single group."""
-    cells, rows, columns = _contingency(labels, clusters)
-    total = cells.sum()
-    p_joint, p_row, p_column = (
-        cells / total,
-        np.bincount(rows, cells) / total,
-        np.bincount(columns, cells) / total,
-    )
-    entropies = -(p_row @ np.log(p_row) + p_column @ np.log(p_column))
-    if entropies <= 0.0:
-        return 1.0
-    information = p_joint @ np.log(p_joint / (p_row[rows] * p_column[columns]))
-    return float(max(0.0, 2.0 * information / entropies))
+def cmc(
+    query: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    k: int = 100,
+    own: np.ndarray | None = None,
+    search: Search = nearest,
+) -> np.ndarray:
+    """Recall@1 to Recall@k, float64 [k]: the cumulative match characteristic; the rest as `recall_at_k`."""
+    ranking = rank(query, query_labels, gallery, gallery_labels, k=k, own=own, search=search)
+    first = ranking.first_right[ranking.answerable]
+    _insist(len(first) > 0)
+    return np.cumsum(np.bincount(first, minlength=k + 1)[1:]) / len(first)
 
 
-def pair_f1(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """F1 of the pairs put in one cluster against the pairs of one class, in 0..1; 0 where there are none."""
-    cells, rows, columns = _contingency(labels, clusters)
+def map_at_r(
+    query: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    own: np.ndarray | None = None,
+    search: Search = nearest,
+) -> float:
+    """Mean average precision at R (Musgrave et al. 2020, eqs. 3 and 4), in 0..1; the rest as `recall_at_k`.
 
-    def pairs(counts: np.ndarray) -> float:
-        return float((counts * (counts - 1) / 2).sum())
-
-    either = pairs(np.bincount(rows, cells)) + pairs(np.bincount(columns, cells))
-    return 2.0 * pairs(cells) / either if either else 0.0
-
-
-def _occurrences(labels: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """How often each label occurs in `among`, int64 [N]."""
-    values, counts = np.unique(among, return_counts=True)
-    at = np.minimum(np.searchsorted(values, labels), len(values) - 1)
-    return np.where(values[at] == labels, counts[at], 0)
-
-
-def _contingency(labels: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The filled cells of the class x cluster table: counts, row numbers and column numbers, each [cells]."""
-    if len(labels) != len(clusters) or len(labels) == 0:
-        raise InputError(f"need as many clusters as labels, and some: got {len(labels)} and {len(clusters)}")
-    _, rows = np.unique(labels, return_inverse=True)
-    groups, columns = np.unique(clusters, return_inverse=True)
-    cells, counts = np.unique(rows * len(groups) + columns, return_counts=True)
-    return counts.astype(np.float64), cells // len(groups), cells % len(groups)
+    R is the number of images of the query's class. As many neighbours are kept for every query, so where
+    classes have thousands of images take it from `similarities`.
+    """
+    ranking = _to_the_last(query, query_labels, gallery, gallery_labels, own, search)
+    return float(mean(per_query.map_at_r(ranking)))
 
 
-def _checked(embeddings: np.ndarray, labels: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    embeddings, labels = np.asarray(embeddings), np.asarray(labels)
-    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-        raise InputError(
-            f"{name}: expected embeddings [N, D] and labels [N], got {embeddings.shape}, {labels.shape}"
-        )
-    if len(embeddings) == 0:
-        raise InputError(f"{name}: it is empty")
-    if not np.isfinite(embeddings).all():
-        raise InputError(f"{name}: the embeddings hold NaN or infinite values")
-    return embeddings, labels
+def r_precision(
+    query: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    own: np.ndarray | None = None,
+    search: Search = nearest,
+) -> float:
+    """Share of the R nearest that are of the query's class, in 0..1; the rest as `map_at_r`."""
+    ranking = _to_the_last(query, query_labels, gallery, gallery_labels, own, search)
+    return float(mean(per_query.r_precision(ranking)))
+
+
+def mean_average_precision(
+    query: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    *,
+    own: np.ndarray | None = None,
+) -> float:
+    """Mean of the average precision over the complete ranking, in 0..1; the rest as `recall_at_k`."""
+    found = similarities(query, query_labels, gallery, gallery_labels, own=own)
+    return float(mean(found.average_precision))
+
+
+def linear_probe(
+    train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray
+) -> float:
+    """Accuracy on test embeddings of a linear classifier of training embeddings, in 0..1.
+
+    Multinomial logistic regression with an L2 penalty (C = 1) on dimensions scaled to mean 0 and deviation 1
+    over the training embeddings: the entries of a unit vector are so small that the penalty would rule else.
+
+    Args:
+        train: float [N, D], unit length; train_labels: [N].
+        test: float [M, D], unit length; test_labels: [M]. A class that training lacks is never got right.
+
+    Raises:
+        InputError: shapes that do not fit, values that are not finite, or one class only to learn.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        raise InputError("linear_probe needs scikit-learn: pip install 'lookalike[train]'") from None
+    train, train_labels = labelled(train, train_labels, "train")
+    test, test_labels = labelled(test, test_labels, "test")
+    if train.shape[1] != test.shape[1]:
+        raise InputError(f"linear_probe: {train.shape[1]} dimensions to train on and {test.shape[1]} to test")
+    if len(np.unique(train_labels)) < 2:
+        raise InputError("linear_probe: there is one class only to learn")
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    classifier.fit(train, train_labels)
+    return float(np.mean(classifier.predict(test) == test_labels))
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the queries that can be answered: [N, ...] with nan for the others -> [...].
+
+    Raises:
+        InputError: there is none.
+    """
+    answered = values[~np.isnan(values.reshape(len(values), -1)).any(1)]
+    _insist(len(answered) > 0)
+    return answered.mean(0)
+
+
+def _to_the_last(
+    query: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None,
+    gallery_labels: np.ndarray | None,
+    own: np.ndarray | None,
+    search: Search,
+) -> Ranking:
+    """As many neighbours as the largest class has images to find."""
+    asked = questions(query, query_labels, gallery, gallery_labels, own)
+    return rank_checked(asked, max(1, int(asked.to_find.max())), search)
+
+
+def _insist(answerable: bool) -> None:
+    if not answerable:
+        raise InputError("no query has another image of its class to find")

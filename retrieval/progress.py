@@ -9,6 +9,7 @@ from types import TracebackType
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_WORTH_A_LINE = 1.0  # what is over sooner need not be told at its end
 
 
 class Progress:
@@ -69,7 +70,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._lines and self._done > self._begun:
+        elif self._lines and time.monotonic() - self._start >= _SECONDS_WORTH_A_LINE:
             self._line()
 
 

@@ -24,6 +24,7 @@ from train.interruption import Interrupted, Interruption
 from train.loader import Loader
 from train.memory import keep_freed_memory
 from train.model import EmbeddingModel, synchronise_batch_norm
+from train.nearest import search_on
 from train.noise import with_wrong_labels, write_noise
 from train.optimization import build_optimizer, rate_factor, update_average
 from train.pixels import Squares
@@ -280,7 +281,8 @@ class Trainer:
         if not found:
             raise InputError("split: none of the images held out for validation can be read")
         labels = np.unique([label for names, _ in found for label in names], return_inverse=True)[1]
-        return metrics.recall_at_k(np.concatenate([vectors for _, vectors in found]), labels, ks=(1,))[1]
+        vectors = np.concatenate([vectors for _, vectors in found])
+        return metrics.recall_at_k(vectors, labels, ks=(1,), search=search_on(self.world.device))[1]
 
     def _from_everyone(self, own: _T) -> list[_T]:
         if self.world.size == 1:

@@ -30,6 +30,12 @@ def test_lines_tell_how_far_how_fast_and_how_long(
     assert re.fullmatch(r"training: 610/1000 steps, .*", lines[3])
 
 
+def test_what_is_over_in_a_moment_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("blinking", 10) as bar:
+        bar.update(10)
+    assert not capsys.readouterr().err
+
+
 def test_hours_are_told_as_hours() -> None:
     assert progress._time(59.6) == "1:00"
     assert progress._time(3725) == "1:02:05"

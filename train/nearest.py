@@ -1,0 +1,61 @@
+"""Exact nearest neighbours on the device that trains, for validation between epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+
+from retrieval import neighbours
+from retrieval.neighbours import Search
+from retrieval.progress import Progress
+
+_CELLS = 1 << 26  # of queries x gallery at once: 256 MB
+
+
+def search_on(device: torch.device) -> Search:
+    """What searches quickest where training runs: FAISS for the CPU, torch for anything else."""
+    return neighbours.nearest if device.type == "cpu" else partial(nearest, device=device)
+
+
+@torch.no_grad()
+def nearest(
+    query: np.ndarray, gallery: np.ndarray, k: int, *, device: torch.device, show_progress: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """`retrieval.neighbours.Search` by matrix products in full float32, a block of queries at a time.
+
+    The device has to hold the gallery and 256 MB of similarities.
+
+    Args:
+        query: float32 [N, D]; gallery: float32 [M, D].
+        k: neighbours wanted, at most M.
+
+    Returns:
+        scores float32 [N, k] and rows int32 [N, k], best first; equal ones in any order, which
+        `retrieval.ranking.rank` puts right.
+    """
+    scores = np.empty((len(query), k), np.float32)
+    rows = np.empty((len(query), k), np.int32)
+    columns = torch.from_numpy(gallery).to(device).T  # [D, M]
+    step = max(1, _CELLS // len(gallery))
+    with _full_float32(), Progress("searching", len(query), "queries", show=show_progress) as progress:
+        for start in range(0, len(query), step):
+            block = slice(start, start + step)
+            best = (torch.from_numpy(query[block]).to(device) @ columns).topk(k)  # of [b, M]
+            scores[block], rows[block] = best.values.cpu().numpy(), best.indices.cpu().numpy()
+            progress.update(len(best.values))
+    return scores, rows
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """TensorFloat32 has 10 bits: similarities would differ by more than ties may."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
