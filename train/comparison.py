@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from retrieval import text
 from retrieval.evaluation import Result
 from retrieval.figures import COLOURS, svg
+from retrieval.significance import Summary, Welch, p_value, summarize, welch
 from retrieval.store import now, replacing
-from train.significance import Summary, Welch, summarize, welch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -212,7 +212,7 @@ def _cells(comparison: Comparison) -> list[list[str]]:
         f"vs. {comparison.baseline}": [
             "-" if row.difference is None else f"{100 * row.difference:+z.1f}" for row in rows
         ],
-        "p": [_p_value(row.test) for row in rows],
+        "p": ["-" if row.test is None else p_value(row.test.p) for row in rows],
     }
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
@@ -222,12 +222,6 @@ def _percent(summary: Summary | None) -> str:
         return "-"
     spread = "" if summary.std is None else f" ± {100 * summary.std:.1f}"
     return f"{100 * summary.mean:.1f}{spread}"
-
-
-def _p_value(test: Welch | None) -> str:
-    if test is None:
-        return "-"
-    return f"{test.p:.3f}" if test.p >= 0.001 else "<0.001"
 
 
 def _notes(comparison: Comparison) -> list[str]:

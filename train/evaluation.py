@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from retrieval import metrics
 from retrieval.decoding import Embedded, embed_files
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
-from retrieval.evaluation import CURVE_KS, KS, Result, evaluate
+from retrieval.evaluation import CURVE_KS, KS, Evaluation, Result, evaluate
+from retrieval.findings import Findings, Pictures, find
 from retrieval.gallery import Gallery
-from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
 from retrieval.report import Report
+from train.contestants import Contestant, baseline, open_target
 from train.data import DataSet, LabelledImage
 
 # The K that papers on these data sets report; elsewhere it is 1, 2, 4 and 8.
 _CUSTOMARY_KS = {"sop": (1, 10, 100, 1000), "inshop": (1, 10, 20, 30), "hotels50k": (1, 10, 100)}
-_PIXELS_SIDE = 32
-# What rows are called; of a run whose last epoch is not its best there are two in place of AFTER.
-BEFORE, AFTER = "before training", "after training"
-LAST_EPOCH, BEST_EPOCH = "last epoch", "best epoch on held-out classes"
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A way to turn preprocessed pictures uint8 [N, H, W, 3] into unit vectors float32 [N, D]."""
-
-    name: str
-    preprocess: Preprocess
-    embed: Callable[[np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True)
-class _Target:
-    """What is evaluated, and the settings it was trained with, as plain values."""
-
-    contestants: list[Contestant]
-    config: Mapping[str, Any]
-    fingerprint: str | None = None
-    gallery: Gallery | None = None
 
 
 def evaluate_target(
@@ -52,6 +31,7 @@ def evaluate_target(
     baselines: Sequence[str] = (),
     *,
     which: str | None = None,
+    linear_probe: bool = False,
     show_progress: bool = False,
 ) -> Report:
     """Evaluate what lies at a path on the test split of a data set, and baselines beside it.
@@ -65,93 +45,51 @@ def evaluate_target(
             the report.
         baselines: "pixels" (raw pixels, shrunk to 32 x 32, mean removed) and "untrained".
         which: of a run, the "best" epoch on held-out classes or the "last"; `None`: both where they differ.
+        linear_probe: also classify the test images from the embeddings of the training images.
 
     Raises:
         InputError: a target that is none of these, or data that cannot be evaluated.
     """
-    ours = _open(target, which)
+    ours = open_target(target, which)
+    if linear_probe:
+        _check_closed_set(dataset)
     theirs = None if ours.gallery else _published(ours.config, dataset)
     results = [theirs] if theirs else []
+    findings: Findings | None = None
     bad: dict[str, str] = {}
-    for contestant in [*(_baseline(name, ours.config) for name in baselines), *ours.contestants]:
-        images, found = _embed(contestant, dataset.test, show_progress)
-        bad |= {error.source: error.detail for error in found.bad}
+
+    def embed(contestant: Contestant, images: list[LabelledImage]) -> _Side:
+        side = _Side(*_embed(contestant, images, show_progress))
+        bad.update({error.source: error.detail for error in side.found.bad})
+        return side
+
+    for contestant in [*(baseline(name, ours.config) for name in baselines), *ours.contestants]:
+        queries = embed(contestant, dataset.test)
         if ours.gallery is not None and contestant in ours.contestants:
-            results.append(_in_gallery(ours.gallery, images, found))
-            continue
-        others, gallery = images, found
-        if dataset.gallery is not None:
-            others, gallery = _embed(contestant, dataset.gallery, show_progress)
-            bad |= {error.source: error.detail for error in gallery.bad}
-        results += _score(contestant.name, dataset, (images, found.vectors), (others, gallery.vectors))
+            scored, findings = _in_gallery(contestant.name, dataset, ours.gallery, queries, show_progress)
+        else:
+            searched = queries if dataset.gallery is None else embed(contestant, dataset.gallery)
+            wanted = contestant is ours.contestants[-1]
+            scored, findings = _score(contestant.name, dataset, queries, searched, wanted, show_progress)
+        if linear_probe:
+            scored[0] = _probe(scored[0], embed(contestant, dataset.train), queries)
+        results += scored
     report = Report(
         data=dataset.name,
         protocol=_protocol(dataset, ours.gallery),
-        images=len(images),
-        classes=len({image.label for image in images}),
+        images=len(queries.images),
+        classes=len({image.label for image in queries.images}),
         fingerprint=ours.fingerprint,
         results=results,
         bad_files=sorted(bad.items()),
         ks=_CUSTOMARY_KS.get(_plain_name(dataset.name), KS),
         notes=_notes(ours.config, dataset, theirs),
+        seed=ours.config.get("seed"),
+        findings=findings,
     )
     if ours.gallery is not None:
         report.save(ours.gallery.folder / "reports" / report.created.replace(":", ""))
     return report
-
-
-# ---- what there is to measure
-
-
-def _open(target: Path, which: str | None) -> _Target:
-    gallery = Gallery(target) if (target / "gallery.db").exists() else None
-    if gallery is None and target.is_dir():
-        return _open_run(target, which)
-    if which is not None:
-        raise InputError(f"{target}: --which chooses between the checkpoints of a run, and this is none")
-    embedder = gallery.embedder if gallery is not None else Embedder(target)
-    name, config = AFTER, embedder.provenance.get("config", {})
-    if "source" in embedder.provenance:  # a published backbone as it is
-        name, config = "off the shelf", {}
-    contestant = Contestant(name, embedder.preprocess, embedder.embed_pixels)
-    return _Target([contestant], config, embedder.fingerprint, gallery)
-
-
-def _open_run(folder: Path, which: str | None) -> _Target:
-    from train.loop import pixel_embedder  # torch takes seconds to import
-    from train.run import Run
-
-    run = Run.open(folder)
-    config = run.config
-    chosen = {which or "best": AFTER}
-    if which is None:
-        best, last = run.load("best"), run.load("last")
-        if best["recall_at_1"] is not None and best["step"] != last["step"]:
-            chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
-    contestants = [
-        Contestant(name, config.preprocess, pixel_embedder(run.trained(checkpoint)))
-        for checkpoint, name in chosen.items()
-    ]
-    return _Target(contestants, config.to_dict())
-
-
-def _baseline(name: str, config: Mapping[str, Any]) -> Contestant:
-    if name == "pixels":
-        return Contestant("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
-    if not config:
-        raise InputError("--baseline untrained: this model was not made by a training run")
-    from train import settings
-    from train.loop import pixel_embedder
-    from train.run import initial_model
-
-    before = settings.parse(config)
-    return Contestant(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))
-
-
-def _raw_pixels(pixels: np.ndarray) -> np.ndarray:
-    flat = pixels.reshape(len(pixels), -1).astype(np.float32)  # [N, H W 3]
-    flat -= flat.mean(1, keepdims=True)
-    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
 
 
 def _published(config: Mapping[str, Any], dataset: DataSet) -> Result | None:
@@ -167,6 +105,19 @@ def _published(config: Mapping[str, Any], dataset: DataSet) -> Result | None:
 # ---- how well it does
 
 
+@dataclass(frozen=True)
+class _Side:
+    """The images that could be read, and their vectors."""
+
+    images: list[LabelledImage]
+    found: Embedded
+
+    @property
+    def pictures(self) -> Pictures:
+        labels = [image.label for image in self.images]
+        return Pictures([image.path for image in self.images], labels, self.found.contents)
+
+
 def _embed(
     contestant: Contestant, images: list[LabelledImage], show_progress: bool
 ) -> tuple[list[LabelledImage], Embedded]:
@@ -179,42 +130,72 @@ def _embed(
 
 
 def _score(
-    name: str,
-    dataset: DataSet,
-    queries: tuple[list[LabelledImage], np.ndarray],
-    gallery: tuple[list[LabelledImage], np.ndarray],
-) -> list[Result]:
-    """Score by class and, where the data set has them, by coarse labels; queries without one are left out."""
-    (images, vectors), (others, among) = queries, gallery
-    sides: dict[str | None, tuple[Sequence[str | None], ...]]
-    sides = {None: ([i.label for i in images], [i.label for i in others])}
-    if dataset.coarse_name is not None:
-        sides[dataset.coarse_name] = ([i.coarse for i in images], [i.coarse for i in others])
-    ks = _CUSTOMARY_KS.get(_plain_name(dataset.name), CURVE_KS)
-    results = []
-    for by, (wanted, offered) in sides.items():
-        numbers, among_numbers = _numbers(wanted, offered)
+    name: str, dataset: DataSet, queries: _Side, searched: _Side, wanted: bool, show_progress: bool
+) -> tuple[list[Result], Findings | None]:
+    """Score by class and, where the data set has them, by coarse labels; queries without one are left out.
+
+    Args:
+        wanted: whether to look at the mistakes by class, too.
+    """
+
+    def score(ours: Sequence[str | None], theirs: Sequence[str | None], by: str | None = None) -> Evaluation:
+        numbers, among = _numbers(ours, theirs)
         asked = np.flatnonzero(numbers >= 0)
         own = asked if dataset.gallery is None else None  # a query is no answer to itself
-        results.append(
-            evaluate(name, vectors[asked], numbers[asked], among, among_numbers, own, ks=ks, by=by)
-        )
-    return results
+        sides = (queries.found.vectors[asked], numbers[asked], searched.found.vectors, among, own)
+        return evaluate(name, *sides, ks=_ks(dataset), by=by, show_progress=show_progress)
+
+    evaluation = score([i.label for i in queries.images], [i.label for i in searched.images])
+    results = [evaluation.result]
+    findings = find(evaluation, queries.pictures, searched.pictures) if wanted else None
+    if dataset.coarse_name is not None:
+        coarse = ([i.coarse for i in queries.images], [i.coarse for i in searched.images])
+        results.append(score(*coarse, dataset.coarse_name).result)
+    return results, findings
 
 
-def _in_gallery(gallery: Gallery, images: list[LabelledImage], found: Embedded) -> Result:
-    vectors, labels, contents, _ = gallery.labelled_vectors()
+def _in_gallery(
+    name: str, dataset: DataSet, gallery: Gallery, queries: _Side, show_progress: bool
+) -> tuple[list[Result], Findings | None]:
+    vectors, labels, contents, ids = gallery.labelled_vectors()
     rows_of: dict[str, list[int]] = {}
     for row, content in enumerate(contents):
         rows_of.setdefault(content, []).append(row)
     # Of files with the same bytes, each query is one: the others are for it to find.
-    own = np.array([rows.pop() if (rows := rows_of.get(content)) else -1 for content in found.contents])
-    ours = [image.label for image in images]
+    own = np.array(
+        [rows.pop() if (rows := rows_of.get(content)) else -1 for content in queries.found.contents]
+    )
+    ours = [image.label for image in queries.images]
     if not set(ours) & set(labels):
         examples = f"the data set says {ours[0]!r}, the gallery {next(iter(labels), None) or ''!r}"
         raise InputError(f"{gallery.folder}: none of the data set's labels occurs in the gallery: {examples}")
     query_labels, gallery_labels = _numbers(ours, labels)
-    return evaluate(AFTER, found.vectors, query_labels, vectors, gallery_labels, own)
+    sides = (queries.found.vectors, query_labels, vectors, gallery_labels, own)
+    evaluation = evaluate(name, *sides, ks=_ks(dataset), show_progress=show_progress)
+    items = gallery.items(ids)
+    searched = Pictures([Path(items[i].path) for i in ids], labels)
+    return [evaluation.result], find(evaluation, queries.pictures, searched)
+
+
+def _check_closed_set(dataset: DataSet) -> None:
+    """Refuse a linear probe where there is nothing to learn from."""
+    if dataset.train == dataset.test or not dataset.train:
+        raise InputError(f"{dataset.name}: a linear probe needs training images, and there is no such split")
+    unseen = {image.label for image in dataset.test} - {image.label for image in dataset.train}
+    if unseen:
+        what = f"the training images have none of class {min(unseen)!r}"
+        raise InputError(f"{dataset.name}: a linear probe needs the classes of the test images, and {what}")
+
+
+def _probe(result: Result, train: _Side, test: _Side) -> Result:
+    ours, theirs = _numbers([i.label for i in train.images], [i.label for i in test.images])
+    accuracy = metrics.linear_probe(train.found.vectors, ours, test.found.vectors, theirs)
+    return dataclasses.replace(result, linear_probe=accuracy)
+
+
+def _ks(dataset: DataSet) -> Sequence[int]:
+    """Every K to measure."""
+    return _CUSTOMARY_KS.get(_plain_name(dataset.name), CURVE_KS)
 
 
 def _numbers(*sides: Sequence[str | None]) -> list[np.ndarray]:

@@ -19,8 +19,9 @@ from retrieval.store import replacing
 from train import data
 from train.comparison import Comparison, Outcome, compare
 from train.config import Config
+from train.contestants import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.data import DataSet
-from train.evaluation import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH, evaluate_target
+from train.evaluation import evaluate_target
 from train.loop import Trainer
 from train.run import Run, initial_loss, initial_model
 from train.variants import Plan, differences

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from retrieval import Gallery
 from retrieval.evaluation import evaluate
+from retrieval.findings import Pictures, find
 from retrieval.report import Report
 from tests.serve.model import write_model
 from tests.serve.serving import SERVE, Server, serving
@@ -50,10 +51,18 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Gallery:
     folder = tmp_path_factory.mktemp("page")
     gallery = Gallery.create(folder / "shop.gallery", write_model(folder / "model.onnx"))
     gallery.add([shop])
-    vectors, labels, _, _ = gallery.labelled_vectors()
-    result = evaluate("the model", vectors, np.array(labels))
-    protocol = "each searches the others"
-    report = Report("folder:shop", protocol, len(labels), 3, gallery.fingerprint, [result])
+    vectors, labels, contents, ids = gallery.labelled_vectors()
+    evaluation = evaluate("the model", vectors, np.array(labels))
+    pictures = Pictures([Path(gallery.item(i).path) for i in ids], labels, contents)
+    report = Report(
+        data="folder:shop",
+        protocol="each searches the others",
+        images=len(labels),
+        classes=3,
+        fingerprint=gallery.fingerprint,
+        results=[evaluation.result],
+        findings=find(evaluation, pictures, pictures),
+    )
     report.save(gallery.folder / "reports" / "2026-01-01")
     return gallery
 
@@ -241,11 +250,14 @@ def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, g
     page.get_by_role("tab", name="Evaluation").click()
     report = page.locator("#report")
     expect(report.locator("h2")).to_have_text("folder:shop")
-    expect(report.get_by_role("columnheader", name="Recall@1")).to_be_visible()
-    expect(report.locator("svg[role=img]")).to_be_visible()
+    expect(report.get_by_role("rowheader", name="Recall@1")).to_be_visible()
+    for name in ("Recall at K", "Similarities of pairs", "Recall at 1 of classes"):
+        expect(report.get_by_role("img", name=name)).to_be_visible()
     vectors, labels, _, _ = gallery.labelled_vectors()
-    recall = evaluate("again", vectors, np.array(labels)).recall[1]
-    expect(report.locator("tbody td").first).to_have_text(f"{100 * recall:.1f}")
+    result = evaluate("again", vectors, np.array(labels)).result
+    low, high = result.intervals["recall_at_1"]
+    numbers = f"{100 * result.recall[1]:.1f}{100 * low:.1f} to {100 * high:.1f}"
+    expect(report.locator("tbody td").first).to_have_text(numbers)
 
 
 def test_the_header_names_the_gallery_and_its_model(page: Page, gallery: Gallery) -> None:
@@ -265,7 +277,7 @@ def test_a_phone_shows_everything_within_its_width(
         _expect_results(page, 10)
         _settle(page)
         page.locator("#results summary").click()
-        for tab, content in (("Evaluation", "#report svg"), ("Search", "#results tbody")):
+        for tab, content in (("Evaluation", "#report svg >> nth=0"), ("Search", "#results tbody")):
             page.get_by_role("tab", name=tab).click()
             expect(page.locator(content)).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -27,6 +27,11 @@ from train.commands import DATA_HELP
     type=click.Choice(["best", "last"]),
     help="Of a run: the best epoch on held-out classes, or the last. Without this, both where they differ.",
 )
+@click.option(
+    "--linear-probe",
+    is_flag=True,
+    help="Embed the training images too, and classify the test images, of the same classes, from them.",
+)
 @json_option
 @click.pass_context
 def evaluate(
@@ -36,14 +41,19 @@ def evaluate(
     out: Path | None,
     baselines: tuple[str, ...],
     which: str | None,
+    linear_probe: bool,
     as_json: bool,
 ) -> None:
-    """Measure a run, a model or a gallery on labelled images: Recall@K, NMI and F1.
+    """Measure a run, a model or a gallery on labelled images.
 
     A run or a model searches the images of the data set among themselves, each without itself, or in the
     gallery of the data set, where it has one. What a recipe of a paper has trained is shown beside the
     published numbers. A gallery is searched with the images of the data set; an image that is in the gallery
     does not find itself. A gallery also keeps the report, and shows it in the browser.
+
+    The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, how
+    similar classes are, which ones are taken for each other, the hardest queries with what they found, and
+    every class. `lookalike compare` puts several reports side by side.
 
     \b
       lookalike evaluate run --data folder:shop --out report
@@ -53,7 +63,9 @@ def evaluate(
     from train import evaluation
 
     dataset = datasets_by_name.load(data)
-    report = evaluation.evaluate_target(target, dataset, baselines, which=which, show_progress=True)
+    report = evaluation.evaluate_target(
+        target, dataset, baselines, which=which, linear_probe=linear_probe, show_progress=True
+    )
     if out is not None:
         report.save(out)
     emit(report.to_dict(), as_json, table(report))

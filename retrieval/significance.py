@@ -1,4 +1,4 @@
-"""What repeated runs say: mean, spread, and whether two settings differ."""
+"""Whether a difference is more than chance: over repeated runs, and over the same queries."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ class Welch:
     p: float
 
 
+@dataclass(frozen=True)
+class McNemar:
+    """McNemar's exact test, two-sided: may two models be right equally often? (McNemar 1947)
+
+    Only queries that one of them alone gets right say anything; under the hypothesis each is a fair coin.
+    """
+
+    only_ours: int
+    only_theirs: int
+    p: float
+
+
 def summarize(values: Sequence[float]) -> Summary:
     """Mean, standard deviation and 95% interval of one value or more."""
     n, mean = len(values), float(np.mean(values))
@@ -59,3 +71,16 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Welch | None:
         warnings.simplefilter("ignore", RuntimeWarning)
         found = stats.ttest_ind(ours, theirs, equal_var=False)
     return Welch(float(found.statistic), float(found.df), float(found.pvalue))
+
+
+def mcnemar(ours: np.ndarray, theirs: np.ndarray) -> McNemar:
+    """Compare what two models get right on the same queries, bool [N] each; p is 1 if they never differ."""
+    only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    differ = only_ours + only_theirs
+    p = float(stats.binomtest(only_ours, differ, 0.5).pvalue) if differ else 1.0
+    return McNemar(only_ours, only_theirs, p)
+
+
+def p_value(p: float) -> str:
+    """As people read it."""
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"

@@ -1,16 +1,16 @@
-"""The statistics of a sweep against published examples, tables and the standard library."""
+"""Statistics against published examples, printed tables and the standard library."""
 
 from __future__ import annotations
 
+import math
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.evaluation import Result
-from train.comparison import Outcome, compare
-from train.significance import summarize, welch
+from retrieval.significance import mcnemar, summarize, welch
 
 # Rosetta Code, "Welch's t-test", whose p-values come from R.
 A = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7, 21.4]
@@ -70,33 +70,23 @@ def test_one_run_and_equal_runs_have_no_p_value() -> None:
     assert welch([0.5, 0.5], [0.1, 0.2]) is not None
 
 
-def outcome(variant: str, seed: int, **recalls: float) -> Outcome:
-    scores = {which: Result(which, {1: value}, 0.5, 0.4) for which, value in recalls.items()}
-    return Outcome(variant, seed, scores, None if scores else "it broke")
+answers = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
 
 
-def test_variants_are_compared_by_the_checkpoint_that_was_not_chosen_on_the_test_split() -> None:
-    runs = [
-        outcome("base", 0, before=0.2, best=0.50, last=0.60),
-        outcome("base", 1, before=0.2, best=0.54, last=0.90),
-        outcome("ours", 0, before=0.2, best=0.60, last=0.10),
-        outcome("ours", 1, before=0.2, best=0.62, last=0.10),
-        outcome("open", 0, before=0.2, last=0.70),
-        outcome("open", 1),
-        outcome("lost", 0),
-        outcome("lost", 1),
-    ]
-    rows = {
-        row.name: row for row in compare(dict.fromkeys(("base", "ours", "open", "lost"), ()), "base", runs)
-    }
-    assert [row.checkpoint for row in rows.values()] == ["best", "best", "last", None]
-    assert rows["base"].recalls == [0.50, 0.54]
-    assert rows["base"].difference is rows["base"].test is None
-    assert rows["ours"].difference == pytest.approx(0.09)
-    # By hand: variances 0.0008 and 0.0002, t = 0.09 / sqrt(0.0004 + 0.0001), df = 25 / (16 + 1).
-    assert rows["ours"].test is not None
-    assert rows["ours"].test.t == pytest.approx(0.09 / 0.0005**0.5)
-    assert rows["ours"].test.df == pytest.approx(25 / 17)
-    assert (rows["open"].difference, rows["open"].test) == (pytest.approx(0.18), None)
-    assert (rows["lost"].difference, rows["lost"].recalls) == (None, [])
-    assert rows["open"].runs == 2
+@given(answers)
+def test_mcnemar_is_a_fair_coin_over_the_queries_that_differ(pairs: list[tuple[bool, bool]]) -> None:
+    ours, theirs = np.array(pairs).T
+    found = mcnemar(ours, theirs)
+    b, c = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+    assert (found.only_ours, found.only_theirs) == (b, c)
+    # Both tails of a fair coin; they are the same, and each of b = c heads would be counted twice.
+    tail = sum(math.comb(b + c, heads) for heads in range(min(b, c) + 1)) / 2 ** (b + c)
+    assert found.p == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_mcnemar_is_near_its_chi_squared_form_on_many_queries() -> None:
+    """The table of Agresti, Categorical Data Analysis (1990), p. 350: 150 against 86 of 1,600."""
+    before = np.repeat([True, True, False, False], [794, 150, 86, 570])
+    after = np.repeat([True, False, True, False], [794, 150, 86, 570])
+    corrected = (abs(150 - 86) - 1) ** 2 / (150 + 86)
+    assert mcnemar(before, after).p == pytest.approx(math.erfc(math.sqrt(corrected / 2)), rel=0.15)

@@ -1,0 +1,56 @@
+"""Small pictures that a page carries within itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from retrieval.decoding import Decoded, decode_ahead
+
+SIDE = 112  # pixels
+# What stands for a picture that cannot be read any more: a tile that fits light and dark pages.
+_MISSING = (
+    b"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8' width='112' height='112'>"
+    b"<path d='M0 0h8v8H0z' fill='#8a8f98' fill-opacity='.3'/><path d='M2 2l4 4M6 2L2 6' stroke='#8a8f98' "
+    b"stroke-width='.4' stroke-linecap='round'/></svg>"
+)
+
+
+def thumbnails(paths: Iterable[Path]) -> Mapping[Path, str]:
+    """Each picture as a data URI, at most 112 pixels a side; a grey tile where it cannot be read.
+
+    They are encoded anew from their pixels: no EXIF, no profile and no comment of the file remains.
+    """
+    wanted = list(dict.fromkeys(paths))
+    found = zip(wanted, decode_ahead(wanted, _shrink), strict=True)
+    return {path: _encoded(file.pixels) if isinstance(file, Decoded) else _NONE for path, file in found}
+
+
+def _shrink(image: Image.Image) -> np.ndarray:
+    """uint8 [h, w, 3]; a tiny picture is enlarged by a whole factor, so that its pixels are crisp."""
+    longest = max(image.size)
+    if 2 * longest <= SIDE:
+        factor = SIDE // longest
+        return np.asarray(
+            image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+        )
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+def _encoded(pixels: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "WEBP", quality=78, method=4)
+    return _uri("image/webp", buffer.getvalue())
+
+
+def _uri(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+_NONE = _uri("image/svg+xml", _MISSING)
