@@ -25,6 +25,10 @@ COMMANDS = {
     "model": ("retrieval.model_commands:model", "Say what a model file is and how fast it runs here."),
     "index": ("retrieval.commands.index:index", "Build a gallery from images, and add to it."),
     "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
+    "duplicates": (
+        "retrieval.commands.duplicates:duplicates",
+        "Find the images that a gallery holds more than once.",
+    ),
     "evaluate": (
         "train.commands.evaluate:evaluate",
         "Measure a run, a model or a gallery on labelled images.",
@@ -33,6 +37,7 @@ COMMANDS = {
         "train.commands.analyze:analyze",
         "Draw the papers' figures from a run, a model or embeddings.",
     ),
+    "compare": ("train.commands.compare:compare", "Put several reports side by side."),
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 

@@ -111,7 +111,7 @@ class Embedder:
 
     def pixels(self, image: ImageSource) -> np.ndarray:
         """Load and preprocess one picture -> uint8 [S, S, 3], as the model takes it."""
-        return self.preprocess(load_image(image))
+        return self.preprocess(load_image(image, side=self.preprocess.scaled))
 
     def embed_pixels(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Preprocessed pictures uint8 [N, S, S, 3] -> float32 [N, dim], unit length.
@@ -123,10 +123,25 @@ class Embedder:
             LookalikeError: the model fails on this machine, as where a GPU has too little memory.
         """
         starts = range(0, len(pixels), _LARGEST_RUN)
-        parts = [self._run(pixels[start : start + _LARGEST_RUN]) for start in starts]
+        parts = [self._run(pixels[start : start + _LARGEST_RUN], "embedding")[0] for start in starts]
         return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
 
-    def _run(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    def embed_maps(self, pixels: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Preprocessed pictures uint8 [N, S, S, 3] -> embeddings [N, dim] and their maps [N, h, w, dim].
+
+        The mean of a map over its places, scaled to unit length, is the embedding. All run at once.
+
+        Raises:
+            InputError, LookalikeError: as `embed_pixels`; and a model without a map.
+        """
+        if not self.has_map:
+            what = "its embedding is not the mean over places; use one trained with model.pooling mean"
+            raise InputError(f"{self.path}: this model has no embedding map: {what}")
+        vectors, maps = self._run(pixels, "embedding", "embedding_map")
+        return vectors, maps
+
+    def _run(self, pixels: Sequence[np.ndarray] | np.ndarray, *outputs: str) -> list[np.ndarray]:
+        """The outputs of the graph, of which the first is the embedding."""
         side = self.preprocess.size
         try:
             images = np.ascontiguousarray(pixels)  # [n, S, S, 3]
@@ -136,17 +151,17 @@ class Embedder:
             got = f"{images.dtype} {list(images.shape)}"
             raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got {got}")
         try:
-            vectors = self._session.run(["embedding"], {"images": images})[0]
+            found = self._session.run(list(outputs), {"images": images})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
             what = f"the model failed on {self.provider} with {len(images)} pictures ({_reason(error)})"
             other = "export it again" if self.provider == _CPU else "free the device's memory, or use the CPU"
             raise LookalikeError(f"{self.path}: {what}; {other}") from error
-        if vectors.shape != (len(images), self.dim):  # a graph need not declare it
-            got = f"it gives {list(vectors.shape)} for {len(images)} pictures"
+        if found[0].shape != (len(images), self.dim):  # a graph need not declare it
+            got = f"it gives {list(found[0].shape)} for {len(images)} pictures"
             raise InputError(
                 f"{self.path}: {got}, and its metadata say {self.dim} a picture; export it again"
             )
-        return vectors
+        return found
 
     def _check_graph(self) -> None:
         """Refuse a graph that is not what the metadata say."""

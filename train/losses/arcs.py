@@ -30,7 +30,7 @@ def closest_on_arcs(t: PairTables) -> tuple[Tensor, Tensor]:
         points include one that is not a sample.
     """
     with torch.no_grad():
-        cosine, wi, wj, wk, wl = _closest_points(t)
+        cosine, wi, wj, wk, wl = closest_points(t)
         synthetic = (wi * wj > 0) | (wk * wl > 0)
     moving = wi * wk * t.ik + wi * wl * t.il + wj * wk * t.jk + wj * wl * t.jl
     # Both combinations have length 1 in value; how it changes with the cosine inside each pair counts too.
@@ -38,7 +38,7 @@ def closest_on_arcs(t: PairTables) -> tuple[Tensor, Tensor]:
     return cosine + (moving - moving.detach()), synthetic
 
 
-def _closest_points(t: PairTables) -> tuple[Tensor, ...]:
+def closest_points(t: PairTables) -> tuple[Tensor, ...]:
     """[P, Q] largest cosine and the weights >= 0 of i, j, k and l in the unit vectors that reach it."""
     p, q = _axes(t.p), _axes(t.q)
     one, zero = torch.ones_like(t.ik), torch.zeros_like(t.ik)

@@ -90,22 +90,22 @@ class OptimalSegments(NegativeSource):
 class _PointCloud(NegativeSource):
     """A source with finitely many points a pair, each a combination of its two members."""
 
-    def _points(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
+    def weights(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
         """Weights of the first and of the second member, each [points, ...]; the members come first."""
         raise NotImplementedError
 
     def similarities(self, t: PairTables, *, normalized: bool) -> Tensor:
         """[m, m, P, Q] dot products of all points of p with all points of q."""
-        pi, pj = self._points(t.p, normalized=normalized)  # [m, P, 1]
-        qk, ql = self._points(t.q, normalized=normalized)  # [m, 1, Q]
+        pi, pj = self.weights(t.p, normalized=normalized)  # [m, P, 1]
+        qk, ql = self.weights(t.q, normalized=normalized)  # [m, 1, Q]
         with_k, with_l = pi * t.ik + pj * t.jk, pi * t.il + pj * t.jl  # [m, P, Q]
         return with_k[:, None] * qk + with_l[:, None] * ql
 
     def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
         similarity = self.similarities(t, normalized=measure == "cosine")
         if measure == "distance":
-            pi, pj = self._points(t.p, normalized=False)
-            qk, ql = self._points(t.q, normalized=False)
+            pi, pj = self.weights(t.p, normalized=False)
+            qk, ql = self.weights(t.q, normalized=False)
             p_square = pi * pi * t.p.first + pj * pj * t.p.second + 2 * pi * pj * t.p.cross
             q_square = qk * qk * t.q.first + ql * ql * t.q.second + 2 * qk * ql * t.q.cross
             similarity = similarity - 0.5 * (p_square[:, None] + q_square)
@@ -128,7 +128,7 @@ class Symmetric(_PointCloud):
         self.alpha, self.beta = alpha, beta
         require(beta != 0, "beta", beta, "not 0: every mirrored point would be the origin")
 
-    def _points(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
+    def weights(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
         one, zero = torch.ones_like(pair.cross), torch.zeros_like(pair.cross)
         own = self.beta * (1 - self.alpha) * one
         toward_second, toward_first = (self.beta * self.alpha * x for x in _projections(pair))
@@ -150,7 +150,7 @@ class Interpolated(_PointCloud):
         require(points >= 0, "points", points, "0 or more")
         self.points = points
 
-    def _points(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
+    def weights(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
         step = torch.arange(1, self.points + 1, device=pair.cross.device, dtype=pair.cross.dtype)
         share = torch.cat([step.new_tensor([0.0, 1.0]), step / (self.points + 1)])[:, None, None]  # [m, 1, 1]
         first, second = (1 - share).expand(-1, *pair.cross.shape), share.expand(-1, *pair.cross.shape)

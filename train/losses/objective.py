@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from train.losses.checks import check_finite, check_inputs
 from train.losses.memory import Memory
-from train.losses.ops import masked_mean
-from train.losses.view import View
+from train.losses.ops import masked_mean, ratio
+from train.losses.view import Table, View
 
 
 class Objective(nn.Module):
@@ -24,9 +24,10 @@ class Objective(nn.Module):
 
     Attributes:
         diagnostics: detached scalar tensors of the last call: mean_positive and mean_negative cosine in the
-            batch and, as they apply, active_share and hard_share (negative closer than positive) of the
-            triplets or pairs, synthetic_share of the negatives, and transport_cost, transport_iterations,
-            transport_error and transport_converged.
+            batch, hard_anchor_share (of anchors whose hardest negative in the batch is closer than their
+            easiest positive) and, as they apply, active_share and hard_share (negative closer than positive)
+            of the triplets or pairs, synthetic_share of the negatives, and transport_cost,
+            transport_iterations, transport_error and transport_converged.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Objective(nn.Module):
             table = view.within
             view.report["mean_positive"] = masked_mean(table.cosine, table.positive)
             view.report["mean_negative"] = masked_mean(table.cosine, table.negative)
+            view.report["hard_anchor_share"] = _hard_anchor_share(table)
         assert value is not None
         return value
 
@@ -135,6 +137,16 @@ class Objective(nn.Module):
         usable = torch.cat([torch.ones_like(given[1], dtype=torch.bool), usable])
         points = torch.cat([given[0], stored.to(given[0].dtype)])
         return points, torch.cat([given[1], stored_labels]), usable
+
+
+def _hard_anchor_share(table: Table) -> Tensor:
+    """Of the anchors with a positive and a negative, the share whose hardest negative is closer than their
+    easiest positive."""
+    none = -2.0  # below every cosine
+    positive = torch.where(table.positive, table.cosine, none).amax(1)  # [B]
+    negative = torch.where(table.negative, table.cosine, none).amax(1)
+    both = (positive > none) & (negative > none)
+    return ratio((both & (negative > positive)).sum(), both.sum())
 
 
 def _precision(embeddings: Tensor) -> torch.dtype:

@@ -41,8 +41,10 @@ def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor) -> Tenso
             f"similarities have shape {tuple(similarities.shape)}; they must be [B, B], B = {len(labels)}"
         )
     leaf = similarities.detach().clone().requires_grad_()
-    view = View(torch.ones_like(leaf[:, :1]), labels, paired=loss.paired, cosine=leaf)
-    (gradient,) = torch.autograd.grad(loss.evaluate(view), leaf, allow_unused=True)
+    directions = torch.eye(len(leaf), dtype=leaf.dtype, device=leaf.device)  # stand for unit vectors
+    view = View(directions, labels, paired=loss.paired, cosine=leaf)
+    value = loss.evaluate(view)
+    (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True) if value.requires_grad else (None,)
     if gradient is None:
         raise ValueError("this objective does not depend on the similarities of pairs of samples")
     same = labels[:, None] == labels[None, :]

@@ -1,0 +1,121 @@
+"""Embeddings of labelled images, in memory and as a file."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.figures import named, write
+
+# Kinds of NumPy's types.
+_TEXT, _NAMES, _MARKS = "U", "Uiu", "b"
+_WORDS = {_TEXT: "text", _NAMES: "text or whole numbers", _MARKS: "true or false"}
+_UNIT = 1e-6  # how far from 1 rounding puts the length of a unit vector in float32
+_MEANT = "an .npz file with arrays `embeddings` [N, D] and `labels` [N], as `lookalike analyze embed` writes"
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Embeddings of labelled images; they are scaled to unit length, for it is the cosine that counts.
+
+    Attributes:
+        name: what to call them in a figure, and in an error.
+        vectors: float32 [N, D], unit length.
+        labels: [N], the class of each, as text.
+        paths: [N], the image files as text, empty for what is none; or `None` where nobody knows them.
+        synthetic: bool [N], true where a row is no image but a point made of others; empty stands for none.
+
+    Raises:
+        InputError: arrays of other shapes, no rows at all, or values that are not finite or all zero.
+    """
+
+    name: str
+    vectors: np.ndarray
+    labels: np.ndarray
+    paths: np.ndarray | None = None
+    synthetic: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+
+    def __post_init__(self) -> None:
+        vectors = np.asarray(self.vectors)
+        if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or 0 in vectors.shape:
+            got = f"{vectors.dtype} {list(vectors.shape)}"
+            raise InputError(f"{self.name}: embeddings must be numbers [N, D], at least one, but are {got}")
+        vectors = vectors.astype(np.float32)
+        if not np.isfinite(vectors).all():
+            raise InputError(f"{self.name}: the embeddings hold NaN or infinite values")
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        if not lengths.all():
+            raise InputError(f"{self.name}: an embedding is zero, and so has no direction")
+        lengths[np.abs(lengths - 1) < _UNIT] = 1  # what has unit length stays what it is, to the bit
+        labels = self._column("labels", self.labels, _NAMES).astype(str)
+        paths = None if self.paths is None else self._column("paths", self.paths, _TEXT).astype(str)
+        synthetic = self.synthetic if np.size(self.synthetic) else np.zeros(len(vectors), bool)
+        # A frozen object is filled so.
+        object.__setattr__(self, "vectors", vectors / lengths)
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "paths", paths)
+        object.__setattr__(self, "synthetic", self._column("synthetic", synthetic, _MARKS))
+
+    def _column(self, what: str, values: np.ndarray, kinds: str) -> np.ndarray:
+        column = np.asarray(values)
+        if column.shape != np.shape(self.vectors)[:1] or column.dtype.kind not in kinds:
+            need = f"must be {_WORDS[kinds]}, one for each of the {len(self.vectors)} embeddings"
+            raise InputError(f"{self.name}: {what} {need}, but are {column.dtype} {list(column.shape)}")
+        return column
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def classes(self) -> np.ndarray:
+        """Labels as numbers 0..C-1 in the order of the sorted names, int64 [N]."""
+        return np.unique(self.labels, return_inverse=True)[1].astype(np.int64)
+
+    def take(self, rows: np.ndarray) -> Embeddings:
+        """Some of them: rows int [n], or bool [N]."""
+        paths = None if self.paths is None else self.paths[rows]
+        return Embeddings(self.name, self.vectors[rows], self.labels[rows], paths, self.synthetic[rows])
+
+    def save(self, file: Path) -> None:
+        """Write an .npz file; an `InputError` where it cannot be written."""
+        arrays: dict[str, Any] = {
+            "embeddings": self.vectors,
+            "labels": self.labels,
+            "synthetic": self.synthetic,
+        }
+        if self.paths is not None:
+            arrays["paths"] = self.paths
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        write(named(file, ".npz"), buffer.getvalue())
+
+    @classmethod
+    def load(cls, file: Path) -> Embeddings:
+        """Read an .npz file with `embeddings` and `labels`, and perhaps `paths` and `synthetic`.
+
+        Nothing in it is unpickled.
+
+        Raises:
+            InputError: no such file, another kind of file, or arrays that do not fit together.
+        """
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in arrays.files}
+        except FileNotFoundError as error:
+            raise InputError(f"{file}: there is no such file; `lookalike analyze embed` makes one") from error
+        # NumPy raises a ValueError for what only pickle could read, and AttributeError for a single array.
+        except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+            raise InputError(f"{file}: not {_MEANT}") from error
+        missing = [name for name in ("embeddings", "labels") if name not in found]
+        if missing:
+            has = ", ".join(found) or "nothing"
+            raise InputError(f"{file}: has no array `{missing[0]}` but {has}; it should be {_MEANT}")
+        marks = found.get("synthetic", np.zeros(0, bool))
+        checked = cls(str(file), found["embeddings"], found["labels"], found.get("paths"), marks)
+        return replace(checked, name=file.stem)

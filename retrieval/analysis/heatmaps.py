@@ -1,0 +1,118 @@
+"""Where two pictures look alike: what each place of one adds to its similarity with the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from retrieval.embedder import Embedder
+from retrieval.figures import COLOURS
+from retrieval.images import ImageSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ALIKE, _UNLIKE = COLOURS[1], COLOURS[0]
+_STRONGEST = 0.85  # how much of the colour covers the picture at the limit of the scale
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmaps:
+    """How places of two pictures add up to the cosine of their embeddings.
+
+    Attributes:
+        cosine: of the two embeddings.
+        contributions_a: float32 [h, w], what each place of A adds to its cosine with B; they sum to the
+            cosine, up to the rounding of the model. Below 0: that place looks unlike B.
+        contributions_b: the same of B with A.
+        pixels_a, pixels_b: uint8 [S, S, 3], what the model saw.
+    """
+
+    cosine: float
+    contributions_a: np.ndarray
+    contributions_b: np.ndarray
+    pixels_a: np.ndarray
+    pixels_b: np.ndarray
+
+    @property
+    def limit(self) -> float:
+        """The largest contribution of either picture, whatever its sign: one scale for both."""
+        return float(max(np.abs(self.contributions_a).max(), np.abs(self.contributions_b).max()))
+
+
+def heatmaps(embedder: Embedder, a: ImageSource, b: ImageSource) -> Heatmaps:
+    """Split the cosine of two pictures over their places (Stylianou et al. 2019; SCT, figure 8).
+
+    The embedding is the mean over places, scaled to unit length: e_A = m_A / |m_A|, m_A = mean_p map_A[p].
+    So place p of A contributes map_A[p] . e_B / (|m_A| h w) to e_A . e_B.
+
+    Raises:
+        ImageError: a picture that cannot be read.
+        InputError: a model without a map.
+    """
+    pixels = np.stack([embedder.pixels(a), embedder.pixels(b)])
+    vectors, maps = embedder.embed_maps(pixels)  # [2, D], [2, h, w, D]
+    sums = np.linalg.norm(maps.sum((1, 2)), axis=1)  # |m| h w, [2]
+    of_a, of_b = maps[0] @ vectors[1] / sums[0], maps[1] @ vectors[0] / sums[1]
+    return Heatmaps(float(vectors[0] @ vectors[1]), of_a, of_b, *pixels)
+
+
+def overlay(pixels: np.ndarray, contributions: np.ndarray, limit: float) -> Image.Image:
+    """A picture in grey, with orange where it looks like the other one and blue where it looks unlike it.
+
+    Args:
+        pixels: uint8 [S, S, 3].
+        contributions: float [h, w], scaled up bilinearly.
+        limit: the contribution at full colour; that of both pictures, so that they compare.
+
+    Returns:
+        RGB, S x S.
+    """
+    size = (pixels.shape[1], pixels.shape[0])
+    field = Image.fromarray(contributions.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
+    strength = np.clip(np.asarray(field) / (limit or 1.0), -1, 1)[..., None]  # [S, S, 1]
+    grey = np.asarray(Image.fromarray(pixels).convert("L"), np.float32)[..., None]
+    return Image.fromarray(np.rint(_coloured(grey, strength)).astype(np.uint8))
+
+
+def _coloured(grey: np.ndarray, strength: np.ndarray) -> np.ndarray:
+    """Grey 0..255 [..., 1] under colour of a strength -1..1 [..., 1] -> [..., 3]."""
+    colour = np.where(strength >= 0, _rgb(_ALIKE), _rgb(_UNLIKE))
+    cover = _STRONGEST * np.abs(strength)
+    return grey * (1 - cover) + colour * cover
+
+
+def _rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], np.float32)
+
+
+def draw(found: Heatmaps, names: tuple[str, str], figure: Figure) -> None:
+    """Four panels: the two pictures as the model saw them, and below each what it contributes."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    figure.suptitle(f"Where the two look alike: cosine similarity {found.cosine:.3f}", fontsize=13)
+    show = partial(overlay, limit=found.limit)
+    sides = zip(
+        names, (found.pixels_a, found.pixels_b), (found.contributions_a, found.contributions_b), strict=True
+    )
+    panels = figure.subplots(2, 2, gridspec_kw={"hspace": 0.03})
+    for column, (name, pixels, contributions) in enumerate(sides):
+        panels[0, column].imshow(pixels)
+        panels[0, column].set_title(name, fontsize=10)
+        panels[1, column].imshow(show(pixels, contributions))
+        other = ("the result", "the query")[column]
+        panels[1, column].set_title(f"where it looks like {other}", fontsize=11)
+    for axes in panels.flat:
+        axes.set_xticks([])
+        axes.set_yticks([])
+    scale = np.linspace(-1, 1, 255)[:, None]
+    shades = ListedColormap(_coloured(np.full_like(scale, 200), scale) / 255)  # over light grey
+    mappable = ScalarMappable(Normalize(-100 * found.limit, 100 * found.limit), shades)
+    h, w = found.contributions_a.shape
+    bar = figure.colorbar(mappable, ax=panels[1, :], location="bottom", shrink=0.8, aspect=30)
+    bar.set_label(f"contribution of each of {h} x {w} places to the cosine (in hundredths)")

@@ -1,0 +1,160 @@
+"""A map of embeddings on which neighbours stay neighbours: t-SNE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.figures import COLOURS, GREY, MANY, MARKERS, caption
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN = 8  # classes with a colour; more cannot be told apart
+_FEWEST = 4
+_EQUAL = 1e-6  # cosines of unit vectors in float32 differ by so much from rounding alone
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Points of a map, and whose they are.
+
+    Attributes:
+        points: float64 [n, 2]; only which are near each other means something, not axes or distances.
+        embeddings: the n that are drawn.
+        total: of how many they are a sample.
+        perplexity: how many neighbours of each counted, roughly.
+        shown: the classes to tell apart by colour and shape, at most 8.
+    """
+
+    points: np.ndarray
+    embeddings: Embeddings
+    total: int
+    perplexity: float
+    shown: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What is drawn, in one line."""
+        count = len(self.points)
+        of = "" if count == self.total else f" (a random sample of {self.total:,})"
+        what = "points" if self.embeddings.synthetic.any() else "images"
+        classes = len(np.unique(self.embeddings.labels))
+        return f"t-SNE of {count:,} {what}{of} of {classes:,} classes: neighbours have similar embeddings"
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        paths = self.embeddings.paths
+        return {
+            "name": self.embeddings.name,
+            "total": self.total,
+            "perplexity": self.perplexity,
+            "points": self.points.tolist(),
+            "labels": self.embeddings.labels.tolist(),
+            "synthetic": self.embeddings.synthetic.tolist(),
+            "paths": None if paths is None else paths.tolist(),
+        }
+
+
+def tsne_map(
+    embeddings: Embeddings,
+    *,
+    limit: int = 2000,
+    seed: int = 0,
+    perplexity: float | None = None,
+    shown: Sequence[str] = (),
+) -> Map:
+    """Place embeddings in the plane by t-SNE (van der Maaten and Hinton 2008), as scikit-learn does it.
+
+    It starts from the first two principal components. The same arguments give the same map, however many
+    threads there are.
+
+    Args:
+        limit: beyond this a random sample is drawn.
+        seed: of the sample and of the map.
+        perplexity: `None`: 30, or (n - 1) / 3 where that is less.
+        shown: classes to colour; without any, the 8 with the most images.
+
+    Raises:
+        InputError: fewer than 4 embeddings, embeddings of one number or all equal, a perplexity that does not
+            fit, or classes that do not occur or are more than 8.
+        LookalikeError: scikit-learn is missing.
+    """
+    total = len(embeddings)
+    if total > limit:
+        embeddings = embeddings.take(np.sort(np.random.default_rng(seed).choice(total, limit, replace=False)))
+    name, count = embeddings.name, len(embeddings)
+    if count < _FEWEST:
+        raise InputError(f"{name}: a map needs at least {_FEWEST} embeddings, there are {count}")
+    if embeddings.vectors.shape[1] < 2:
+        raise InputError(f"{name}: a map needs embeddings of at least 2 numbers")
+    if (embeddings.vectors @ embeddings.vectors[0]).min() > 1 - _EQUAL:
+        raise InputError(f"{name}: all embeddings are equal, so there is nothing to tell apart on a map")
+    wanted = min(30.0, (count - 1) / 3) if perplexity is None else perplexity
+    if not 1 <= wanted < count:
+        raise InputError(f"{name}: the perplexity must be at least 1 and below {count}, not {wanted:g}")
+    points = _tsne(embeddings.vectors, seed, wanted)
+    return Map(points, embeddings, total, wanted, _chosen(embeddings, shown))
+
+
+def _tsne(vectors: np.ndarray, seed: int, perplexity: float) -> np.ndarray:
+    try:
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise LookalikeError("t-SNE needs scikit-learn: pip install 'lookalike[train]'") from error
+    with threadpool_limits(1):  # sums of several threads come in another order each time
+        model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
+        return model.fit_transform(vectors.astype(np.float64))
+
+
+def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:
+    labels, counts = np.unique(embeddings.labels, return_counts=True)
+    if len(set(shown)) > SHOWN:
+        raise InputError(f"at most {SHOWN} classes have a colour of their own, not {len(set(shown))}")
+    for label in shown:
+        if label not in labels:
+            hint = did_you_mean(label, labels.tolist(), f"there are {len(labels)} others")
+            raise InputError(f"{embeddings.name}: no image on the map is of class {label!r}; {hint}")
+    most = labels[np.argsort(-counts, kind="stable")][:SHOWN].tolist()
+    return tuple(dict.fromkeys(shown)) or tuple(sorted(most))
+
+
+def draw(found: Map, figure: Figure) -> None:
+    """A colour and a shape for each class shown, grey for the others; synthetic points are hollow."""
+    axes = figure.add_subplot()
+    figure.suptitle(found.title, fontsize=12)
+    labels, synthetic = found.embeddings.labels, found.embeddings.synthetic
+    other = ~np.isin(labels, found.shown)
+    _scatter(axes, found, other, synthetic, GREY, "o", f"{len(np.unique(labels[other])):,} other classes")
+    for number, label in enumerate(found.shown):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number]
+        _scatter(axes, found, labels == label, synthetic, colour, marker, caption(label, 28))
+    if synthetic.any():
+        axes.scatter([], [], marker="o", facecolors="none", edgecolors="#333333", label="hollow: synthetic")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xlabel("t-SNE 1 (no unit)")
+    axes.set_ylabel("t-SNE 2 (no unit)")
+    axes.set_aspect("equal", "datalim")
+    figure.legend(loc="outside right center", frameon=False, fontsize=10)
+
+
+def _scatter(
+    axes: Axes, found: Map, rows: np.ndarray, synthetic: np.ndarray, colour: str, marker: str, label: str
+) -> None:
+    """Some rows; hollow where they are synthetic."""
+    if not rows.any():
+        return
+    size = 12 if colour == GREY else 30
+    for part, fill in ((rows & ~synthetic, colour), (rows & synthetic, "none")):
+        x, y = found.points[part].T
+        look = axes.scatter(x, y, s=size, marker=marker, facecolors=fill, edgecolors=colour, linewidths=0.8)
+        look.set(alpha=0.35 if colour == GREY else 0.85, rasterized=len(x) > MANY, zorder=2)
+    axes.scatter([], [], s=30, marker=marker, color=colour, label=label)

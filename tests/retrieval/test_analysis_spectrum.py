@@ -1,0 +1,93 @@
+"""The spectrum of embeddings, against singular values, NumPy's covariance, and cases with a known answer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval import InputError
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.analysis.spectrum import Spectrum, draw, spectrum
+from retrieval.figures import render
+
+
+def cloud(seed: int, sizes: tuple[int, ...] = (5, 9, 2, 1), dim: int = 6) -> Embeddings:
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    vectors = random.normal(size=(len(sizes), dim))[labels] + random.normal(size=(len(labels), dim))
+    order = random.permutation(len(labels))
+    return Embeddings("cloud", vectors[order], labels[order])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_singular_values_and_numpy(seed: int) -> None:
+    embeddings = cloud(seed)
+    found = spectrum(embeddings)
+    centred = embeddings.vectors.astype(np.float64)
+    centred -= centred.mean(0)
+    _, singular, directions = np.linalg.svd(centred, full_matrices=False)
+    variance = singular**2 / len(centred)
+    np.testing.assert_allclose(found.variance, variance, rtol=1e-5)
+    np.testing.assert_allclose(found.explained[-1], 1)
+    np.testing.assert_allclose(found.explained[1], variance[:2].sum() / variance.sum(), rtol=1e-5)
+    assert found.classes.tolist() == ["0", "1", "2"]  # a class of one has no spread
+    for label, ours in zip(found.classes, found.class_eigenvalues, strict=True):
+        points = (centred @ directions[:3].T)[embeddings.labels == label]
+        theirs = np.sort(np.linalg.eigvals(np.cov(points.T)).real)[::-1]
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert found.class_eigenvalues[2, 1:] == pytest.approx([0, 0], abs=1e-7)  # two images span one direction
+    np.testing.assert_allclose(found.mean, found.class_eigenvalues.sum(0) / 3)
+
+
+@given(seed=st.integers(0, 1000))
+def test_turning_the_space_changes_nothing(seed: int) -> None:
+    embeddings = cloud(seed)
+    turn = np.linalg.qr(np.random.default_rng(seed + 1).normal(size=(6, 6)))[0]
+    turned = Embeddings("turned", embeddings.vectors @ turn, embeddings.labels)
+    before, after = spectrum(embeddings), spectrum(turned)
+    np.testing.assert_allclose(after.variance, before.variance, atol=1e-6)
+    assert after.effective_rank == pytest.approx(before.effective_rank, rel=1e-4)
+    np.testing.assert_allclose(after.class_eigenvalues, before.class_eigenvalues, atol=1e-5)
+
+
+def test_effective_rank_of_known_shapes() -> None:
+    def rank(vectors: np.ndarray) -> float:
+        return spectrum(Embeddings("x", vectors, np.zeros(len(vectors), int))).effective_rank
+
+    axes = np.eye(5)
+    assert rank(np.concatenate([axes, -axes])) == pytest.approx(5)  # all directions alike
+    assert rank(np.stack([axes[0], -axes[0]] * 3)) == pytest.approx(1)  # one direction
+    assert rank(np.tile(axes[2], (7, 1))) == 0  # all in one place
+    noise = np.random.default_rng(0).normal(size=(100, 5)) * 1e-7
+    assert rank(np.arange(1, 6) + noise) == 0  # what rounding leaves is no spread
+
+
+def test_the_variance_of_unit_vectors_is_what_the_mean_lacks() -> None:
+    """For |z| = 1, E|z - m|^2 = 1 - |m|^2."""
+    embeddings = cloud(4)
+    mean = embeddings.vectors.mean(0)
+    assert spectrum(embeddings).variance.sum() == pytest.approx(1 - mean @ mean, abs=1e-6)
+
+
+def test_more_rows_than_fit_at_once() -> None:
+    embeddings = cloud(0, (9000, 9000), 4)
+    theirs = np.linalg.eigvalsh(np.cov(embeddings.vectors.T.astype(np.float64), bias=True))[::-1]
+    np.testing.assert_allclose(spectrum(embeddings).variance, theirs, rtol=1e-4)
+
+
+def test_unusable_embeddings() -> None:
+    with pytest.raises(InputError, match="no class has two images"):
+        spectrum(cloud(0, (1, 1, 1)))
+    with pytest.raises(InputError, match="needs embeddings of 3 numbers, these have 2"):
+        spectrum(cloud(0, (3, 3), 2))
+
+
+def test_the_figure_is_the_same_each_time() -> None:
+    spectra: list[Spectrum] = [spectrum(cloud(seed)) for seed in range(2)]
+    for kind in ("svg", "png"):
+        first, second = (render(partial(draw, spectra), 11, 5, kind) for _ in range(2))
+        assert first == second

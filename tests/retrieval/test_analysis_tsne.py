@@ -1,0 +1,178 @@
+"""The map: neighbours stay neighbours, the same input gives the same files, and the page is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import InputError, metrics
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.analysis.tsne import Map, draw, tsne_map
+from retrieval.analysis.tsne_page import page
+from retrieval.figures import render
+from tests.conftest import draw as picture
+
+
+def groups(count: int = 10, each: int = 8, labels: np.ndarray | None = None) -> Embeddings:
+    """Points around so many centres; every fourth is synthetic."""
+    random = np.random.default_rng(0)
+    numbers = np.repeat(np.arange(count), each)
+    vectors = random.normal(size=(count, 16))[numbers] + 0.2 * random.normal(size=(len(numbers), 16))
+    names = numbers if labels is None else labels
+    return Embeddings("groups", vectors, names, None, np.arange(len(numbers)) % 4 == 0)
+
+
+@pytest.fixture(scope="module")
+def found() -> Map:
+    return tsne_map(groups())
+
+
+def test_groups_stay_together(found: Map) -> None:
+    points = np.ascontiguousarray(found.points, np.float32)
+    distances = ((points[:, None] - points[None]) ** 2).sum(2)
+    np.fill_diagonal(distances, np.inf)
+    assert (found.embeddings.labels[distances.argmin(1)] == found.embeddings.labels).all()
+
+
+def test_the_same_input_gives_the_same_bytes(found: Map) -> None:
+    again = tsne_map(groups())
+    np.testing.assert_array_equal(found.points, again.points)
+    assert render(partial(draw, found), 10, 7) == render(partial(draw, again), 10, 7)
+    assert page(found) == page(again)
+
+
+def test_a_sample_is_drawn_where_there_are_more() -> None:
+    first, again, other = (tsne_map(groups(), limit=30, seed=seed) for seed in (1, 1, 2))
+    assert len(first.points) == 30
+    assert first.total == 80
+    assert "30 points (a random sample of 80)" in first.title
+    np.testing.assert_array_equal(first.embeddings.vectors, again.embeddings.vectors)
+    assert not np.array_equal(first.embeddings.vectors, other.embeddings.vectors)
+    everything = {row.tobytes() for row in groups().vectors}
+    assert len({row.tobytes() for row in first.embeddings.vectors} & everything) == 30
+
+
+def test_the_perplexity_fits_few_points() -> None:
+    assert tsne_map(groups(2, 2)).perplexity == 1
+    assert tsne_map(groups(5, 4)).perplexity == pytest.approx(19 / 3)
+    assert tsne_map(groups(10, 10)).perplexity == 30
+
+
+def test_the_largest_classes_have_colours_or_those_asked_for(found: Map) -> None:
+    sizes = np.repeat([f"c{i}" for i in range(10)], [3, 9, 9, 9, 9, 9, 9, 9, 9, 5])
+    assert tsne_map(groups(labels=sizes)).shown == tuple(f"c{i}" for i in range(1, 9))
+    assert tsne_map(groups(), shown=["7", "3", "7"]).shown == ("7", "3")
+    assert len(found.shown) == 8
+
+
+def test_what_cannot_be_mapped_says_why() -> None:
+    equal = Embeddings("equal", np.tile(groups().vectors[0], (9, 1)), np.arange(9))
+    flat = Embeddings("flat", np.array([[1.0], [-1], [1], [-1]]), np.arange(4))
+    for embeddings, options, why in [
+        (groups(3, 1), {}, "at least 4 embeddings, there are 3"),
+        (equal, {}, "equal: all embeddings are equal"),
+        (flat, {}, "at least 2 numbers"),
+        (groups(), {"perplexity": 80}, "at least 1 and below 80, not 80"),
+        (groups(), {"perplexity": 0.5}, "at least 1"),
+        (groups(), {"perplexity": float("nan")}, "at least 1"),
+        (groups(), {"shown": ["11"]}, "no image on the map is of class '11'; did you mean '1'?"),
+        (groups(), {"shown": [str(i) for i in range(9)]}, "at most 8 classes"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(why)):
+            tsne_map(embeddings, **options)  # type: ignore[arg-type]
+
+
+class Reader(HTMLParser):
+    """Collects the marks of the map, its data, and everything that a browser would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.marks: list[str] = []
+        self.fetched: list[str] = []
+        self.stack: list[str] = []
+        self.data = self.shown = ""
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.add(tag)
+        self.stack.append(f"{tag}#{values.get('id')}")
+        self.fetched += [value for name in ("src", "href") if (value := values.get(name))]
+        if tag == "path" and values.get("transform"):
+            self.marks.append(values["class"] or "")
+
+    def handle_data(self, data: str) -> None:
+        if self.stack[-1:] == ["script#data"]:
+            self.data += data
+        elif self.stack[-1:] and not self.stack[-1].startswith(("script", "style")):
+            self.shown += data
+
+
+def test_the_page_is_whole(tmp_path: Path) -> None:
+    hostile = ["</script><b>bold</b>", "@data@", "a & b", "plain", "@title@"]
+    paths = [tmp_path / "photos" / f"{i}" / f"{i}.png" for i in range(20)]
+    for seed, path in enumerate(paths[:-1]):  # the last one is gone
+        path.parent.mkdir(parents=True)
+        picture(seed, (200, 90)).save(path)
+    some = groups(5, 4, np.repeat(hostile, 4))
+    mapped = tsne_map(Embeddings("<i>", some.vectors, some.labels, np.array(list(map(str, paths)))))
+    text = page(mapped)
+    read = Reader(text)
+    assert len(read.marks) == 20
+    assert read.fetched == []
+    assert "b" not in read.tags
+    assert not re.search(r"https?://(?!www\.w3\.org)", text)
+    assert str(tmp_path) not in text  # paths are told from the folder that holds them all
+    data = json.loads(read.data)
+    assert [data["classes"][i] for i in data["labels"]] == some.labels.tolist()
+    assert data["names"][3] == "3/3.png"
+    assert all(uri.startswith("data:image/webp;base64,") for uri in data["pictures"][:-1])
+    assert data["pictures"][-1].startswith("data:image/svg+xml")
+    assert all(label in read.shown for label in hostile)
+
+
+def test_synthetic_points_are_hollow(found: Map) -> None:
+    read = Reader(page(found))
+    hollow = ["s" in kind.split() for kind in read.marks]
+    assert hollow == found.embeddings.synthetic.tolist()
+    assert "Hollow: synthetic points." in read.shown
+    assert set(json.loads(read.data)["pictures"]) == {""}
+
+
+def test_some_points_may_be_no_files(shop: Path) -> None:
+    paths = np.array([str(shop / "red" / "0.png"), "", str(shop / "blue" / "1.png"), ""])
+    some = groups(2, 2)
+    data = json.loads(Reader(page(tsne_map(Embeddings("x", some.vectors, some.labels, paths)))).data)
+    assert data["names"] == ["red/0.png", "", "blue/1.png", ""]
+    assert [uri[:15] for uri in data["pictures"]] == ["data:image/webp", ""] * 2
+
+
+def test_points_lie_on_the_map_as_they_are_near_each_other(found: Map) -> None:
+    """The page keeps the shape: distances in it are those of the map, times one factor."""
+    places = np.array(re.findall(r'translate\(([\d.-]+) ([\d.-]+)\)"', page(found)), float)
+    assert places.min() >= 0
+    assert places.max() <= 1000
+    ours, theirs = (np.linalg.norm(p[1:] - p[:-1], axis=1) for p in (places, found.points))
+    np.testing.assert_allclose(ours / ours.sum(), theirs / theirs.sum(), atol=1e-3)
+
+
+def test_real_neighbours_are_kept_on_the_map() -> None:
+    """Of scikit-learn's digits, an image's nearest neighbour on the map is nearly always of its class."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    embeddings = Embeddings("digits", digits.data[:600], digits.target[:600])
+    mapped = tsne_map(embeddings)
+    points = np.ascontiguousarray(mapped.points, np.float32)
+    points -= points.mean(0)
+    nearest = ((points[:, None] - points[None]) ** 2).sum(2)
+    np.fill_diagonal(nearest, np.inf)
+    on_map = (embeddings.labels[nearest.argmin(1)] == embeddings.labels).mean()
+    assert on_map > metrics.recall_at_k(embeddings.vectors, embeddings.classes, ks=(1,))[1] - 0.05

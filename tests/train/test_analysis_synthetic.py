@@ -1,0 +1,163 @@
+"""Synthetic points by hand, and their recall by a loop."""
+
+from pathlib import Path
+
+import click.testing
+import numpy as np
+import pytest
+
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.errors import InputError
+from retrieval.figures import render
+from train.analysis import synthetic
+from train.commands.analyze.synthetic import synthetic as command
+
+SOURCES: tuple[synthetic.Source, ...] = ("symmetric", "optimal", "interpolated")
+
+
+def clusters(seed: int = 0, sizes: tuple[int, ...] = (6, 5, 4, 2, 1, 7), noise: float = 0.5) -> Embeddings:
+    """Loose clusters of these sizes in shuffled order."""
+    random = np.random.default_rng(seed)
+    labels = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    vectors = random.normal(size=(len(sizes), 5))[labels] + noise * random.normal(size=(len(labels), 5))
+    return Embeddings("clusters", vectors, labels)
+
+
+def pairs_by_hand(embeddings: Embeddings) -> set[tuple[int, int]]:
+    pairs = set()
+    for label in set(embeddings.labels):
+        rows = [i for i, other in enumerate(embeddings.labels) if other == label]
+        pairs |= set(zip(rows[::2], rows[1::2], strict=False))
+    return pairs
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_pairs_are_alternate_and_points_have_unit_length(source: synthetic.Source) -> None:
+    images = clusters()
+    made = synthetic.make(images, source)
+    assert {(int(i), int(j)) for i, j in made.members} == pairs_by_hand(images)
+    np.testing.assert_allclose(np.linalg.norm(made.vectors, axis=1), 1, atol=1e-6)
+
+
+def test_mirrored_points() -> None:
+    """x' = 2 r - x, r the projection of x on its partner (Symm eq. 1)."""
+    images = clusters()
+    made = synthetic.make(images, "symmetric")
+    assert len(made.vectors) == 2 * len(made.members)
+    expected = []
+    for side in (0, 1):
+        for members in made.members:
+            x, axis = images.vectors[members[side]], images.vectors[members[1 - side]]
+            expected.append(2 * (x @ axis) * axis - x)
+    np.testing.assert_allclose(made.vectors, expected, atol=1e-6)
+
+
+def test_a_mirrored_point_of_orthogonal_members_is_the_opposite() -> None:
+    made = synthetic.make(Embeddings("axes", np.eye(4), np.array([0, 0, 1, 1])), "symmetric")
+    np.testing.assert_allclose(np.sort(made.vectors, 0), np.sort(-np.eye(4), 0), atol=1e-7)
+
+
+def test_interpolated_points() -> None:
+    images = clusters()
+    made = synthetic.make(images, "interpolated")
+    first, second = (images.vectors[rows] for rows in made.members.T)
+    for number, share in enumerate((1 / 3, 2 / 3)):
+        point = (1 - share) * first + share * second
+        expected = point / np.linalg.norm(point, axis=1, keepdims=True)
+        found = made.vectors[number * len(first) : (number + 1) * len(first)]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_optimal_points_face_the_nearest_arc_of_another_class() -> None:
+    """Against a fine grid over all arcs."""
+    images = clusters(3)
+    made = synthetic.make(images, "optimal")
+    share = np.linspace(0, 1, 400)[:, None]
+    arcs = []
+    for i, j in made.members:
+        points = (1 - share) * images.vectors[i] + share * images.vectors[j]
+        arcs.append(points / np.linalg.norm(points, axis=1, keepdims=True))
+    labels = images.labels[made.members[:, 0]]
+    at_the_end = 0
+    for number, arc in enumerate(arcs):
+        others = np.concatenate([a for a, label in zip(arcs, labels, strict=True) if label != labels[number]])
+        nearest = (arc @ others.T).max(1).argmax()
+        if nearest in (0, len(share) - 1):
+            at_the_end += 1
+            assert number not in made.pair
+        else:
+            found = made.vectors[made.pair == number]
+            assert found @ arc[nearest] == pytest.approx(1, abs=1e-3)
+    assert 0 < at_the_end < len(arcs)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_recall_by_a_loop(source: synthetic.Source) -> None:
+    images = clusters(noise=1.0)
+    made = synthetic.make(images, source)
+    found = synthetic.recalls(images, made, source)
+    pair_of = {int(row): number for number, members in enumerate(made.members) for row in members}
+    originals = [
+        (v, y, pair_of.get(i)) for i, (v, y) in enumerate(zip(images.vectors, images.labels, strict=True))
+    ]
+    points = [
+        (vector, images.labels[made.members[pair, 0]], int(pair))
+        for vector, pair in zip(made.vectors, made.pair, strict=True)
+    ]
+    paired = [query for query in originals if query[2] is not None]
+    for name, queries, gallery in (
+        (synthetic.ORIGINALS, paired, originals),
+        (synthetic.POINTS, points, originals),
+        (synthetic.AMONG, paired, originals + points),
+    ):
+        hits: dict[int, list[bool]] = {k: [] for k in synthetic.KS}
+        for vector, label, pair in queries:
+            others = [other for other in gallery if other[2] != pair]
+            if not any(other[1] == label for other in others):
+                continue
+            ranked = sorted(others, key=lambda other: -float(vector @ other[0]))
+            for k in synthetic.KS:
+                hits[k].append(any(other[1] == label for other in ranked[:k]))
+        assert found.counts[name] == len(hits[1])
+        assert found.recall[name] == pytest.approx({k: np.mean(hits[k]) for k in synthetic.KS})
+    assert found.counts[synthetic.ORIGINALS] < len(paired)  # the class of a single pair has nothing to find
+
+
+def test_unusable_embeddings() -> None:
+    alone = Embeddings("alone", np.eye(3), np.arange(3))
+    with pytest.raises(InputError, match="no class has two"):
+        synthetic.make(alone, "symmetric")
+    one_class = Embeddings("one", np.eye(4), np.zeros(4, int))
+    with pytest.raises(InputError, match="one class"):
+        synthetic.make(one_class, "optimal")
+    two_each = Embeddings("two", np.eye(4), np.array([0, 0, 1, 1]))
+    with pytest.raises(InputError, match="beyond a pair"):
+        synthetic.recalls(two_each, synthetic.make(two_each, "symmetric"), "symmetric")
+    same = Embeddings("same", np.ones((6, 2)), np.array([0, 0, 0, 1, 1, 1]))
+    with pytest.raises(InputError, match="no points between"):
+        synthetic.recalls(same, synthetic.make(same, "optimal"), "optimal")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    images, out, points = tmp_path / "images.npz", tmp_path / "synthetic.svg", tmp_path / "both.npz"
+    clusters().save(images)
+    words = [str(images), "--out", str(out), "--points", str(points), "--negatives", "interpolated"]
+    done = click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert synthetic.AMONG in done.stdout
+    both = Embeddings.load(points)
+    assert both.synthetic.sum() == 2 * len(pairs_by_hand(clusters()))
+    assert len(both) == len(clusters()) + both.synthetic.sum()
+    # Points that are there already make no points of their own.
+    words[0], words[4] = str(points), str(tmp_path / "again.npz")
+    assert click.testing.CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
+    assert len(Embeddings.load(tmp_path / "again.npz")) == len(both)
+    with pytest.raises(InputError, match="at most 1 with --points"):
+        click.testing.CliRunner().invoke(command, [str(images), *words], catch_exceptions=False)
+
+
+def test_the_figure_has_the_same_bytes_again() -> None:
+    images = clusters()
+    found = [synthetic.recalls(images, synthetic.make(images, source), source) for source in SOURCES]
+    first, second = (render(lambda figure: synthetic.draw(found, figure), 12, 5) for _ in range(2))
+    assert first == second

@@ -1,0 +1,124 @@
+"""What runs recorded, as numbers and as a figure."""
+
+import json
+from pathlib import Path
+
+import click.testing
+import numpy as np
+import pytest
+import torch
+
+from retrieval.errors import InputError
+from retrieval.figures import render
+from tests.conftest import lookalike
+from train import losses
+from train.analysis import training
+from train.commands.analyze.training import training as command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """A real run of four epochs, with a synthetic source and a held-out class."""
+    folder = tmp_path_factory.mktemp("runs") / "loop"
+    settings = {
+        "epochs": "4",
+        "preprocess.size": "32",
+        "model.embedding_dim": "8",
+        "batch.classes": "2",
+        "batch.per_class": "4",
+        "loss": "{name: triplet, negatives: optimal}",
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    lookalike("train", "--data", f"folder:{shop}", "--out", str(folder), *words)
+    return folder
+
+
+def write(folder: Path, records: list[dict[str, float]]) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text("data: digits\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_real_run(run: Path) -> None:
+    found = training.history(run, "loop")
+    steps, values = found.series["loss"]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert values.tolist() == [record["loss"] for record in records if "loss" in record]
+    assert (np.diff(steps) > 0).all()
+    assert {"synthetic_share", "hard_share", "hard_anchor_share", "mean_positive", "lr"} <= set(found.series)
+
+
+@pytest.mark.slow
+def test_the_command(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "training.svg"
+    words = [str(run), "--out", str(out)]
+    done = click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "synthetic_share" in done.stdout
+    assert b"Synthetic points among negatives" in out.read_bytes()
+
+
+def test_only_what_was_recorded_has_a_panel(tmp_path: Path) -> None:
+    first = training.history(write(tmp_path / "a", [{"step": 10, "loss": 2.0, "lr": 0.1}]), "a")
+    second = training.history(write(tmp_path / "b", [{"step": 5, "recall_at_1": 0.5}]), "b")
+    assert training.panels([first, second]) == ["loss", "recall_at_1", "lr"]
+    assert second.to_dict()["series"] == {"recall_at_1": {"steps": [5], "values": [0.5]}}
+
+
+def test_running_means() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    found = training.smooth(values, 7)
+    for i in range(50):
+        reach = min(3, i, 49 - i)
+        assert found[i] == pytest.approx(values[i - reach : i + reach + 1].mean())
+    np.testing.assert_allclose(training.smooth(values, 1), values)
+    np.testing.assert_allclose(training.smooth(np.arange(9.0), 5), np.arange(9.0))  # a line stays a line
+
+
+def test_long_runs_are_smoothed_and_say_so(tmp_path: Path) -> None:
+    records = [{"step": step, "loss": 1 / step} for step in range(1, 1001)]
+    found = training.history(write(tmp_path / "long", records), "long")
+    assert training.smoothing([found]) == 11
+    short = training.history(write(tmp_path / "short", records[:200]), "short")
+    assert training.smoothing([short]) == 1
+
+
+def test_unusable_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a training run"):
+        training.history(tmp_path, "none")
+    with pytest.raises(InputError, match="recorded nothing yet"):
+        training.history(write(tmp_path / "empty", []), "empty")
+    damaged = write(tmp_path / "damaged", [{"step": 1, "loss": 1.0}])
+    with (damaged / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    with pytest.raises(InputError, match="damaged"):
+        training.history(damaged, "damaged")
+
+
+def test_the_figure(tmp_path: Path) -> None:
+    records = [{"step": 10 * i, "loss": 1.0 / i, "hard_share": 0.5 / i} for i in range(1, 20)]
+    runs = [training.history(write(tmp_path / str(i), records), f"run $ {i}") for i in range(7)]
+    first, second = (
+        render(lambda figure: training.draw(runs, figure), *training.size(runs)) for _ in range(2)
+    )
+    assert first == second
+    with pytest.raises(InputError, match="18 at most"):
+        render(lambda figure: training.draw(runs * 3, figure), 8, 8)
+
+
+def test_share_of_hard_anchors() -> None:
+    """Recorded by every loss: the anchors whose nearest neighbour in the batch is of another class."""
+    torch.set_num_threads(1)
+    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(24) // 4
+    y[-1] = 9  # alone, so that it has no positive
+    loss = losses.build({"name": "contrastive"})
+    loss(x, y)
+    unit = torch.nn.functional.normalize(x)
+    similarity = (unit @ unit.T).fill_diagonal_(-2)
+    nearest = similarity.argmax(1)
+    expected = (y[nearest] != y)[:-1].float().mean()
+    assert float(loss.diagnostics["hard_anchor_share"]) == pytest.approx(float(expected))
+    assert 0 < expected < 1

@@ -1,0 +1,211 @@
+"""`lookalike analyze`: from a run, a model, a gallery and a file to figures, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+import numpy as np
+import pytest
+
+from retrieval import Embedder, Gallery
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.analysis.triplets import triplets
+from retrieval.cli import main
+from tests.conftest import lookalike
+from train.commands.analyze import analyze
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> tuple[str, str]:
+    """`lookalike analyze` in this process -> stdout and stderr."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(["analyze", *map(str, words)])
+    output = capsys.readouterr()
+    assert int(left.value.code or 0) == code, output.err
+    return output.out, output.err
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> str:
+    """The shop with red and green to train on and all to test on, as --data says it."""
+    folder = tmp_path_factory.mktemp("splits")
+    for split, names in (("train", ("red", "green")), ("test", ("red", "green", "blue"))):
+        for name in names:
+            shutil.copytree(shop / name, folder / split / name)
+    return f"folder:{folder}"
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Path:
+    made = Gallery.create(tmp_path_factory.mktemp("g") / "shop.gallery", model_file)
+    made.add([shop])
+    return made.folder
+
+
+def is_svg(file: Path) -> bool:
+    return ElementTree.parse(file).getroot().tag.endswith("svg")
+
+
+def test_every_command_says_what_the_list_says() -> None:
+    context = click.Context(analyze)
+    for name in analyze.list_commands(context):
+        command = analyze.get_command(context, name)
+        assert command is not None
+        listed = analyze._lazy[name][1]  # type: ignore[attr-defined]
+        assert (command.help or "").split("\n\n")[0].replace("\n", " ") == listed
+        assert f" {name}" in (analyze.help or "") or name == "embed"
+
+
+def test_run_model_and_gallery_give_the_same_embeddings(
+    tmp_path: Path,
+    untrained_run: Path,
+    model_file: Path,
+    gallery: Path,
+    shop: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = ("--data", f"folder:{shop}")
+    for name, words in {
+        "run": (untrained_run, *data),
+        "untrained": (untrained_run, "--untrained", *data),  # of no epochs: the same
+        "model": (model_file, *data),
+        "gallery": (gallery,),
+        "again": (gallery, *data),
+    }.items():
+        run(capsys, "embed", *words, "--out", tmp_path / f"{name}.npz")
+    files = {name: Embeddings.load(tmp_path / f"{name}.npz") for name in ("run", "untrained", "model")}
+    files |= {name: Embeddings.load(tmp_path / f"{name}.npz") for name in ("gallery", "again")}
+    pictures = sorted(map(str, shop.glob("*/*.png")))
+    expected = dict(zip(pictures, Embedder(model_file).embed(pictures), strict=True))
+    for name, found in files.items():
+        assert found.paths is not None
+        assert sorted(found.paths) == pictures, name
+        assert [Path(path).parent.name for path in found.paths] == found.labels.tolist()
+        np.testing.assert_allclose(found.vectors, [expected[path] for path in found.paths], atol=1e-5)
+
+
+def test_triplets_of_both_splits_before_and_after(
+    tmp_path: Path, untrained_run: Path, splits: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.svg"
+    words = ("triplets", untrained_run, "--data", splits, "--baseline", "untrained", "--out", out, "--png")
+    printed, said = run(capsys, *words, "--json")
+    facts = json.loads(printed)
+    assert {split: [state["images"] for state in states] for split, states in facts.items()} == {
+        "train": [16, 16],
+        "test": [24, 24],
+    }
+    run(capsys, "embed", untrained_run, "--data", splits, "--split", "train", "--out", tmp_path / "e.npz")
+    share = triplets(Embeddings.load(tmp_path / "e.npz")).hard_share
+    assert facts["train"][1]["hard_share"] == share
+    assert [state["name"] for state in facts["test"]] == ["before training", "untrained"]
+    assert is_svg(out)
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert f"written: {out}, {out.with_suffix('.png')}" in said
+    first = out.read_bytes()
+    assert "test: untrained: " in run(capsys, *words)[0]
+    assert out.read_bytes() == first
+
+
+def test_spectrum_of_several_targets(
+    tmp_path: Path, model_file: Path, gallery: Path, shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        run(capsys, "embed", gallery, "--out", tmp_path / name / "e.npz")
+    targets = (tmp_path / "one" / "e.npz", tmp_path / "two" / "e.npz")
+    printed, _ = run(capsys, "spectrum", *targets, "--out", tmp_path / "s.svg", "--json")
+    facts = json.loads(printed)
+    assert [found["name"] for found in facts] == ["one", "two"]  # what they do not share of their paths
+    assert facts[0]["effective_rank"] == facts[1]["effective_rank"]
+    assert set(facts[0]["classes"]) == {"red", "green", "blue"}
+    assert is_svg(tmp_path / "s.svg")
+    table, _ = run(capsys, "spectrum", model_file, "--data", f"folder:{shop}", "--out", tmp_path / "s.svg")
+    assert table.splitlines()[1].startswith("model ")
+
+
+def test_tsne_of_a_gallery(tmp_path: Path, gallery: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made" / "map.svg"
+    printed, _ = run(capsys, "tsne", gallery, "--class", "red", "--limit", 20, "--out", out, "--json")
+    facts = json.loads(printed)
+    assert (len(facts["points"]), facts["total"]) == (20, 24)
+    assert is_svg(out)
+    assert out.with_suffix(".html").read_text().count("data:image/webp;base64,") == 20
+
+
+def test_heatmap_of_two_pictures(
+    tmp_path: Path, model_file: Path, shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = (shop / "red" / "0.png", shop / "blue" / "1.png")
+    words = ("heatmap", model_file, *pictures, "--out", tmp_path / "h.svg")
+    facts = json.loads(run(capsys, *words, "--json")[0])
+    a, b = Embedder(model_file).embed(pictures)
+    assert facts["cosine"] == pytest.approx(float(a @ b), abs=1e-6)
+    for side in ("query", "result"):
+        assert np.sum(facts[side]["contributions"]) == pytest.approx(facts["cosine"], abs=1e-5)
+    assert is_svg(tmp_path / "h.svg")
+    assert run(capsys, *words)[0] == f"cosine similarity: {facts['cosine']:.4f}\n"
+
+
+def test_what_cannot_be_read_is_listed_and_left_out(
+    tmp_path: Path, model_file: Path, shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(shop, tmp_path / "shop")
+    (tmp_path / "shop" / "red" / "0.png").write_bytes(b"no picture")
+    words = (model_file, "--data", f"folder:{tmp_path / 'shop'}", "--out", tmp_path / "e.npz")
+    _, said = run(capsys, "embed", *words, code=3)
+    assert f"left out: {tmp_path / 'shop' / 'red' / '0.png'}: it is not a" in said
+    assert len(Embeddings.load(tmp_path / "e.npz")) == 23
+
+
+def test_unusable_input_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    model_file: Path,
+    shop: Path,
+    gallery: Path,
+    splits: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data, out = ("--data", f"folder:{shop}"), ("--out", tmp_path / "x.svg")
+    some = tmp_path / "some.npz"
+    Embeddings("x", np.eye(4), np.array(["a", "a", "b", "b"])).save(some)
+    Embeddings("x", np.eye(4), np.array(["a", "b", "b", "a"])).save(tmp_path / "other.npz")
+    for words, why in (
+        (("triplets", tmp_path / "none", *out), "there is no such run, model, gallery or .npz file"),
+        (("triplets", model_file, *out), "--data says which images to embed"),
+        (("triplets", some, *data, *out), "--data is for runs and models"),
+        (("triplets", some, "--baseline", "untrained", *out), "--baseline is for runs and models"),
+        (("triplets", model_file, *data, "--split", "train", *out), "has no splits"),
+        (("triplets", some, some, some, *out), "one target, or two"),
+        (("triplets", some, tmp_path / "other.npz", *out), "not of the same images in the same order"),
+        (("triplets", some, "--out", tmp_path / "x.pdf"), "call it x.svg"),
+        (("tsne", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),
+        (("embed", gallery, "--out", tmp_path / "x.txt"), "call it x.npz"),
+        (("heatmap", gallery, shop, shop, *out), "a folder, not a model file"),
+        (("heatmap", model_file, some, some, *out), "it is not a JPEG"),
+    ):
+        printed, said = run(capsys, *words, code=2)
+        assert printed == ""
+        assert why in said
+        assert said.startswith("lookalike: ")
+        assert len(said.splitlines()) == 1
+    assert not (tmp_path / "x.svg").exists()
+
+
+def test_without_images_that_have_labels(
+    tmp_path: Path, shop: Path, model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    shutil.copy(shop / "red" / "0.png", loose)
+    made = Gallery.create(tmp_path / "g", model_file)
+    assert "none of its images has a label" in run(capsys, "tsne", made.folder, "--out", "x.svg", code=2)[1]
+
+
+def test_help_needs_neither_torch_nor_the_sub_commands() -> None:
+    done = lookalike("analyze", "--help")
+    assert "Which figure answers which question?" in done.stdout

@@ -1,0 +1,59 @@
+"""How one gradient step of a loss moves the images of a batch (SCT, fig. 7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.errors import InputError
+from train.analysis.specs import NamedLoss
+from train.losses.view import normalize
+
+
+def batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: int = 0) -> Embeddings:
+    """Draw a batch, as training does: so many classes, or all that have enough images, and images of each.
+
+    Raises:
+        InputError: fewer than two classes with so many images; fewer than two images per class.
+    """
+    if per_class < 2:
+        raise InputError(f"{per_class} image per class leaves no positives; take at least 2")
+    images = embeddings.take(~embeddings.synthetic)
+    numbers = images.classes
+    enough = np.flatnonzero(np.bincount(numbers) >= per_class)
+    if min(len(enough), classes) < 2:
+        raise InputError(
+            f"{embeddings.name}: a batch needs at least 2 classes of {per_class} images; "
+            f"{len(enough)} of its classes have as many"
+        )
+    random = np.random.default_rng(seed)
+    drawn = random.choice(enough, min(classes, len(enough)), replace=False)
+    rows = [random.choice(np.flatnonzero(numbers == one), per_class, replace=False) for one in drawn]
+    return images.take(np.concatenate(rows))
+
+
+def step(before: Embeddings, of: NamedLoss, *, size: float = 0.1) -> Embeddings:
+    """The batch after one step against the gradient of a loss, on the embeddings themselves.
+
+    Every embedding moves along its own gradient and back to unit length. The scale of losses differs, so the
+    step is scaled: the root of the mean squared distance that the embeddings move before they are brought
+    back is `size`. What a loss draws at random is drawn with seed 0.
+
+    Raises:
+        InputError: a size that is not above 0.
+    """
+    if not 0 < size < np.inf:
+        raise InputError(f"the step is {size:g}; it must be a number above 0")
+    vectors = torch.from_numpy(before.vectors).double().requires_grad_()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        value = of.loss.double()(vectors, torch.from_numpy(before.classes))
+    (gradient,) = torch.autograd.grad(value, vectors)
+    with torch.no_grad():
+        length = gradient.square().sum(1).mean().sqrt()
+        move = gradient * (size / length) if length > 0 else gradient
+        after, _ = normalize(vectors - move)
+    return replace(before, name="after one step", vectors=after.float().numpy())

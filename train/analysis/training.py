@@ -1,0 +1,147 @@
+"""What the records of training runs say, step by step (SCT fig. 6, Symm fig. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.figures import COLOURS, caption
+from train.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# What is drawn, in this order: the name in the records, what it is, and its unit (shares are drawn in %).
+_PANELS = {
+    "loss": ("Loss", "value"),
+    "recall_at_1": ("Recall@1 of held-out classes", "%"),
+    "hard_anchor_share": ("Hard triplets: negative closer", "% of anchors"),
+    "hard_share": ("Hard among what the loss compares", "%"),
+    "active_share": ("Active terms of the loss", "%"),
+    "synthetic_share": ("Synthetic points among negatives", "%"),
+    "mean_positive": ("Mean similarity of positive pairs", "cosine"),
+    "mean_negative": ("Mean similarity of negative pairs", "cosine"),
+    "lr": ("Learning rate", "value"),
+}
+_STYLES = ("-", "--", ":")
+MOST = len(COLOURS) * len(_STYLES)
+_POINTS = 100  # beyond twice as many records, the line is a running mean
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """The records of one run.
+
+    Attributes:
+        name: of the run.
+        series: name of a number -> the steps [n] and its values float64 [n] there.
+    """
+
+    name: str
+    series: dict[str, tuple[np.ndarray, np.ndarray]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        plain = {
+            key: {"steps": steps.tolist(), "values": values.tolist()}
+            for key, (steps, values) in self.series.items()
+        }
+        return {"name": self.name, "series": plain}
+
+
+def history(folder: Path, name: str) -> History:
+    """What a run recorded, of the numbers that are drawn.
+
+    Raises:
+        InputError: no run, or one without records.
+    """
+    try:
+        records = Run.open(folder).metrics()
+    except ValueError as error:
+        raise InputError(f"{folder / 'metrics.jsonl'}: is damaged ({error})") from error
+    series = {}
+    for key in _PANELS:
+        pairs = [(record["step"], record[key]) for record in records if key in record]
+        if pairs:
+            steps, values = np.array(pairs, np.float64).T
+            series[key] = (steps.astype(np.int64), values)
+    if not series:
+        raise InputError(f"{folder}: has recorded nothing yet; `lookalike train` writes metrics.jsonl")
+    return History(name, series)
+
+
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """Running mean over an odd `width` of neighbours; fewer at the ends, but as many on each side."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    place = np.arange(len(values))
+    reach = np.minimum(width // 2, np.minimum(place, place[::-1]))
+    return (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
+
+
+def smoothing(histories: Sequence[History]) -> int:
+    """How many records the running mean is over: 1 for short runs, and an odd number that grows with them."""
+    longest = max(len(steps) for found in histories for steps, _ in found.series.values())
+    return 1 if longest <= 2 * _POINTS else 2 * (longest // _POINTS // 2) + 1
+
+
+def panels(histories: Sequence[History]) -> list[str]:
+    """The names of the numbers that at least one run recorded, in the order in which they are drawn."""
+    return [key for key in _PANELS if any(key in found.series for found in histories)]
+
+
+def size(histories: Sequence[History]) -> tuple[float, float]:
+    """Width and height of the figure, in inches."""
+    number = len(panels(histories))
+    return 4.2 * min(number, 3), 2.9 * -(-number // 3) + 0.7 + 0.25 * -(-len(histories) // 3)
+
+
+def draw(histories: Sequence[History], figure: Figure) -> None:
+    """A panel for every number that was recorded, a line for every run.
+
+    Raises:
+        InputError: more runs than can be told apart.
+    """
+    if len(histories) > MOST:
+        raise InputError(f"{len(histories)} runs are too many for one figure; take {MOST} at most")
+    keys, width = panels(histories), smoothing(histories)
+    columns = min(len(keys), 3)
+    grid = figure.subplots(-(-len(keys) // columns), columns, squeeze=False)
+    for axes, key in zip(grid.flat, keys, strict=False):
+        _draw_panel(histories, key, width, axes)
+    for axes in grid.flat[len(keys) :]:
+        axes.remove()
+    for axes in grid.flat[max(0, len(keys) - columns) : len(keys)]:
+        axes.set_xlabel("step")
+    handles = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
+    shown = [handles[caption(found.name)] for found in histories]
+    figure.legend(handles=shown, loc="outside lower center", frameon=False, ncols=3)
+    means = "as recorded" if width == 1 else f"running means over {width} records"
+    figure.suptitle(f"What happened during training ({means})", fontsize=13)
+
+
+def _draw_panel(histories: Sequence[History], key: str, width: int, axes: Axes) -> None:
+    title, unit = _PANELS[key]
+    for number, found in enumerate(histories):
+        if key not in found.series:
+            continue
+        steps, values = found.series[key]
+        values = 100 * values if unit.startswith("%") else values
+        look: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": _STYLES[number // len(COLOURS)],
+            "marker": "o" if len(steps) <= 12 else "",
+            "markersize": 4,
+        }
+        smoothed = key not in ("recall_at_1", "lr")
+        axes.plot(steps, smooth(values, width) if smoothed else values, label=caption(found.name), **look)
+    axes.set_title(title, fontsize=11)
+    axes.set_ylabel(unit)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5))
+    axes.margins(x=0.02)
+    axes.grid(alpha=0.3)

@@ -1,0 +1,144 @@
+"""How strongly losses pull or push one pair, as its similarity changes (RAW, section 3 and fig. 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrieval.errors import InputError
+from retrieval.figures import COLOURS
+from train.analysis.specs import NamedLoss
+from train.losses import pair_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POSITIVES, NEGATIVES = (0.7, 0.5, 0.3), (0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+CLASSES, SIZE = 1 + len(NEGATIVES) // 2, 1 + len(POSITIVES) + len(NEGATIVES)  # of the batch
+# Between the cosines above, for ties have no derivative; and not up to 1, towards which the weights of losses
+# on distances grow beyond all bounds.
+_SWEEP = np.arange(-99.5, 95) / 100
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
+MOST = len(COLOURS)
+_DRAWS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The weight of one pair against its cosine.
+
+    Attributes:
+        name: of the loss.
+        positives, negatives: cosines of the anchor with what it sees; the first of either is swept.
+        similarity: [n] cosines of the pair.
+        positive: [n] weights if it is a positive pair, above 0 where it is pulled together.
+        negative: [n] weights if it is a negative pair, above 0 where it is pushed apart.
+    """
+
+    name: str
+    positives: tuple[float, ...]
+    negatives: tuple[float, ...]
+    similarity: np.ndarray
+    positive: np.ndarray
+    negative: np.ndarray
+
+    @property
+    def largest(self) -> float:
+        """Of all weights, whatever their sign."""
+        return float(max(np.abs(self.positive).max(), np.abs(self.negative).max()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        arrays = {key: getattr(self, key).tolist() for key in ("similarity", "positive", "negative")}
+        held = {"positives": self.positives, "negatives": self.negatives}
+        return {"loss": self.name, "batch": held, **arrays}
+
+
+def batch(positives: Sequence[float], negatives: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """A batch seen from its first sample, the anchor: cosines float64 [B, B] and labels int64 [B].
+
+    After the anchor come its positives and then its negatives, two to a class, with the given cosines to it.
+    Real unit vectors have these cosines: x_i = s_i e_0 + sqrt(1 - s_i²) e_i, so that two samples other than
+    the anchor have cosine s_i s_j.
+    """
+    first = torch.tensor([1.0, *positives, *negatives], dtype=torch.float64)
+    cosines = first[:, None] * first[None, :]
+    cosines.fill_diagonal_(1.0)
+    labels = [0] * (1 + len(positives)) + [1 + n // 2 for n in range(len(negatives))]
+    return cosines, torch.tensor(labels)
+
+
+def curves(
+    of: NamedLoss,
+    *,
+    positives: Sequence[float] = POSITIVES,
+    negatives: Sequence[float] = NEGATIVES,
+    similarity: np.ndarray = _SWEEP,
+) -> Curves:
+    """The weight that the anchor gives to one pair while all else it sees is held.
+
+    In the batch of `batch`, the first positive takes every cosine in turn, and then the first negative. The
+    weight is the derivative of the loss with respect to that cosine, times the size of the batch
+    (`losses.pair_weights`): by theorem 3.1 of RAW it says all there is to say about a loss's gradient. Of
+    miners that draw at random it is the mean over 24 draws. A memory is empty.
+
+    Raises:
+        InputError: a loss that does not compare pairs of samples, such as one with proxies; or cosines
+            outside -1..1.
+    """
+    if not positives or not negatives:
+        raise InputError("the anchor needs at least one positive and one negative")
+    if any(not -1 <= s <= 1 for s in (*positives, *negatives)):
+        raise InputError("the cosines of positives and negatives must lie in -1..1")
+    at_positive = [_weight(of, [s, *positives[1:]], negatives, 1) for s in similarity]
+    other = 1 + len(positives)
+    at_negative = [_weight(of, positives, [s, *negatives[1:]], other) for s in similarity]
+    seen = tuple(positives), tuple(negatives)
+    return Curves(of.name, *seen, similarity, np.array(at_positive), np.array(at_negative))
+
+
+def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float], place: int) -> float:
+    cosines, labels = batch(positives, negatives)
+    mining = getattr(of.loss.term, "mining", None)
+    rules = {getattr(mining, which, None) for which in ("positive", "negative")}
+    draws = _DRAWS if rules & {"random", "distance-weighted"} else 1
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found = [float(pair_weights(of.loss, cosines, labels)[0, place]) for _ in range(draws)]
+    except ValueError as error:
+        hint = "choose a loss of ours that compares samples with each other"
+        raise InputError(f"{of.name}: {error}; {hint}") from error
+    return sum(found) / draws
+
+
+def draw(found: Sequence[Curves], figure: Figure) -> None:
+    """Two panels, positive and negative pairs; each loss scaled so that its largest weight is 1.
+
+    Raises:
+        InputError: more losses than can be told apart.
+    """
+    if len(found) > MOST:
+        raise InputError(f"{len(found)} losses are too many for one figure; take {MOST} at most")
+    pull, push = figure.subplots(1, 2, sharey=True)
+    for number, of_loss in enumerate(found):
+        look: dict[str, Any] = {"color": COLOURS[number], "linestyle": _DASHES[number], "linewidth": 2}
+        scale = of_loss.largest or 1.0
+        pull.plot(of_loss.similarity, of_loss.positive / scale, label=of_loss.name, **look)
+        push.plot(of_loss.similarity, of_loss.negative / scale, **look)
+    for axes, kind, what in ((pull, "positive", "pulled together"), (push, "negative", "pushed apart")):
+        axes.set(xlim=(-1, 1), xticks=[-1, -0.5, 0, 0.5, 1], xlabel=f"cosine of a {kind} pair")
+        axes.set_title(f"How strongly it is {what}", fontsize=11)
+        axes.grid(alpha=0.3)
+    pull.set_ylabel("weight (largest of each loss: 1)")
+    wide = max(len(of_loss.name) for of_loss in found) > 45
+    positives, negatives = (", ".join(f"{s:g}" for s in x) for x in (found[0].positives, found[0].negatives))
+    held = f"cosines of the anchor: positives {positives}; negatives {negatives}; the first of either varies"
+    look = {"loc": "outside lower center", "frameon": False, "ncols": 1 if wide else 2}
+    figure.legend(title=held, title_fontsize=10, **look)
+    figure.suptitle("How much weight losses give a pair of a given similarity", fontsize=13)
