@@ -88,5 +88,5 @@ def sampled(images: Sequence[LabelledImage], limit: int = TEST) -> list[Labelled
 def _drawn(images: Sequence[LabelledImage], count: int, preprocess: Preprocess) -> list[np.ndarray]:
     """`count` images that can be read, or all there are."""
     order = np.random.default_rng(0).permutation(len(images))
-    files = decode_ahead((images[i].path for i in order), preprocess)
+    files = decode_ahead((images[i].path for i in order), preprocess, side=preprocess.scaled)
     return list(islice((file.pixels for file in files if isinstance(file, Decoded)), count))

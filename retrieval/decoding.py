@@ -1,4 +1,9 @@
-"""Many files at once: read and decode in threads while the model works on what is ready."""
+"""Many files at once: read and decode in threads while the model works on what is ready.
+
+Memory holds, besides the model: the bytes of one file (at most `images.MAX_BYTES`) for every decoding thread;
+of decoded pictures `PIXELS_IN_FLIGHT` pixels, at 3 to 7 bytes each, or one picture that has more; and two
+batches of preprocessed ones.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,22 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from threading import Condition
 
 import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError
-from retrieval.images import decode_bytes, read_bytes
+from retrieval.images import open_bytes, read_bytes
 from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
 
 BATCH = 32
+PIXELS_IN_FLIGHT = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,13 @@ class Decoded:
 
 
 @dataclass(frozen=True)
+class Familiar:
+    """A file whose bytes are known already; it was not decoded."""
+
+    content_sha256: str
+
+
+@dataclass(frozen=True)
 class Embedded:
     """The files that could be embedded, and those that could not."""
 
@@ -42,21 +57,75 @@ class Embedded:
     bad: list[ImageError]
 
 
+class _Budget:
+    """So many pixels may be in decoding at once; a larger picture has them all to itself."""
+
+    def __init__(self, pixels: int) -> None:
+        self._all = self._free = pixels
+        self._changed = Condition()
+
+    @contextmanager
+    def holding(self, pixels: int) -> Iterator[None]:
+        share = min(pixels, self._all)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= share)
+            self._free -= share
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += share
+                self._changed.notify_all()
+
+
 def decode_ahead(
-    paths: Iterable[Path], preprocess: Callable[[Image.Image], np.ndarray]
+    paths: Iterable[Path],
+    preprocess: Callable[[Image.Image], np.ndarray],
+    *,
+    side: int | None = None,
 ) -> Iterator[Decoded | ImageError]:
-    """Decode files in threads, in order; memory holds at most two batches of them.
+    """Decode files in threads, in order; the module says how much memory that takes.
 
     Args:
         preprocess: an upright RGB image -> uint8 [H, W, 3]; a `Preprocess`, or what else is wanted of it.
+        side: what `preprocess` scales the shorter side down to, which large JPEGs are decoded for; see
+            `retrieval.images.load_image`.
     """
-    waiting: deque[Future[Decoded | ImageError]] = deque()
+    for file in read_ahead(paths, preprocess, side=side, known=lambda _: False):
+        assert not isinstance(file, Familiar)
+        yield file
+
+
+def read_ahead(
+    paths: Iterable[Path],
+    preprocess: Callable[[Image.Image], np.ndarray],
+    *,
+    side: int | None,
+    known: Callable[[str], bool],
+) -> Iterator[Decoded | Familiar | ImageError]:
+    """As `decode_ahead`, but a file whose SHA-256 is `known` is not decoded."""
+    budget = _Budget(PIXELS_IN_FLIGHT)
+
+    def read(path: Path) -> Decoded | Familiar | ImageError:
+        try:
+            data = read_bytes(path)
+            content = hashlib.sha256(data).hexdigest()
+            if known(content):
+                return Familiar(content)
+            opened = open_bytes(data, str(path), side=side)
+            with budget.holding(opened.pixels):
+                image, size = opened.decode()
+                return Decoded(preprocess(image), content, *size)
+        except ImageError as error:
+            return error
+
+    waiting: deque[Future[Decoded | Familiar | ImageError]] = deque()
     files = iter(paths)
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode") as pool:
+    with ThreadPoolExecutor(cores(), thread_name_prefix="decode") as pool:
         try:
             while True:
                 for path in islice(files, 2 * BATCH - len(waiting)):
-                    waiting.append(pool.submit(_decode, path, preprocess))
+                    waiting.append(pool.submit(read, path))
                 if not waiting:
                     return
                 yield waiting.popleft().result()
@@ -76,7 +145,7 @@ def embed_files(
     positions: list[int] = []
     contents: list[str] = []
     bad: list[ImageError] = []
-    files = enumerate(decode_ahead(paths, preprocess))
+    files = enumerate(decode_ahead(paths, preprocess, side=preprocess.scaled))
     while batch := list(islice(files, BATCH)):
         good = [(i, file) for i, file in batch if isinstance(file, Decoded)]
         bad += [file for _, file in batch if isinstance(file, ImageError)]
@@ -89,10 +158,6 @@ def embed_files(
     return Embedded(joined, np.array(positions, np.int64), contents, bad)
 
 
-def _decode(path: Path, preprocess: Callable[[Image.Image], np.ndarray]) -> Decoded | ImageError:
-    try:
-        data = read_bytes(path)
-        image = decode_bytes(data, str(path))
-    except ImageError as error:
-        return error
-    return Decoded(preprocess(image), hashlib.sha256(data).hexdigest(), *image.size)
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import faiss
 import numpy as np
 
-from retrieval import index as vector_index
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.images import DECODE_POLICY, ImageSource
-from retrieval.store import BadFile, Store
+from retrieval.files import now
+from retrieval.identity import check_same, own_model, probe_pixels
+from retrieval.images import DECODE_POLICY, ImageSource, read_bytes
+from retrieval.index import Index, make, save
+from retrieval.inventory import inventory
+from retrieval.query import Options, Searcher
+from retrieval.records import BadFile, State, StoredItem
+from retrieval.snapshot import Snapshot
+from retrieval.store import Store
 
 if TYPE_CHECKING:
     from retrieval.indexing import Outcome
 
+_TRIES = 5
+
 
 @dataclass(frozen=True)
 class Item:
-    """A picture in a gallery."""
+    """A picture in a gallery.
+
+    Attributes:
+        id: its number, which is never used again.
+        path: of its file; empty where there is none.
+        metadata: a value for each column of the gallery that the item has one for.
+        key: its stable id: what the user gave it, or its path.
+    """
 
     id: int
     path: str
     label: str | None
     metadata: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
 
 
 @dataclass(frozen=True)
 class Hit(Item):
-    """A picture found, with its cosine similarity to the query."""
+    """A picture found, with its score: the cosine similarity to the query, unless it was re-ranked."""
 
     score: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """One committed state, held in memory; rows count through all segments, oldest first."""
-
-    ids: np.ndarray  # int64 [rows], the item of each row, 0 where none is alive
-    index: faiss.Index | None  # over the first `covered` rows
-    covered: int
-    tail: faiss.Index | None  # exact, over the rest
-
-    @property
-    def size(self) -> int:
-        return int(np.count_nonzero(self.ids))
 
 
 class Gallery:
@@ -58,18 +58,24 @@ class Gallery:
 
     A gallery shows the state it was opened in until `refresh()`; another process may write meanwhile.
 
+    Args:
+        folder: of the gallery.
+        root: where the image files lie now, if they are not where they were when they were added.
+
     Raises:
         InputError: the folder is no gallery, or one of a newer format.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, root: str | Path | None = None) -> None:
         self.store = Store(Path(folder))
+        self.root = None if root is None else Path(root)
         self._snapshot = self._load()
+        self._searcher = Searcher(self.store, self._snapshot)
 
     @classmethod
-    def open(cls, folder: str | Path) -> Gallery:
-        """The same as `Gallery(folder)`."""
-        return cls(folder)
+    def open(cls, folder: str | Path, *, root: str | Path | None = None) -> Gallery:
+        """The same as `Gallery(folder, root=root)`."""
+        return cls(folder, root=root)
 
     @classmethod
     def create(cls, folder: str | Path, model: Embedder | str | Path) -> Gallery:
@@ -82,7 +88,7 @@ class Gallery:
             "dtype": "float32",
             "decode_policy": DECODE_POLICY,
         }
-        Store.create(Path(folder), meta, embedder.path, embedder.embed_pixels(_probe_pixels(embedder)))
+        Store.create(Path(folder), meta, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
         return cls(folder)
 
     def __len__(self) -> int:
@@ -92,6 +98,11 @@ class Gallery:
     def outside_index(self) -> int:
         """Vectors that the index does not cover; searches scan them one by one."""
         return len(self._snapshot.ids) - self._snapshot.covered
+
+    @property
+    def index(self) -> Index | None:
+        """The index in use; `None` where all vectors are compared."""
+        return self._snapshot.index
 
     @property
     def folder(self) -> Path:
@@ -105,27 +116,31 @@ class Gallery:
     @cached_property
     def embedder(self) -> Embedder:
         """The gallery's own model, checked against the vectors stored when the gallery was made."""
-        embedder = Embedder(self.folder / "model" / "model.onnx")
-        self.check_model(embedder)
-        stored = np.load(self.folder / "model" / "probes.npy", allow_pickle=False)
-        cosine = float((embedder.embed_pixels(_probe_pixels(embedder)) * stored).sum(1).min())
-        if cosine < 0.999:
-            detail = (
-                f"the model gives other vectors here than where the gallery was made (cosine {cosine:.4f})"
-            )
-            raise LookalikeError(f"{self.folder}: {detail}; rebuild the gallery on this machine")
-        return embedder
+        return own_model(self.folder, self.store.meta)
 
     def check_model(self, embedder: Embedder) -> None:
-        """Refuse a model whose vectors would not belong here."""
-        if embedder.fingerprint != self.fingerprint:
-            ours, theirs = self.fingerprint[:12], embedder.fingerprint[:12]
-            detail = f"it was built with model {ours}, {embedder.path} is model {theirs}"
-            raise InputError(f"{self.folder}: {detail}; use the same model, or build a new gallery")
+        """Refuse a model whose vectors would not belong here: an `InputError` where it is another file."""
+        check_same(self.folder, self.store.meta, embedder)
+
+    def changed(self) -> bool:
+        """Whether anything was committed since this state: cheap enough to ask before every search.
+
+        Raises:
+            LookalikeError: the gallery is gone from the disk.
+        """
+        return self.store.changed()
+
+    def replaced(self) -> bool:
+        """Whether another gallery was put in this one's place, perhaps with another model."""
+        return self.store.replaced()
 
     def refresh(self) -> None:
         """Take up what has been committed since."""
+        if self.replaced():
+            self.store = Store(self.folder)
+            self.__dict__.pop("embedder", None)
         self._snapshot = self._load()
+        self._searcher = Searcher(self.store, self._snapshot)
 
     # ---- adding
 
@@ -135,80 +150,81 @@ class Gallery:
 
         return add_images(self, paths, **options)
 
-    def build_index(self, kind: str = "auto") -> None:
-        """Index everything committed and put the index to use. Call it inside `store.writing()`."""
-        kind = vector_index.resolve_kind(kind)
-        segments = self.store.segments()
-        if segments:
-            built = vector_index.build(self._vectors([file for _, file, _ in segments]), kind)
-            folder, digest = vector_index.write(built, self.folder / "indexes", kind)
-            self.store.activate_index(folder, digest, kind, segments[-1][0], built.ntotal)
+    def build_index(
+        self,
+        kind: str | None = None,
+        *,
+        recall: float | None = None,
+        memory: int | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        """Index everything committed and put the index to use. Call it inside `store.writing()`.
+
+        What is left out is as it was asked for the last time; `retrieval.index.make` says what it means.
+        """
+        given = {"kind": kind, "recall": recall, "memory": memory}
+        wish = {**self.store.meta.get("index_wish", {}), **{k: v for k, v in given.items() if v is not None}}
+        self.refresh()
+        state = self._snapshot
+        built = make(state.stored, previous=state.index, show_progress=show_progress, **wish)
+        if built is None:
+            self.store.use_index(None, wish)
+        else:
+            folder, digest = save(built, self.folder / "indexes")
+            self.store.use_index((folder, digest, built.card["kind"], built.index.ntotal), wish)
         self.refresh()
 
     # ---- searching
 
-    def search(self, image: ImageSource, k: int = 10) -> list[Hit]:
+    def search(self, image: ImageSource, k: int = 10, **options: Any) -> list[Hit]:
         """The k pictures most like this one, best first; ties by id.
 
         Args:
             image: a path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
+            options: where, exclude, min_score, group_by and rerank, see `retrieval.query.Options`.
 
         Raises:
             ImageError: the picture cannot be read.
+            InputError: an option that cannot be used.
         """
-        return self.search_vectors(self.embedder.embed([image]), k)[0]
+        return self.search_vectors(self.embedder.embed([image]), k, **options)[0]
 
-    def search_id(self, item: int, k: int = 10) -> list[Hit]:
-        """The k pictures most like an item of the gallery, without the item itself."""
-        vector = self.vector(item)
-        return [hit for hit in self.search_vectors(vector[None], k + 1)[0] if hit.id != item][:k]
+    def search_id(self, item: int | str, k: int = 10, **options: Any) -> list[Hit]:
+        """The k pictures most like an item of the gallery, by id or key, without the item itself."""
+        (number,) = self.ids_of([item])
+        options["exclude"] = [*options.get("exclude", ()), number]
+        return self.search_vectors(self.vector(number)[None], k, **options)[0]
 
-    def search_vectors(self, queries: np.ndarray, k: int = 10) -> list[list[Hit]]:
+    def search_vectors(self, queries: np.ndarray, k: int = 10, **options: Any) -> list[list[Hit]]:
         """Search by vectors of this gallery's model, float32 [N, D] of unit length -> N lists of hits."""
-        scores, ids = self.nearest(queries, k)
-        found = self.items(np.unique(ids[ids > 0]).tolist())
+        return self.find(queries, Options(k, **options))
+
+    def find(self, queries: np.ndarray, options: Options) -> list[list[Hit]]:
+        """As `search_vectors`, with all options in one value."""
+        answers = self._searcher.find(queries, options)
+        items = self.items(sorted({i for answer in answers for i, _ in answer}))
         return [
-            [Hit(**vars(found[i]), score=score) for score, i in zip(*row, strict=True) if i in found]
-            for row in zip(scores.tolist(), ids.tolist(), strict=True)
+            [Hit(**vars(items[i]), score=score) for i, score in answer if i in items] for answer in answers
         ]
 
-    def nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores float32 [N, k'] and item ids int64 [N, k'], best first, ties by id; k' = min(k, size).
+    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+        """The ids of items that are named by id or by key; the digits of an id do where they are no key.
 
         Raises:
-            InputError: k below 1, or queries of another shape or with values that are not finite.
+            InputError: there is no such item.
         """
-        state = self._snapshot
-        dim = self.store.meta["dim"]
-        if k < 1:
-            raise InputError(f"k must be at least 1, got {k}")
-        queries = np.ascontiguousarray(queries, np.float32)
-        if queries.ndim != 2 or queries.shape[1] != dim or not np.isfinite(queries).all():
-            raise InputError(f"queries must be finite [N, {dim}], got {list(queries.shape)}")
-        k = min(k, state.size)
-        scores, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        for part, start in ((state.index, 0), (state.tail, state.covered)):
-            if part is None or k == 0:
-                continue
-            alive = state.ids[start : start + part.ntotal] > 0
-            s, r = vector_index.search(part, queries, k, alive)
-            scores = np.concatenate([scores, np.where(r < 0, -np.inf, s)], 1)
-            rows = np.concatenate([rows, np.where(r < 0, r, r + start)], 1)
-        order = np.lexsort((rows, -scores))[:, :k]  # rows are in the order of the ids
-        return np.take_along_axis(scores, order, 1), state.ids[np.take_along_axis(rows, order, 1)]
+        return self._searcher.ids_of(names)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The state that is searched: vectors, and whose they are."""
+        return self._snapshot
 
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
-        """Items by id; an id that is unknown or removed is left out."""
-        found: dict[int, Item] = {}
-        for start in range(0, len(ids), 500):  # below SQLite's limit on parameters
-            chunk = ids[start : start + 500]
-            marks = ",".join("?" * len(chunk))
-            query = (
-                f"SELECT id, root, path, label, meta FROM items WHERE deleted_at IS NULL AND id IN ({marks})"
-            )
-            for i, root, path, label, meta in self.store.rows(query, chunk):
-                found[i] = Item(i, str(Path(root, path)), label, json.loads(meta))
-        return found
+        """Items by id; an id that is unknown or was removed before this state is left out."""
+        there = self._snapshot.rows_of(np.array(ids, np.int64)) >= 0
+        found = self.store.items([i for i, known in zip(ids, there.tolist(), strict=True) if known])
+        return {i.id: Item(i.id, self.path_of(i), i.label, i.metadata, i.key) for i in found}
 
     def item(self, item: int) -> Item:
         """One item by id; an `InputError` where there is none."""
@@ -217,37 +233,44 @@ class Gallery:
             raise InputError(f"{self.folder}: no item {item}")
         return found[item]
 
+    def image_bytes(self, item: int) -> bytes:
+        """The bytes of an item's file, wherever it lies; an `ImageError` where it cannot be read."""
+        return read_bytes(Path(self.item(item).path))
+
     def vector(self, item: int) -> np.ndarray:
         """The stored vector of one item, float32 [D]."""
-        query = "SELECT file, row FROM items JOIN segments USING (seg) WHERE id = ? AND deleted_at IS NULL"
-        rows = self.store.rows(query, (item,))
-        if not rows:
+        rows = self._snapshot.rows_of(np.array([item]))
+        if rows[0] < 0:
             raise InputError(f"{self.folder}: no item {item}")
-        file, row = rows[0]
-        return np.array(self.store.vectors(file)[row])
+        return self._snapshot.vectors(rows)[0]
 
     def labelled_vectors(self) -> tuple[np.ndarray, list[str | None], list[str], list[int]]:
         """Everything alive, by id: vectors float32 [N, D], labels, SHA-256 of each file's bytes, ids."""
-        query = "SELECT id, label, content_sha256, seg, row FROM items WHERE deleted_at IS NULL ORDER BY id"
-        rows = self.store.rows(query)
-        segments = self.store.segments()
-        starts = _starts(segments)
-        vectors = self._vectors([file for _, file, _ in segments])
-        at = [starts[seg] + row for _, _, _, seg, row in rows]
-        return vectors[at], [r[1] for r in rows], [r[2] for r in rows], [r[0] for r in rows]
+        state = self._snapshot
+        ids = state.ids[state.ids > 0]
+        found = {item.id: item for item in self.store.items(ids.tolist())}
+        kept = [found[i] for i in ids.tolist() if i in found]
+        vectors = state.vectors(state.rows_of(np.array([item.id for item in kept], np.int64)))
+        return vectors, [i.label for i in kept], [i.content_sha256 for i in kept], [i.id for i in kept]
+
+    def remove(self, items: Iterable[int | str]) -> int:
+        """Remove items, by id or key, in one step -> how many; `compact` gives their space back.
+
+        Raises:
+            InputError: one that is not there; nothing is removed then.
+            LookalikeError: another process is writing.
+        """
+        with self.store.writing():
+            started = now()
+            self.refresh()
+            removed = self.store.remove(self.ids_of(items))
+            self.store.record_run("remove", started, {"removed": removed})
+            self.refresh()
+        return removed
 
     def info(self) -> dict[str, Any]:
-        """What the gallery holds, as plain values."""
-        index = self.store.rows("SELECT kind, n FROM indexes WHERE active = 1")
-        return {
-            "gallery": str(self.folder),
-            "images": len(self),
-            "bad_files": len(self.store.bad_files()),
-            "dim": self.store.meta["dim"],
-            "fingerprint": self.fingerprint,
-            "index": {"kind": index[0][0], "vectors": index[0][1]} if index else None,
-            "outside_index": self.outside_index,
-        }
+        """What the gallery holds, as plain values; see `retrieval.inventory`."""
+        return inventory(self)
 
     def bad_files(self) -> list[BadFile]:
         """Files that could not be used when they were last tried."""
@@ -255,37 +278,31 @@ class Gallery:
 
     # ---- the state on disk, in memory
 
-    def _load(self) -> _Snapshot:
-        segments, live, active = self.store.state()
-        starts = _starts(segments)
-        ids = np.zeros(sum(n for _, _, n in segments), np.int64)
-        for item, seg, row in live:
-            ids[starts[seg] + row] = item
-        index, covered, upto = None, 0, 0
-        if active:
-            folder, digest, upto, covered = active[0]
-            index = vector_index.read(self.folder / "indexes" / folder, digest)
-        rest = [file for seg, file, _ in segments if seg > upto]
-        tail = vector_index.build(self._vectors(rest), "flat") if rest else None
-        return _Snapshot(ids, index, covered, tail)
+    def _load(self) -> Snapshot:
+        """The state last committed; once more where a writer cleared its files away before they were open."""
+        for _ in range(_TRIES):
+            state = self.store.state()
+            try:
+                return self._open_state(state)
+            except LookalikeError:
+                if not self.store.changed():
+                    raise
+        return self._open_state(self.store.state())
 
-    def _vectors(self, files: Sequence[str]) -> np.ndarray:
-        parts = [self.store.vectors(file) for file in files]
-        return np.concatenate(parts) if parts else np.empty((0, self.store.meta["dim"]), np.float32)
+    def _open_state(self, state: State) -> Snapshot:
+        parts = [self.store.vectors(segment) for segment in state.segments]
+        rows = [self.store.rows_of(segment) for segment in state.segments]
+        ids = np.concatenate([part for part, _ in rows]) if rows else np.empty(0, np.int64)
+        ids[np.isin(ids, state.removed)] = 0
+        checksums = np.concatenate([part for _, part in rows]) if rows else np.empty(0, np.uint32)
+        index, covered = None, 0
+        if state.index is not None:
+            folder = self.folder / "indexes" / state.index.folder
+            index = Index(folder, state.index.sha256, state.index.card_sha256)
+            covered = state.index.n
+        dim, where = self.store.meta["dim"], str(self.folder)
+        return Snapshot(parts, ids, checksums, index, covered, dim=dim, where=where)
 
-
-def _starts(segments: Sequence[tuple[int, str, int]]) -> dict[int, int]:
-    """Number of a segment -> its first row, counted through all segments."""
-    first = np.cumsum([0, *(n for _, _, n in segments)]).tolist()
-    return {seg: start for (seg, _, _), start in zip(segments, first, strict=False)}
-
-
-def _probe_pixels(embedder: Embedder) -> np.ndarray:
-    """Four fixed pictures uint8 [4, S, S, 3], whose vectors show whether a model still does what it did."""
-    side = embedder.preprocess.size
-    y, x = np.mgrid[0:side, 0:side] / side
-    waves = [np.sin(2 * np.pi * (a * x + b * y))[..., None] for a, b in ((1, 0), (0, 3), (5, 2), (11, 7))]
-    tint = np.array([1.0, 0.6, 0.3])
-    return np.stack([127.5 + 127.5 * wave * np.roll(tint, i) for i, wave in enumerate(waves)]).astype(
-        np.uint8
-    )
+    def path_of(self, item: StoredItem) -> str:
+        """Where an item's picture lies; empty where it has no file."""
+        return str(Path(self.root or item.root, item.path)) if item.path else ""

@@ -137,7 +137,7 @@ def _write(file: IO[bytes], paths: Sequence[Path], scale: Scale, show_progress: 
     sizes = np.zeros((len(paths), 2), _SIZES)
     bad = []
     with Progress("reading", len(paths), show=show_progress) as progress:
-        for number, decoded in enumerate(decode_ahead(paths, scale)):
+        for number, decoded in enumerate(decode_ahead(paths, scale, side=scale.preprocess.scaled)):
             if isinstance(decoded, ImageError):
                 bad.append([number, decoded.reason, decoded.detail])
             else:

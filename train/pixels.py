@@ -30,8 +30,8 @@ class Files:
 
     def __getitem__(self, number: int) -> np.ndarray | ImageError:
         try:
-            # torch wants memory that it could write.
-            return np.require(self.scale(load_image(self.paths[number])), requirements="W")
+            picture = load_image(self.paths[number], side=self.scale.preprocess.scaled)
+            return np.require(self.scale(picture), requirements="W")  # torch wants memory that it could write
         except ImageError as error:
             return error
 
@@ -107,5 +107,5 @@ class Squares:
         if isinstance(self._pictures, Kept):
             yield from map(self._pictures.__getitem__, range(len(self._paths)))
         else:
-            for decoded in decode_ahead(self._paths, self._scale):
+            for decoded in decode_ahead(self._paths, self._scale, side=self._scale.preprocess.scaled):
                 yield decoded if isinstance(decoded, ImageError) else decoded.pixels

@@ -12,5 +12,17 @@ def index() -> None:
     """Build a gallery from images, and add to it."""
 
 
-for command in (building.build, building.add, upkeep.info):
+for command in (
+    building.build,
+    building.add,
+    building.update,
+    building.sync,
+    building.rebuild,
+    upkeep.remove,
+    upkeep.info,
+    upkeep.verify,
+    upkeep.compact,
+    upkeep.export_vectors,
+    upkeep.import_,
+):
     index.add_command(command)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from retrieval import ImageError, load_image
+from retrieval import ImageError, Preprocess, load_image
+from retrieval.images import MAX_BYTES, open_bytes
 from tests.conftest import draw, unzip_shared
 
 
@@ -178,3 +181,115 @@ def test_awkward_files_load_or_say_why(tmp_path: Path) -> None:
         assert other.size == upright.size
         difference = np.abs(np.asarray(other, float) - np.asarray(upright, float)).mean()
         assert difference < 10, turned
+
+
+def photograph(size: tuple[int, int], seed: int = 0) -> Image.Image:
+    """Shapes of all sizes and some noise, about as much detail as a sharp photograph has."""
+    random = np.random.default_rng(seed)
+    width, height = size
+    layers = np.zeros((height, width, 3))
+    for cells, weight in ((6, 60), (60, 30), (400, 20)):
+        coarse = random.integers(-128, 128, (cells, cells, 3)).astype(np.int16) + 128
+        layer = Image.fromarray(coarse.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        layers += (np.asarray(layer, float) - 128) * weight / 128
+    return Image.fromarray(
+        np.clip(128 + layers + random.normal(0, 4, (height, width, 1)), 0, 255).astype(np.uint8)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"quality": 95}])
+@pytest.mark.parametrize("size", [(1500, 1000), (1000, 1500)])
+def test_large_jpeg_is_decoded_smaller_without_a_visible_difference(
+    size: tuple[int, int], options: dict[str, int]
+) -> None:
+    data = encoded(photograph(size), "JPEG", **options)
+    preprocess = Preprocess(size=112, resize=120)
+    whole, smaller = load_image(data), load_image(data, side=preprocess.scaled)
+    assert whole.size == size
+    assert smaller.size == (size[0] // 4, size[1] // 4)
+    difference = preprocess(whole).astype(int) - preprocess(smaller).astype(int)
+    assert np.abs(difference).mean() <= 1
+    assert np.abs(difference.mean()) <= 0.1, "no change of brightness"
+
+
+@given(st.integers(1, 700), st.integers(1, 700), st.integers(1, 400))
+def test_twice_the_side_wanted_is_left_of_a_jpeg(width: int, height: int, side: int) -> None:
+    data = encoded(Image.new("RGB", (width, height)), "JPEG")
+    loaded = load_image(data, side=side)
+    assert loaded.size == (width, height) or min(loaded.size) >= 2 * side
+    if min(width, height) >= 16 * side:
+        assert min(loaded.size) <= -(-min(width, height) // 8)
+
+
+def test_side_changes_nothing_but_jpegs() -> None:
+    for kind in ("PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
+        assert load_image(encoded(draw(0, (640, 480)), kind), side=10).size == (640, 480), kind
+
+
+def test_smaller_decoded_jpeg_is_upright_too_and_its_own_size_is_known() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(draw(0, (801, 600)), "JPEG", exif=exif)
+    image, size = open_bytes(data, "x", side=50).decode()
+    assert size == (600, 801)
+    assert image.size == (150, 201)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_smaller_decoded_jpeg_of_other_modes_is_rgb(mode: str) -> None:
+    data = encoded(Image.new(mode, (800, 800), 100 if mode == "L" else (0, 255, 255, 0)), "JPEG")
+    loaded = load_image(data, side=50)
+    assert (loaded.mode, loaded.size) == ("RGB", (100, 100))
+    expected = (100, 100, 100) if mode == "L" else (255, 0, 0)
+    np.testing.assert_allclose(loaded.getpixel((50, 50)), expected, atol=3)
+
+
+def test_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge.jpg"
+    path.touch()
+    os.truncate(path, MAX_BYTES + 1)  # a hole: it takes no room
+    with pytest.raises(ImageError, match="limit of 512 MB") as caught:
+        load_image(path)
+    assert caught.value.reason == ImageError.TOO_LARGE
+
+
+def test_picture_in_a_tar_file_has_a_path(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded(draw(5)))
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        tar.add(tmp_path / "a.png", "in/a.png")
+    np.testing.assert_array_equal(np.asarray(load_image(tmp_path / "s.tar" / "in" / "a.png")), draw(5))
+    for path in ("s.tar/in/b.png", "s.tar/in", "a.png/in", "other.tar/in/a.png"):
+        with pytest.raises(ImageError) as caught:
+            load_image(tmp_path / path)
+        assert caught.value.reason == ImageError.MISSING
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:  # another file now, under the same name
+        tar.add(tmp_path / "a.png", "b.png")
+    assert load_image(tmp_path / "s.tar" / "b.png").size == draw(5).size
+
+
+@pytest.mark.slow
+def test_awkward_files_do_not_mind_being_decoded_smaller(tmp_path: Path) -> None:
+    folder = unzip_shared("bad_inputs.zip", tmp_path)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        whole, smaller = outcome(path, None), outcome(path, 32)
+        if isinstance(whole, str) or isinstance(smaller, str):
+            assert whole == smaller, path
+            continue
+        difference = np.abs(whole.astype(int) - smaller.astype(int)).mean()
+        assert difference <= 3, path
+
+
+def outcome(path: Path, side: int | None) -> np.ndarray | str:
+    """Small pixels, or what is wrong with the file."""
+    try:
+        return Preprocess(size=32)(load_image(path, side=side))
+    except ImageError as error:
+        return error.reason
+
+
+def test_picture_can_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(encoded(draw(4)),))
+    writer.start()
+    np.testing.assert_array_equal(np.asarray(load_image(tmp_path / "pipe")), draw(4))
+    writer.join()

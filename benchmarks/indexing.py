@@ -1,0 +1,160 @@
+"""How fast a folder becomes a gallery, beside what limits it and beside the loop one would write oneself.
+
+"decoding alone" and "model alone" are the two halves, each with all cores to itself. On an accelerator they
+run beside each other, and the limit is the slower one; on a CPU they share the cores, and the limit is both
+together. "one by one" opens, scales and embeds a picture at a time with Pillow. All take turns, round after
+round, and the medians are compared. Ours includes the commits and not the start: an empty gallery is there,
+and its model is loaded. Processor time says more than images per second on a machine that others use too.
+The default model is an untrained ResNet-18 at 224 pixels.
+
+    python -m benchmarks.indexing
+    python -m benchmarks.indexing --size 3000 2000 --count 64
+    python -m benchmarks.indexing --images DIR --model model.onnx --json indexing.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from retrieval import Embedder, Gallery
+from retrieval.decoding import BATCH, Decoded, cores, decode_ahead
+
+
+def decoding_alone(paths: Sequence[Path], embedder: Embedder) -> None:
+    for _ in decode_ahead(paths, embedder.preprocess, side=embedder.preprocess.scaled):
+        pass
+
+
+def model_alone(pixels: Sequence[np.ndarray], embedder: Embedder) -> None:
+    for start in range(0, len(pixels), BATCH):
+        embedder.embed_pixels(pixels[start : start + BATCH])
+
+
+def one_by_one(paths: Sequence[Path], embedder: Embedder) -> None:
+    for path in paths:
+        with Image.open(path) as image:
+            embedder.embed_pixels([embedder.preprocess(image.convert("RGB"))])
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds, and seconds of processor time on all cores, an image."""
+
+    seconds: float
+    processor: float
+
+
+def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: Path) -> dict[str, Taken]:
+    """What each contender takes; the first round warms up and does not count."""
+    paths = sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not paths:
+        raise SystemExit(f"{images}: no JPEG files in it")
+    if len(paths) > count:  # as many of them, in a folder of their own
+        chosen = folder / "chosen"
+        chosen.mkdir()
+        for number, path in enumerate(paths[:count]):
+            (chosen / f"{number}.jpg").symlink_to(path.resolve())
+        images, paths = chosen, sorted(chosen.iterdir())
+    files = decode_ahead(paths, embedder.preprocess, side=embedder.preprocess.scaled)
+    pixels = [file.pixels for file in files if isinstance(file, Decoded)]
+
+    def measured(work: Callable[[], object]) -> Taken:
+        start, begun = time.perf_counter(), time.process_time()
+        work()
+        return Taken((time.perf_counter() - start) / len(paths), (time.process_time() - begun) / len(paths))
+
+    def each() -> dict[str, Taken]:
+        gallery = Gallery.create(folder / uuid.uuid4().hex, embedder)
+        gallery.embedder.embed_pixels(pixels[:BATCH])
+        return {
+            "decoding alone": measured(lambda: decoding_alone(paths, embedder)),
+            "model alone": measured(lambda: model_alone(pixels, embedder)),
+            "one by one": measured(lambda: one_by_one(paths, embedder)),
+            "ours": measured(lambda: gallery.add([images])),
+        }
+
+    each()
+    taken = [each() for _ in range(rounds)]
+    return {
+        name: Taken(
+            *(statistics.median(getattr(t[name], part) for t in taken) for part in ("seconds", "processor"))
+        )
+        for name in taken[0]
+    }
+
+
+def draw(folder: Path, count: int, size: tuple[int, int]) -> None:
+    """JPEG files with shapes and noise, about as large as photographs of this size."""
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 8, (size[1], size[0], 1))
+    for number in range(count):
+        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
+        shapes = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
+        pixels = np.clip(shapes + np.roll(noise, number, 0), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=85)
+
+
+def untrained(folder: Path) -> Path:
+    """A ResNet-18 that was never trained, exported as any run is."""
+    words = ["train", "--data", "digits", "--out", str(folder / "run"), "--set", "epochs=0"]
+    words += ["--set", "model.backbone=resnet18", "--set", "preprocess.size=224"]
+    export = ["export", str(folder / "run"), "--out", str(folder / "model.onnx"), "--data", "noise"]
+    for command in (words, export):
+        subprocess.run([sys.executable, "-m", "retrieval.cli", *command], check=True, capture_output=True)
+    return folder / "model.onnx"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--images", type=Path, help="folder of JPEG files; without it some are drawn")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(500, 375), help="width and height of drawn ones"
+    )
+    parser.add_argument("--count", type=int, default=96, help="images in a round")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", help="file to write the result to")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("images", "model", "galleries"):
+            (folder / part).mkdir()
+        embedder = Embedder(args.model or untrained(folder / "model"))
+        if args.images is None:
+            draw(folder / "images", args.count, tuple(args.size))
+        images = args.images or folder / "images"
+        taken = compare(images, embedder, args.count, args.rounds, folder / "galleries")
+    for name, one in taken.items():
+        print(
+            f"{name:16}{1 / one.seconds:10.1f} images/s{1000 * one.processor:10.2f} ms of processor time each"
+        )
+    ours, decoding, model = (taken[name] for name in ("ours", "decoding alone", "model alone"))
+    ratios = {
+        "of the speed of the slower half": max(decoding.seconds, model.seconds) / ours.seconds,
+        "of that of both halves on the same cores": (decoding.seconds + model.seconds) / ours.seconds,
+        "the same in processor time": (decoding.processor + model.processor) / ours.processor,
+        "of one by one": taken["one by one"].seconds / ours.seconds,
+    }
+    print(f"on {cores()} cores with {embedder.provider}, ours is")
+    for what, ratio in ratios.items():
+        print(f"{ratio:10.2f}x {what}")
+    if args.json:
+        facts = {name: asdict(one) for name, one in taken.items()}
+        Path(args.json).write_text(json.dumps({"taken": facts, "ratios": ratios, "cores": cores()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

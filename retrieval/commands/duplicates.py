@@ -1,0 +1,102 @@
+"""`lookalike duplicates`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from retrieval.cli import emit, json_option, say
+from retrieval.duplicates import Group, find_duplicates
+from retrieval.gallery import Gallery
+from retrieval.sheet import Row, Tile, check_name, write_sheet
+from retrieval.text import columns
+
+
+@click.command()
+@click.argument("gallery", type=click.Path(path_type=Path))
+@click.option(
+    "--min-score",
+    type=float,
+    default=0.95,
+    show_default=True,
+    metavar="S",
+    help="The cosine similarity from which two pictures are near-duplicates.",
+)
+@click.option(
+    "--sheet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write the pictures, too.",
+)
+@json_option
+def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: bool) -> None:
+    """Find the images that a gallery holds more than once: the same file, or nearly the same picture.
+
+    A group is what pairs of a similarity of S or more connect, so that its ends may be less alike; the lowest
+    similarity within is given. Groups across labels come first: at least one of their labels is wrong, or the
+    picture shows both. What counts as nearly the same depends on the model: look at some before you remove.
+
+    \b
+      lookalike duplicates shop.gallery
+      lookalike duplicates shop.gallery --min-score 0.98 --sheet duplicates.html
+    """
+    if sheet is not None:
+        check_name(sheet)
+    target = Gallery(gallery)
+    start = time.perf_counter()
+    groups = find_duplicates(target, min_score, show_progress=True)
+    seconds = time.perf_counter() - start
+    found = {
+        "gallery": str(gallery),
+        "images": len(target),
+        "min_score": min_score,
+        "seconds": round(seconds, 3),
+        "groups": [
+            {
+                "members": [asdict(item) for item in group.members],
+                "lowest": group.lowest,
+                "identical": group.identical,
+                "labels": group.labels,
+            }
+            for group in groups
+        ],
+    }
+    emit(
+        found,
+        as_json,
+        "\n".join([_summary(len(target), groups), *(line for g in groups for line in _lines(g))]),
+    )
+    say(f"compared {len(target)} images in {seconds:.1f} s")
+    if sheet is not None:
+        title = f"{gallery.name}: near-duplicates"
+        write_sheet(sheet, title, f"{_summary(len(target), groups)}.", [_row(group) for group in groups])
+        say(f"{sheet}: written")
+
+
+def _summary(images: int, groups: Sequence[Group]) -> str:
+    if not groups:
+        return f"no near-duplicates among {images} images"
+    among = sum(len(group.members) for group in groups)
+    across = sum(len(group.labels) > 1 for group in groups)
+    return (
+        f"groups of near-duplicates: {len(groups)}, with {among} of {images} images; across labels: {across}"
+    )
+
+
+def _title(group: Group) -> str:
+    what = "the same file" if group.identical else f"lowest similarity {group.lowest:.4f}"
+    across = f", ACROSS LABELS: {', '.join(group.labels)}" if len(group.labels) > 1 else ""
+    return f"{len(group.members)} images, {what}{across}"
+
+
+def _lines(group: Group) -> list[str]:
+    rows = [[str(item.id), item.label or "-", item.path or item.key] for item in group.members]
+    return ["", _title(group), *(f"  {line}" for line in columns(rows, right={0}))]
+
+
+def _row(group: Group) -> Row:
+    return Row(_title(group), [Tile(Path(item.path), f"{item.id} {item.key}") for item in group.members])

@@ -1,0 +1,62 @@
+"""Options that several commands over galleries share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from retrieval.index import KINDS
+from retrieval.indexing import MAX_BAD
+
+_SIZE = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+class Size(click.ParamType):
+    """Bytes, as people write them: 2GB, 500MB, 1.5GiB, 1000000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(value.strip())
+        if not found:
+            self.fail(f"{value!r} is no number of bytes such as 2GB", param, ctx)
+        number, prefix, binary = found.groups()
+        power = " kmgt".index(prefix.lower() or " ")
+        return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def index_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--kind, --recall and --memory: which index a gallery is to have."""
+    options = (
+        click.option(
+            "--kind",
+            type=click.Choice(KINDS),
+            help="Of index. auto: exact up to 50,000 images, above that the fastest that keeps --recall. "
+            "[default: as before, or auto]",
+        ),
+        click.option(
+            "--recall",
+            type=click.FloatRange(0, 1, min_open=True),
+            help="Share of the 10 nearest that an index must find.  [default: as before, or 0.99]",
+        ),
+        click.option("--memory", type=Size(), help="That the index may need, as in 2GB.  [default: any]"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+retry_option = click.option("--retry", is_flag=True, help="Try files again that were unusable before.")
+max_bad_option = click.option(
+    "--max-bad",
+    type=click.FloatRange(0, 1),
+    default=MAX_BAD,
+    show_default=True,
+    metavar="SHARE",
+    help="Stop when a larger share of files (of at least 100) is unusable; 0 allows none.",
+)

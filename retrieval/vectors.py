@@ -1,0 +1,180 @@
+"""The vectors of a gallery as one matrix in several parts, mapped from files; and exact search over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import faiss
+import numpy as np
+
+_BLOCK = 4096  # rows compared at once: scores of 1024 queries take 16 MB
+_QUERIES = 1024
+_GATHERED = 1 << 22  # float64 values that scoring holds at once: 32 MB
+_BY_MATRIX = 16  # queries from which a matrix product is faster than FAISS's scan
+_SLACK = 16  # candidates more than are wanted, so that rounding hardly ever asks for a second scan
+_TIED = 4096  # candidates beyond which equal ones are not told apart any more
+_ONE_BY_ONE = 8  # rows wanted per part, below which they are fetched one after the other
+_MERGED = 64  # blocks whose results are merged at once
+
+Block = tuple[int, np.ndarray, np.ndarray | None]  # first row, rows [b, D], which of them are allowed [b]
+
+
+class Vectors:
+    """Parts float32 [n_i, D] seen as one matrix [rows, D], without copying them.
+
+    Attributes:
+        parts: the arrays; mapped files stay on the disk until they are read.
+        dim: D.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray], dim: int) -> None:
+        self.parts = [np.asarray(part) for part in parts]  # a plain view: np.memmap is slow to index
+        self.dim = dim
+        self._starts = np.cumsum([0, *map(len, self.parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """A copy of some rows, in the order asked for: float32 [n, D]."""
+        taken = np.empty((len(rows), self.dim), np.float32)
+        part_of = np.searchsorted(self._starts, rows, side="right") - 1
+        within = rows - self._starts[part_of]
+        if len(rows) < _ONE_BY_ONE * len(self.parts):
+            for number, (part, row) in enumerate(zip(part_of.tolist(), within.tolist(), strict=True)):
+                taken[number] = self.parts[part][row]
+        else:
+            for part in np.unique(part_of):
+                mine = part_of == part
+                taken[mine] = self.parts[part][within[mine]]
+        return taken
+
+    def blocks(self, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, rows float32 [b, D]) of everything from row `start` on, in order and not copied."""
+        for part, first in zip(self.parts, self._starts.tolist(), strict=False):
+            for row in range(max(start - first, 0), len(part), _BLOCK):
+                yield first + row, part[row : row + _BLOCK]
+
+    def score(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Inner products, summed in float64 so that equal rows score equal wherever they lie.
+
+        Args:
+            queries: float32 [N, D].
+            rows: int64 [N, k], -1 for none.
+
+        Returns:
+            float32 [N, k]; -inf for none.
+        """
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        step = max(1, _GATHERED // max(1, rows.shape[1] * self.dim))
+        for start in range(0, len(rows) if len(self) else 0, step):
+            some = rows[start : start + step]
+            found = self.take(np.maximum(some, 0).ravel()).astype(np.float64)
+            asked = queries[start : start + step, :, None].astype(np.float64)
+            products = np.matmul(found.reshape(*some.shape, self.dim), asked)[..., 0]  # [step, k]
+            scores[start : start + step] = np.where(some >= 0, products, -np.inf)
+        return scores
+
+    def nearest(
+        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, start: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k best of the allowed rows from `start` on, exactly: best first, equal scores by row.
+
+        Among thousands of rows that score the same, up to rounding, it may be another than the first.
+
+        Args:
+            queries: float32 [N, D], finite.
+            allowed: bool [rows]; everything where it is left out.
+
+        Returns:
+            scores float32 [N, k] as of `score`, and rows int64 [N, k]; -inf and -1 where there are fewer.
+        """
+        scores, rows = _nothing(len(queries), k)
+        unsure, wanted = np.arange(len(queries)), k + _SLACK
+        # What a scan computes in float32 differs from `score` by at most this (Higham 2002, section 3.1).
+        error = self.dim * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1)
+        while len(unsure):
+            rough, candidates = self.scan(queries[unsure], wanted, allowed, start)
+            scores[unsure], rows[unsure] = best(self.score(queries[unsure], candidates), candidates, k)
+            missed = (candidates[:, -1] >= 0) & (scores[unsure, -1] <= rough[:, -1] + error[unsure])
+            unsure, wanted = unsure[missed & (wanted < k + _TIED)], 2 * wanted
+        return scores, rows
+
+    def scan(
+        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, start: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k best of the allowed rows from `start` on, up to the rounding of float32.
+
+        Returns:
+            scores float32 [N, k] and rows int64 [N, k], best first; -inf and -1 where there are fewer.
+        """
+        scores, rows = _nothing(len(queries), k)
+        for first in range(0, len(queries), _QUERIES):
+            some = slice(first, first + _QUERIES)
+            asked = np.ascontiguousarray(queries[some])
+            search = _multiply if len(asked) >= _BY_MATRIX else _compare
+            scores[some], rows[some] = search(asked, k, self._allowed_blocks(allowed, start))
+        return scores, rows
+
+    def _allowed_blocks(self, allowed: np.ndarray | None, start: int) -> Iterator[Block]:
+        for first, block in self.blocks(start):
+            mask = None if allowed is None else allowed[first : first + len(block)]
+            if mask is None or mask.all():
+                yield first, block, None
+            elif mask.any():
+                yield first, block, mask
+
+
+def best(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of each line, best first, equal scores by row; scores and rows are [N, m], m >= k."""
+    order = np.lexsort((rows, -scores))[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+
+
+def bitmap(allowed: np.ndarray | None) -> Any:
+    """A FAISS selector of the rows that are True, or `None` for all."""
+    return None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+
+
+def _nothing(count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.full((count, k), -np.inf, np.float32), np.full((count, k), -1)
+
+
+def _compare(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
+    """The k best of the blocks, by FAISS's scan."""
+    scores, rows = _nothing(len(queries), k)
+    while some := list(islice(blocks, _MERGED)):
+        close = np.empty((len(some), len(queries), k), np.float32)
+        where = np.empty(close.shape, np.int64)
+        for (_, block, allowed), near, at in zip(some, close, where, strict=True):
+            selector = bitmap(allowed)  # FAISS keeps only a pointer to it
+            inputs, outputs = map(faiss.swig_ptr, (queries, block)), map(faiss.swig_ptr, (near, at))
+            sizes = block.shape[1], len(queries), len(block), k
+            faiss.knn_inner_product(*inputs, *sizes, *outputs, selector)
+        close[where < 0] = -np.inf
+        where += np.where(where < 0, 0, np.array([first for first, _, _ in some])[:, None, None])
+        found = [np.hstack([held, *new]) for held, new in ((scores, close), (rows, where))]
+        scores, rows = best(found[0], found[1], k)
+    return scores, rows
+
+
+def _multiply(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
+    """The same by matrix products: only what beats a query's k-th score so far is looked at again."""
+    scores, rows = _nothing(len(queries), k)
+    everyone = np.arange(len(queries))
+    for first, block, allowed in blocks:
+        numbers = np.arange(first, first + len(block)) if allowed is None else first + np.flatnonzero(allowed)
+        products = queries @ (block if allowed is None else block[allowed]).T  # [N, b]
+        floor = scores[:, -1]
+        if products.shape[1] > k and np.isneginf(floor).any():
+            floor = np.maximum(floor, np.partition(products, -k, axis=1)[:, -k])
+        who, where = np.nonzero(products >= floor[:, None])
+        found = np.concatenate([scores.ravel(), products[who, where]])
+        where = np.concatenate([rows.ravel(), numbers[where]])
+        who = np.concatenate([np.repeat(everyone, k), who])
+        order = np.lexsort((where, -found, who))
+        chosen = order[np.searchsorted(who[order], everyone)[:, None] + np.arange(k)]  # [N, k]
+        scores, rows = found[chosen], where[chosen]
+    return scores, rows

@@ -1,0 +1,290 @@
+"""Conditions on the pictures of a gallery, `brand = 'acme' and price < 30`: a small part of SQL.
+
+    condition  = conjunction {"or" conjunction}
+    conjunction = factor {"and" factor}
+    factor     = "not" factor | "(" condition ")" | column test
+    test       = ("=" | "!=" | "<" | "<=" | ">" | ">=") value
+               | ["not"] "in" "(" value {"," value} ")" | ["not"] "like" text
+               | ["not"] "between" value "and" value | "is" ["not"] "null"
+    column     = a bare word, or any name in "double quotes"
+    value      = 12 | -0.5 | 1e3 | 'text, with '' for a quote' | true | false
+
+What it means is what it means in SQLite: nothing compares with a missing value, so that neither
+`price < 30` nor `not price < 30` holds where there is no price; `like` takes % and _ and, for A to Z, either
+case; true and false are 1 and 0. Values never become part of the SQL text: they are bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+from retrieval.errors import InputError, did_you_mean
+
+Value = str | int | float
+
+MAX_LENGTH = 4096  # characters
+MAX_DEPTH = 32  # of parentheses and "not"
+MAX_VALUES = 256
+_LISTED = 20  # columns that an error names
+
+_TOKEN = re.compile(
+    r"""(?P<number>-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    |(?P<text>'(?:[^']|'')*+')
+    |(?P<quoted>"(?:[^"]|"")++")
+    |(?P<word>[^\W\d]\w*)
+    |(?P<symbol><=|>=|!=|<>|==|[=<>(),])""",
+    re.VERBOSE,
+)
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # SQLite ends text at the one, UTF-8 has no halves of pairs
+_KEYWORDS = frozenset(("and", "or", "not", "in", "like", "is", "null", "between", "true", "false"))
+_COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_TEST = "=, !=, <, <=, >, >=, in, like, between or is null"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by its name, and where it was written."""
+
+    name: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of one column: SQL with a mark for the column and one for each value."""
+
+    column: Column
+    sql: str
+    values: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class Not:
+    """Holds where the term does not; unknown where it is unknown."""
+
+    term: Condition
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Terms joined by AND or by OR."""
+
+    operator: str
+    terms: tuple[Condition, ...]
+
+
+Condition = Test | Not | Joined
+
+
+class _Token(NamedTuple):
+    kind: str  # number, text, quoted, word, keyword, symbol or end
+    text: str
+    position: int
+
+
+def parse(text: str) -> Condition:
+    """Read a condition.
+
+    Raises:
+        InputError: it is no condition, with the place and what was expected there, or it is too long, too
+            deep or has too many values.
+    """
+    if len(text) > MAX_LENGTH:
+        raise InputError(f"where: the condition has {len(text)} characters; at most {MAX_LENGTH} are taken")
+    if not is_text(text):
+        raise InputError("where: the condition has characters that no database takes as text")
+    return _Parser(text).whole()
+
+
+def is_text(text: str) -> bool:
+    """Whether a database takes it as text."""
+    return _NO_TEXT.search(text) is None
+
+
+def compile_sql(condition: Condition, columns: Mapping[str, str]) -> tuple[str, tuple[Value, ...]]:
+    """SQL of a condition, with question marks, and the values to bind to them.
+
+    Args:
+        columns: the SQL by which each column is reached, by its name; names match in either case.
+
+    Raises:
+        InputError: a column that is not there, with the nearest one that is.
+    """
+    if isinstance(condition, Test):
+        reached = {name.lower(): sql for name, sql in columns.items()}.get(condition.column.name.lower())
+        if reached is None:
+            raise unknown_column(condition.column.name, columns, condition.column.position)
+        return f"{reached} {condition.sql}", condition.values
+    if isinstance(condition, Not):
+        sql, values = compile_sql(condition.term, columns)
+        return f"NOT ({sql})", values
+    parts = [compile_sql(term, columns) for term in condition.terms]
+    joined = f" {condition.operator} ".join(f"({sql})" for sql, _ in parts)
+    return joined, tuple(value for _, values in parts for value in values)
+
+
+def unknown_column(name: str, columns: Mapping[str, str], position: int | None = None) -> InputError:
+    """The error about a column that a gallery does not have."""
+    place = "" if position is None else f" (character {position + 1} of the condition)"
+    some = [*list(columns)[:_LISTED], *(["..."] if len(columns) > _LISTED else [])]
+    hint = did_you_mean(name, columns, f"there are: {', '.join(some)}")
+    return InputError(f"the gallery has no column {name!r}{place}; {hint}")
+
+
+class _Parser:
+    """Recursive descent over the tokens of one condition."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._split()
+        self._next = 0
+        self._values = 0
+
+    def whole(self) -> Condition:
+        condition = self._either(0)
+        if self._peek.kind != "end":
+            self._fail("'and', 'or' or the end")
+        return condition
+
+    # ---- the grammar, a method a rule
+
+    def _either(self, depth: int) -> Condition:
+        return self._joined("or", lambda: self._both(depth))
+
+    def _both(self, depth: int) -> Condition:
+        return self._joined("and", lambda: self._factor(depth))
+
+    def _joined(self, word: str, part: Callable[[], Condition]) -> Condition:
+        terms = [part()]
+        while self._take(word):
+            terms.append(part())
+        return terms[0] if len(terms) == 1 else Joined(word.upper(), tuple(terms))
+
+    def _factor(self, depth: int) -> Condition:
+        if depth > MAX_DEPTH:
+            self._refuse(f"more than {MAX_DEPTH} levels of parentheses and 'not'")
+        if self._take("not"):
+            return Not(self._factor(depth + 1))
+        if self._take("("):
+            condition = self._either(depth + 1)
+            self._need(")", "'and', 'or' or ')'")
+            return condition
+        return self._test()
+
+    def _test(self) -> Condition:
+        column = self._column()
+        if self._take("is"):
+            negated = self._take("not")
+            self._need("null", "'null' (or 'not null')")
+            return Test(column, "IS NOT NULL" if negated else "IS NULL")
+        if self._peek.text in _COMPARISONS and self._peek.kind == "symbol":
+            operator = _COMPARISONS[self._advance().text]
+            return Test(column, f"{operator} ?", (self._value(),))
+        negation = "NOT " if self._take("not") else ""
+        if self._take("in"):
+            self._need("(", "'('")
+            values = [self._value()]
+            while self._take(","):
+                values.append(self._value())
+            self._need(")", "',' or ')'")
+            return Test(column, f"{negation}IN ({', '.join('?' * len(values))})", tuple(values))
+        if self._take("like"):
+            if self._peek.kind != "text":
+                self._fail("a pattern in single quotes, as in 'red%'")
+            return Test(column, f"{negation}LIKE ?", (self._value(),))
+        if self._take("between"):
+            low = self._value()
+            self._need("and", "'and' and the upper end")
+            return Test(column, f"{negation}BETWEEN ? AND ?", (low, self._value()))
+        blanks = ' (a name with blanks goes in "double quotes")' if self._peek.kind == "word" else ""
+        return self._fail("'in', 'like' or 'between'" if negation else _TEST + blanks)
+
+    def _column(self) -> Column:
+        token = self._peek
+        if token.kind == "quoted":
+            name = token.text[1:-1].replace('""', '"')
+        elif token.kind == "word":
+            name = token.text
+        else:
+            self._fail('the name of a column (in "double quotes" where it is no plain word)')
+        self._advance()
+        return Column(name, token.position)
+
+    def _value(self) -> Value:
+        token = self._peek
+        self._values += 1
+        if self._values > MAX_VALUES:
+            self._refuse(f"more than {MAX_VALUES} values")
+        if token.kind == "text":
+            value: Value = token.text[1:-1].replace("''", "'")
+        elif token.kind == "number":
+            value = _number(token.text)
+            if abs(value) == float("inf"):
+                self._refuse("a number that is too large")
+        elif token.kind == "keyword" and token.text in ("true", "false"):
+            value = int(token.text == "true")
+        elif token.kind == "keyword" and token.text == "null":
+            self._fail("a value (what is missing is found by `is null`)")
+        else:
+            self._fail("a value: a number, true, false, or text in single quotes")
+        self._advance()
+        return value
+
+    # ---- tokens
+
+    def _split(self) -> list[_Token]:
+        tokens, position, text = [], 0, self._text
+        while position < len(text):
+            if text[position].isspace():
+                position += 1
+                continue
+            found = _TOKEN.match(text, position)
+            if found is None:
+                unfinished = {"'": "text is not closed by '", '"': 'a name is not closed by "'}
+                what = unfinished.get(text[position], f"the character {text[position]!r} means nothing")
+                raise InputError(f"where: {what}, at character {position + 1} of the condition")
+            kind, word = str(found.lastgroup), found[0]
+            if kind == "word" and word.lower() in _KEYWORDS:
+                kind, word = "keyword", word.lower()
+            tokens.append(_Token(kind, word, position))
+            position = found.end()
+        return [*tokens, _Token("end", "", len(text))]
+
+    @property
+    def _peek(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _advance(self) -> _Token:
+        self._next += 1
+        return self._tokens[self._next - 1]
+
+    def _take(self, word: str) -> bool:
+        """Pass over a keyword or symbol if it comes next."""
+        if self._peek.kind in ("keyword", "symbol") and self._peek.text == word:
+            self._next += 1
+            return True
+        return False
+
+    def _need(self, word: str, expected: str) -> None:
+        if not self._take(word):
+            self._fail(expected)
+
+    def _fail(self, expected: str) -> NoReturn:
+        token = self._peek
+        found = "the end" if token.kind == "end" else repr(token.text[:40])
+        raise InputError(f"where: at character {token.position + 1}, expected {expected}; not {found}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise InputError(f"where: {what}, at character {self._peek.position + 1} of the condition")
+
+
+def _number(text: str) -> int | float:
+    """An integer where it is written as one and SQLite can hold it."""
+    try:
+        whole = int(text)
+    except ValueError:
+        return float(text)
+    return whole if -(2**63) <= whole < 2**63 else float(text)

@@ -1,0 +1,59 @@
+"""Galleries filled with random vectors, without a picture or a run of a model: fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from retrieval import Gallery
+from retrieval.records import FileStamp, NewItem, Value
+from retrieval.store import Store
+from tests.serve.model import write_model
+
+DIM = 48  # of the small model
+
+
+def small_gallery(folder: Path) -> Gallery:
+    """An empty gallery of the small model."""
+    folder.mkdir(exist_ok=True)
+    return Gallery.create(folder / "g", write_model(folder / "model.onnx"))
+
+
+def bare_gallery(folder: Path) -> Gallery:
+    """An empty gallery without a model."""
+    Store.create(folder, {"dim": DIM, "fingerprint": "", "embedding": "random"}, None, None)
+    return Gallery(folder)
+
+
+def unit_vectors(count: int, seed: int = 0) -> np.ndarray:
+    """Random directions, float32 [count, DIM]."""
+    vectors = np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def new_items(names: list[str], root: str = "/pictures", **metadata: Value) -> list[NewItem]:
+    """An item a name; its size says which."""
+    stamps = [FileStamp(root, f"{name}.jpg", len(name), 1, name[0]) for name in names]
+    return [NewItem(stamp, f"sha-{stamp.path}", 4, 3, metadata) for stamp in stamps]
+
+
+def commit(gallery: Gallery, names: list[str], seed: int = 0, **metadata: Value) -> np.ndarray:
+    """Commit random vectors under these names -> the vectors."""
+    vectors = unit_vectors(len(names), seed)
+    with gallery.store.writing():
+        gallery.store.commit(vectors, new_items(names, **metadata))
+    gallery.refresh()
+    return vectors
+
+
+def contents(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, Value], bytes]]:
+    """Key -> label, metadata and the bytes of the vector, of everything alive in the state last committed."""
+    gallery.refresh()
+    ids = gallery.snapshot.ids[gallery.snapshot.ids > 0]
+    vectors = gallery.snapshot.vectors(gallery.snapshot.rows_of(ids))
+    items = gallery.items(ids.tolist())
+    return {
+        items[i].key: (items[i].label, items[i].metadata, vector.tobytes())
+        for i, vector in zip(ids.tolist(), vectors, strict=True)
+    }

@@ -1,0 +1,159 @@
+"""Run an operation on a gallery over and over, killed (-9) each time one step later than the time before.
+
+    python -m tests.retrieval.killing OPERATION ORIGINAL OUT
+
+leaves in OUT/<n> what a kill at the n-th step left of a copy of ORIGINAL, until the operation comes to its
+end; of states that look the same, the first. A step is whatever touches the disk: a statement of SQL, a
+flush, a rename, a deletion, a new file. The database is given so little memory that it writes to its file
+all through a transaction, and must undo it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import uuid
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from retrieval import Gallery
+from retrieval.compact import compact
+from retrieval.records import Change
+from retrieval.store import Store
+from retrieval.verify import verify
+from tests.retrieval.filling import new_items, unit_vectors
+
+
+def add(folder: Path) -> None:
+    """Two new pictures, one of them in the place of another, and a new column."""
+    gallery = Gallery(folder)
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(2, 9), new_items(["a1", "new"], colour="red"))
+
+
+def amend(folder: Path) -> None:
+    """New facts about two pictures, in one step."""
+    gallery = Gallery(folder)
+    numbers = gallery.ids_of(["b1.jpg", "b2.jpg"])
+    with gallery.store.writing():
+        gallery.store.amend([Change(number, metadata={"size": number}) for number in numbers])
+
+
+def remove(folder: Path) -> None:
+    Gallery(folder).remove(["a2.jpg", "b2.jpg"])
+
+
+def build_index(folder: Path) -> None:
+    gallery = Gallery(folder)
+    with gallery.store.writing():
+        gallery.build_index("sq8")
+
+
+def repair(folder: Path) -> None:
+    verify(folder, repair=True)
+
+
+def create(folder: Path) -> None:
+    Store.create(folder / "new", {"dim": 3, "fingerprint": ""}, folder / "gallery.db", np.ones(3))
+
+
+OPERATIONS: dict[str, Callable[[Path], object]] = {
+    "add": add,
+    "amend": amend,
+    "remove": remove,
+    "compact": lambda folder: compact(Gallery(folder)),
+    "build_index": build_index,
+    "repair": repair,
+    "open": Gallery,
+    "create": create,
+}
+
+
+class Killer:
+    """Counts steps, and kills this process at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def step(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, owner: Any, name: str) -> None:
+        """Make the start of every call of a function a step."""
+        real = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            self.step()
+            return real(*args, **options)
+
+        setattr(owner, name, watched)
+
+    def arm(self) -> None:
+        for owner, names in (
+            (os, ("fsync", "open")),
+            (Path, ("replace", "rename", "unlink", "mkdir", "open")),
+            (shutil, ("rmtree", "copyfile")),
+            (np, ("save",)),
+            (faiss, ("write_index",)),
+        ):
+            for name in names:
+                self.watch(owner, name)
+        killer = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, *args: Any) -> sqlite3.Cursor:
+                killer.step()
+                return super().execute(*args)
+
+            def executemany(self, *args: Any) -> sqlite3.Cursor:
+                killer.step()
+                return super().executemany(*args)
+
+        real = sqlite3.connect
+
+        def connect(*args: Any, **options: Any) -> sqlite3.Connection:
+            db = real(*args, factory=Connection, **options)
+            sqlite3.Connection.execute(db, "PRAGMA cache_size = 1")
+            return db
+
+        sqlite3.connect = connect  # type: ignore[assignment]
+
+
+def look(folder: Path) -> tuple[object, ...]:
+    """What tells one state on the disk from another: names, sizes, commits of the database."""
+    files = sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
+    return tuple(files), (folder / "gallery.db").read_bytes()[24:28]
+
+
+def main(operation: str, original: Path, out: Path) -> None:
+    at, seen = 0, set()
+    while True:
+        at += 1
+        folder = shutil.copytree(original, out / f"{at}")
+        names = (uuid.UUID(int=number) for number in count(1))
+        child = os.fork()  # nothing has started a thread yet
+        if child == 0:
+            uuid.uuid4 = names.__next__  # type: ignore[assignment]  # the same each time: states compare
+            Killer(at).arm()
+            OPERATIONS[operation](folder)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            sys.exit(os.WEXITSTATUS(status))
+        if look(folder) in seen:
+            shutil.rmtree(folder)
+        seen.add(look(folder) if folder.exists() else None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

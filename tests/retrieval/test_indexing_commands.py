@@ -1,0 +1,103 @@
+"""`lookalike index build`, `add`, `update`, `sync` and `rebuild` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from retrieval.commands.options import Size
+from tests.conftest import draw, lookalike
+from tests.serve.model import write_model
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of three pictures, a table about them, and a model beside."""
+    for hue, name in enumerate(("red", "green")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for seed in range(3):
+            draw(seed, hue=hue).save(tmp_path / "photos" / name / f"{seed}.png")
+    (tmp_path / "shop.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\ngreen/1.png,b,,3\n")
+    write_model(tmp_path / "m.onnx")
+    return tmp_path / "photos"
+
+
+def test_from_a_table_to_a_new_model(photos: Path, tmp_path: Path) -> None:
+    build = ["index", "build", "g", "photos", "--metadata", "shop.csv", "--model", "m.onnx"]
+    facts = json.loads(lookalike(*build, "--json", "--memory", "1GB", cwd=tmp_path).stdout)
+    assert (facts["added"], facts["unchanged"], facts["columns"]) == (6, 0, ["price"])
+    assert "nothing new to add, 6 there already" in lookalike(*build, cwd=tmp_path).stdout
+    found = lookalike("search", "g", "photos/red/0.png", "--where", "price > 10", "--json", cwd=tmp_path)
+    assert json.loads(found.stdout)[0]["hits"][0]["key"] == "a"
+    (photos / "red" / "1.png").rename(photos / "red" / "other.png")
+    (photos / "red" / "2.png").unlink()
+    dry = json.loads(lookalike("index", "sync", "g", "photos", "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert (dry["new"], dry["changed"], dry["unchanged"], len(dry["gone"])) == (1, 0, 4, 2)
+    done = lookalike("index", "sync", "g", "photos", cwd=tmp_path)
+    assert "1 moved, 1 removed, 4 there already; it holds 5 images" in done.stdout
+    (photos / "red" / "other.png").unlink()
+    looked = lookalike("index", "update", "g", cwd=tmp_path)
+    assert "1 image without their file (--prune removes them)" in looked.stderr
+    write_model(tmp_path / "n.onnx", "new")
+    rebuilt = lookalike("index", "rebuild", "g", "--model", "n.onnx", code=3, cwd=tmp_path)
+    assert "the old gallery is" in rebuilt.stderr
+    assert json.loads(lookalike("index", "info", "g.old", "--json", cwd=tmp_path).stdout)["images"] == 5
+    assert json.loads(lookalike("index", "info", "g", "--json", cwd=tmp_path).stdout)["images"] == 4
+
+
+def test_list_on_standard_input(photos: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "retrieval.cli",
+        "index",
+        "build",
+        "g",
+        "--list",
+        "-",
+        "--model",
+        "m.onnx",
+    ]
+    names = "".join(f"photos/red/{n}.png\n" for n in range(3))
+    done = subprocess.run(command, input=names, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "3 added" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no images: name files or folders"),
+        (["nowhere"], "no such file or folder"),
+        (["photos/*.gif"], "no image files"),
+        (["photos", "--metadata", "m.onnx"], "cannot be read as a CSV file"),
+        (["photos", "--memory", "much"], "no number of bytes"),
+        (["photos", "--kind", "tree"], "Invalid value for '--kind'"),
+        (["photos", "--max-bad", "2"], "Invalid value for '--max-bad'"),
+    ],
+)
+def test_unusable_input_leaves_nothing_behind(
+    photos: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    done = lookalike("index", "build", "g", *words, "--model", "m.onnx", code=2, cwd=tmp_path)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "g").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1000", 1000), ("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 500 * 10**6), ("4KiB", 4096)],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "2 apples", "-1GB", "1e9"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Size().convert(text, None, None)

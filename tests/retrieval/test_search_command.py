@@ -1,0 +1,168 @@
+"""`lookalike search` and `lookalike duplicates`, run as a user does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrieval import Embedder, Gallery
+from tests.conftest import draw, lookalike
+from tests.retrieval.html_page import Page
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """The shop, with one of its red pictures among the green ones as well."""
+    folder = tmp_path_factory.mktemp("search") / "pictures"
+    shutil.copytree(shop, folder)
+    shutil.copyfile(folder / "red" / "3.png", folder / "green" / "again.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gallery(pictures: Path, model_file: Path) -> Path:
+    folder = pictures.with_name("g")
+    lookalike("index", "build", str(folder), str(pictures), "--model", str(model_file))
+    return folder
+
+
+def answers(*words: str, code: int = 0) -> list[dict[str, Any]]:
+    return json.loads(lookalike("search", *words, "--json", code=code).stdout)
+
+
+def keys(answer: dict[str, Any]) -> list[str]:
+    return [hit["key"] for hit in answer["hits"]]
+
+
+def test_every_option_at_once(gallery: Path, pictures: Path, tmp_path: Path) -> None:
+    query, sheet = pictures / "red" / "3.png", tmp_path / "found.html"
+    words = ["--where", "label like 'r%' or label = 'green'", "--exclude", "red/3.png", "--min-score", "-1"]
+    done = lookalike(
+        "search", str(gallery), str(query), "-k", "2", *words, "--group-by", "label", "--sheet", str(sheet)
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == str(query)
+    assert {line.split()[3] for line in lines[1:]} == {"red", "green"}
+    assert lines[1].split()[1] == "1.0000", "the copy among the green ones"
+    assert lines[1].endswith("again.png")
+    assert "searched 25 images in" in done.stderr
+    page = Page(sheet)
+    assert len(page.pictures) == 3
+    assert all(source.startswith("data:image/") for source in page.pictures)
+    assert "1.000 green" in page.text
+
+
+def test_by_item_and_its_times(gallery: Path) -> None:
+    (by_key,) = answers(str(gallery), "--id", "red/3.png", "-k", "24")
+    (number,) = Gallery.open(gallery).ids_of(["red/3.png"])
+    (by_number,) = answers(str(gallery), "--id", str(number), "-k", "24")
+    assert keys(by_key) == keys(by_number)
+    assert keys(by_key)[0] == "green/again.png"
+    assert "red/3.png" not in keys(by_key)
+    assert len(by_key["hits"]) == 24
+    assert (by_key["embed_ms"], by_key["scores"]) == (0, "cosine similarity")
+    assert by_key["search_ms"] > 0
+
+
+def test_several_views_are_one_query(gallery: Path, pictures: Path, model_file: Path) -> None:
+    views = [pictures / "red" / "1.png", pictures / "blue" / "1.png"]
+    (answer,) = answers(str(gallery), *map(str, views), "--together", "-k", "25")
+    one_by_one = Embedder(model_file).embed(views).astype(float)
+    mean = one_by_one.mean(0) / np.linalg.norm(one_by_one.mean(0))
+    (hits,) = Gallery.open(gallery).search_vectors(mean[None].astype(np.float32), 25)
+    np.testing.assert_allclose(
+        [hit["score"] for hit in answer["hits"]], [hit.score for hit in hits], atol=1e-5
+    )
+    (without,) = answers(str(gallery), "--id", "red/1.png", "--id", "blue/1.png", "--together", "-k", "25")
+    assert sorted([*keys(without), "red/1.png", "blue/1.png"]) == sorted(hit.key for hit in hits)
+
+
+@pytest.mark.parametrize("rerank", ["query-expansion", "k-reciprocal"])
+def test_reranked(gallery: Path, pictures: Path, rerank: str) -> None:
+    query = pictures / "blue" / "2.png"
+    (answer,) = answers(str(gallery), str(query), "--rerank", rerank, "-k", "5")
+    hits = Gallery.open(gallery).search(query, 5, rerank=rerank)
+    assert keys(answer) == [hit.key for hit in hits]
+    np.testing.assert_allclose(
+        [hit["score"] for hit in answer["hits"]], [hit.score for hit in hits], atol=1e-5
+    )
+    assert answer["scores"] != "cosine similarity"
+
+
+def test_images_that_cannot_be_read_do_not_keep_the_others_back(
+    gallery: Path, pictures: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8\xff nothing")
+    draw(77).save(tmp_path / "fine.png")
+    words = [str(gallery), "nowhere.png", str(tmp_path / "fine.png"), str(broken)]
+    found = answers(*words, code=3)
+    assert [answer["query"] for answer in found if "hits" in answer] == [str(tmp_path / "fine.png")]
+    assert {answer["query"]: answer["error"]["reason"] for answer in found if "error" in answer} == {
+        "nowhere.png": "missing",
+        str(broken): "not-an-image",
+    }
+    said = lookalike("search", *words, code=3)
+    assert "nowhere.png: there is no such file" in said.stderr
+    assert lookalike("search", str(gallery), "nowhere.png", str(broken), code=2).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--where", "label = 'purple'"], "found 0 of 10: no more pictures fulfil the condition"),
+        (["--min-score", "1"], "of 10: no more pictures score at least 1"),
+        (["--group-by", "label"], "found 3 of 10: no more pictures have another label"),
+        (["-k", "99"], "found 25 of 99: the gallery holds no more pictures"),
+    ],
+)
+def test_fewer_than_wanted_is_said(gallery: Path, pictures: Path, words: list[str], why: str) -> None:
+    assert why in lookalike("search", str(gallery), str(pictures / "red" / "0.png"), *words).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--where", "labl = 'red'"], "did you mean 'label'"),
+        (["--where", "label = red"], "text in single quotes"),
+        (["--group-by", "colour"], "no column 'colour'"),
+        (["--min-score", "2"], "from -1 to 1"),
+        (["--exclude", "nobody"], "no item 'nobody'"),
+        (["--id", "nobody"], "no item 'nobody'"),
+        (["--rerank", "best"], "--rerank"),
+        (["--sheet", "found.png"], "call it found.html"),
+        (["--sheet", "no/such/found.html"], "there is no folder no/such"),
+        (["-k", "0"], "-k"),
+    ],
+)
+def test_what_cannot_be_asked(gallery: Path, pictures: Path, words: list[str], message: str) -> None:
+    done = lookalike("search", str(gallery), str(pictures / "red" / "0.png"), *words, code=2)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path, pictures: Path) -> None:
+    Gallery.create(tmp_path / "empty", model_file)
+    done = lookalike("search", str(tmp_path / "empty"), str(pictures / "red" / "0.png"), code=2)
+    assert "the gallery is empty" in done.stderr
+    assert "no near-duplicates among 0 images" in lookalike("duplicates", str(tmp_path / "empty")).stdout
+
+
+def test_duplicates_across_labels(gallery: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "twice.html"
+    shown = lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)).stdout
+    assert shown.startswith("groups of near-duplicates: 1, with 2 of 25 images; across labels: 1")
+    assert "2 images, the same file, ACROSS LABELS: green, red" in shown
+    assert len(Page(sheet).pictures) == 2
+    report = json.loads(lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout)
+    (group,) = report["groups"]
+    assert {member["key"] for member in group["members"]} == {"red/3.png", "green/again.png"}
+    assert (group["identical"], group["labels"]) == (True, ["green", "red"])
+    assert group["lowest"] == pytest.approx(1, abs=1e-5)
+    assert "from -1 to 1" in lookalike("duplicates", str(gallery), "--min-score", "3", code=2).stderr

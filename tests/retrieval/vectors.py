@@ -1,0 +1,46 @@
+"""Vectors for tests of search, and the answers that a plain computation gives."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from retrieval.index import Index
+from retrieval.snapshot import Snapshot
+
+
+def clustered(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:
+    """Unit vectors float32 [count, dim] around 60 centres, the same ones for every seed."""
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).standard_normal((60, dim)) + shift
+    points = centres[random.integers(0, 60, count)] + 0.7 * random.standard_normal((count, dim))
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+
+
+def snapshot(
+    parts: Sequence[np.ndarray],
+    removed: Sequence[int] = (),
+    index: Index | None = None,
+    covered: int = 0,
+) -> Snapshot:
+    """A state whose items are numbered by row, from 1."""
+    rows = np.concatenate(parts)
+    ids = np.arange(1, len(rows) + 1)
+    ids[list(removed)] = 0
+    checksums = np.array([zlib.crc32(row.tobytes()) for row in rows], np.uint32)
+    return Snapshot(parts, ids, checksums, index, covered, dim=rows.shape[1], where="shop.gallery")
+
+
+def brute_force(
+    vectors: np.ndarray, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """All products, sorted: scores [N, k] and rows [N, k], -inf and -1 where there are fewer than k."""
+    scores = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
+    if allowed is not None:
+        scores[:, ~allowed] = -np.inf
+    scores = np.pad(scores, ((0, 0), (0, k)), constant_values=-np.inf)
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    scores = np.take_along_axis(scores, rows, 1)
+    return scores, np.where(np.isneginf(scores), -1, rows)
