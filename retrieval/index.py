@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -42,34 +44,39 @@ class Built:
 
 
 class Index:
-    """An index on disk, opened and checked when it is first asked; memory-mapped, so that processes share it.
+    """An index on disk, read and checked when it is first asked; memory-mapped, so that processes share it.
+
+    Its files are held open from the beginning: what a writer puts in their place does not matter to it.
 
     Args:
         folder: with `index.faiss` and `card.json`.
         sha256, card_sha256: of the two files.
+
+    Raises:
+        LookalikeError: one of them is missing.
     """
 
     def __init__(self, folder: Path, sha256: str, card_sha256: str) -> None:
         self.folder, self._sha256, self._card_sha256 = folder, sha256, card_sha256
+        self._repair = f"`lookalike index verify {folder.parents[1]} --repair` builds it again"
+        self._file, self._card_file = (self._held(name) for name in ("index.faiss", "card.json"))
 
     @cached_property
     def card(self) -> dict[str, Any]:
         """What is known about it; see `Built`."""
-        self._check("card.json", self._card_sha256)
-        return json.loads((self.folder / "card.json").read_text())
+        self._check(self._card_file, self._card_sha256, "card.json")
+        return json.loads(self._card_file.read_text())
 
     @cached_property
     def faiss(self) -> Any:
         """The FAISS index, read-only.
 
         Raises:
-            LookalikeError: the file is missing or not the one that was written. FAISS itself would load
-                flipped bytes without complaint.
+            LookalikeError: the file is not as it was written. FAISS itself would load flipped bytes without
+                complaint.
         """
-        self._check("index.faiss", self._sha256)
-        return faiss.read_index(
-            str(self.folder / "index.faiss"), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY
-        )
+        self._check(self._file, self._sha256, "index.faiss")
+        return faiss.read_index(str(self._file), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
 
     def propose(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, widen: float = 1.0
@@ -80,17 +87,22 @@ class Index:
 
     def copied(self) -> Any:
         """The FAISS index in memory of its own, which takes additions: a mapped one would end the process."""
-        self._check("index.faiss", self._sha256)
-        return faiss.read_index(str(self.folder / "index.faiss"))
+        self._check(self._file, self._sha256, "index.faiss")
+        return faiss.read_index(str(self._file))
 
-    def _check(self, name: str, sha256: str) -> None:
-        path = self.folder / name
-        repair = f"`lookalike index verify {self.folder.parents[1]} --repair` builds it again"
-        if not path.is_file():
-            again = "open the gallery again if it was changed meanwhile"
-            raise LookalikeError(f"{path}: missing; {again}, or else {repair}")
-        if sha256_of(path) != sha256:
-            raise LookalikeError(f"{path}: damaged; {repair}")
+    def _held(self, name: str) -> Path:
+        """The path of an open file, which stays when its name in the folder is gone."""
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDONLY)
+        except OSError as error:
+            raise LookalikeError(f"{self.folder / name}: missing; {self._repair}") from error
+        weakref.finalize(self, os.close, descriptor)
+        return Path(f"/dev/fd/{descriptor}")
+
+    def _check(self, file: Path, sha256: str, name: str) -> None:
+        if sha256_of(file) != sha256:
+            raise LookalikeError(f"{self.folder / name}: damaged; {self._repair}")
+
 
 
 def make(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,10 +158,17 @@ def test_index_and_card_are_checked_before_they_are_used(tmp_path: Path) -> None
             damaged.propose(QUERIES, 5)
         path.unlink()
         with pytest.raises(LookalikeError, match="missing"):
-            damaged.propose(QUERIES, 5)
+            Index(index.folder, index._sha256, index._card_sha256)
         path.write_bytes(good)
     again = Index(index.folder, index._sha256, index._card_sha256)
     np.testing.assert_array_equal(again.propose(QUERIES, 5), expected)
+
+
+def test_index_that_was_opened_stays_whole_when_a_writer_clears_it_away(tmp_path: Path) -> None:
+    expected = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path).propose(QUERIES, 5)
+    index = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path)
+    shutil.rmtree(index.folder)
+    np.testing.assert_array_equal(index.propose(QUERIES, 5), expected)
 
 
 @EVERY_KIND
