@@ -25,8 +25,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from retrieval import bootstrap, metrics, per_query
+from retrieval import metrics
 from retrieval.evaluation import evaluate
+from retrieval.measures import bootstrap, per_query
 
 BLOCK = 1024
 KS = (1, 10, 100, 1000)

@@ -34,9 +34,9 @@ import numpy as np
 from usearch.index import Index as USearch
 
 from retrieval.files import sha256_of
-from retrieval.index import Index, make, save
-from retrieval.snapshot import Snapshot
-from retrieval.vectors import Vectors
+from retrieval.searching.index import Index, make, save
+from retrieval.searching.snapshot import Snapshot
+from retrieval.searching.vectors import Vectors
 
 K = 10
 SEGMENT = 4096

@@ -22,8 +22,8 @@ COMMANDS = {
     "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "export": ("export.commands:export", "Turn a training run, or a backbone, into one ONNX file."),
-    "model": ("retrieval.model_commands:model", "Say what a model file is and how fast it runs here."),
-    "index": ("retrieval.commands.index:index", "Build a gallery from images, and add to it."),
+    "model": ("retrieval.commands.model:model", "Say what a model file is and how fast it runs here."),
+    "index": ("retrieval.commands.index:index", "Build a gallery from images, and keep it right."),
     "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
     "duplicates": (
         "retrieval.commands.duplicates:duplicates",

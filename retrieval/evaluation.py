@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import bootstrap, metrics, per_query
-from retrieval.questions import questions
-from retrieval.ranking import Ranking, rank_checked
-from retrieval.similarities import Similarities, compare_all
+from retrieval import metrics
+from retrieval.measures import bootstrap, per_query
+from retrieval.measures.questions import questions
+from retrieval.measures.ranking import Ranking, rank_checked
+from retrieval.measures.similarities import Similarities, compare_all
 
 KS = (1, 2, 4, 8)
 CURVE_KS = (1, 2, 4, 8, 16, 32, 64)

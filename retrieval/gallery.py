@@ -13,17 +13,17 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.identity import check_same, own_model, probe_pixels
 from retrieval.images import DECODE_POLICY, ImageSource, read_bytes
-from retrieval.index import Index, make, save
-from retrieval.inventory import inventory
-from retrieval.query import Options, Searcher
-from retrieval.records import BadFile, State, StoredItem
-from retrieval.snapshot import Snapshot
-from retrieval.store import Store
+from retrieval.searching.index import Index, make, save
+from retrieval.searching.query import Options, Searcher
+from retrieval.searching.snapshot import Snapshot
+from retrieval.storage.identity import check_same, own_model, probe_pixels
+from retrieval.storage.inventory import inventory
+from retrieval.storage.records import BadFile, State, StoredItem
+from retrieval.storage.store import Store
 
 if TYPE_CHECKING:
-    from retrieval.indexing import Outcome
+    from retrieval.ingest.indexing import Outcome
 
 _TRIES = 5
 
@@ -145,8 +145,8 @@ class Gallery:
     # ---- adding
 
     def add(self, paths: Iterable[str | Path], **options: Any) -> Outcome:
-        """Embed and add files and folders; see `retrieval.indexing.add_images` for the options."""
-        from retrieval.indexing import add_images  # indexing builds on Gallery
+        """Embed and add files and folders; see `retrieval.ingest.indexing.add_images` for the options."""
+        from retrieval.ingest.indexing import add_images  # indexing builds on Gallery
 
         return add_images(self, paths, **options)
 
@@ -160,7 +160,8 @@ class Gallery:
     ) -> None:
         """Index everything committed and put the index to use. Call it inside `store.writing()`.
 
-        What is left out is as it was asked for the last time; `retrieval.index.make` says what it means.
+        What is left out is as it was asked for the last time; `retrieval.searching.index.make` says what it
+        means.
         """
         given = {"kind": kind, "recall": recall, "memory": memory}
         wish = {**self.store.meta.get("index_wish", {}), **{k: v for k, v in given.items() if v is not None}}
@@ -181,7 +182,7 @@ class Gallery:
 
         Args:
             image: a path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
-            options: where, exclude, min_score, group_by and rerank, see `retrieval.query.Options`.
+            options: where, exclude, min_score, group_by and rerank, see `retrieval.searching.query.Options`.
 
         Raises:
             ImageError: the picture cannot be read.
@@ -269,7 +270,7 @@ class Gallery:
         return removed
 
     def info(self) -> dict[str, Any]:
-        """What the gallery holds, as plain values; see `retrieval.inventory`."""
+        """What the gallery holds, as plain values; see `retrieval.storage.inventory`."""
         return inventory(self)
 
     def bad_files(self) -> list[BadFile]:

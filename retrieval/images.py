@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
-from retrieval import shards
 from retrieval.errors import ImageError
+from retrieval.ingest import shards
 
 DECODE_POLICY = 2
 MAX_PIXELS = 50_000_000

@@ -9,7 +9,7 @@ Similarity is the cosine; embeddings have unit length. What all retrieval metric
   order of rows, and embeddings that are all the same find nothing.
 - With one class only there is nothing wrong to find, and every metric is 1.
 
-The values of single queries are in `retrieval.per_query` and `retrieval.similarities`.
+The values of single queries are in `retrieval.measures.per_query` and `retrieval.measures.similarities`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrieval import per_query
-from retrieval.clustering import kmeans, nmi, pair_f1
 from retrieval.errors import InputError
-from retrieval.neighbours import Search, nearest
-from retrieval.questions import labelled, questions
-from retrieval.ranking import Ranking, rank, rank_checked
-from retrieval.similarities import Similarities, similarities
+from retrieval.measures import per_query
+from retrieval.measures.clustering import kmeans, nmi, pair_f1
+from retrieval.measures.neighbours import Search, nearest
+from retrieval.measures.questions import labelled, questions
+from retrieval.measures.ranking import Ranking, rank, rank_checked
+from retrieval.measures.similarities import Similarities, similarities
 
 __all__ = [
     "Ranking",

@@ -11,11 +11,11 @@ from typing import Any
 from retrieval import text
 from retrieval.errors import InputError
 from retrieval.evaluation import KS, Result
-from retrieval.findings import Findings
-from retrieval.numbers import keys, percent, short, summary, value
-from retrieval.page import document
-from retrieval.report_page import render
-from retrieval.store import now, replacing
+from retrieval.reports.findings import Findings
+from retrieval.reports.numbers import keys, percent, short, summary, value
+from retrieval.reports.page import document
+from retrieval.reports.report_page import render
+from retrieval.storage.store import now, replacing
 
 __all__ = ["Report", "latest", "render", "table"]
 

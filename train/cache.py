@@ -31,7 +31,7 @@ from retrieval.images import DECODE_POLICY
 from retrieval.locking import locked
 from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
-from retrieval.store import replacing
+from retrieval.storage.store import replacing
 
 _FORMAT = 1
 _SIZES = np.dtype("<i4")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from retrieval import text
 from retrieval.evaluation import Result
 from retrieval.figures import COLOURS, svg
-from retrieval.significance import Summary, Welch, p_value, summarize, welch
-from retrieval.store import now, replacing
+from retrieval.measures.significance import Summary, Welch, p_value, summarize, welch
+from retrieval.storage.store import now, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

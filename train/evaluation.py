@@ -14,10 +14,10 @@ from retrieval import metrics
 from retrieval.decoding import Embedded, embed_files
 from retrieval.errors import InputError
 from retrieval.evaluation import CURVE_KS, KS, Evaluation, Result, evaluate
-from retrieval.findings import Findings, Pictures, find
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.report import Report
+from retrieval.reports.findings import Findings, Pictures, find
 from train.contestants import Contestant, baseline, open_target
 from train.data import DataSet, LabelledImage
 

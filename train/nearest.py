@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from retrieval import neighbours
-from retrieval.neighbours import Search
+from retrieval.measures import neighbours
+from retrieval.measures.neighbours import Search
 from retrieval.progress import Progress
 
 _CELLS = 1 << 26  # of queries x gallery at once: 256 MB
@@ -25,7 +25,7 @@ def search_on(device: torch.device) -> Search:
 def nearest(
     query: np.ndarray, gallery: np.ndarray, k: int, *, device: torch.device, show_progress: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`retrieval.neighbours.Search` by matrix products in full float32, a block of queries at a time.
+    """`neighbours.Search` by matrix products in full float32, a block of queries at a time.
 
     The device has to hold the gallery and 256 MB of similarities.
 
@@ -35,7 +35,7 @@ def nearest(
 
     Returns:
         scores float32 [N, k] and rows int32 [N, k], best first; equal ones in any order, which
-        `retrieval.ranking.rank` puts right.
+        `retrieval.measures.ranking.rank` puts right.
     """
     scores = np.empty((len(query), k), np.float32)
     rows = np.empty((len(query), k), np.int32)

@@ -15,7 +15,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation import Result
 from retrieval.locking import locked
 from retrieval.report import Report
-from retrieval.store import replacing
+from retrieval.storage.store import replacing
 from train import data
 from train.comparison import Comparison, Outcome, compare
 from train.config import Config

@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
 from retrieval.figures import COLOURS, MANY, caption
-from retrieval.similarities import similarities
+from retrieval.measures.similarities import similarities
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

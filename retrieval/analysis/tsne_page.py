@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.tsne import Map
 from retrieval.figures import COLOURS, GREY
-from retrieval.thumbnails import thumbnails
+from retrieval.reports.thumbnails import thumbnails
 
 _WIDTH = 1000  # of the map, in its own units
 _EDGE = 20

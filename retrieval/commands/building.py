@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from retrieval import syncing
 from retrieval.cli import emit, json_option, say
 from retrieval.commands.options import index_options, max_bad_option, retry_option
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
-from retrieval.indexing import Outcome, add_images
-from retrieval.rebuilding import rebuild as rebuild_gallery
+from retrieval.ingest import syncing
+from retrieval.ingest.indexing import Outcome, add_images
+from retrieval.ingest.rebuilding import rebuild as rebuild_gallery
 
 _SHOWN = 10
 _FILE = click.Path(path_type=Path)

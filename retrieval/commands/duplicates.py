@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from retrieval.cli import emit, json_option, say
-from retrieval.duplicates import Group, find_duplicates
 from retrieval.gallery import Gallery
-from retrieval.sheet import Row, Tile, check_name, write_sheet
+from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
+from retrieval.searching.duplicates import Group, find_duplicates
 from retrieval.text import columns
 
 

@@ -9,7 +9,7 @@ from retrieval.commands import building, upkeep
 
 @click.group()
 def index() -> None:
-    """Build a gallery from images, and add to it."""
+    """Build a gallery from images, and keep it right."""
 
 
 for command in (

@@ -17,9 +17,9 @@ from retrieval.decoding import embed_files
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
 from retrieval.progress import Progress
-from retrieval.query import RERANKS, Options
-from retrieval.rerank import mean_query
-from retrieval.sheet import Row, Tile, check_name, write_sheet
+from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
+from retrieval.searching.query import RERANKS, Options
+from retrieval.searching.rerank import mean_query
 from retrieval.text import columns
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import click
 
 from retrieval.cli import emit, json_option
-from retrieval.compact import compact as compact_gallery
 from retrieval.gallery import Gallery
+from retrieval.storage.compact import compact as compact_gallery
+from retrieval.storage.transfer import export, import_vectors
+from retrieval.storage.verify import Problem
+from retrieval.storage.verify import verify as verify_gallery
 from retrieval.text import columns
-from retrieval.transfer import export, import_vectors
-from retrieval.verify import Problem
-from retrieval.verify import verify as verify_gallery
 
 _FILE = click.Path(path_type=Path)
 _SHOWN = 10
 _gallery_argument = click.argument("gallery", type=_FILE)
 
 
-@click.command()
+@click.command(short_help="Say what a gallery holds.")
 @_gallery_argument
 @json_option
 def info(gallery: Path, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def info(gallery: Path, as_json: bool) -> None:
     emit(facts, as_json, "\n".join(columns(_info(facts), right={0})))
 
 
-@click.command()
+@click.command(short_help="Remove images, by id.")
 @_gallery_argument
 @click.argument("items", nargs=-1, required=True, metavar="ID...")
 @json_option
@@ -48,7 +48,7 @@ def remove(gallery: Path, items: tuple[str, ...], as_json: bool) -> None:
     emit(facts, as_json, f"{gallery}: {count} removed; it holds {len(target)}")
 
 
-@click.command()
+@click.command(short_help="Check a gallery byte by byte, and mend it.")
 @_gallery_argument
 @click.option("--repair", is_flag=True, help="Put right what can be.")
 @json_option
@@ -94,7 +94,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
         ctx.exit(1)
 
 
-@click.command()
+@click.command(short_help="Give the space of removed images back.")
 @_gallery_argument
 @json_option
 def compact(gallery: Path, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def compact(gallery: Path, as_json: bool) -> None:
     )
 
 
-@click.command("export")
+@click.command("export", short_help="Write vectors, ids and metadata to a file.")
 @_gallery_argument
 @click.argument("file", type=_FILE)
 @json_option
@@ -135,7 +135,7 @@ def export_vectors(gallery: Path, file: Path, as_json: bool) -> None:
     emit({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
-@click.command("import")
+@click.command("import", short_help="Take vectors that were made elsewhere.")
 @_gallery_argument
 @click.argument("file", type=_FILE)
 @click.option("--model", type=_FILE, help="The model file that made the vectors.")

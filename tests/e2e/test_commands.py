@@ -18,7 +18,10 @@ from tests.conftest import draw, hear_ctrl_c, lookalike
 
 LEAVES = [
     *(["datasets", name] for name in ("list", "fetch", "info")),
-    *(["index", name] for name in ("build", "add", "info")),
+    *(["index", name] for name in ("build", "add", "update", "sync", "rebuild", "remove", "verify", "info")),
+    *(["index", name] for name in ("compact", "export", "import")),
+    *(["analyze", name] for name in ("triplets", "spectrum", "tsne", "heatmap", "gradients", "weights")),
+    *(["analyze", name] for name in ("embed", "step", "training", "synthetic")),
     *(["recipes", "list"], ["recipes", "show"], ["model", "info"]),
     *([name] for name in COMMANDS),
 ]
@@ -38,7 +41,7 @@ def test_help_teaches(words: list[str]) -> None:
     assert len(shown.splitlines()) > 5
 
 
-@pytest.mark.parametrize("name", ["datasets", "recipes", "index", "model"])
+@pytest.mark.parametrize("name", ["datasets", "recipes", "index", "model", "analyze"])
 def test_a_group_without_a_command_lists_what_it_has(name: str) -> None:
     shown = lookalike(name, code=2)
     assert not shown.stdout

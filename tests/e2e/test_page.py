@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from retrieval import Gallery
 from retrieval.evaluation import evaluate
-from retrieval.findings import Pictures, find
 from retrieval.report import Report
+from retrieval.reports.findings import Pictures, find
 from tests.serve.model import write_model
 from tests.serve.serving import SERVE, Server, serving
 

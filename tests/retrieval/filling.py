@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from retrieval import Gallery
-from retrieval.records import FileStamp, NewItem, Value
-from retrieval.store import Store
+from retrieval.storage.records import FileStamp, NewItem, Value
+from retrieval.storage.store import Store
 from tests.serve.model import write_model
 
 DIM = 48  # of the small model

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval import Embedder
-from retrieval.identity import probe_pixels
+from retrieval.storage.identity import probe_pixels
 from tests.retrieval.filling import unit_vectors
 from tests.serve.model import write_model
 

@@ -25,10 +25,10 @@ import faiss
 import numpy as np
 
 from retrieval import Gallery
-from retrieval.compact import compact
-from retrieval.records import Change
-from retrieval.store import Store
-from retrieval.verify import verify
+from retrieval.storage.compact import compact
+from retrieval.storage.records import Change
+from retrieval.storage.store import Store
+from retrieval.storage.verify import verify
 from tests.retrieval.filling import new_items, unit_vectors
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError
-from retrieval.indexing import add_images
-from retrieval.sources import scan
-from retrieval.store import Store
+from retrieval.ingest.indexing import add_images
+from retrieval.ingest.sources import scan
+from retrieval.storage.store import Store
 from tests.conftest import draw
 from tests.serve.model import write_model
 
@@ -272,7 +272,8 @@ def test_killed_at_any_time_it_goes_on(tmp_path: Path, model_file: Path, embedde
     for seed in range(400):
         draw(seed).save(pictures / "a" / f"{seed:03d}.png")
     program = (
-        "import sys; from retrieval import Gallery, indexing; indexing.COMMIT_ITEMS = 32\n"
+        "import sys; from retrieval import Gallery; from retrieval.ingest import indexing\n"
+        "indexing.COMMIT_ITEMS = 32\n"
         "indexing.add_images(Gallery.open(sys.argv[1]), [sys.argv[2]], reindex=True)"
     )
     Gallery.create(folder, model_file)

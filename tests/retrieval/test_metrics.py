@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import InputError, metrics, per_query
-from retrieval.questions import questions
-from retrieval.ranking import rank_checked
-from retrieval.similarities import compare_all
+from retrieval import InputError, metrics
+from retrieval.measures import per_query
+from retrieval.measures.questions import questions
+from retrieval.measures.ranking import rank_checked
+from retrieval.measures.similarities import compare_all
 
 BAD = {
     "NaN": (np.full((3, 2), np.nan), np.zeros(3)),

@@ -18,7 +18,8 @@ from sklearn.metrics.cluster import pair_confusion_matrix
 from torchmetrics.functional import clustering as torch_clustering
 from torchmetrics.functional import retrieval as torch_retrieval
 
-from retrieval import metrics, per_query
+from retrieval import metrics
+from retrieval.measures import per_query
 from tests.conftest import unzip_shared
 
 KS = (1, 2, 5, 10)

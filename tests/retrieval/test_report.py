@@ -14,8 +14,8 @@ import pytest
 
 from retrieval import InputError, report
 from retrieval.evaluation import CURVE_KS, Result, evaluate
-from retrieval.findings import Classes, Findings, Histogram, Pictures, Queries, find
 from retrieval.report import Report
+from retrieval.reports.findings import Classes, Findings, Histogram, Pictures, Queries, find
 from tests.conftest import draw
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from retrieval import metrics, neighbours
+from retrieval import metrics
+from retrieval.measures import neighbours
 from train import nearest
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from torch import Tensor
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
 from retrieval.figures import COLOURS, MARKERS, caption
-from retrieval.ranking import rank
+from retrieval.measures.ranking import rank
 from train.losses.arcs import closest_points
 from train.losses.negatives import Interpolated, Symmetric
 from train.losses.pairs import alternate_pairs

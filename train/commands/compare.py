@@ -38,9 +38,9 @@ def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     Reports of different data or protocols are refused unless they share queries: the same files with the same
     classes; then a note says what differs.
     """
-    from retrieval import compare_page
-    from retrieval.compare import compare as side_by_side
-    from retrieval.contenders import contenders
+    from retrieval.reports import compare_page
+    from retrieval.reports.compare import compare as side_by_side
+    from retrieval.reports.contenders import contenders
 
     found = side_by_side(contenders(reports))
     if out is not None:

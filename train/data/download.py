@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 from retrieval.errors import LookalikeError
 from retrieval.progress import Progress
-from retrieval.store import sha256_of
+from retrieval.storage.store import sha256_of
 
 _MEBIBYTE = 1 << 20
 _SECONDS = 60.0

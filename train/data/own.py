@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import InputError
-from retrieval.sources import scan
+from retrieval.ingest.sources import scan
 from train.data.labels import SPLITS, LabelledImage, Splits
 
 ROLES = ("query", "gallery")

@@ -1,0 +1,1 @@
+"""How pictures come into a gallery."""

@@ -1,0 +1,1 @@
+"""How good embeddings are: from neighbours to metrics and their intervals."""

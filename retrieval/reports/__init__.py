@@ -1,0 +1,1 @@
+"""What people read of an evaluation, a comparison or a search."""

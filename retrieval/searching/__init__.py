@@ -1,0 +1,1 @@
+"""How a gallery is searched."""

@@ -1,0 +1,1 @@
+"""What a gallery keeps on disk, and how it stays whole."""

@@ -1,0 +1,105 @@
+"""The tables of a gallery's database, the names of its metadata columns, and the checksum of an item."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from retrieval.errors import InputError
+from retrieval.storage.records import Value
+
+FORMAT_VERSION = 2
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE segments (seg INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT NOT NULL UNIQUE, n INTEGER NOT NULL,
+    sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, rows_sha256 TEXT NOT NULL);
+CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, root TEXT NOT NULL,
+    path TEXT NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, content_sha256 TEXT NOT NULL,
+    width INTEGER NOT NULL, height INTEGER NOT NULL, label TEXT,
+    seg INTEGER, row INTEGER, deleted_at TEXT, crc INTEGER NOT NULL);
+CREATE UNIQUE INDEX live_key ON items (key) WHERE deleted_at IS NULL;
+CREATE INDEX live_path ON items (root, path) WHERE deleted_at IS NULL;
+CREATE INDEX removed ON items (id, seg) WHERE deleted_at IS NOT NULL;
+CREATE TABLE metadata (id INTEGER PRIMARY KEY REFERENCES items);
+CREATE TABLE bad (root TEXT NOT NULL, path TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL,
+    size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, attempts INTEGER NOT NULL, last_seen TEXT NOT NULL,
+    PRIMARY KEY (root, path));
+CREATE TABLE indexes (idx INTEGER PRIMARY KEY, dir TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL,
+    kind TEXT NOT NULL, n INTEGER NOT NULL, card_sha256 TEXT NOT NULL);
+CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT NOT NULL, ended TEXT,
+    counts TEXT NOT NULL DEFAULT '{}', versions TEXT NOT NULL);
+"""
+
+# What an item's checksum covers, in this order; its row is checked against the segments instead.
+FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
+# Names that mean something else where people name columns.
+RESERVED = frozenset({"id", "key", "label", "path", "width", "height", "score"})
+_MOST_COLUMNS = 500
+_INTEGERS = range(-(2**63), 2**63)
+
+
+def quoted(name: str) -> str:
+    """A column's name as SQL takes it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def item_crc(facts: Sequence[Any], metadata: Mapping[str, Value]) -> int:
+    """CRC-32 of an item's facts, in the order of `FACTS`, and of the metadata that it has."""
+    given = sorted((name, value) for name, value in metadata.items() if value is not None)
+    return zlib.crc32(json.dumps([*facts, given]).encode())
+
+
+def check_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Name as given -> name of the column, which is the known one where they differ in case alone.
+
+    Raises:
+        InputError: a name that cannot be a column, or too many of them.
+    """
+    columns = {_fold(name): name for name in known}
+    chosen = {}
+    for name in names:
+        if not name.strip() or not name.isprintable() or len(name) > 100:
+            raise InputError(f"metadata column {name[:100]!r}: a name is 1 to 100 printable characters")
+        if _fold(name) in RESERVED:
+            raise InputError(f"metadata column {name!r}: this name is taken; rename the column")
+        chosen[name] = columns.setdefault(_fold(name), name)
+    if len(columns) > _MOST_COLUMNS:
+        raise InputError(f"{len(columns)} metadata columns; a gallery takes at most {_MOST_COLUMNS}")
+    return chosen
+
+
+def check_key(key: str) -> str:
+    """The key of an item, as it is; an `InputError` where it cannot be one."""
+    if not key or not _is_text(key):
+        raise InputError(f"key {key[:60]!r}: a key is a text of at least one character")
+    return key
+
+
+def check_value(column: str, value: object) -> Value:
+    """A metadata value as it is stored; text, integers of 64 bits, finite numbers or nothing."""
+    if isinstance(value, bool):
+        return int(value)
+    if value is None or (isinstance(value, str) and _is_text(value)):
+        return value
+    if isinstance(value, int) and value in _INTEGERS:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    what = f"{type(value).__name__} {value!r}"[:60]
+    raise InputError(
+        f"metadata column {column!r}: {what} is no text, whole number of 64 bits or finite number"
+    )
+
+
+def _is_text(value: str) -> bool:
+    return re.search("[\ud800-\udfff]", value) is None
+
+
+def _fold(name: str) -> str:
+    """SQLite tells column names apart by this."""
+    return re.sub("[A-Z]", lambda letter: letter[0].lower(), name)

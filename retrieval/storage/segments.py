@@ -1,0 +1,67 @@
+"""Segments: immutable files of vectors, each with a file that says whose they are and proves every row."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.files import replacing, sha256_of
+from retrieval.storage.records import Segment
+
+
+class DamagedError(Exception):
+    """A file of a segment is missing or not the one that was written; the message is its path."""
+
+
+def write(folder: Path, vectors: np.ndarray, ids: np.ndarray) -> Segment:
+    """Write vectors float32 [n, D] of the items int64 [n], ascending -> a segment without a number yet."""
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    path = folder / f"{uuid.uuid4().hex}.npy"
+    _save(path, vectors)
+    rows_sha256 = write_rows(path, vectors, ids)
+    return Segment(0, path.name, len(vectors), sha256_of(path), path.stat().st_size, rows_sha256)
+
+
+def write_rows(path: Path, vectors: np.ndarray, ids: np.ndarray) -> str:
+    """Write whose the vectors float32 [n, D] in a segment's file are, items int64 [n] -> SHA-256 of that."""
+    rows = np.stack([ids.astype(np.int64), row_checksums(vectors).astype(np.int64)], 1)  # [n, 2]
+    target = path.with_name(f"{path.stem}.rows.npy")
+    _save(target, rows)
+    return sha256_of(target)
+
+
+def vectors(folder: Path, segment: Segment, dim: int) -> np.ndarray:
+    """The vectors of a segment, memory-mapped: float32 [n, dim]. Their bytes are not checked here."""
+    found = _load(folder / segment.file, mapped=True)
+    if found.dtype != np.float32 or found.shape != (segment.n, dim):
+        raise DamagedError(folder / segment.file)
+    return found
+
+
+def rows(folder: Path, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
+    """Item ids int64 [n] and the CRC-32 of each row's bytes, uint32 [n]."""
+    path = folder / segment.rows_file
+    if not path.is_file() or sha256_of(path) != segment.rows_sha256:
+        raise DamagedError(path)
+    both = _load(path)  # [n, 2]
+    return both[:, 0].copy(), both[:, 1].astype(np.uint32)
+
+
+def row_checksums(vectors: np.ndarray) -> np.ndarray:
+    """CRC-32 of the bytes of each row of float32 [n, D] -> uint32 [n]."""
+    return np.fromiter((zlib.crc32(row) for row in np.ascontiguousarray(vectors)), np.uint32, len(vectors))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _load(path: Path, *, mapped: bool = False) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DamagedError(path) from error

@@ -1,0 +1,396 @@
+"""What a gallery keeps on disk: one SQLite file as the only commit point, and immutable vector segments.
+
+    gallery.db                  every fact; a row here is what makes a file count
+    LOCK                        held by the one writer
+    segments/<uuid>.npy         float32 [n, D], unit rows, written once
+    segments/<uuid>.rows.npy    int64 [n, 2]: the item of each row, and the CRC-32 of the row's bytes
+    indexes/<uuid>/             index.faiss and card.json
+    model/                      model.onnx and probes.npy; empty where the vectors were made elsewhere
+    reports/<time>/             report.json and report.html
+
+Files are written under a temporary name, flushed to the disk and renamed before the transaction that
+names them, so a crash at any instant leaves the state before or after a commit. A file that no row names
+is a leftover; the next writer deletes it. A reader that has opened it keeps it all the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import numpy as np
+
+from retrieval.errors import InputError, LookalikeError
+from retrieval.files import now, replacing, sha256_of, sync_folder
+from retrieval.locking import locked
+from retrieval.storage import database, schema, segments
+from retrieval.storage.items import Items, read_items
+from retrieval.storage.records import BadFile, Change, FileStamp, NewItem, Segment, State, StoredItem
+from retrieval.storage.schema import FORMAT_VERSION
+from retrieval.storage.watch import SEGMENTS, Watch
+
+# What writing fails with where the disk is full or broken; numpy gives no number for half a write.
+_FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+
+class Store:
+    """The folder of one gallery. Reading is open to all; writing needs `writing()`.
+
+    A gallery of an older format is brought up to date when it is opened.
+
+    Raises:
+        InputError: the folder is no gallery, or one of a newer format.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / "gallery.db").is_file():
+            raise InputError(
+                f"{folder}: not a gallery; `lookalike index build {folder} IMAGES --model M` makes one"
+            )
+        self.meta = self._meta()
+        found = self.meta["format_version"]
+        if found > FORMAT_VERSION:
+            raise InputError(
+                f"{folder}: made by a newer lookalike (format {found}, this one reads up to "
+                f"{FORMAT_VERSION}); update lookalike"
+            )
+        self._held = False
+        self._watch: Watch | None = None
+        if found < FORMAT_VERSION:
+            from retrieval.storage.migration import migrate
+
+            with self.writing():
+                if self._meta()["format_version"] < FORMAT_VERSION:  # nobody else has done it meanwhile
+                    migrate(folder)
+            self.meta = self._meta()
+
+    @classmethod
+    def create(
+        cls, folder: Path, meta: Mapping[str, Any], model: Path | None, probes: np.ndarray | None
+    ) -> Store:
+        """Make an empty gallery; it appears under its name complete or not at all."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder}: exists already and is not an empty folder")
+        if not folder.name:
+            raise InputError(f"{folder}: give the gallery a folder of its own")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        facts = {"format_version": FORMAT_VERSION, "gallery_uuid": str(uuid.uuid4()), **meta}
+        try:
+            for name in ("segments", "indexes", "model", "reports"):
+                (draft / name).mkdir(parents=True)
+            if model is not None and probes is not None:
+                with replacing(draft / "model" / "model.onnx") as file:
+                    shutil.copyfile(model, file)
+                with replacing(draft / "model" / "probes.npy") as file, file.open("wb") as target:
+                    np.save(target, probes)
+                facts["probes_sha256"] = sha256_of(draft / "model" / "probes.npy")
+            (draft / "gallery.db").touch()
+            db = database.connect(draft)
+            db.executescript(schema.TABLES)
+            db.close()
+            with database.writing(draft) as db:
+                rows = [(key, json.dumps(value)) for key, value in facts.items()]
+                db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            draft.rename(folder)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+        return cls(folder)
+
+    # ---- reading
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """The rows of one query."""
+        with database.reading(self.folder) as db:
+            return db.execute(query, values).fetchall()
+
+    def state(self) -> State:
+        """The state last committed, all of it seen at the same instant; `changed()` counts from here."""
+        if self._watch is None:
+            self._watch = Watch(self.folder)
+        return self._watch.state()
+
+    def changed(self) -> bool:
+        """Whether anything was committed since `state()`, or another gallery took this one's place.
+
+        Raises:
+            LookalikeError: the gallery is gone from the disk.
+        """
+        return self._watch is None or self._watch.changed()
+
+    def replaced(self) -> bool:
+        """Whether another gallery lies in this one's place since it was opened."""
+        return self._watch is not None and self._watch.replaced()
+
+    def segments(self) -> list[Segment]:
+        """Every committed segment, oldest first."""
+        return [Segment(*row) for row in self.rows(SEGMENTS)]
+
+    def vectors(self, segment: Segment) -> np.ndarray:
+        """The vectors of a segment, memory-mapped: float32 [n, D]. Their rows are checked when used.
+
+        Raises:
+            LookalikeError: the file is gone or of another shape.
+        """
+        with self._repairable():
+            return segments.vectors(self.folder / "segments", segment, self.meta["dim"])
+
+    def rows_of(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
+        """Item ids int64 [n] and the CRC-32 of each row's bytes, uint32 [n], of a segment.
+
+        Raises:
+            LookalikeError: the file is gone or not the one that was written.
+        """
+        with self._repairable():
+            return segments.rows(self.folder / "segments", segment)
+
+    def items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """What is kept about the items of some numbers, removed or not; those unknown are left out.
+
+        Raises:
+            LookalikeError: it is damaged.
+        """
+        with database.reading(self.folder) as db:
+            return list(read_items(db, ids))
+
+    def columns(self) -> list[str]:
+        """The metadata columns, as they are spelt here, oldest first."""
+        return [name for _, name, *_ in self.rows("PRAGMA table_info (metadata)")][1:]
+
+    def stamps(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(root, path) -> (size, mtime_ns) of every live item that has a vector: what an unchanged file is
+        recognised by."""
+        query = (
+            "SELECT root, path, size, mtime_ns FROM items WHERE deleted_at IS NULL AND seg IS NOT NULL "
+            "AND path != ''"
+        )
+        return {(root, path): (size, mtime) for root, path, size, mtime in self.rows(query)}
+
+    def bad_files(self) -> list[BadFile]:
+        """Every file that could not be used when it was last tried."""
+        query = "SELECT root, path, size, mtime_ns, reason, detail FROM bad ORDER BY root, path"
+        return [
+            BadFile(FileStamp(r, p, size, m), reason, detail)
+            for r, p, size, m, reason, detail in self.rows(query)
+        ]
+
+    # ---- writing
+
+    @contextmanager
+    def writing(self, *, repairing: bool = False) -> Iterator[None]:
+        """Hold the writer's lock; clears what an interrupted writer left behind.
+
+        Args:
+            repairing: go on where the database is damaged.
+
+        Raises:
+            LookalikeError: another process is writing (its number and machine are named), the folder cannot
+                be written, or the database is damaged.
+        """
+
+        def refuse(lock: IO[str]) -> NoReturn:
+            lock.seek(0)
+            holder = lock.read().strip() or "an unknown process"
+            raise LookalikeError(
+                f"{self.folder}: being written by {holder}; try again when it is done"
+            ) from None
+
+        try:
+            with ExitStack() as stack:
+                with self._told():
+                    lock = stack.enter_context(locked(self.folder / "LOCK", refuse))
+                    lock.truncate(0)
+                    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
+                    lock.flush()
+                    if not repairing:
+                        self._check_seal()
+                    self.clear_leftovers()
+                self._held = True
+                try:
+                    yield
+                finally:
+                    self._held = False
+                    lock.truncate(0)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise self._unwritable(error) from error
+
+    def commit(self, vectors: np.ndarray, items: Sequence[NewItem], bad: Iterable[BadFile] = ()) -> None:
+        """Add items with their vectors, float32 [n, D], and bad files, in one step.
+
+        An item takes the place of the live one with the same key; a path found bad loses its items, for
+        their picture is no longer what was embedded.
+
+        Raises:
+            InputError: a metadata column or value that cannot be kept; nothing is changed then.
+        """
+        when = now()
+        with self.transaction() as db:
+            table = Items(db)
+            table.add_columns(name for item in items for name in item.metadata)
+            if len(items):
+                first = db.execute(
+                    "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
+                )
+                numbers = range(start := first.fetchone()[0], start + len(items))
+                segment = segments.write(self.folder / "segments", vectors, np.array(numbers))
+                seg = name_segment(db, segment)
+                for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
+                    table.replace(number, item, (seg, row), when)
+            for file in bad:
+                table.put_bad(file, when)
+
+    def amend(self, changes: Sequence[Change]) -> None:
+        """Change facts about live items, whose vectors stay, in one step.
+
+        Raises:
+            InputError: an item that is not there, a key that another item has, or a column or value that
+                cannot be kept; nothing is changed then.
+        """
+        with self.transaction() as db:
+            table = Items(db)
+            table.add_columns(name for change in changes for name in change.metadata)
+            for change in changes:
+                table.amend(change)
+
+    def remove(self, ids: Iterable[int]) -> int:
+        """Remove items, in one step -> how many. Their rows stay where they are until the next compaction.
+
+        Raises:
+            InputError: an item that is not there; nothing is changed then.
+        """
+        when, wanted = now(), sorted(set(ids))
+        with self.transaction() as db:
+            table = Items(db)
+            for item in wanted:
+                table.remove(item, when)
+        return len(wanted)
+
+    def use_index(self, index: tuple[str, str, str, int] | None, wish: Mapping[str, Any]) -> None:
+        """Put a finished index to use, or none; the one before it is a leftover now.
+
+        Args:
+            index: its folder, the SHA-256 of its file, its kind, and how many rows it covers.
+            wish: what was asked for, kept as `meta["index_wish"]`.
+        """
+        with self.transaction() as db:
+            db.execute("DELETE FROM indexes")
+            if index is not None:
+                card = sha256_of(self.folder / "indexes" / index[0] / "card.json")
+                insert = "INSERT INTO indexes (dir, sha256, kind, n, card_sha256) VALUES (?, ?, ?, ?, ?)"
+                db.execute(insert, (*index, card))
+            _remember(db, "index_wish", wish)
+        self.meta["index_wish"] = dict(wish)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a fact about the gallery in `meta`."""
+        with self.transaction() as db:
+            _remember(db, key, value)
+        self.meta[key] = value
+
+    def record_run(self, command: str, started: str, counts: Mapping[str, int]) -> None:
+        """Note what was done to this gallery, when and with what."""
+        with self.transaction() as db:
+            insert = "INSERT INTO runs (command, started, ended, counts, versions) VALUES (?, ?, ?, ?, ?)"
+            db.execute(insert, (command, started, now(), json.dumps(counts), json.dumps(_versions())))
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One change of the database, inside `writing()`: it happens as a whole or not at all."""
+        if not self._held:
+            raise LookalikeError(f"{self.folder}: changed without the writer's lock; use `store.writing()`")
+        with database.writing(self.folder) as db:
+            yield db
+
+    def vacuum(self) -> None:
+        """Give unused space in the database back."""
+        with database.told(self.folder), closing(database.connect(self.folder)) as db:
+            db.execute("VACUUM")
+
+    # ---- the rest
+
+    def _meta(self) -> dict[str, Any]:
+        try:
+            rows = self.rows("SELECT key, value FROM meta WHERE key != 'seal'")
+            meta = {key: json.loads(value) for key, value in rows}
+            int(meta["format_version"]), str(meta["gallery_uuid"]), int(meta["dim"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LookalikeError(
+                f"{self.folder}: the gallery's database is damaged; restore it from a copy"
+            ) from error
+        return meta
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> LookalikeError:
+        what = f"cannot be written ({error.strerror or error})"
+        return LookalikeError(f"{self.folder}: {what}; what was committed before is safe")
+
+    @contextmanager
+    def _repairable(self) -> Iterator[None]:
+        try:
+            yield
+        except segments.DamagedError as error:
+            hint = f"`lookalike index verify {self.folder} --repair` puts it right"
+            raise LookalikeError(f"{error}: missing or damaged; {hint}") from error
+
+    def _check_seal(self) -> None:
+        with database.reading(self.folder) as db:  # the next commit would seal the damage in
+            if not database.sealed(db):
+                what = f"{self.folder}: the gallery's database is damaged"
+                raise LookalikeError(f"{what}; `lookalike index verify {self.folder}` says more")
+
+    def clear_leftovers(self) -> None:
+        """Delete the files that no row names; inside `writing()`."""
+        for entry in self.leftovers():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def leftovers(self) -> list[Path]:
+        """Files and folders that no row names: of a writer at work, or of one that was killed."""
+        named = {row[0] for row in self.rows("SELECT dir FROM indexes")}
+        for (file,) in self.rows("SELECT file FROM segments"):
+            named |= {file, f"{Path(file).stem}.rows.npy"}
+        return [
+            entry
+            for part in ("segments", "indexes")
+            for entry in sorted((self.folder / part).iterdir())
+            if entry.name not in named
+        ]
+
+
+def name_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:
+    """Name a segment in the database -> its number, which is the next one where none is given."""
+    insert = "INSERT INTO segments (seg, file, n, sha256, bytes, rows_sha256) VALUES (?, ?, ?, ?, ?, ?)"
+    values = (segment.file, segment.n, segment.sha256, segment.bytes, segment.rows_sha256)
+    given = db.execute(insert, (number, *values)).lastrowid
+    assert given is not None
+    return given
+
+
+def _remember(db: sqlite3.Connection, key: str, value: Any) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+
+def _versions() -> dict[str, str]:
+    names = ("lookalike", "onnxruntime", "pillow", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -1,0 +1,84 @@
+"""Heatmaps of a real model: the contributions of all places are the cosine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import Embedder, InputError
+from retrieval.analysis.heatmaps import draw, heatmaps, overlay
+from retrieval.figures import render
+from tests.conftest import draw as picture
+from tests.retrieval.commands.test_model import linear_model
+
+
+@pytest.fixture(scope="module")
+def embedder(model_file: Path) -> Embedder:
+    return Embedder(model_file)
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (2, 9), (4, 4)])
+def test_contributions_sum_to_the_cosine_that_search_sees(embedder: Embedder, seeds: tuple[int, int]) -> None:
+    a, b = picture(seeds[0]), picture(seeds[1], (90, 40), hue=1)
+    found = heatmaps(embedder, a, b)
+    vectors = embedder.embed([a, b])
+    assert found.cosine == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
+    assert found.contributions_a.sum() == pytest.approx(found.cosine, abs=1e-5)
+    assert found.contributions_b.sum() == pytest.approx(found.cosine, abs=1e-5)
+    assert found.limit == max(np.abs(found.contributions_a).max(), np.abs(found.contributions_b).max())
+    np.testing.assert_array_equal(found.pixels_b, embedder.pixels(b))
+
+
+def test_each_place_contributes_its_part_of_the_mean(embedder: Embedder) -> None:
+    """Without one place, the sum over the others gives the embedding but for what that place contributes."""
+    a, b = picture(0), picture(5, hue=2)
+    found = heatmaps(embedder, a, b)
+    vectors, maps = embedder.embed_maps(np.stack([embedder.pixels(a), embedder.pixels(b)]))
+    mean = maps[0].reshape(-1, embedder.dim).mean(0)
+    np.testing.assert_allclose(mean / np.linalg.norm(mean), vectors[0], atol=1e-5)
+    places = np.prod(maps.shape[1:3])
+    for row in range(maps.shape[1]):
+        for column in range(maps.shape[2]):
+            rest = mean - maps[0, row, column] / places
+            lost = (mean - rest) @ vectors[1] / np.linalg.norm(mean)
+            assert found.contributions_a[row, column] == pytest.approx(float(lost), abs=1e-6)
+
+
+def test_a_picture_is_wholly_like_itself(embedder: Embedder) -> None:
+    found = heatmaps(embedder, picture(3), picture(3))
+    assert found.cosine == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(found.contributions_a, found.contributions_b, atol=1e-6)
+
+
+def test_a_model_without_a_map_is_refused(tmp_path: Path) -> None:
+    without = Embedder(linear_model(tmp_path / "m.onnx"))
+    with pytest.raises(InputError, match=r"m\.onnx: this model has no embedding map"):
+        heatmaps(without, picture(0), picture(1))
+
+
+def test_overlay_is_grey_orange_and_blue() -> None:
+    pixels = np.asarray(picture(0, (64, 64)))
+    grey = np.asarray(overlay(pixels, np.zeros((2, 2)), 1.0))
+    assert (np.ptp(grey, axis=2) == 0).all()
+    ends = np.array([[1.0, -1.0]])
+    shown = np.asarray(overlay(pixels, ends, 1.0)).astype(int)
+    assert shown.shape == (64, 64, 3)
+    red, blue = shown[..., 0], shown[..., 2]
+    assert (red[:, :16] > blue[:, :16]).all()
+    assert (red[:, -16:] < blue[:, -16:]).all()
+    middle = np.abs(shown[:, 31:33].mean((1, 2)) - grey[:, 31:33].mean((1, 2)))
+    assert middle.max() < 5  # no colour where nothing is contributed
+
+
+def test_a_larger_scale_is_fainter() -> None:
+    pixels = np.full((8, 8, 3), 128, np.uint8)
+    strong, faint = (np.asarray(overlay(pixels, np.ones((1, 1)), limit)).astype(int) for limit in (1, 10))
+    assert np.abs(strong - 128).sum() > 5 * np.abs(faint - 128).sum() > 0
+
+
+def test_the_figure_is_the_same_each_time(embedder: Embedder) -> None:
+    found = heatmaps(embedder, picture(0), picture(1))
+    first, second = (render(lambda figure: draw(found, ("a", "b"), figure), 7, 8) for _ in range(2))
+    assert first == second

@@ -1,0 +1,134 @@
+"""`lookalike model info`: what a file says about itself, and what can be seen of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+from onnxruntime import quantization
+
+from retrieval.commands.model import model
+from tests.conftest import lookalike
+
+SIDE = 8
+
+
+def info(*words: str | Path) -> str:
+    """The command in this process: the result on stdout."""
+    done = CliRunner().invoke(model, ["info", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_json_tells_everything(model_file: Path) -> None:
+    facts = json.loads(info(model_file, "--json"))
+    stored = {entry.key: json.loads(entry.value) for entry in onnx.load(model_file).metadata_props}
+    assert {f"lookalike.{part}": value for part, value in facts["metadata"].items()} == stored
+    assert facts["bytes"] == model_file.stat().st_size
+    assert facts["fingerprint"] == sha256(model_file.read_bytes()).hexdigest()
+    assert facts["map"] is True
+    assert facts["provider"].endswith("ExecutionProvider")
+    assert set(facts["latency_ms"]) == {"1", "32"}
+    assert all(ms > 0 for ms in facts["latency_ms"].values())
+    assert facts["graph"]["operators"]["Conv"] == 4
+    assert facts["graph"]["opset"] == {"ai.onnx": 20}
+
+
+def test_text_is_aligned_and_fits_the_terminal(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = info(model_file, "--no-latency").splitlines()
+    column = lines[0].index(str(model_file)[:5])
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)
+    assert all(len(line) <= 100 or " " not in line[column:] for line in lines[1:])
+    titles = [title for line in lines if (title := line[:column].strip())]
+    told = {"file", "fingerprint", "preprocess", "embedding", "map", "data", "model", "loss", "created"}
+    assert told | {"parameters", "operators", "opset", "runs on"} <= set(titles)
+    assert "latency" not in titles
+    assert "backbone conv4" in " ".join(lines)
+
+
+def test_latency_can_be_left_out(model_file: Path) -> None:
+    assert json.loads(info(model_file, "--no-latency", "--json"))["latency_ms"] is None
+
+
+def test_without_the_package_that_reads_graphs(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)  # this is how Python marks what cannot be imported
+    assert json.loads(info(model_file, "--no-latency", "--json"))["graph"] is None
+    assert info(model_file, "--no-latency").count("lookalike[train]") == 3
+
+
+def test_parameters_are_those_of_the_network(tmp_path: Path) -> None:
+    """A linear layer has 192 x 16 weights and 16 biases, whatever the numbers are stored as."""
+    linear = linear_model(tmp_path / "m.onnx")
+    assert json.loads(info(linear, "--no-latency", "--json"))["graph"]["parameters"] == 192 * 16 + 16
+    quantization.quantize_static(linear, tmp_path / "int8.onnx", Noise(), per_channel=True)
+    kept = onnx.load(tmp_path / "int8.onnx")
+    helper.set_model_props(kept, {p.key: p.value for p in onnx.load(linear).metadata_props})
+    onnx.save(kept, tmp_path / "int8.onnx")
+    graph = json.loads(info(tmp_path / "int8.onnx", "--no-latency", "--json"))["graph"]
+    assert graph["operators"]["DequantizeLinear"] > 1
+    assert graph["parameters"] == 192 * 16 + 16
+
+
+def test_what_a_stranger_wrote_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    odd = {"config": None, "source": "\x1b[2Jtimm:x\nfile", "nested": {"a": [1, None, {"b": 0.123456789}]}}
+    text = info(linear_model(tmp_path / "m.onnx", odd), "--no-latency")
+    assert "\x1b" not in text
+    assert "?[2Jtimm:x?file" in text
+    assert "b 0.123457" in text
+
+
+def test_unusable_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    done = lookalike("model", "info", "m.onnx", code=2, cwd=tmp_path)
+    assert done.stdout == ""
+    assert done.stderr.startswith("lookalike: m.onnx: not a complete ONNX model")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def linear_model(path: Path, provenance: object = None) -> Path:
+    """A linear layer on raw pixels, which are flattened by a shape that is no parameter."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["numbers", "shape"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "weight", "bias"], ["raw"]),
+        helper.make_node("LpNormalization", ["raw"], ["embedding"], axis=1, p=2),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["N", SIDE, SIDE, 3])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["N", 16])],
+        [
+            onnx.numpy_helper.from_array(random.normal(size=(192, 16)).astype(np.float32), "weight"),
+            onnx.numpy_helper.from_array(random.normal(size=16).astype(np.float32), "bias"),
+            helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 192]),
+        ],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    facts = {"format": {"version": 1}, "preprocess": {"size": SIDE}, "embedding": {"dim": 16}}
+    facts["provenance"] = provenance or {}
+    helper.set_model_props(made, {f"lookalike.{name}": json.dumps(value) for name, value in facts.items()})
+    onnx.save_model(made, path)
+    return path
+
+
+class Noise(quantization.CalibrationDataReader):
+    """Pictures to calibrate with."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(1)
+        self.batches: Iterator[np.ndarray] = iter(random.integers(0, 256, (4, 2, SIDE, SIDE, 3), np.uint8))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        batch = next(self.batches, None)
+        return None if batch is None else {"images": batch}

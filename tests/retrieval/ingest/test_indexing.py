@@ -1,0 +1,292 @@
+"""Indexing runs: what becomes of new, changed, touched, moved, copied and unusable files, and of tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import Gallery, InputError, LookalikeError
+from retrieval.ingest.indexing import add_images
+from tests.conftest import draw
+from tests.retrieval.filling import small_gallery
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    return small_gallery(tmp_path)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of three pictures."""
+    folder = tmp_path / "photos"
+    for hue, name in enumerate(("red", "green")):
+        (folder / name).mkdir(parents=True)
+        for seed in range(3):
+            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
+    return folder
+
+
+def items(gallery: Gallery) -> dict[str, tuple[int, str | None, dict[str, object]]]:
+    """Key -> id, label and metadata."""
+    rows = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL")
+    return {
+        item.key: (item.id, item.label, item.metadata) for item in gallery.store.items([i for (i,) in rows])
+    }
+
+
+def segments(gallery: Gallery) -> int:
+    """Grows with everything that is embedded or copied."""
+    return sum(segment.n for segment in gallery.store.segments())
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 10**9))
+
+
+def agrees(gallery: Gallery) -> bool:
+    """Whether every item has the vector of its file as it is now."""
+    gallery.refresh()
+    ids = [id for id, _, _ in items(gallery).values()]
+    found = gallery.items(ids)
+    expected = gallery.embedder.embed([found[id].path for id in ids])
+    return np.allclose([gallery.vector(id) for id in ids], expected, atol=1e-6)
+
+
+# ---- tables
+
+
+def test_table_gives_ids_labels_and_metadata(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("path,id,label,brand,price\nred/0.png,a1,scarlet,acme,12\nred/1.png,a2,,,3.5\n")
+    gallery.add([photos], table=table)
+    found = items(gallery)
+    assert found["a1"][1:] == ("scarlet", {"brand": "acme", "price": 12.0})
+    assert found["a2"][1:] == (None, {"price": 3.5})
+    assert found["red/2.png"][1:] == ("red", {})
+    assert len(found) == 6
+
+
+def test_table_that_comes_later_describes_what_is_there(gallery: Gallery, photos: Path) -> None:
+    gallery.add([photos])
+    before, table = items(gallery), photos / "t.csv"
+    table.write_text("path,price\nred/0.png,12\nred/1.png,3\n")
+    outcome = gallery.add([photos], table=table)
+    assert (outcome.added, outcome.unchanged, outcome.described) == (0, 6, 2)
+    assert segments(gallery) == 6
+    after = items(gallery)
+    assert after["red/0.png"] == (before["red/0.png"][0], "red", {"price": 12})
+    table.write_text("path,price\nred/0.png,12\nred/1.png,\n")
+    assert gallery.add([photos], table=table).described == 1
+    assert items(gallery)["red/1.png"][2] == {}
+    assert gallery.add([photos], table=table).described == 0
+
+
+def test_other_ids_take_the_place_of_the_old_without_the_model(gallery: Gallery, photos: Path) -> None:
+    table = photos / "t.csv"
+    table.write_text("path,id\nred/0.png,a\nred/1.png,b\n")
+    gallery.add([], table=table)
+    table.write_text("path,id\nred/0.png,b\nred/1.png,c\n")  # one id goes to the other file
+    outcome = gallery.add([], table=table)
+    assert (outcome.added, outcome.copied) == (2, 2)
+    assert sorted(items(gallery)) == ["b", "c"]
+    assert gallery.items([items(gallery)["b"][0]])[items(gallery)["b"][0]].path == str(
+        photos / "red" / "0.png"
+    )
+    assert agrees(gallery)
+
+
+def test_owners_label_outlives_a_new_picture(gallery: Gallery, photos: Path) -> None:
+    table = photos / "t.csv"
+    table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
+    gallery.add([photos], table=table)
+    draw(77).save(photos / "red" / "0.png")
+    touch(photos / "red" / "0.png")
+    outcome = gallery.add([photos])
+    assert (outcome.added, outcome.replaced) == (1, 1)
+    assert items(gallery)["a"][1:] == ("scarlet", {"price": 12})
+    assert agrees(gallery)
+
+
+def test_column_of_two_types_is_refused_and_nothing_changed(gallery: Gallery, photos: Path) -> None:
+    table = photos / "t.csv"
+    table.write_text("path,price\nred/0.png,12\n")
+    gallery.add([photos / "red"], table=table, root=photos)
+    before = items(gallery)
+    table.write_text("path,price\nred/0.png,cheap\n")
+    with pytest.raises(InputError, match=r"column 'price' is text here .'cheap'., but number in the gallery"):
+        gallery.add([photos], table=table)
+    assert items(gallery) == before
+    table.write_text("path,id,PRICE\nred/0.png,x,12\n")
+    gallery.add([photos / "red"], table=table, root=photos)
+    assert items(gallery)["x"][2] == {"price": 12}
+
+
+@pytest.mark.parametrize("column", ["width", "score", "a\nb", "x" * 200])
+def test_column_names_that_cannot_be_are_refused(gallery: Gallery, photos: Path, column: str) -> None:
+    table = photos / "t.csv"
+    table.write_text(f'path,"{column}"\nred/0.png,12\n')
+    with pytest.raises(InputError, match="metadata column"):
+        gallery.add([photos], table=table)
+    assert items(gallery) == {}
+
+
+# ---- bytes that are known
+
+
+def test_touched_file_stays_as_it_is(gallery: Gallery, photos: Path) -> None:
+    gallery.add([photos])
+    before = items(gallery)
+    for path in photos.rglob("*.png"):
+        touch(path)
+    outcome = gallery.add([photos])
+    assert (outcome.added, outcome.unchanged) == (0, 6)
+    assert (items(gallery), segments(gallery)) == (before, 6)
+    assert gallery.add([photos]).unchanged == 6
+
+
+def test_item_follows_its_file(gallery: Gallery, photos: Path) -> None:
+    table = photos / "t.csv"
+    table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
+    gallery.add([photos], table=table)
+    before = items(gallery)
+    shutil.move(photos / "red", photos / "rouge")
+    outcome = gallery.add([photos])
+    assert (outcome.added, outcome.moved, segments(gallery)) == (0, 3, 6)
+    after = items(gallery)
+    assert after["a"] == before["a"]
+    assert after["rouge/1.png"] == (before["red/1.png"][0], "rouge", {})
+    assert agrees(gallery)
+    assert gallery.add([photos]).unchanged == 6
+
+
+def test_files_that_change_places(gallery: Gallery, photos: Path) -> None:
+    gallery.add([photos])
+    (photos / "red" / "0.png").rename(photos / "x")
+    (photos / "red" / "1.png").rename(photos / "red" / "0.png")
+    (photos / "x").rename(photos / "red" / "1.png")
+    touch(photos / "red" / "0.png")
+    touch(photos / "red" / "1.png")
+    outcome = gallery.add([photos])
+    assert (outcome.added, outcome.copied) == (2, 2)
+    assert len(items(gallery)) == 6
+    assert agrees(gallery)
+
+
+def test_copies_are_kept_and_reported(gallery: Gallery, photos: Path) -> None:
+    shutil.copy(photos / "red" / "0.png", photos / "red" / "again.png")
+    assert gallery.add([photos]).duplicates == [["red/0.png", "red/again.png"]]
+    shutil.copy(photos / "red" / "1.png", photos / "green" / "again.png")
+    outcome = gallery.add([photos])
+    assert (outcome.added, outcome.copied) == (1, 1)
+    assert outcome.duplicates == [["red/1.png", "green/again.png"]]
+    assert gallery.add([photos]).duplicates == [], "nothing new"
+    assert len(items(gallery)) == 8
+    assert agrees(gallery)
+
+
+def test_same_names_in_two_folders_are_two_items(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    gallery.add([photos])
+    other = tmp_path / "other"
+    for path in photos.rglob("*.png"):
+        target = other / path.relative_to(photos)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draw(int(path.stem) + 50).save(target)
+    gallery.add([other])
+    assert len(items(gallery)) == 12
+    assert agrees(gallery)
+    assert gallery.add([photos, other]).unchanged == 12
+
+
+# ---- tar shards
+
+
+def test_shard_from_end_to_end(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    def pack(*names: str) -> None:
+        with tarfile.open(tmp_path / "s.tar", "w") as tar:
+            for name in names:
+                tar.add(photos / name, name)
+
+    pack("red/0.png", "green/1.png")
+    gallery.add([tmp_path / "s.tar"])
+    hit = gallery.search(photos / "green" / "1.png", 1)[0]
+    assert (hit.key, hit.label) == ("s.tar/green/1.png", "green")
+    assert hit.path == str(tmp_path / "s.tar" / "green" / "1.png")
+    assert gallery.search(hit.path, 1)[0].id == hit.id
+    assert gallery.image_bytes(hit.id) == (photos / "green" / "1.png").read_bytes()
+    assert gallery.add([tmp_path / "s.tar"]).unchanged == 2
+    pack("red/2.png", "red/0.png", "green/1.png")
+    outcome = gallery.add([tmp_path / "s.tar"])
+    assert (outcome.added, outcome.unchanged, segments(gallery)) == (1, 2, 3)
+    assert agrees(gallery)
+
+
+# ---- too many bad files
+
+
+def test_run_stops_when_too_much_is_unusable(gallery: Gallery, photos: Path) -> None:
+    for number in range(200):
+        (photos / f"{number:03}.jpg").write_text("no picture")
+    with pytest.raises(LookalikeError, match=r"stopped: \d+ of \d+ files were unusable.*--max-bad 1"):
+        gallery.add([photos])
+    assert 50 < len(gallery.store.bad_files()) < 200
+    assert len(gallery.add([photos], max_bad=1).bad) == 200
+    assert len(items(gallery)) == 6
+
+
+def test_few_bad_files_stop_only_who_asks_for_that(gallery: Gallery, photos: Path) -> None:
+    (photos / "red" / "9.jpg").write_text("no picture")
+    with pytest.raises(LookalikeError, match="1 of 7 files"):
+        gallery.add([photos], max_bad=0)
+    assert len(items(gallery)) == 6
+    assert len(gallery.add([photos]).bad) == 1
+
+
+def test_rows_whose_file_is_gone_are_bad_files(gallery: Gallery, photos: Path) -> None:
+    (photos / "t.csv").write_text("path,price\nred/0.png,12\nred/gone.png,3\n")
+    for sources in ([], [photos]):
+        outcome = add_images(gallery, sources, table=photos / "t.csv")
+        assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/gone.png", "missing")]
+    draw(9).save(photos / "red" / "gone.png")
+    assert gallery.add([], table=photos / "t.csv").bad == []
+    assert items(gallery)["red/gone.png"][2] == {"price": 3}
+
+
+def test_item_whose_file_is_out_of_reach_stays(gallery: Gallery, photos: Path) -> None:
+    (photos / "t.csv").write_text("path,id,price\nred/0.png,a,12\nred/1.png,b,3\n")
+    gallery.add([], table=photos / "t.csv")
+    before = items(gallery)
+    (photos / "red" / "0.png").unlink()
+    for sources in ([], [photos / "red"]):
+        outcome = add_images(gallery, sources, table=photos / "t.csv", root=photos)
+        assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/0.png", "missing")]
+    assert {key: items(gallery)[key] for key in before} == before
+
+
+def test_what_another_process_committed_is_known(gallery: Gallery, photos: Path) -> None:
+    other = Gallery(gallery.folder)
+    gallery.add([photos])
+    shutil.copy(photos / "red" / "0.png", photos / "red" / "again.png")
+    assert other.add([photos]).copied == 1
+    assert agrees(other)
+
+
+# ---- after damage
+
+
+def test_lost_vector_is_made_again_and_nothing_else_is_lost(gallery: Gallery, photos: Path) -> None:
+    (photos / "t.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
+    gallery.add([photos], table=photos / "t.csv")
+    before = items(gallery)
+    with gallery.store.writing(), gallery.store.transaction() as db:
+        db.execute("UPDATE items SET seg = NULL, row = NULL WHERE key IN ('a', 'green/0.png')")
+    outcome = gallery.add([photos])
+    assert (outcome.added, outcome.unchanged) == (2, 4)
+    after = items(gallery)
+    assert {key: facts[1:] for key, facts in after.items()} == {key: f[1:] for key, f in before.items()}
+    assert agrees(gallery)

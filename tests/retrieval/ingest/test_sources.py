@@ -1,0 +1,316 @@
+"""Folders, globs, lists, tables and tar shards: which pictures they name, and what they say about them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tarfile
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from retrieval import ImageError, InputError, load_image
+from retrieval.ingest.sources import Picture, Scan, collect, scan
+from tests.conftest import draw
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of two pictures, and a file that is none."""
+    folder = tmp_path / "photos"
+    for name in ("red/0.png", "red/1.png", "blue/0.png", "blue/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        draw(int(name[-5])).save(folder / name)
+    (folder / "notes.txt").write_text("not for us")
+    return folder
+
+
+def write(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+def named(found: Scan) -> dict[str, Picture]:
+    return {picture.path: picture for picture in found.files.values()}
+
+
+# ---- folders, globs, lists
+
+
+def test_links_are_followed_and_loops_are_not(photos: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    draw(9).save(elsewhere / "9.png")
+    (photos / "green").symlink_to(elsewhere)
+    (photos / "again").symlink_to(photos / "red")  # would come first by its name
+    (elsewhere / "back").symlink_to(photos)
+    found = named(scan([photos]))
+    assert sorted(found) == ["blue/0.png", "blue/1.png", "green/9.png", "red/0.png", "red/1.png"]
+    assert found["green/9.png"].label == "green"
+
+
+def test_glob_takes_labels_from_below_its_fixed_part(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos.parent)
+    for pattern in ("photos/**/*.png", f"{photos}/**/*.png", "photos/*", "photos/?*/*.png"):
+        found = scan([pattern])
+        assert {path: picture.label for path, picture in named(found).items()} == {
+            f"{label}/{n}.png": label for label in ("red", "blue") for n in (0, 1)
+        }, pattern
+        assert {picture.root for picture in found.files.values()} == {str(photos)}
+    assert list(named(scan(["photos/red/*"]))) == ["0.png", "1.png"]
+    with pytest.raises(InputError, match=r"\*\.gif: no image files"):
+        scan(["photos/*.gif"])
+
+
+def test_name_with_brackets_is_taken_literally(tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]"
+    folder.mkdir()
+    draw(0).save(folder / "x.png")
+    assert list(named(scan([folder]))) == ["x.png"]
+
+
+def test_sources_that_overlap_count_once(photos: Path) -> None:
+    found = scan([photos, photos / "red", photos / "red" / "0.png"])
+    assert len(found.files) == 4
+    assert named(found)["red/0.png"].label == "red"
+
+
+def test_list_is_relative_to_the_working_folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos.parent)
+    text = f"photos/red/0.png\n\n{photos}/blue/1.png\r\nphotos/gone.png\n"
+    listed = write(photos.parent / "list.txt", text)
+    found = named(collect([], list_file=str(listed)))
+    assert list(found) == ["photos/red/0.png", "photos/blue/1.png", "photos/gone.png"]
+    assert found["photos/red/0.png"].label == "photos/red"
+    rooted = named(collect([], list_file=str(write(listed, "red/0.png")), root=photos))
+    assert {path: picture.label for path, picture in rooted.items()} == {"red/0.png": "red"}
+
+
+def test_list_from_standard_input(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"red/0.png\nred/1.png\n")))
+    assert list(named(collect([], list_file="-"))) == ["red/0.png", "red/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("\n \n", "lists no images"), ("red/0.png\n../x.png\n", "line 2: '../x.png' lies outside")],
+)
+def test_bad_list_is_refused(photos: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        collect([], list_file=str(write(photos / "list.txt", text)), root=photos)
+
+
+def test_nothing_named_is_refused() -> None:
+    with pytest.raises(InputError, match="name files or folders"):
+        collect([])
+
+
+# ---- tables
+
+
+CSV = "path,id,label,brand,price,weight,code\nred/0.png,a1,scarlet,acme,12,1.5,007\nblue/1.png,b2,,,3,2,12\n"
+
+
+def test_table_about_a_folder(photos: Path, tmp_path: Path) -> None:
+    found = named(collect([photos], table=write(tmp_path / "t.csv", CSV)))
+    assert len(found) == 4
+    red, blue, other = (found[path] for path in ("red/0.png", "blue/1.png", "red/1.png"))
+    assert (red.id, red.label) == ("a1", "scarlet")
+    assert red.metadata == {"brand": "acme", "price": 12, "weight": 1.5, "code": "007"}
+    assert blue.metadata == {"brand": None, "price": 3, "weight": 2.0, "code": "12"}
+    assert blue.label is None, "an empty label is no label"
+    assert (other.id, other.label, other.metadata) == (None, "red", {})
+
+
+def test_table_as_the_source(photos: Path, tmp_path: Path) -> None:
+    table = write(photos / "t.csv", CSV)
+    for found in (collect([], table=table), collect([], table=write(tmp_path / "t.csv", CSV), root=photos)):
+        assert list(named(found)) == ["red/0.png", "blue/1.png"]
+        assert {picture.root for picture in found.files.values()} == {str(photos)}
+
+
+def test_table_without_label_or_id_leaves_both_as_they_are(photos: Path) -> None:
+    found = named(collect([], table=write(photos / "t.csv", "path,price\nred/0.png,1\n")))
+    assert (found["red/0.png"].label, found["red/0.png"].id) == ("red", None)
+    assert not found["red/0.png"].told
+
+
+def test_parquet_is_the_same_as_csv(photos: Path) -> None:
+    rows = {
+        "path": ["red/0.png", "blue/1.png"],
+        "id": [1, 2],
+        "price": [12, None],
+        "weight": [1.5, float("nan")],
+        "new": [True, False],
+        "brand": ["acme", None],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(rows), photos / "t.parquet")
+    found = named(collect([], table=photos / "t.parquet"))
+    assert found["red/0.png"].metadata == {"price": 12, "weight": 1.5, "new": 1, "brand": "acme"}
+    assert set(found["blue/1.png"].metadata.values()) == {None, 0}
+    assert [picture.id for picture in found.values()] == ["1", "2"]
+    pyarrow.parquet.write_table(pyarrow.table({"path": ["a"], "tags": [["x"]]}), photos / "t.parquet")
+    with pytest.raises(InputError, match=r"row 1, column 'tags': a list"):
+        collect([], table=photos / "t.parquet")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"pip install 'lookalike\[parquet\]'"):
+        collect([], table=photos / "t.parquet")
+
+
+def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path) -> None:
+    text = "path\nred/0.png\nblue/0.png\nblue/gone.png\n"
+    found = collect([photos / "red"], table=write(tmp_path / "t.csv", text), root=photos)
+    assert (len(found.files), found.unmatched) == (2, 1)
+    (bad,) = found.unusable
+    assert (bad.stamp.path, bad.reason) == ("blue/gone.png", ImageError.MISSING)
+    assert "line 4" in bad.detail
+    as_source = collect([], table=tmp_path / "t.csv", root=photos)
+    assert len(as_source.files) == 3, "reading it will say that it is missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column 'path'"),
+        ("file,label\nred/0.png,x\n", r"no column 'path'; there are: 'file', 'label'"),
+        ("Path\nred/0.png\n", "did you mean 'Path'"),
+        ("path,price\n", "lists no images"),
+        ("path,a,a\nred/0.png,1,2\n", "two columns are called 'a'"),
+        ("path\nred/0.png\n../../secret.png\n", "line 3: '../../secret.png' lies outside"),
+        ("path\n/etc/hostname\n", "line 2: '/etc/hostname' lies outside"),
+        ("path\nred/0.png\nred/./0.png\n", "line 3: red/./0.png is in the table twice"),
+        ("path,id\nred/0.png,x\nred/1.png,x\n", r"line 3: the id 'x' is in use already, in .*line 2"),
+        ("path,id\nred/0.png,\n", "line 2: it has no id"),
+        ("path,a\n,1\n", "line 2: it has no path"),
+        ("path,a\nred/0.png,1,2\n", "line 2: it has 3 fields, the first line has 2"),
+        ('path,a\nred/0.png,"1\n', "cannot be read as a CSV"),
+        ("path\nelsewhere.png\n", "none of its rows is about an image that was given"),
+    ],
+)
+def test_bad_table_is_refused_with_its_line(photos: Path, tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        collect([photos], table=write(tmp_path / "t.csv", text))
+
+
+def test_table_that_is_none_is_refused(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        collect([photos], table=tmp_path / "nowhere.csv")
+    (tmp_path / "t.csv").write_bytes(b"path\n\xff\xfe\n")
+    with pytest.raises(InputError, match="UTF-8"):
+        collect([photos], table=tmp_path / "t.csv")
+    with pytest.raises(InputError, match="Parquet"):
+        collect([photos], table=write(tmp_path / "t.parquet", "path\n"))
+
+
+# ---- tar shards
+
+
+def shard(file: Path, members: dict[str, bytes | str], mode: str = "w") -> Path:
+    with tarfile.open(file, mode) as tar:  # type: ignore[call-overload]
+        for name, content in members.items():
+            data = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return file
+
+
+def png(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    draw(seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_shard_with_files_about_its_pictures(tmp_path: Path) -> None:
+    members = {
+        "a/0.png": png(0),
+        "a/0.json": json.dumps({"price": 3, "tags": ["x"], "id": 77}),
+        "a/1.jpg": png(1),
+        "a/1.cls": "5\n",
+        "a/1.txt": "a red car\n",
+        "2.seg.png": png(2),
+        "./b/3.png": png(3),
+        "4.wav": "sound",
+    }
+    found = scan([shard(tmp_path / "s.tar", members)])
+    pictures = named(found)
+    assert list(pictures) == ["s.tar/a/0.png", "s.tar/a/1.jpg", "s.tar/2.seg.png", "s.tar/b/3.png"]
+    zero, one, two, three = pictures.values()
+    assert (zero.id, zero.label, zero.metadata) == ("77", "a", {"price": 3, "tags": '["x"]'})
+    assert (one.label, one.metadata) == ("5", {"text": "a red car"})
+    assert (two.label, three.label, found.ignored) == (None, "b", 1)
+    for seed, picture in enumerate(pictures.values()):
+        assert load_image(picture.full).tobytes() == draw(seed).tobytes()
+
+
+def test_shard_is_a_source_only_if_it_is_named(photos: Path) -> None:
+    shard(photos / "s.tar", {"x.png": png(0)})
+    assert len(scan([photos]).files) == 4
+    assert len(scan([photos, photos / "s.tar"]).files) == 5
+    assert len(scan([photos / "*.tar"]).files) == 1
+    alone = photos.parent / "shards"
+    alone.mkdir()
+    (photos / "s.tar").rename(alone / "s.tar")
+    with pytest.raises(InputError, match=r"name tar shards themselves, as in '.*/\*\.tar'"):
+        scan([alone])
+
+
+def test_shard_whose_names_lead_out_of_it(tmp_path: Path) -> None:
+    found = scan([shard(tmp_path / "s.tar", {"../x.png": png(0), "/y.png": png(1), "z.png": png(2)})])
+    assert list(named(found)) == ["s.tar/z.png"]
+    assert [bad.reason for bad in found.unusable] == ["name", "name"]
+
+
+def test_damaged_shards(tmp_path: Path) -> None:
+    whole = shard(tmp_path / "s.tar", {f"{n}.png": png(n) + bytes(2000) for n in range(9)})
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(whole.read_bytes()[:9000])
+    found = scan([cut])
+    assert 0 < len(found.files) < 9
+    last = list(found.files)[-1]
+    for path in found.files:
+        if path != last:
+            assert load_image(path).size == draw(0).size
+    packed = shard(tmp_path / "packed.tar", {"x.png": png(0)}, "w:gz")
+    with pytest.raises(InputError, match="must not be compressed"):
+        scan([packed])
+    with pytest.raises(InputError, match="cannot be read as a tar file"):
+        scan([write(tmp_path / "text.tar", "text" * 1000)])
+
+
+def test_broken_file_about_a_picture_costs_that_picture(tmp_path: Path) -> None:
+    members = {
+        "x.png": png(0),
+        "x.json": "{",
+        "y.png": png(1),
+        "y.json": '{"width": 7, "price": NaN, "b": true}',
+    }
+    found = scan([shard(tmp_path / "s.tar", members)])
+    assert [(bad.stamp.path, bad.reason) for bad in found.unusable] == [("s.tar/x.png", "metadata")]
+    assert named(found)["s.tar/y.png"].metadata == {"price": None, "b": 1}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_folder_that_cannot_be_read_is_listed(photos: Path) -> None:
+    (photos / "red").chmod(0)
+    try:
+        found = scan([photos])
+    finally:
+        (photos / "red").chmod(0o755)
+    assert [(bad.stamp.path, bad.reason) for bad in found.unusable] == [("red", ImageError.PERMISSION)]
+    assert len(found.files) == 2
+
+
+def test_paths_may_go_through_links(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(photos)
+    table = write(tmp_path / "t.csv", f"path\n{tmp_path / 'link' / 'red' / '0.png'}\n")
+    assert list(named(collect([], table=table, root=photos))) == ["red/0.png"]
+    assert len(collect([tmp_path / "link"], table=write(tmp_path / "t.csv", "path\nred/0.png\n")).files) == 4

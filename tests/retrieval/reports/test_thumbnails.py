@@ -1,0 +1,52 @@
+"""Small pictures on pages: small, upright, and nothing but pixels."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from retrieval.reports.thumbnails import thumbnails
+from tests.conftest import draw
+
+
+def decoded(uri: str) -> Image.Image:
+    head, _, data = uri.partition(",")
+    assert head == "data:image/webp;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_a_photograph_is_shrunk_and_turned_upright_and_loses_what_it_says_about_its_maker(
+    tmp_path: Path,
+) -> None:
+    photograph = draw(1, size=(600, 400))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x010F] = "the maker"
+    photograph.save(tmp_path / "a.jpg", exif=exif)
+    (uri,) = thumbnails([tmp_path / "a.jpg"]).values()
+    small = decoded(uri)
+    assert small.size == (75, 112)
+    assert not small.getexif()
+    assert b"maker" not in base64.b64decode(uri.partition(",")[2])
+    upright = photograph.rotate(-90, expand=True).resize(small.size, Image.Resampling.LANCZOS)
+    assert np.abs(np.asarray(small, float) - np.asarray(upright, float)).mean() < 8
+
+
+def test_a_tiny_picture_is_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
+    draw(1, size=(28, 20)).save(tmp_path / "a.png")
+    (uri,) = thumbnails([tmp_path / "a.png"]).values()
+    assert decoded(uri).size == (112, 80)
+
+
+def test_each_is_made_once_and_what_cannot_be_read_is_grey(tmp_path: Path) -> None:
+    good, broken, gone = (tmp_path / name for name in ("good.png", "broken.png", "gone.png"))
+    draw(1).save(good)
+    broken.write_bytes(b"not a picture")
+    found = thumbnails([good, broken, good, gone])
+    assert list(found) == [good, broken, gone]
+    assert found[broken] == found[gone]
+    assert found[gone].startswith("data:image/svg+xml;base64,")

@@ -1,0 +1,199 @@
+"""Whatever happens while a gallery is written, it holds what it held before, or what was being written."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage.compact import compact
+from retrieval.storage.store import Store
+from retrieval.storage.verify import verify
+from tests.retrieval.filling import bare_gallery, commit, contents, new_items, unit_vectors
+from tests.retrieval.format_1 import old_gallery
+from tests.retrieval.killing import OPERATIONS
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Segments to merge, removed rows, an index, metadata, a leftover."""
+    gallery = bare_gallery(tmp_path_factory.mktemp("original") / "g")
+    commit(gallery, [f"a{i}" for i in range(4)], seed=1, brand="acme")
+    commit(gallery, [f"b{i}" for i in range(4)], seed=2, price=3)
+    with gallery.store.writing():
+        gallery.build_index("sq8")
+    gallery.remove(["a0.jpg"])
+    (gallery.folder / "segments" / "left.npy.tmp-1").touch()
+    return gallery.folder
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: killing a process loses nothing that it has written."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def damaged(folder: Path) -> None:
+    """The last vector of the first segment is lost."""
+    path = folder / "segments" / Gallery(folder).store.segments()[0].file
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"create", "open"}))
+def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> None:
+    start = shutil.copytree(original, quick / "start")
+    if operation == "repair":
+        damaged(start)
+    before = None if operation == "repair" else contents(Gallery(start))
+    steps = kill_at_every_step(operation, start, quick / "killed")
+    after = contents(Gallery(steps[-1]))
+    seen = set()
+    for folder in steps:
+        found = verify(folder)
+        assert not found.problems or operation == "repair"
+        if not found.problems:
+            now = contents(Gallery(folder))
+            assert now in (before, after), folder.name
+            seen.add(now == after)
+        OPERATIONS[operation](folder) if operation != "remove" or now == before else None
+        finished = Gallery(folder)
+        with finished.store.writing():  # the next writer tidies up
+            pass
+        assert not verify(folder).problems
+        assert not finished.store.leftovers()
+        assert contents(finished) == after
+    assert len(steps) > 5
+    assert True in seen
+
+
+@pytest.mark.slow
+def test_killed_while_it_is_brought_up_to_date(quick: Path) -> None:
+    start = old_gallery(quick / "start")
+    steps = kill_at_every_step("open", start, quick / "killed")
+    after = contents(Gallery(steps[-1]))
+    assert len(after) == 5
+    assert len(steps) > 20
+    for folder in steps:
+        assert contents(Gallery(folder)) == after
+        assert not verify(folder).problems
+
+
+@pytest.mark.slow
+def test_killed_while_it_is_made(original: Path, quick: Path) -> None:
+    for folder in kill_at_every_step("create", original, quick / "killed"):
+        if (folder / "new").exists():
+            assert Store(folder / "new").meta["dim"] == 3
+        else:
+            OPERATIONS["create"](folder)
+
+
+def kill_at_every_step(operation: str, start: Path, out: Path) -> list[Path]:
+    command = [sys.executable, "-m", "tests.retrieval.killing", operation, str(start), str(out)]
+    here = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return sorted(out.iterdir(), key=lambda path: int(path.name))
+
+
+# ---- a disk that is full
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file may grow beyond a size: writes fail, as on a full disk."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 100, 1000, 20_000, 50_000, 90_000])
+def test_files_that_cannot_grow(original: Path, tmp_path: Path, size: int) -> None:
+    folder = shutil.copytree(original, tmp_path / "g")
+    gallery = Gallery(folder)
+    before = contents(gallery)
+    with largest_file(size), pytest.raises(LookalikeError, match=r"cannot be written|database failed"):
+        add_many(gallery)
+    assert not verify(folder).problems
+    assert contents(Gallery(folder)) == before
+    add_many(Gallery(folder))
+    assert len(contents(Gallery(folder))) == len(before) + 300
+
+
+def add_many(gallery: Gallery) -> None:
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(300), new_items([f"n{i}" for i in range(300)], note="x" * 100))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", path], check=False).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.mark.parametrize("free", [0, 4, 16, 40, 64, 100, 150])
+def test_a_full_disk(original: Path, disk: Path, free: int) -> None:
+    folder = shutil.copytree(original, disk / "g")
+    before = contents(Gallery(folder))
+    space = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    (disk / "ballast").write_bytes(b"x" * (space - free * 1024))
+    for work in (add_many, compact):
+        assert re.fullmatch(
+            r"|No space left on device|database or disk is full|\d+ requested.*", error_of(work, folder)
+        )
+        assert not verify(folder).problems
+        now = contents(Gallery(folder))
+        assert {key: now[key] for key in before} == before
+        assert len(now) in (len(before), len(before) + 300)
+    (disk / "ballast").unlink()
+    add_many(Gallery(folder))
+    compact(Gallery(folder))
+    assert len(contents(Gallery(folder))) == len(before) + 300
+
+
+def error_of(work: Callable[[Gallery], object], folder: Path) -> str:
+    """What a failure gives as its reason, or nothing."""
+    try:
+        work(Gallery(folder))
+    except LookalikeError as error:
+        return re.findall(r"\((.*)\)", str(error))[0]
+    return ""
+
+
+def test_a_disk_that_can_only_be_read(original: Path, disk: Path) -> None:
+    folder = shutil.copytree(original, disk / "g")
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    gallery = Gallery(folder)
+    assert gallery.search_vectors(unit_vectors(4, 1)[1:2], 1)[0][0].key == "a1.jpg"
+    assert not gallery.changed()
+    assert not verify(folder).problems
+    with pytest.raises(LookalikeError, match="cannot be written"):
+        gallery.remove(["a1.jpg"])
+    with pytest.raises(InputError, match="no item"):
+        gallery.ids_of(["a0.jpg"])

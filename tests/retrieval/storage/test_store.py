@@ -1,0 +1,246 @@
+"""The store: what is committed is there, in columns of the types that were given, and nothing else is."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage.compact import compact
+from retrieval.storage.records import BadFile, Change, FileStamp, NewItem, Value
+from retrieval.storage.store import Store
+from retrieval.storage.verify import verify
+from tests.retrieval.filling import bare_gallery, commit, contents, new_items, small_gallery, unit_vectors
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    return small_gallery(tmp_path)
+
+
+def metadata_of(gallery: Gallery) -> dict[str, dict[str, Value]]:
+    return {key: metadata for key, (_, metadata, _) in contents(gallery).items()}
+
+
+def test_metadata_become_columns_of_the_types_given(gallery: Gallery) -> None:
+    commit(gallery, ["a"], brand="acme", price=2)
+    commit(gallery, ["b"], price=2.5, **{'odd "name"; --': None, "größe": "ü"})
+    assert gallery.store.columns() == ["brand", "price", 'odd "name"; --', "größe"]
+    assert metadata_of(gallery) == {
+        "a.jpg": {"brand": "acme", "price": 2},
+        "b.jpg": {"price": 2.5, "größe": "ü"},
+    }
+    query = "SELECT typeof(price) FROM metadata ORDER BY id"
+    assert gallery.store.rows(query) == [("integer",), ("real",)]
+
+
+VALUES = (
+    st.none()
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.dictionaries(st.sampled_from("abcdef"), VALUES), min_size=1, max_size=5))
+def test_any_value_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Value]]
+) -> None:
+    gallery = bare_gallery(tmp_path_factory.mktemp("any"))
+    items = [NewItem(FileStamp("/r", str(i), 1, 1), "", 1, 1, row, key=f"k{i}") for i, row in enumerate(rows)]
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(len(rows)), items)
+    expected = {f"k{i}": {n: v for n, v in row.items() if v is not None} for i, row in enumerate(rows)}
+    assert metadata_of(gallery) == expected
+
+
+def test_columns_may_have_the_names_of_our_own(gallery: Gallery) -> None:
+    given = {"size": "XL", "seg": 1, "row": 2, "crc": 3, "deleted_at": "x", "n": 4, "rowid": 5}
+    commit(gallery, ["a"], **given)
+    commit(gallery, ["a"], seed=1, row=3)
+    assert metadata_of(gallery) == {"a.jpg": {**given, "row": 3}}
+    gallery.search_vectors(unit_vectors(1), where="size = 'XL' and \"row\" = 3")[0][0].metadata.pop("n")
+    assert not verify(gallery.folder).problems
+    compact(gallery)
+    assert metadata_of(gallery) == {"a.jpg": {**given, "row": 3}}
+
+
+def test_names_that_differ_in_case_alone_are_one_column(gallery: Gallery) -> None:
+    commit(gallery, ["a"], Brand="acme")
+    commit(gallery, ["b"], brand="bolt")
+    assert gallery.store.columns() == ["Brand"]
+    assert metadata_of(gallery)["b.jpg"] == {"Brand": "bolt"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"path": "x"}, "taken"),
+        ({"ID": 1}, "taken"),
+        ({" ": 1}, "printable"),
+        ({"a\0b": 1}, "printable"),
+        ({"a" * 101: 1}, "100"),
+        ({f"c{i}": i for i in range(501)}, "at most 500"),
+        ({"a": float("nan")}, "finite"),
+        ({"a": 2**63}, "64 bit"),
+        ({"a": [1]}, "list"),
+        ({"a": "\ud800"}, "no text"),
+    ],
+)
+def test_metadata_that_cannot_be_kept_change_nothing(
+    gallery: Gallery, metadata: dict[str, Value], message: str
+) -> None:
+    before = commit(gallery, ["a"], brand="acme").tobytes()
+    with pytest.raises(InputError, match=message):
+        commit(gallery, ["a", "b"], brand="bolt", **metadata)
+    assert contents(gallery) == {"a.jpg": ("a", {"brand": "acme"}, before)}
+    assert gallery.store.columns() == ["brand"]
+
+
+def test_a_new_item_takes_the_place_of_the_one_with_its_key(gallery: Gallery) -> None:
+    commit(gallery, ["a", "b"], brand="acme", price=3)
+    old = gallery.ids_of(["a.jpg"])[0]
+    (vector,) = commit(gallery, ["a"], seed=1, price=None)
+    assert contents(gallery)["a.jpg"] == ("a", {"brand": "acme"}, vector.tobytes())
+    assert gallery.ids_of(["a.jpg"])[0] > old
+    assert len(gallery) == 2
+
+
+def test_keys_are_the_paths_until_two_roots_have_the_same(gallery: Gallery) -> None:
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(1), new_items(["x"], "/one"))
+        gallery.store.commit(unit_vectors(1), new_items(["x"], "/two"))
+        gallery.store.commit(unit_vectors(1), new_items(["x"], "/two"))  # again: it keeps its key
+    assert set(contents(gallery)) == {"x.jpg", "/two/x.jpg"}
+
+
+def test_a_file_found_bad_loses_its_item(gallery: Gallery) -> None:
+    commit(gallery, ["a", "b"])
+    with gallery.store.writing():
+        bad = BadFile(FileStamp("/pictures", "a.jpg", 9, 9), "damaged", "cut off")
+        gallery.store.commit(unit_vectors(0), [], [bad])
+    assert set(contents(gallery)) == {"b.jpg"}
+    assert [file.detail for file in gallery.bad_files()] == ["cut off"]
+    commit(gallery, ["a"])
+    assert not gallery.bad_files()
+
+
+def test_facts_change_without_the_vector(gallery: Gallery) -> None:
+    (vector,) = commit(gallery, ["a"], brand="acme")
+    commit(gallery, ["b"])
+    (number,) = gallery.ids_of(["a.jpg"])
+    moved = FileStamp("/elsewhere", "n.jpg", 5, 6, "new")
+    with gallery.store.writing():
+        gallery.store.amend([Change(number, moved, {"price": 4}, "sku-1")])
+    assert contents(gallery)["sku-1"] == ("new", {"brand": "acme", "price": 4}, vector.tobytes())
+    assert gallery.item(number).path == "/elsewhere/n.jpg"
+    with gallery.store.writing(), pytest.raises(InputError, match="another item has the key"):
+        gallery.store.amend([Change(number, metadata={"price": 5}), Change(number, key="b.jpg")])
+    assert contents(gallery)["sku-1"][1]["price"] == 4
+
+
+def test_removed_at_once_by_id_or_key_and_all_or_none(gallery: Gallery) -> None:
+    commit(gallery, ["a", "b", "c"])
+    (b,) = gallery.ids_of(["b.jpg"])
+    assert gallery.remove([b, "a.jpg"]) == 2
+    assert set(contents(gallery)) == {"c.jpg"}
+    with pytest.raises(InputError, match=r"no item 'a\.jpg'"):
+        gallery.remove(["c.jpg", "a.jpg"])
+    with pytest.raises(InputError, match=f"no item {b}"):
+        gallery.remove([b])
+    assert set(contents(Gallery(gallery.folder))) == {"c.jpg"}
+    commit(gallery, ["a"])
+    assert len(gallery) == 2
+
+
+def test_nothing_is_written_without_the_lock(gallery: Gallery) -> None:
+    with pytest.raises(LookalikeError, match="lock"):
+        gallery.store.commit(unit_vectors(1), new_items(["a"]))
+    assert not gallery.store.leftovers()
+
+
+def test_a_commit_by_anybody_is_seen(gallery: Gallery) -> None:
+    reader = Gallery(gallery.folder)
+    assert not reader.changed()
+    commit(gallery, ["a"])
+    assert reader.changed()
+    assert len(reader) == 0
+    reader.refresh()
+    assert not reader.changed()
+    assert len(reader) == 1
+
+
+def test_another_gallery_in_its_place_is_taken_up(gallery: Gallery, tmp_path: Path) -> None:
+    commit(gallery, ["a"])
+    other = small_gallery(tmp_path / "other")
+    commit(other, ["b", "c"])
+    gallery.folder.rename(tmp_path / "old")
+    with pytest.raises(LookalikeError, match="gone"):
+        gallery.changed()
+    other.folder.rename(gallery.folder)
+    assert gallery.changed()
+    assert gallery.replaced()
+    assert set(contents(gallery)) == {"b.jpg", "c.jpg"}
+
+
+def test_a_reader_opens_although_a_writer_clears_away(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between reading the state and opening its files, a whole compaction happens, and the next write."""
+    commit(gallery, ["a", "b"])
+    commit(gallery, ["c"], seed=1)
+    rest = iter([None])
+    read = Store.state
+
+    def state_then_compaction(store: Store) -> object:
+        seen = read(store)
+        if store is not gallery.store and next(rest, 0) is None:
+            compact(gallery)
+        return seen
+
+    monkeypatch.setattr(Store, "state", state_then_compaction)
+    assert len(Gallery(gallery.folder)) == 3
+
+
+def test_newer_formats_are_refused(gallery: Gallery) -> None:
+    with sqlite3.connect(gallery.folder / "gallery.db") as db:
+        db.execute("UPDATE meta SET value = '3' WHERE key = 'format_version'")
+    db.close()
+    with pytest.raises(InputError, match="newer lookalike"):
+        Gallery(gallery.folder)
+
+
+def test_pictures_are_found_under_another_root(gallery: Gallery, tmp_path: Path) -> None:
+    commit(gallery, ["a"])
+    moved = gallery.folder.rename(tmp_path / "moved")
+    there = Gallery(moved, root=tmp_path / "pictures")
+    (hit,) = there.search_vectors(unit_vectors(1), 1)[0]
+    assert hit.path == str(tmp_path / "pictures" / "a.jpg")
+    assert hit.score == pytest.approx(1)
+
+
+def test_a_damaged_row_of_the_database_is_not_served(gallery: Gallery) -> None:
+    commit(gallery, ["aa", "ab"])
+    with sqlite3.connect(gallery.folder / "gallery.db") as db:
+        db.execute("UPDATE items SET label = 'z' WHERE id = 1")
+    db.close()
+    with pytest.raises(LookalikeError, match="item 1"):
+        gallery.search_vectors(unit_vectors(1))
+    assert gallery.item(2).label == "a"
+
+
+def test_no_damaged_vector_is_served(gallery: Gallery) -> None:
+    commit(gallery, ["a", "b"])
+    (segment,) = gallery.store.segments()
+    path = gallery.folder / "segments" / segment.file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LookalikeError, match="verify"):
+        Gallery(gallery.folder).search_vectors(np.ones((1, 48), np.float32))
