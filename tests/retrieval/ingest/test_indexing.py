@@ -13,23 +13,6 @@ import pytest
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.ingest.indexing import add_images
 from tests.conftest import draw
-from tests.retrieval.filling import small_gallery
-
-
-@pytest.fixture
-def gallery(tmp_path: Path) -> Gallery:
-    return small_gallery(tmp_path)
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Two classes of three pictures."""
-    folder = tmp_path / "photos"
-    for hue, name in enumerate(("red", "green")):
-        (folder / name).mkdir(parents=True)
-        for seed in range(3):
-            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
-    return folder
 
 
 def items(gallery: Gallery) -> dict[str, tuple[int, str | None, dict[str, object]]]:

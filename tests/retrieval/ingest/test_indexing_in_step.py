@@ -21,24 +21,7 @@ from retrieval.ingest.rebuilding import rebuild
 from retrieval.ingest.syncing import compare, sync, update
 from retrieval.storage.verify import verify
 from tests.conftest import draw, hear_ctrl_c, lookalike, unzip_shared
-from tests.retrieval.filling import small_gallery
 from tests.serve.model import write_model
-
-
-@pytest.fixture
-def gallery(tmp_path: Path) -> Gallery:
-    return small_gallery(tmp_path)
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Two classes of three pictures."""
-    folder = tmp_path / "photos"
-    for hue, name in enumerate(("red", "green")):
-        (folder / name).mkdir(parents=True)
-        for seed in range(3):
-            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
-    return folder
 
 
 def held(gallery: Gallery) -> dict[str, tuple[str | None, str]]:

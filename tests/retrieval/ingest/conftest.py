@@ -1,0 +1,27 @@
+"""A gallery to fill, and pictures for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrieval import Gallery
+from tests.conftest import draw
+from tests.retrieval.filling import small_gallery
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    return small_gallery(tmp_path)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of three pictures."""
+    folder = tmp_path / "photos"
+    for hue, name in enumerate(("red", "green")):
+        (folder / name).mkdir(parents=True)
+        for seed in range(3):
+            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
+    return folder
