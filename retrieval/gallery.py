@@ -145,7 +145,11 @@ class Gallery:
     # ---- adding
 
     def add(self, paths: Iterable[str | Path], **options: Any) -> Outcome:
-        """Embed and add files and folders; see `retrieval.ingest.indexing.add_images` for the options."""
+        """Embed and add files and folders, with what is known about them.
+
+        `metadata` is a table (a CSV or Parquet file), or the values by column for each of the paths, which
+        are files then; `retrieval.ingest.indexing.add_images` has the other options.
+        """
         from retrieval.ingest.indexing import add_images  # indexing builds on Gallery
 
         return add_images(self, paths, **options)

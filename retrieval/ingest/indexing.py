@@ -16,7 +16,7 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.ingest.planning import Contents, Plan, duplicates, make_plan, moved
-from retrieval.ingest.sources import Picture, Scan, collect, exists
+from retrieval.ingest.sources import Metadata, Picture, Scan, collect, exists
 from retrieval.progress import Progress
 from retrieval.storage.records import BadFile, Change, NewItem, StoredItem
 
@@ -67,7 +67,7 @@ def add_images(
     sources: Iterable[str | Path] = (),
     *,
     list_file: str | None = None,
-    table: Path | None = None,
+    metadata: Metadata | None = None,
     root: Path | None = None,
     kind: str | None = None,
     recall: float | None = None,
@@ -89,7 +89,7 @@ def add_images(
 
     Args:
         sources: image files, folders, globs, tar shards.
-        list_file, table, root: more sources, as for `retrieval.ingest.sources.collect`.
+        list_file, metadata, root: more sources, and what is known of them; see `ingest.sources.collect`.
         kind, recall, memory: of the index, as for `Gallery.build_index`; `None`: as the last time.
         reindex: bring the index up to date at the end; otherwise only when much is outside it.
         retry: try files again that were unusable before and have not changed.
@@ -106,7 +106,7 @@ def add_images(
     # The whole run holds the lock: two writers would embed the same files twice.
     with gallery.store.writing():
         started = now()
-        found = collect(sources, list_file=list_file, table=table, root=root, roots=_roots(gallery))
+        found = collect(sources, list_file=list_file, metadata=metadata, root=root, roots=_roots(gallery))
         outcome = absorb(gallery, found, retry=retry, max_bad=max_bad, show_progress=show_progress)
         wish = {"kind": kind, "recall": recall, "memory": memory}
         finish(gallery, outcome, command, started, reindex=reindex, wish=wish, show_progress=show_progress)

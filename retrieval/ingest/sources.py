@@ -18,6 +18,7 @@ from retrieval.storage import schema
 from retrieval.storage.records import BadFile, FileStamp, Value
 
 STANDARD_INPUT = "-"
+Metadata = str | Path | Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def collect(
     sources: Iterable[str | Path],
     *,
     list_file: str | None = None,
-    table: Path | None = None,
+    metadata: Metadata | None = None,
     root: Path | None = None,
     roots: Iterable[str] = (),
 ) -> Scan:
@@ -82,7 +83,8 @@ def collect(
 
     Args:
         list_file: a text file with a path on each line, or "-", the standard input.
-        table: a CSV or Parquet file; see `retrieval.ingest.tables`.
+        metadata: a table, which is a CSV or Parquet file, see `retrieval.ingest.tables`; or the values by
+            column for each of the sources, which are files then.
         root: what paths in the list and the table are relative to instead.
         roots: known folders, as for `scan`.
 
@@ -91,22 +93,26 @@ def collect(
             what it should be.
     """
     paths, roots = [Path(source) for source in sources], list(roots)
-    if not paths and list_file is None and table is None:
+    if not paths and list_file is None and metadata is None:
         raise InputError("no images: name files or folders, or give --list or --metadata")
     found = scan(paths, roots)
     if list_file is not None:
         _take_list(found, list_file, (root or Path()).resolve(), roots)
-    if table is None:
+    if metadata is None:
         return found
+    if not isinstance(metadata, str | Path):
+        _take_facts(found, _row_each(paths, metadata), Path("/"), "metadata")
+        return found
+    table = Path(metadata)
     if root is not None:
-        base = root
+        base = root.resolve()
     else:
         folders = [path for path in paths if path.is_dir()]
-        base = folders[0] if len(folders) == 1 else table.parent
+        base = (folders[0] if len(folders) == 1 else table.parent).resolve()
     if found.files:
-        _take_facts(found, table, base.resolve())
+        _take_facts(found, tables.read(table), base, str(table))
     else:
-        _take_rows(found, table, base.resolve(), roots)
+        _take_rows(found, tables.read(table), base, roots)
     return found
 
 
@@ -335,19 +341,29 @@ def _take_list(found: Scan, list_file: str, base: Path, known: Sequence[str]) ->
         found.add(path, stamp(path, _root(path, known, base)))
 
 
-def _take_rows(found: Scan, table: Path, base: Path, known: Sequence[str]) -> None:
+def _row_each(paths: Sequence[Path], values: Sequence[Mapping[str, object]]) -> list[tables.Row]:
+    """What is said about each of some files, as a table would say it."""
+    if len(values) != len(paths):
+        raise InputError(f"metadata: {len(values)} rows for {len(paths)} files; it takes one for each")
+    each = enumerate(zip(paths, values, strict=True), 1)
+    return tables.rows(
+        (f"metadata, row {n}", {**row, "path": str(path.resolve())}) for n, (path, row) in each
+    )
+
+
+def _take_rows(found: Scan, rows: Iterable[tables.Row], base: Path, known: Sequence[str]) -> None:
     """The rows of a table as the source."""
-    for row in tables.read(table):
+    for row in rows:
         path = _within(base, row.path, row.place)
         if path in found.files:
             raise InputError(f"{row.place}: {row.path} is in the table twice")
         found.add(path, _with_facts(stamp(path, _root(path, known, base)), row))
 
 
-def _take_facts(found: Scan, table: Path, base: Path) -> None:
+def _take_facts(found: Scan, rows: Iterable[tables.Row], base: Path, name: str) -> None:
     """The rows of a table as facts about files that were found."""
     done: set[Path] = set()
-    for row in tables.read(table):
+    for row in rows:
         path = _within(base, row.path, row.place)
         if path in done:
             raise InputError(f"{row.place}: {row.path} is in the table twice")
@@ -361,7 +377,7 @@ def _take_facts(found: Scan, table: Path, base: Path) -> None:
             found.unusable.append(missing)
     if done.isdisjoint(found.files):
         hint = f"its paths are taken relative to {base}; --root names another folder"
-        raise InputError(f"{table}: none of its rows is about an image that was given; {hint}")
+        raise InputError(f"{name}: none of its rows is about an image that was given; {hint}")
 
 
 def _with_facts(picture: Picture, row: tables.Row) -> Picture:

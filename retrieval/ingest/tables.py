@@ -48,9 +48,16 @@ def read(file: Path) -> list[Row]:
     Raises:
         InputError: what is wrong with it, and in which line or row.
     """
-    parquet = file.suffix.lower() == ".parquet"
-    rows, seen = [], dict[str, str]()
-    for place, values in _parquet(file) if parquet else _csv(file):
+    found = rows(_parquet(file) if file.suffix.lower() == ".parquet" else _csv(file))
+    if not found:
+        raise InputError(f"{file}: it lists no images")
+    return found
+
+
+def rows(given: Iterable[tuple[str, Mapping[str, object]]]) -> list[Row]:
+    """Rows of values by column, each with what to call it in messages; errors as for `read`."""
+    read, seen = [], dict[str, str]()
+    for place, values in given:
         found = row(values, place)
         if not found.path:
             raise InputError(f"{place}: it has no path")
@@ -60,10 +67,8 @@ def read(file: Path) -> list[Row]:
             if found.id in seen:
                 raise InputError(f"{place}: the id {found.id!r} is in use already, in {seen[found.id]}")
             seen[found.id] = place
-        rows.append(found)
-    if not rows:
-        raise InputError(f"{file}: it lists no images")
-    return rows
+        read.append(found)
+    return read
 
 
 def row(values: Mapping[str, object], place: str) -> Row:

@@ -47,7 +47,7 @@ def agrees(gallery: Gallery) -> bool:
 def test_table_gives_ids_labels_and_metadata(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("path,id,label,brand,price\nred/0.png,a1,scarlet,acme,12\nred/1.png,a2,,,3.5\n")
-    gallery.add([photos], table=table)
+    gallery.add([photos], metadata=table)
     found = items(gallery)
     assert found["a1"][1:] == ("scarlet", {"brand": "acme", "price": 12.0})
     assert found["a2"][1:] == (None, {"price": 3.5})
@@ -55,27 +55,39 @@ def test_table_gives_ids_labels_and_metadata(gallery: Gallery, photos: Path, tmp
     assert len(found) == 6
 
 
+def test_metadata_without_a_file(gallery: Gallery, photos: Path) -> None:
+    paths = [photos / "red" / "0.png", photos / "red" / "1.png"]
+    gallery.add(paths, metadata=[{"brand": "acme", "price": 3}, {"brand": None, "label": "odd", "id": "x"}])
+    assert [(key, label, metadata) for key, (_, label, metadata) in items(gallery).items()] == [
+        ("0.png", None, {"brand": "acme", "price": 3}),
+        ("x", "odd", {}),
+    ]
+    assert [hit.key for hit in gallery.search(paths[1], where="price = 3")] == ["0.png"]
+    with pytest.raises(InputError, match="1 rows for 2 files"):
+        gallery.add(paths, metadata=[{}])
+
+
 def test_table_that_comes_later_describes_what_is_there(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     before, table = items(gallery), photos / "t.csv"
     table.write_text("path,price\nred/0.png,12\nred/1.png,3\n")
-    outcome = gallery.add([photos], table=table)
+    outcome = gallery.add([photos], metadata=table)
     assert (outcome.added, outcome.unchanged, outcome.described) == (0, 6, 2)
     assert segments(gallery) == 6
     after = items(gallery)
     assert after["red/0.png"] == (before["red/0.png"][0], "red", {"price": 12})
     table.write_text("path,price\nred/0.png,12\nred/1.png,\n")
-    assert gallery.add([photos], table=table).described == 1
+    assert gallery.add([photos], metadata=table).described == 1
     assert items(gallery)["red/1.png"][2] == {}
-    assert gallery.add([photos], table=table).described == 0
+    assert gallery.add([photos], metadata=table).described == 0
 
 
 def test_other_ids_take_the_place_of_the_old_without_the_model(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id\nred/0.png,a\nred/1.png,b\n")
-    gallery.add([], table=table)
+    gallery.add([], metadata=table)
     table.write_text("path,id\nred/0.png,b\nred/1.png,c\n")  # one id goes to the other file
-    outcome = gallery.add([], table=table)
+    outcome = gallery.add([], metadata=table)
     assert (outcome.added, outcome.copied) == (2, 2)
     assert sorted(items(gallery)) == ["b", "c"]
     assert gallery.items([items(gallery)["b"][0]])[items(gallery)["b"][0]].path == str(
@@ -87,7 +99,7 @@ def test_other_ids_take_the_place_of_the_old_without_the_model(gallery: Gallery,
 def test_owners_label_outlives_a_new_picture(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
-    gallery.add([photos], table=table)
+    gallery.add([photos], metadata=table)
     draw(77).save(photos / "red" / "0.png")
     touch(photos / "red" / "0.png")
     outcome = gallery.add([photos])
@@ -99,14 +111,14 @@ def test_owners_label_outlives_a_new_picture(gallery: Gallery, photos: Path) -> 
 def test_column_of_two_types_is_refused_and_nothing_changed(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,price\nred/0.png,12\n")
-    gallery.add([photos / "red"], table=table, root=photos)
+    gallery.add([photos / "red"], metadata=table, root=photos)
     before = items(gallery)
     table.write_text("path,price\nred/0.png,cheap\n")
     with pytest.raises(InputError, match=r"column 'price' is text here .'cheap'., but number in the gallery"):
-        gallery.add([photos], table=table)
+        gallery.add([photos], metadata=table)
     assert items(gallery) == before
     table.write_text("path,id,PRICE\nred/0.png,x,12\n")
-    gallery.add([photos / "red"], table=table, root=photos)
+    gallery.add([photos / "red"], metadata=table, root=photos)
     assert items(gallery)["x"][2] == {"price": 12}
 
 
@@ -115,7 +127,7 @@ def test_column_names_that_cannot_be_are_refused(gallery: Gallery, photos: Path,
     table = photos / "t.csv"
     table.write_text(f'path,"{column}"\nred/0.png,12\n')
     with pytest.raises(InputError, match="metadata column"):
-        gallery.add([photos], table=table)
+        gallery.add([photos], metadata=table)
     assert items(gallery) == {}
 
 
@@ -136,7 +148,7 @@ def test_touched_file_stays_as_it_is(gallery: Gallery, photos: Path) -> None:
 def test_item_follows_its_file(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
-    gallery.add([photos], table=table)
+    gallery.add([photos], metadata=table)
     before = items(gallery)
     shutil.move(photos / "red", photos / "rouge")
     outcome = gallery.add([photos])
@@ -233,20 +245,20 @@ def test_few_bad_files_stop_only_who_asks_for_that(gallery: Gallery, photos: Pat
 def test_rows_whose_file_is_gone_are_bad_files(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,price\nred/0.png,12\nred/gone.png,3\n")
     for sources in ([], [photos]):
-        outcome = add_images(gallery, sources, table=photos / "t.csv")
+        outcome = add_images(gallery, sources, metadata=photos / "t.csv")
         assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/gone.png", "missing")]
     draw(9).save(photos / "red" / "gone.png")
-    assert gallery.add([], table=photos / "t.csv").bad == []
+    assert gallery.add([], metadata=photos / "t.csv").bad == []
     assert items(gallery)["red/gone.png"][2] == {"price": 3}
 
 
 def test_item_whose_file_is_out_of_reach_stays(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,id,price\nred/0.png,a,12\nred/1.png,b,3\n")
-    gallery.add([], table=photos / "t.csv")
+    gallery.add([], metadata=photos / "t.csv")
     before = items(gallery)
     (photos / "red" / "0.png").unlink()
     for sources in ([], [photos / "red"]):
-        outcome = add_images(gallery, sources, table=photos / "t.csv", root=photos)
+        outcome = add_images(gallery, sources, metadata=photos / "t.csv", root=photos)
         assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/0.png", "missing")]
     assert {key: items(gallery)[key] for key in before} == before
 
@@ -264,7 +276,7 @@ def test_what_another_process_committed_is_known(gallery: Gallery, photos: Path)
 
 def test_lost_vector_is_made_again_and_nothing_else_is_lost(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
-    gallery.add([photos], table=photos / "t.csv")
+    gallery.add([photos], metadata=photos / "t.csv")
     before = items(gallery)
     with gallery.store.writing(), gallery.store.transaction() as db:
         db.execute("UPDATE items SET seg = NULL, row = NULL WHERE key IN ('a', 'green/0.png')")

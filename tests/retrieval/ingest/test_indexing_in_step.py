@@ -187,7 +187,7 @@ def described(gallery: Gallery, photos: Path) -> Gallery:
     """A gallery whose pictures have ids, labels and metadata."""
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\nred/1.png,b,,3\n")
-    gallery.add([photos], table=table)
+    gallery.add([photos], metadata=table)
     return gallery
 
 

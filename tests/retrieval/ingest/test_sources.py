@@ -117,7 +117,7 @@ CSV = "path,id,label,brand,price,weight,code\nred/0.png,a1,scarlet,acme,12,1.5,0
 
 
 def test_table_about_a_folder(photos: Path, tmp_path: Path) -> None:
-    found = named(collect([photos], table=write(tmp_path / "t.csv", CSV)))
+    found = named(collect([photos], metadata=write(tmp_path / "t.csv", CSV)))
     assert len(found) == 4
     red, blue, other = (found[path] for path in ("red/0.png", "blue/1.png", "red/1.png"))
     assert (red.id, red.label) == ("a1", "scarlet")
@@ -129,13 +129,16 @@ def test_table_about_a_folder(photos: Path, tmp_path: Path) -> None:
 
 def test_table_as_the_source(photos: Path, tmp_path: Path) -> None:
     table = write(photos / "t.csv", CSV)
-    for found in (collect([], table=table), collect([], table=write(tmp_path / "t.csv", CSV), root=photos)):
+    for found in (
+        collect([], metadata=table),
+        collect([], metadata=write(tmp_path / "t.csv", CSV), root=photos),
+    ):
         assert list(named(found)) == ["red/0.png", "blue/1.png"]
         assert {picture.root for picture in found.files.values()} == {str(photos)}
 
 
 def test_table_without_label_or_id_leaves_both_as_they_are(photos: Path) -> None:
-    found = named(collect([], table=write(photos / "t.csv", "path,price\nred/0.png,1\n")))
+    found = named(collect([], metadata=write(photos / "t.csv", "path,price\nred/0.png,1\n")))
     assert (found["red/0.png"].label, found["red/0.png"].id) == ("red", None)
     assert not found["red/0.png"].told
 
@@ -150,29 +153,29 @@ def test_parquet_is_the_same_as_csv(photos: Path) -> None:
         "brand": ["acme", None],
     }
     pyarrow.parquet.write_table(pyarrow.table(rows), photos / "t.parquet")
-    found = named(collect([], table=photos / "t.parquet"))
+    found = named(collect([], metadata=photos / "t.parquet"))
     assert found["red/0.png"].metadata == {"price": 12, "weight": 1.5, "new": 1, "brand": "acme"}
     assert set(found["blue/1.png"].metadata.values()) == {None, 0}
     assert [picture.id for picture in found.values()] == ["1", "2"]
     pyarrow.parquet.write_table(pyarrow.table({"path": ["a"], "tags": [["x"]]}), photos / "t.parquet")
     with pytest.raises(InputError, match=r"row 1, column 'tags': a list"):
-        collect([], table=photos / "t.parquet")
+        collect([], metadata=photos / "t.parquet")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"pip install 'lookalike\[parquet\]'"):
-        collect([], table=photos / "t.parquet")
+        collect([], metadata=photos / "t.parquet")
 
 
 def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path) -> None:
     text = "path\nred/0.png\nblue/0.png\nblue/gone.png\n"
-    found = collect([photos / "red"], table=write(tmp_path / "t.csv", text), root=photos)
+    found = collect([photos / "red"], metadata=write(tmp_path / "t.csv", text), root=photos)
     assert (len(found.files), found.unmatched) == (2, 1)
     (bad,) = found.unusable
     assert (bad.stamp.path, bad.reason) == ("blue/gone.png", ImageError.MISSING)
     assert "line 4" in bad.detail
-    as_source = collect([], table=tmp_path / "t.csv", root=photos)
+    as_source = collect([], metadata=tmp_path / "t.csv", root=photos)
     assert len(as_source.files) == 3, "reading it will say that it is missing"
 
 
@@ -197,17 +200,17 @@ def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path)
 )
 def test_bad_table_is_refused_with_its_line(photos: Path, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        collect([photos], table=write(tmp_path / "t.csv", text))
+        collect([photos], metadata=write(tmp_path / "t.csv", text))
 
 
 def test_table_that_is_none_is_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        collect([photos], table=tmp_path / "nowhere.csv")
+        collect([photos], metadata=tmp_path / "nowhere.csv")
     (tmp_path / "t.csv").write_bytes(b"path\n\xff\xfe\n")
     with pytest.raises(InputError, match="UTF-8"):
-        collect([photos], table=tmp_path / "t.csv")
+        collect([photos], metadata=tmp_path / "t.csv")
     with pytest.raises(InputError, match="Parquet"):
-        collect([photos], table=write(tmp_path / "t.parquet", "path\n"))
+        collect([photos], metadata=write(tmp_path / "t.parquet", "path\n"))
 
 
 # ---- tar shards
@@ -312,5 +315,7 @@ def test_folder_that_cannot_be_read_is_listed(photos: Path) -> None:
 def test_paths_may_go_through_links(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(photos)
     table = write(tmp_path / "t.csv", f"path\n{tmp_path / 'link' / 'red' / '0.png'}\n")
-    assert list(named(collect([], table=table, root=photos))) == ["red/0.png"]
-    assert len(collect([tmp_path / "link"], table=write(tmp_path / "t.csv", "path\nred/0.png\n")).files) == 4
+    assert list(named(collect([], metadata=table, root=photos))) == ["red/0.png"]
+    assert (
+        len(collect([tmp_path / "link"], metadata=write(tmp_path / "t.csv", "path\nred/0.png\n")).files) == 4
+    )
