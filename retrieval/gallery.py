@@ -61,21 +61,27 @@ class Gallery:
     Args:
         folder: of the gallery.
         root: where the image files lie now, if they are not where they were when they were added.
+        threads: that the gallery's own model uses; `None`: as many as there are cores.
 
     Raises:
         InputError: the folder is no gallery, or one of a newer format.
     """
 
-    def __init__(self, folder: str | Path, *, root: str | Path | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, root: str | Path | None = None, threads: int | None = None
+    ) -> None:
         self.store = Store(Path(folder))
+        self._threads = threads
         self.root = None if root is None else Path(root)
         self._snapshot = self._load()
         self._searcher = Searcher(self.store, self._snapshot)
 
     @classmethod
-    def open(cls, folder: str | Path, *, root: str | Path | None = None) -> Gallery:
-        """The same as `Gallery(folder, root=root)`."""
-        return cls(folder, root=root)
+    def open(
+        cls, folder: str | Path, *, root: str | Path | None = None, threads: int | None = None
+    ) -> Gallery:
+        """The same as `Gallery(folder, root=root, threads=threads)`."""
+        return cls(folder, root=root, threads=threads)
 
     @classmethod
     def create(cls, folder: str | Path, model: Embedder | str | Path) -> Gallery:
@@ -116,7 +122,7 @@ class Gallery:
     @cached_property
     def embedder(self) -> Embedder:
         """The gallery's own model, checked against the vectors stored when the gallery was made."""
-        return own_model(self.folder, self.store.meta)
+        return own_model(self.folder, self.store.meta, self._threads)
 
     def check_model(self, embedder: Embedder) -> None:
         """Refuse a model whose vectors would not belong here: an `InputError` where it is another file."""

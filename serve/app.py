@@ -1,39 +1,77 @@
-"""The web application over one gallery: endpoints for programs, and the page for people."""
+"""The web application over one gallery: an API for programs, and the page for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import gradio as gr
-from fastapi import FastAPI, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.routing import Mount
+from starlette.responses import Response
 
-from retrieval.errors import InputError
-from serve import page
-from serve.guard import Guard
+from retrieval.decoding import cores
+from serve.api import documentation, failures, operations, routes
 from serve.service import SearchService
 from serve.style import CSS, ICON
-from serve.thumbnails import MISSING
+from serve.telemetry import Measured
+from serve.workers import Limits, Workers
 
 MAX_UPLOAD = "20mb"
+_GATHERING = 32  # threads whose pictures gather while a GPU is at work
 
 
-def create_app(service: SearchService, hosts: Sequence[str] = ("localhost", "127.0.0.1", "::1")) -> FastAPI:
+def create_app(service: SearchService, *, page: bool = True, limits: Limits | None = None) -> FastAPI:
     """Everything the server answers.
 
     Args:
         service: the gallery.
-        hosts: names this server may be called by in a request's Host header, `*` for any. A list keeps other
-            sites from reaching a local server under a name of theirs (DNS rebinding).
+        page: whether there is a page for people; without it the page's framework is not even loaded.
+        limits: what is taken on at a time; the defaults where it is left out.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    _add_routes(app, service)
+    limits = limits or Limits()
+    threads = limits.threads or (_GATHERING if service.batching else cores())
+    workers = Workers(threads, limits, service.telemetry)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        workers.close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_middleware(Measured, service.telemetry)
+    app.mount("/v1", _api(service, workers))
+    app.include_router(operations.router(service))
+    failures.install(app, service.telemetry)
+    if page:
+        _add_page(app, service)
+    return app
+
+
+def _api(service: SearchService, workers: Workers) -> FastAPI:
+    """An application of its own, so that everything below its address is answered in its manner."""
+    api = FastAPI(
+        docs_url=None,  # it would come from another site
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        version="1",
+        generate_unique_id_function=lambda route: route.name,
+    )
+    api.include_router(routes.router(service, workers))
+    failures.install(api, service.telemetry)
+    documentation.describe(api)
+    return api
+
+
+def _add_page(app: FastAPI, service: SearchService) -> None:
+    import gradio as gr  # takes seconds
+
+    from serve import page
+
+    @app.get("/favicon.ico")
+    async def favicon() -> Response:
+        return Response(ICON, media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"})
+
     app.add_middleware(CORSMiddleware, allow_origins=[])  # without it the page's framework lets any site in
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    app.add_middleware(Guard)
     blocks = page.build(service)
     gr.mount_gradio_app(
         app,
@@ -53,26 +91,5 @@ def create_app(service: SearchService, hosts: Sequence[str] = ("localhost", "127
     )
     # Gradio checks that a file was uploaded by its user only in apps that it launched itself.
     blocks.has_launched = True
-    mounted = next(route.app for route in app.routes if isinstance(route, Mount))
-    app.state.stop_streams = mounted.stop_event.set  # type: ignore[attr-defined]
-    return app
-
-
-def _add_routes(app: FastAPI, service: SearchService) -> None:
-    @app.get("/healthz")
-    def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/v1/images/{item:int}/thumbnail")
-    def thumbnail(item: int) -> Response:
-        try:
-            found = service.thumbnail(item)
-        except InputError:
-            return JSONResponse({"error": {"code": "not-found", "message": "no such image"}}, 404)
-        # A missing file may come back; a picture under its id never changes.
-        caching = "no-store" if found is MISSING else "private, max-age=3600"
-        return Response(found.data, media_type=found.media_type, headers={"Cache-Control": caching})
-
-    @app.get("/favicon.ico")
-    def favicon() -> Response:
-        return Response(ICON, media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"})
+    mounted = app.routes[-1].app  # type: ignore[attr-defined]
+    app.state.stop_streams = mounted.stop_event.set

@@ -10,86 +10,66 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from retrieval.cli import say
 from retrieval.errors import InputError, LookalikeError
+from serve import logs
+from serve.config import Settings
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-_GRACE_SECONDS = 2
 
-
-def run(folder: Path, host: str = "127.0.0.1", port: int = 7860, *, insecure: bool = False) -> None:
+def run(settings: Settings) -> None:
     """Serve a gallery until Ctrl-C; prints the address on stdout as soon as it answers.
-
-    Args:
-        folder: the gallery.
-        host: the address to listen on.
-        port: the port; 0 takes a free one.
-        insecure: allow addresses that other machines can reach, although nobody has to sign in.
 
     Raises:
         InputError: the folder is no gallery, or the address is refused or not of this machine.
         LookalikeError: the port is in use.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one query at a time gains nothing from FAISS' threads
+    logs.configure(settings.log_level, settings.log_format)
     try:
-        with _terminated_like_interrupted(), _bound(host, port, insecure) as listening, _private_uploads():
-            _serve(folder, host, listening, insecure)
+        with _terminated_like_interrupted(), _bound(settings) as listening, _private_uploads():
+            _serve(settings, listening)
     except KeyboardInterrupt:
-        say("stopped")
+        pass
+    logs.tell("stopped", settings.log_format)
 
 
-def _serve(folder: Path, host: str, listening: socket.socket, insecure: bool) -> None:
+def _serve(settings: Settings, listening: socket.socket) -> None:
     from serve.service import SearchService
 
-    service = SearchService(folder)
-    say(f"{folder}: {service.facts().images} images; starting the server")
+    service = SearchService(settings.gallery)  # what is wrong with a gallery shows now, and once
+    images = service.facts().images
+    logs.tell(f"{settings.gallery}: {images} images; starting the server", settings.log_format)
 
-    import uvicorn
+    def announce() -> None:
+        print(f"Lookalike is at http://{_name(settings.host, listening)}", flush=True)
+        logs.tell("Ctrl-C stops it", settings.log_format)
 
-    from serve.app import create_app
+    from serve import processes
 
-    app = create_app(service, ("*",) if insecure else (*_LOCAL_NAMES, host.lower()))
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            print(f"Lookalike is at http://{_name(host, listening)}", flush=True)
-            say("Ctrl-C stops it")
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.stop_streams()  # one stays open for as long as a browser shows the page
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        ws="none",
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-    Server(config).run([listening])
+    if settings.workers > 1:
+        del service  # every process has its own
+        processes.together(settings, listening, announce)
+    else:
+        processes.alone(settings, service, listening, announce)
 
 
 @contextmanager
-def _bound(host: str, port: int, insecure: bool) -> Iterator[socket.socket]:
+def _bound(settings: Settings) -> Iterator[socket.socket]:
     """A listening socket: a port in use is found out before anything slow is loaded."""
+    host, port = settings.host, settings.port
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise InputError(f"--host {host} --port {port}: no such address ({error}); use 127.0.0.1") from error
-    if not insecure and not ipaddress.ip_address(address[0]).is_loopback:
+    if not (settings.insecure or settings.credentials or ipaddress.ip_address(address[0]).is_loopback):
         raise InputError(
-            f"--host {host}: other machines could search and read this gallery without signing in; "
-            "use 127.0.0.1, or add --insecure if that is what you want"
+            f"--host {host}: other machines could search and read this gallery without signing in; use "
+            "127.0.0.1, or add --user with --password-file, or --insecure if that is what you want"
         )
-    with socket.socket(family, kind) as listening:
+    # Only where the protocol is known does asyncio send small answers at once.
+    with socket.socket(family, kind, protocol) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(address)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
-from retrieval.errors import ImageError, InputError, LookalikeError
+from retrieval.decoding import cores
+from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images import load_image
 from retrieval.report import Report, latest
-from retrieval.store import Store
+from retrieval.searching.query import Options
+from serve.errors import NoModelError, OtherModelError, UnknownItemError
+from serve.live import LiveGallery, State
+from serve.telemetry import Telemetry
 from serve.thumbnails import GREY, MISSING, Thumbnail, encode
 
 _CACHED_THUMBNAILS = 512
-T = TypeVar("T")
+# What a program may ask with: the bytes of a picture, the id or key of one in the gallery, or a vector.
+Asked = bytes | int | str | np.ndarray
+# A query as a vector, float32 [D] of unit length, with the items that it is.
+_Resolved = tuple[np.ndarray, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """For each query its hits, best first, or what is wrong with it; and whose vectors they come from."""
+
+    found: list[list[Hit] | InputError]
+    facts: Facts
+
+
+@dataclass(frozen=True)
 class Facts:
     """A gallery in three words."""
 
@@ -61,93 +73,153 @@ class Facts:
     uuid: str
 
 
+@dataclass(frozen=True)
+class Description:
+    """A gallery in full.
+
+    Attributes:
+        dim: D, the length of a vector.
+        embeds: whether there is a model, so that pictures can be searched for.
+        columns: of metadata.
+        index: its kind; "flat" where all vectors are compared.
+        unindexed: vectors that the index, if there is one, does not cover.
+    """
+
+    facts: Facts
+    dim: int
+    embeds: bool
+    columns: list[str]
+    index: str
+    unindexed: int
+
+
 class SearchService:
     """One gallery with its model, shared by all requests; what another process commits shows up by itself.
+
+    Args:
+        folder: the gallery.
+        batching: put pictures that arrive together through the model together; `None`: where it runs on
+            anything but a CPU.
+
+    Attributes:
+        telemetry: what is counted about all this.
 
     Raises:
         InputError: the folder is no gallery.
         LookalikeError: the gallery's model is damaged or does not match the stored vectors.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, batching: bool | None = None) -> None:
         self.folder = folder
-        self._seen = self._stamp()  # before opening: a commit in between is then seen as news
-        self._open(folder)
-        self._opening = threading.Lock()
+        self.telemetry = Telemetry()
+        self._live = LiveGallery(folder, self.telemetry, batching)
         # Decoding a large picture takes up to 150 MB: as many at a time as there are cores.
-        self._decoding = threading.BoundedSemaphore(os.cpu_count() or 1)
+        self._decoding = threading.BoundedSemaphore(cores())
         self._thumbnail = lru_cache(_CACHED_THUMBNAILS)(self._make_thumbnail)
 
     @property
     def gallery(self) -> Gallery:
-        """The gallery as it was last committed."""
-        with self._opening:
-            stamp = self._stamp()
-            if stamp is None:
-                raise LookalikeError("the gallery is gone from the disk: restore it, or stop this server")
-            if stamp != self._seen:
-                if Store(self.folder).meta["gallery_uuid"] != self._gallery.store.meta["gallery_uuid"]:
-                    self._open(self.folder)  # rebuilt, perhaps with another model
-                else:
-                    self._gallery.refresh()
-                self._seen = stamp
-            return self._gallery
+        """The gallery as it was last committed.
+
+        Raises:
+            UnavailableError: it cannot be read.
+        """
+        return self._live.state().gallery
+
+    @property
+    def batching(self) -> bool:
+        """Whether pictures of several requests run through the model together."""
+        return self._live.batching
+
+    def describe(self) -> Description:
+        """What to say about the gallery to programs."""
+        return self._live.steadily(_description)
 
     def facts(self) -> Facts:
         """What to say about the gallery."""
-        gallery = self.gallery
-        uuid = str(gallery.store.meta["gallery_uuid"])
-        return Facts(self.folder.resolve().name, len(gallery), gallery.fingerprint, uuid)
+        return _facts(self.gallery)
 
     def item(self, number: int) -> Item:
-        """One of the gallery's pictures; an `InputError` where there is none of that number."""
-        found = self.gallery.items([number]) if 0 < number < 2**63 else {}
-        if number not in found:
-            raise InputError(f"the gallery has no item {number}: search again")
-        return found[number]
+        """One of the gallery's pictures; an `UnknownItemError` where there is none of that number."""
+        return _item(self.gallery, number)
+
+    # ---- for programs
+
+    def find(self, queries: Sequence[Asked], options: Options, *, fingerprint: str | None = None) -> Answers:
+        """Search with several queries at once. A query by a picture of the gallery leaves that one out.
+
+        Args:
+            fingerprint: of the model that made the vectors among the queries; refused if it is another.
+
+        Raises:
+            OtherModelError: the fingerprint is not that of the gallery's model.
+            InputError: options that the gallery cannot fulfil.
+            UnavailableError: it cannot be read.
+        """
+
+        def search(state: State) -> Answers:
+            _check_model(state.gallery, fingerprint)
+            resolved = self._resolved(state, queries)
+            with self.telemetry.stage("search"):
+                found = _found(state.gallery, resolved, options)
+            return Answers(found, _facts(state.gallery))
+
+        return self._live.steadily(search)
+
+    def embed(self, pictures: Sequence[bytes]) -> tuple[list[np.ndarray | InputError], str]:
+        """The vector of each picture, float32 [D], or what is wrong with it; and the model's fingerprint.
+
+        Raises:
+            NoModelError: the gallery has none.
+            UnavailableError: it cannot be read.
+        """
+        return self._live.steadily(lambda state: (self._vectors(state, pictures), state.gallery.fingerprint))
+
+    # ---- for the page
 
     def query_picture(self, source: Path | bytes) -> tuple[Query, Image.Image]:
         """Embed a picture that came from outside -> the query, and the picture as it was understood.
 
         Raises:
             ImageError: the picture cannot be read.
+            NoModelError: the gallery has none.
         """
-        embedder = self.gallery.embedder
-        with self._decoding:
-            image, decode_ms = _timed(lambda: load_image(source))
-            vectors, embed_ms = _timed(lambda: embedder.embed([image]))
-        return Query(vectors[0], None, embedder.fingerprint, decode_ms + embed_ms), image
+        state = self._live.state()
+        image, pixels, decode_ms = self._decoded(state, source)
+        vectors, embed_ms = self._embedded(state, pixels[None])
+        return Query(vectors[0], None, state.gallery.fingerprint, decode_ms + embed_ms), image
 
     def query_item(self, item: int) -> Query:
-        """A query by one of the gallery's own pictures; an `InputError` where there is none."""
-        return Query(None, self.item(item), self.gallery.fingerprint)
+        """A query by one of the gallery's own pictures; an `UnknownItemError` where there is none."""
+        gallery = self.gallery
+        return Query(None, _item(gallery, item), gallery.fingerprint)
 
     def search(self, query: Query, k: int) -> Answer:
         """The k pictures most like the query, without the query itself where it is in the gallery.
 
         Raises:
-            InputError: the query was made before the gallery was rebuilt with another model, or the item
-                it names has been removed.
+            OtherModelError: the query was made before the gallery was rebuilt with another model.
+            UnknownItemError: the item it names has been removed.
         """
         gallery = self.gallery
         if query.fingerprint != gallery.fingerprint:
-            raise InputError("the gallery was rebuilt with another model: choose the picture again")
-        if query.item is not None:
-            number = query.item.id
-            hits, ms = _timed(lambda: gallery.search_id(number, k))
-        else:
-            assert query.vector is not None
-            vectors = query.vector[None]  # [1, D]
-            hits, ms = _timed(lambda: gallery.search_vectors(vectors, k)[0])
-        return Answer(query, hits, ms)
+            raise OtherModelError("the gallery was rebuilt with another model: choose the picture again")
+        with self.telemetry.stage("search") as took:
+            if query.item is not None:
+                hits = gallery.search_id(_item(gallery, query.item.id).id, k)
+            else:
+                assert query.vector is not None
+                hits = gallery.search_vectors(query.vector[None], k)[0]
+        return Answer(query, hits, took.ms)
 
     def thumbnail(self, item: int) -> Thumbnail:
         """A small picture of an item: the grey tile where its file cannot be read any more.
 
         Raises:
-            InputError: the gallery has no such item.
+            UnknownItemError: the gallery has no such item.
         """
         path = self.item(item).path
+        self.telemetry.thumbnails.inc()
         try:
             return self._thumbnail(item, path)
         except ImageError:
@@ -157,11 +229,12 @@ class SearchService:
         """An item's picture: a grey one where its file cannot be read any more.
 
         Raises:
-            InputError: the gallery has no such item.
+            UnknownItemError: the gallery has no such item.
         """
+        path = self.item(item).path
         try:
             with self._decoding:
-                return load_image(self.item(item).path)
+                return load_image(path)
         except ImageError:
             return Image.new("RGB", (1, 1), GREY)
 
@@ -171,25 +244,128 @@ class SearchService:
 
     def _make_thumbnail(self, item: int, path: str) -> Thumbnail:
         # The item is part of the key: a file that was replaced and indexed again is another item.
+        self.telemetry.thumbnails_made.inc()
         with self._decoding:
             return encode(load_image(path))
 
-    def _open(self, folder: Path) -> None:
-        gallery = Gallery(folder)
-        gallery.embedder  # noqa: B018  loaded and checked now: a mismatch must not wait for a request
-        self._gallery = gallery
+    # ---- from pictures to vectors
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """Changes with every commit to the gallery, at the price of one look at a file's times."""
+    def _resolved(self, state: State, queries: Sequence[Asked]) -> list[_Resolved | InputError]:
+        """Each query as a vector, with the items that it is."""
+        pictures = [query for query in queries if isinstance(query, bytes)]
+        vectors = iter(self._vectors(state, pictures)) if pictures else iter(())
+        found: list[_Resolved | InputError] = []
+        for query in queries:
+            try:
+                if isinstance(query, bytes):
+                    vector = next(vectors)
+                    found.append(vector if isinstance(vector, InputError) else (vector, ()))
+                elif isinstance(query, np.ndarray):
+                    found.append((_unit(query, state.gallery.store.meta["dim"]), ()))
+                else:
+                    number = _number(state.gallery, query)
+                    found.append((state.gallery.vector(number), (number,)))
+            except InputError as error:
+                found.append(error)
+        return found
+
+    def _vectors(self, state: State, pictures: Sequence[bytes]) -> list[np.ndarray | InputError]:
+        found: list[np.ndarray | InputError] = []
+        for picture in pictures:
+            try:
+                found.append(self._decoded(state, picture)[1])
+            except ImageError as error:
+                found.append(error)
+        good = [pixels for pixels in found if isinstance(pixels, np.ndarray)]
+        vectors = iter(self._embedded(state, np.stack(good))[0] if good else ())
+        return [next(vectors) if isinstance(one, np.ndarray) else one for one in found]
+
+    def _decoded(self, state: State, source: Path | bytes) -> tuple[Image.Image, np.ndarray, float]:
+        """A picture, its pixels as the model takes them, uint8 [S, S, 3], and the milliseconds it took."""
+        if state.embedder is None:
+            raise NoModelError(
+                "the gallery holds vectors made elsewhere: search by a vector, or by one of its items"
+            )
+        preprocess = state.embedder.preprocess
+        with self._decoding, self.telemetry.stage("decode") as took:
+            image = load_image(source, side=preprocess.scaled)  # as it is done for indexing
+            pixels = preprocess(image)
+        return image, pixels, took.ms
+
+    def _embedded(self, state: State, pixels: np.ndarray) -> tuple[np.ndarray, float]:
+        """Vectors float32 [N, D], and the milliseconds it took."""
+        assert state.embed is not None
+        with self.telemetry.stage("embed") as took:
+            vectors = state.embed(pixels)
+        return vectors, took.ms
+
+
+def _found(
+    gallery: Gallery, asked: Sequence[_Resolved | InputError], options: Options
+) -> list[list[Hit] | InputError]:
+    """The hits of each query; those that leave out the same items are searched for at once."""
+    found: list[list[Hit] | InputError] = [one if isinstance(one, InputError) else [] for one in asked]
+    groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
+    for position, one in enumerate(asked):
+        if not isinstance(one, InputError):
+            groups.setdefault(one[1], []).append((position, one[0]))
+    for own, some in groups.items():
+        limited = replace(options, exclude=[*options.exclude, *own])
         try:
-            status = (self.folder / "gallery.db").stat()
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+            answers = gallery.find(np.stack([vector for _, vector in some]), limited)
+        except InputError as error:  # its message may name the folder
+            raise InputError(str(error).replace(str(gallery.folder), gallery.folder.name)) from error
+        for (position, _), hits in zip(some, answers, strict=True):
+            found[position] = hits
+    return found
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result of some work, and the milliseconds it took."""
-    start = time.perf_counter()
-    result = work()
-    return result, 1000 * (time.perf_counter() - start)
+def _check_model(gallery: Gallery, fingerprint: str | None) -> None:
+    if fingerprint is not None and fingerprint != gallery.fingerprint:
+        what = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
+        raise OtherModelError(f"{what}: embed the picture again")
+
+
+def _unit(vector: np.ndarray, dim: int) -> np.ndarray:
+    """A vector scaled to unit length, float32 [D]; an `InputError` where it is none."""
+    vector = np.asarray(vector, np.float64)
+    if vector.shape != (dim,):
+        raise InputError(f"the vector has {vector.size} numbers, those of this gallery have {dim}")
+    largest = np.abs(vector).max()
+    if not np.isfinite(largest) or largest == 0:
+        raise InputError("the vector is zero, or not finite, so that it points nowhere")
+    vector = vector / largest  # so that no square is too large, or too small
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def _number(gallery: Gallery, name: int | str) -> int:
+    try:
+        (number,) = gallery.ids_of([name])
+    except InputError:
+        raise UnknownItemError(f"the gallery has no item {name!r}: neither an id nor a key") from None
+    return number
+
+
+def _item(gallery: Gallery, number: int) -> Item:
+    found = gallery.items([number]) if 0 < number < 2**63 else {}
+    if number not in found:
+        raise UnknownItemError(f"the gallery has no item {number}: search again")
+    return found[number]
+
+
+def _facts(gallery: Gallery) -> Facts:
+    uuid = str(gallery.store.meta["gallery_uuid"])
+    return Facts(gallery.folder.resolve().name, len(gallery), gallery.fingerprint, uuid)
+
+
+def _description(state: State) -> Description:
+    gallery = state.gallery
+    index = gallery.index
+    return Description(
+        facts=_facts(gallery),
+        dim=int(gallery.store.meta["dim"]),
+        embeds=state.embedder is not None,
+        columns=gallery.store.columns(),
+        index="flat" if index is None else str(index.card["kind"]),
+        unindexed=0 if index is None else gallery.outside_index,
+    )

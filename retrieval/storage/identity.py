@@ -16,8 +16,11 @@ _SAME = 0.9999  # cosine of probes from here on: another file, the same network
 _STILL = 0.999  # the same file on another machine: other libraries round otherwise
 
 
-def own_model(folder: Path, meta: dict[str, Any]) -> Embedder:
+def own_model(folder: Path, meta: dict[str, Any], threads: int | None = None) -> Embedder:
     """The model in a gallery's folder, which must be the one, and compute here what it computed then.
+
+    Args:
+        threads: as for `Embedder`.
 
     Raises:
         InputError: the gallery has no model, for its vectors were made elsewhere.
@@ -27,7 +30,7 @@ def own_model(folder: Path, meta: dict[str, Any]) -> Embedder:
         what = f"{folder}: holds vectors made elsewhere ({meta[DECLARED]}), and no model"
         raise InputError(f"{what}: search it by one of its items, or by vectors")
     try:
-        embedder = Embedder(folder / "model" / "model.onnx")
+        embedder = Embedder(folder / "model" / "model.onnx", threads=threads)
     except InputError as error:
         raise _damaged(folder, "model.onnx") from error
     if embedder.fingerprint != meta["fingerprint"]:

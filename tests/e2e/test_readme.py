@@ -44,6 +44,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def programs(*, asking_the_server: bool) -> list[str]:
+    return [block for block in blocks("python") if ("serve.client" in block) == asking_the_server]
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": PATH}, capture_output=True, text=True
@@ -59,7 +63,7 @@ def test_tour_of_the_commands(workplace: Path) -> None:
     for command in tour:
         run(command, workplace)
     assert (workplace / "report" / "report.html").is_file()
-    for program in blocks("python"):
+    for program in programs(asking_the_server=False):
         (workplace / "program.py").write_text(program)
         assert run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
 
@@ -81,6 +85,10 @@ def test_page_opens_where_the_readme_says(workplace: Path) -> None:
         assert address
         with urllib.request.urlopen(address, timeout=30) as page:
             assert "Lookalike" in page.read().decode()
+        (program,) = programs(asking_the_server=True)
+        assert "http://127.0.0.1:7860" in program
+        (workplace / "program.py").write_text(program.replace("http://127.0.0.1:7860", address))
+        answered = run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
         server.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 20
         while server.poll() is None and time.monotonic() < deadline:
@@ -88,6 +96,7 @@ def test_page_opens_where_the_readme_says(workplace: Path) -> None:
         if server.poll() is None:
             server.kill()
     assert server.returncode == 0
+    assert len(answered.splitlines()) == 5
 
 
 @pytest.mark.slow

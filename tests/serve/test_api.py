@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,8 +212,19 @@ def test_the_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "embeds": True,
         "columns": ["price"],
         "index": "flat",
-        "unindexed": 24,
+        "unindexed": 0,
     }
+
+
+def test_an_index_is_told_of_with_what_it_does_not_cover(tmp_path: Path, gallery: Gallery) -> None:
+    own = Gallery(shutil.copytree(gallery.folder, tmp_path / "indexed.gallery"))
+    with own.store.writing():
+        own.build_index("sq8")
+    draw(99).save(tmp_path / "new.png")
+    own.add([tmp_path / "new.png"])
+    with answering(create_app(SearchService(own.folder), page=False)) as url:
+        told = _found(httpx.get(f"{url}/v1/gallery"))
+    assert (told["index"], told["images"], told["unindexed"]) == ("sq8", 25, 1)
 
 
 @pytest.mark.parametrize(

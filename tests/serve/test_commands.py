@@ -13,6 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from retrieval.errors import InputError
+from serve.commands import serve
+from serve.config import LOCAL_NAMES, Settings, settings
 from tests.conftest import lookalike
 from tests.serve.serving import APP, ROOT, SERVE, files_in, serving
 
@@ -56,6 +59,132 @@ def test_help_and_imports_load_no_framework() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--insecure" in done.stdout
     assert "LOADED []" in done.stdout
+
+
+# ---- settings
+
+
+def _set(*words: str) -> Settings:
+    """What the command would run with."""
+    params = serve.make_context("serve", ["shop.gallery", *words]).params
+    return settings(**params)
+
+
+def test_the_line_comes_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'port = 1\nrate = 1.5\nmax-body = 1\nlog_level = "info"\npage = false\nworkers = 2\n'
+        'allow-host = ["a.example", "*.b.example"]\ninsecure = true\ntrusted-proxy = "10.0.0.0/8"\n'
+    )
+    monkeypatch.setenv("LOOKALIKE_SERVE_RATE", "2.5")
+    monkeypatch.setenv("LOOKALIKE_SERVE_MAX_BODY", "2")
+    monkeypatch.setenv("LOOKALIKE_SERVE_ALLOW_ORIGIN", "https://a.example http://b.example:8080")
+    found = _set("--config", str(file), "--max-body", "3")
+    assert found == Settings(
+        gallery=Path("shop.gallery"),
+        host="127.0.0.1",  # said nowhere
+        port=1,  # only in the file
+        workers=2,
+        page=False,
+        names=(*LOCAL_NAMES, "127.0.0.1", "a.example", "*.b.example"),
+        origins=("https://a.example", "http://b.example:8080"),  # only in the environment
+        proxies=("10.0.0.0/8",),
+        insecure=True,
+        rate=2.5,  # environment before file
+        max_body=3,  # line before environment before file
+        log_level="info",
+    )
+    monkeypatch.setenv("LOOKALIKE_SERVE_CONFIG", str(file))
+    assert _set().port == 1
+    assert serve.make_context("serve", [], resilient_parsing=True).params["gallery"] is None
+    monkeypatch.setenv("LOOKALIKE_SERVE_GALLERY", "other.gallery")
+    assert serve.make_context("serve", []).params["gallery"] == Path("other.gallery")
+    file.write_text('gallery = "third.gallery"')
+    monkeypatch.delenv("LOOKALIKE_SERVE_GALLERY")
+    assert serve.make_context("serve", []).params["gallery"] == Path("third.gallery")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("prot = 1", "did you mean 'port'?"),
+        ("tokenfile = 'x'", "did you mean 'token-file'?"),
+        ("token = 'secret-in-the-wrong-place'", "unknown setting 'token'"),
+        ("config = 'x'", "unknown setting 'config'"),
+        ("[port]\nx = 1", "port is to be text, a number"),
+        ("port = ", "not TOML"),
+        ("port = 'seven'", "'seven' is not a valid integer"),
+        ("workers = 0", "0 is not in the range"),
+    ],
+)
+def test_mistakes_in_a_file_are_refused(shop_gallery: Path, tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "serve.toml").write_text(text)
+    assert says in _refused(str(shop_gallery), "--config", str(tmp_path / "serve.toml"), code=2)
+
+
+def test_a_misspelt_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOOKALIKE_SERVE_PROT", "1")
+    _set()
+    assert "LOOKALIKE_SERVE_PROT: no such setting, ignored; did you mean 'port'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--allow-origin", "*"], "one site a time"),
+        (["--allow-origin", "https://*.example"], "one site a time"),
+        (["--allow-origin", "https://shop.example/page"], "one site a time"),
+        (["--allow-origin", "shop.example"], "one site a time"),
+        (["--allow-origin", "null"], "one site a time"),
+        (["--allow-host", "*"], "a name such as"),
+        (["--trusted-proxy", "*"], "an address or network"),
+        (["--trusted-proxy", "proxy.example"], "an address or network"),
+        (["--trusted-proxy", "10.0.0.1/8"], "an address or network"),
+        (["--trusted-proxy", "127.0.0.1"], "a proxy lets other machines in"),
+        (["--user", "ann"], "needs a password"),
+        (["--token-file", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(shop_gallery: Path, words: list[str], says: str) -> None:
+    assert says in _refused(str(shop_gallery), *words, "--port", "0", code=2)
+
+
+def test_a_token_alone_opens_no_page(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-for-programs")
+    with pytest.raises(InputError, match="--no-page"):
+        _set("--token-file", str(tmp_path / "token"))
+    assert _set("--token-file", str(tmp_path / "token"), "--no-page").credentials
+
+
+def test_limits_are_for_servers_that_others_can_reach() -> None:
+    assert _set().rate == 0
+    assert _set("--host", "localhost").rate == 0
+    assert _set("--host", "0.0.0.0").rate > 0
+    assert _set("--trusted-proxy", "127.0.0.1", "--insecure").rate > 0
+    assert _set("--host", "0.0.0.0", "--rate", "0").rate == 0
+
+
+def test_the_names_of_a_server_are_its_own() -> None:
+    assert _set().names == (*LOCAL_NAMES, "127.0.0.1")
+    assert _set("--host", "0.0.0.0", "--insecure").names == ("*",)
+    assert "*" not in _set("--host", "0.0.0.0", "--insecure", "--allow-host", "a.example").names
+
+
+@pytest.mark.slow
+def test_a_server_without_a_page_does_not_load_one(shop_gallery: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['gradio'] = sys.modules['torch'] = None\n"
+        "from retrieval.cli import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "serve", str(shop_gallery), "--no-page"]
+    with serving(command, tmp_path / "scratch") as server:
+        assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
+        assert httpx.get(server.url, timeout=30).status_code == 404
+        assert server.stop()[0] == 0
 
 
 @pytest.mark.slow

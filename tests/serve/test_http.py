@@ -13,32 +13,12 @@ import httpx
 import pytest
 from PIL import Image
 
+from serve.access import HEADERS
 from serve.app import MAX_UPLOAD
-from serve.guard import HEADERS
+from tests.serve.page_events import send_event, upload
 from tests.serve.serving import Server, files_in
 
 pytestmark = pytest.mark.slow  # the first test waits for the server to start
-
-
-def _event(client: httpx.Client, name: str, data: list[Any]) -> dict[str, Any]:
-    """Send one event of the page as the browser does -> its outcome."""
-    config = client.get("/config").json()
-    number = next(d["id"] for d in config["dependencies"] if any(t[1] == name for t in d["targets"]))
-    session = f"test-{name}"
-    body = {"fn_index": number, "session_hash": session, "data": data}
-    joined = client.post("/gradio_api/queue/join", json=body)
-    if joined.is_error:
-        return {"success": False}
-    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as stream:
-        for line in stream.iter_lines():
-            message = json.loads(line.removeprefix("data: ")) if line else {}
-            if message.get("msg") == "process_completed":
-                return message
-    raise AssertionError("the stream ended without an outcome")
-
-
-def _upload(client: httpx.Client, name: str, content: bytes) -> httpx.Response:
-    return client.post("/gradio_api/upload", files={"files": (name, content)})
 
 
 def _as_picture(path: str) -> dict[str, Any]:
@@ -46,8 +26,8 @@ def _as_picture(path: str) -> dict[str, Any]:
 
 
 def test_an_uploaded_picture_is_searched(client: httpx.Client, shop: Path) -> None:
-    path = _upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
-    outcome = _event(client, "upload", [_as_picture(path), 3])
+    path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
+    outcome = send_event(client, "upload", [_as_picture(path), 3])
     assert outcome["success"]
     page = json.dumps(outcome["output"]["data"], ensure_ascii=False)
     assert "3 results" in page
@@ -59,7 +39,7 @@ def test_a_path_that_nobody_uploaded_is_refused_and_not_copied(
 ) -> None:
     before = files_in(server.scratch)
     for path in (shop / "red" / "1.png", Path("/etc/hostname"), Path(__file__)):
-        outcome = _event(client, "upload", [_as_picture(str(path)), 3])
+        outcome = send_event(client, "upload", [_as_picture(str(path)), 3])
         assert not outcome["success"]
         assert "results" not in json.dumps(outcome)
     assert files_in(server.scratch) == before
@@ -69,20 +49,20 @@ def test_a_picture_named_by_its_address_is_not_fetched(client: httpx.Client, ser
     before = files_in(server.scratch)
     own = f"{server.url}/v1/images/1/thumbnail"  # an address that would answer
     payload = {**_as_picture(own), "url": own}
-    outcome = _event(client, "upload", [payload, 3])
+    outcome = send_event(client, "upload", [payload, 3])
     assert not outcome["success"]
     assert files_in(server.scratch) == before
 
 
 def test_refused_pictures_get_a_sentence_and_no_result(client: httpx.Client) -> None:
-    path = _upload(client, "query.png", b"not a picture").json()[0]
-    data = _event(client, "upload", [_as_picture(path), 3])["output"]["data"]
+    path = upload(client, "query.png", b"not a picture").json()[0]
+    data = send_event(client, "upload", [_as_picture(path), 3])["output"]["data"]
     assert "cannot be used: it is not a JPEG" in json.dumps(data)
     assert "<li>" not in json.dumps(data)
 
 
 def test_uploads_lie_in_a_private_folder(client: httpx.Client, server: Server) -> None:
-    path = Path(_upload(client, "query.png", b"x").json()[0])
+    path = Path(upload(client, "query.png", b"x").json()[0])
     top = server.scratch / path.relative_to(server.scratch).parts[0]
     assert stat.S_IMODE(top.stat().st_mode) == 0o700
 
@@ -90,7 +70,7 @@ def test_uploads_lie_in_a_private_folder(client: httpx.Client, server: Server) -
 def test_uploads_have_a_largest_size(client: httpx.Client, server: Server) -> None:
     assert MAX_UPLOAD == "20mb"
     before = files_in(server.scratch)
-    assert _upload(client, "large.png", bytes(21 * 1024 * 1024)).status_code == 413
+    assert upload(client, "large.png", bytes(21 * 1024 * 1024)).status_code == 413
     assert files_in(server.scratch) == before
 
 
@@ -165,7 +145,7 @@ def test_other_sites_are_told_nothing(client: httpx.Client) -> None:
     assert "access-control-allow-origin" not in client.get("/config", headers=evil).headers
     asked = {**evil, "Access-Control-Request-Method": "POST"}
     answer = client.options("/gradio_api/queue/join", headers=asked)
-    assert answer.status_code == 400
+    assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
 
 
@@ -190,6 +170,6 @@ def test_errors_say_nothing_about_the_inside(client: httpx.Client) -> None:
     assert config["show_error"] is False
     assert config["analytics_enabled"] is False
     assert config["footer_links"] == []
-    outcome = _event(client, "upload", [_as_picture("/etc/hostname"), 3])
+    outcome = send_event(client, "upload", [_as_picture("/etc/hostname"), 3])
     assert "/etc" not in json.dumps(outcome)
     assert "Traceback" not in json.dumps(outcome)

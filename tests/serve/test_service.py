@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
+from retrieval.searching.query import Options
 from serve.service import SearchService
 from serve.thumbnails import MISSING, encode
 from tests.conftest import draw
@@ -113,6 +114,17 @@ def test_what_another_writer_commits_shows_up(own: tuple[Path, Path]) -> None:
 def test_an_unchanged_gallery_is_not_loaded_again(own: tuple[Path, Path]) -> None:
     service = SearchService(own[0])
     assert service.gallery._snapshot is service.gallery._snapshot
+
+
+def test_requests_go_on_with_the_state_before_while_one_takes_up_the_next(own: tuple[Path, Path]) -> None:
+    folder, pictures = own
+    service = SearchService(folder)
+    draw(99, hue=1).save(pictures / "new.png")
+    with service._live._renewing:  # as another request holds it for as long as it loads
+        Gallery(folder).add([pictures / "new.png"])
+        assert service.facts().images == 24
+        assert len(service.find([1], Options(k=100)).found[0]) == 23  # type: ignore[arg-type]
+    assert service.facts().images == 25
 
 
 def test_a_gallery_rebuilt_with_another_model_refuses_older_queries(

@@ -1,0 +1,63 @@
+"""The OpenAPI description, where the framework cannot read it off the functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from serve.api import schemas
+
+_REF = "#/components/schemas/{model}"
+_TITLE = "Lookalike"
+_ABOUT = """Find the images of a gallery that look like yours.
+
+Scores are cosine similarities: 1 for the same picture. Every answer that has to do with vectors names the
+model they come from by its fingerprint. Errors are problem details (RFC 9457) with a `code` that stays the
+same.
+"""
+_REQUESTS = (schemas.SearchRequest, schemas.ByIdRequest, schemas.BatchRequest, schemas.EmbedRequest)
+_SECURITY = {
+    "token": {"type": "http", "scheme": "bearer", "description": "Where the server was given a token."},
+    "password": {"type": "http", "scheme": "basic", "description": "Where it was given a name and password."},
+}
+
+
+def accepts(model: type[BaseModel], image: str | None = None, files: str | None = None) -> dict[str, Any]:
+    """The description of a body that is JSON of a model, and may be sent otherwise.
+
+    Args:
+        image: the field that the bytes of an image stand for, if they may be sent alone.
+        files: the field of a form that takes several files; without it, it takes the one of `image`.
+    """
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    file = {"type": "string", "format": "binary"}
+    if files or image:
+        name, value = (files, {"type": "array", "items": file}) if files else (image, file)
+        form = {"type": "object", "properties": {name: value}, "required": [name]}
+        content["multipart/form-data"] = {"schema": form}
+    if image:
+        content["application/octet-stream"] = content["image/*"] = {"schema": file}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe(app: FastAPI) -> None:
+    """Complete the description of the API: bodies, problems and sign-in."""
+    app.title, app.description = _TITLE, _ABOUT
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            description = generated()
+            wanted: list[Any] = [(model, "validation") for model in (*_REQUESTS, schemas.ProblemDetails)]
+            _, definitions = models_json_schema(wanted, ref_template=_REF)
+            components = description.setdefault("components", {})
+            components.setdefault("schemas", {}).update(definitions["$defs"])
+            components["securitySchemes"] = _SECURITY
+            description["security"] = [{}, *({name: []} for name in _SECURITY)]
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,231 @@
+"""What goes into the API and what comes out of it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import model_validator as validator
+
+from retrieval.searching.query import RERANKS, Options
+from retrieval.searching.where import MAX_LENGTH
+from serve.service import Asked
+
+MAX_K = 1000
+MAX_BATCH = 64
+_MAX_DIM = 65536
+_MAX_KEY = 4096
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("not Base64") from None
+
+
+Picture = Annotated[
+    bytes,
+    BeforeValidator(_decoded),
+    WithJsonSchema(
+        {"type": "string", "contentEncoding": "base64", "description": "An image file, in Base64."}
+    ),
+]
+Number = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+Key = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_KEY)]
+ItemName = Annotated[Number | Key, Field(description="The id of an image of the gallery, or its key.")]
+Component = Annotated[float, Field(allow_inf_nan=False)]
+Fingerprint = Annotated[
+    str,
+    Field(max_length=1000, description="What made the vectors: the SHA-256 of the model's file, or a name."),
+]
+
+
+class SearchOptions(BaseModel):
+    """What to look for beside the query itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    k: int = Field(10, ge=1, le=MAX_K, description="How many images to find.")
+    where: str | None = Field(
+        None,
+        max_length=MAX_LENGTH,
+        description="A condition that hits fulfil, in a small part of SQL.",
+        examples=["label = 'red' and price < 30"],
+    )
+    min_score: float | None = Field(
+        None, ge=-1, le=1, allow_inf_nan=False, description="The least score of a hit."
+    )
+    group_by: str | None = Field(
+        None,
+        max_length=100,
+        description="A column, of whose values each gives its best hit alone.",
+        examples=["label"],
+    )
+    exclude: list[ItemName] = Field(
+        default_factory=list, max_length=MAX_K, description="Images of the gallery that are no hits."
+    )
+    rerank: Literal[tuple(RERANKS)] = Field(  # type: ignore[valid-type]
+        "none",
+        description="How to order what was found: "
+        + "; ".join(f"{way}: the score is {what}" for way, what in RERANKS.items())
+        + ".",
+    )
+
+    def options(self) -> Options:
+        """The same for `Gallery.find`."""
+        return Options(self.k, self.where, tuple(self.exclude), self.min_score, self.group_by, self.rerank)
+
+
+class Query(BaseModel):
+    """What to look for: exactly one of an image, an image of the gallery, or a vector."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    image: Picture | None = None
+    id: ItemName | None = None
+    vector: list[Component] | None = Field(
+        None, max_length=_MAX_DIM, description="Of the gallery's model; of any length but zero."
+    )
+
+    @validator(mode="after")
+    def _one(self) -> Query:
+        if sum(value is not None for value in (self.image, self.id, self.vector)) != 1:
+            raise ValueError("give exactly one of image, id and vector")
+        return self
+
+    def asked(self) -> Asked:
+        """The same for `SearchService.find`."""
+        if self.image is not None:
+            return self.image
+        return self.id if self.id is not None else np.array(self.vector, np.float64)
+
+
+class SearchRequest(SearchOptions, Query):
+    """One query and its options."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"id": 17, "k": 5}, {"image": "iVBORw0KGgo...", "where": "label = 'red'"}]
+        },
+    )
+
+    fingerprint: Fingerprint | None = None
+
+
+class ByIdRequest(SearchOptions):
+    """An image of the gallery, and options."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": "red/1.png", "k": 5}]})
+
+    id: ItemName
+
+
+class BatchRequest(SearchOptions):
+    """Several queries with the same options."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"queries": [{"id": 17}, {"image": "iVBORw0KGgo..."}], "k": 5}]},
+    )
+
+    queries: list[Query] = Field(min_length=1, max_length=MAX_BATCH)
+    fingerprint: Fingerprint | None = None
+
+
+class EmbedRequest(BaseModel):
+    """Images to embed."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."]}]}
+    )
+
+    images: list[Picture] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Image(BaseModel):
+    """An image of the gallery."""
+
+    id: int = Field(description="Its number, which is never used again.", examples=[17])
+    key: str = Field(
+        description="What its owner calls it, or its path in the folder indexed.", examples=["red/1.png"]
+    )
+    label: str | None = Field(examples=["red"])
+    metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
+    thumbnail: str = Field(
+        description="Where a small picture of it is.", examples=["/v1/images/17/thumbnail"]
+    )
+
+
+class Hit(Image):
+    """An image found."""
+
+    score: float = Field(description="How alike it is; 1 for the same picture.", examples=[0.93])
+
+
+class SearchAnswer(BaseModel):
+    """What was found, best first."""
+
+    hits: list[Hit]
+    fingerprint: Fingerprint
+
+
+class BatchResult(BaseModel):
+    """What was found for one query, or why there is nothing."""
+
+    hits: list[Hit] | None = None
+    problem: ProblemDetails | None = None
+
+
+class BatchAnswer(BaseModel):
+    """A result for each query, in their order."""
+
+    results: list[BatchResult]
+    fingerprint: Fingerprint
+
+
+class EmbedAnswer(BaseModel):
+    """A vector for each image, in their order, of unit length."""
+
+    vectors: list[list[float]]
+    fingerprint: Fingerprint
+
+
+class GalleryAnswer(BaseModel):
+    """What is searched."""
+
+    name: str
+    uuid: str
+    images: int
+    dim: int = Field(description="Length of a vector.")
+    fingerprint: Fingerprint
+    embeds: bool = Field(description="Whether there is a model here, so that images can be searched for.")
+    columns: list[str] = Field(description="Names that conditions may use beside the images' own facts.")
+    index: str = Field(description="Its kind; flat: everything is compared.", examples=["flat", "hnsw"])
+    unindexed: int = Field(description="Vectors that the index does not cover; they are all compared.")
+
+
+class Fault(BaseModel):
+    """One thing wrong with a request."""
+
+    pointer: str = Field(description="Where, as a JSON pointer.", examples=["#/k"])
+    detail: str = Field(examples=["Input should be greater than or equal to 1"])
+
+
+class ProblemDetails(BaseModel):
+    """What went wrong, as RFC 9457 has it."""
+
+    type: str = Field(description="Names the kind of problem.", examples=["urn:lookalike:problem:busy"])
+    title: str
+    status: int
+    detail: str = Field(description="What happened this time, and what to do.")
+    instance: str = Field(description="Names this occurrence.")
+    code: str = Field(description="The kind of problem in a word that stays the same.", examples=["busy"])
+    reason: str | None = Field(None, description="Of an image: missing, not-an-image, damaged or too-large.")
+    errors: list[Fault] | None = Field(None, description="Of a request: what is wrong with it, the first 20.")

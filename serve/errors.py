@@ -1,0 +1,29 @@
+"""What can go wrong between a request and a gallery, told apart by what the caller can do about it."""
+
+from __future__ import annotations
+
+from retrieval.errors import InputError, LookalikeError
+
+
+class UnknownItemError(InputError):
+    """The gallery has no picture of that number or key, or has none any more."""
+
+
+class OtherModelError(InputError):
+    """A vector of one model was sent to a gallery of another."""
+
+
+class NoModelError(InputError):
+    """The gallery holds vectors that were made elsewhere, so that it cannot embed pictures."""
+
+
+class UnavailableError(LookalikeError):
+    """The gallery cannot be read just now; it may come back."""
+
+
+class BusyError(LookalikeError):
+    """As many requests are waiting as may."""
+
+
+class LateError(LookalikeError):
+    """A request was not answered within the time it may take."""

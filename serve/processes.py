@@ -1,0 +1,136 @@
+"""One process that answers, or several that share the address and the gallery's files."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
+
+from retrieval.decoding import cores
+from retrieval.errors import LookalikeError
+from serve import logs
+from serve.app import create_app
+from serve.config import Settings
+from serve.protocol import Protocol
+from serve.service import SearchService
+from serve.stack import protect
+from serve.workers import Limits
+
+
+def alone(
+    settings: Settings, service: SearchService, listening: socket.socket, announce: Callable[[], None]
+) -> None:
+    """Answer in this process until SIGINT or SIGTERM; what was accepted is finished."""
+    app = create_app(service, page=settings.page, limits=Limits(seconds=settings.deadline))
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            announce()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if settings.page:
+                app.state.stop_streams()  # one stays open for as long as a browser shows the page
+            await super().shutdown(sockets)
+
+    Server(_config(settings, protect(app, settings, service.telemetry))).run([listening])
+
+
+def together(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
+    """Answer in several processes until SIGINT or SIGTERM; one that dies or hangs is replaced.
+
+    The vectors lie in memory once, for the system maps the same files into all of them; every process has its
+    own model, and counts by itself what is limited.
+
+    Raises:
+        LookalikeError: a process could not start.
+    """
+    config = _config(settings, partial(_worker, settings), factory=True, workers=settings.workers)
+    supervisor = _Supervisor(config, listening, announce, settings.log_format)
+    supervisor.run()
+    if supervisor.failed:
+        raise LookalikeError("a worker process ended before it could answer; the lines above say why")
+
+
+def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=settings.deadline,
+        **more,
+    )
+
+
+def _worker(settings: Settings) -> ASGIApp:
+    """The application of one of several processes; called in it."""
+    logs.configure(settings.log_level, settings.log_format)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
+    service = SearchService(settings.gallery)
+    return protect(create_app(service, page=False, limits=limits), settings, service.telemetry)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Supervisor(Multiprocess):
+    """The library's supervisor, which also says when it is ready and whom it has replaced.
+
+    Attributes:
+        failed: whether a process ended before all could answer.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, listening: socket.socket, announce: Callable[[], None], form: str
+    ) -> None:
+        super().__init__(config, [listening])
+        self.failed = False
+        self._announce = announce
+        self._form = form
+
+    def init_processes(self) -> None:
+        """Start all, and wait until all can answer."""
+        super().init_processes()
+        while not all(process.is_ready(timeout=1) for process in self.processes):
+            self.handle_signals()
+            self.failed = not all(process.process.is_alive() for process in self.processes)
+            if self.failed:
+                self.should_exit.set()
+            if self.should_exit.is_set():
+                return
+            time.sleep(0.1)
+        self._announce()
+
+    def terminate_all(self) -> None:
+        """Let the processes finish what they have; newcomers are refused rather than kept waiting."""
+        for listening in self.sockets:
+            listening.close()
+        super().terminate_all()
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace who has died or hangs."""
+        before = list(self.processes)
+        super().keep_subprocess_alive()
+        for old, new in zip(before, self.processes, strict=True):
+            if old is not new:
+                logs.tell(f"worker {old.pid} is gone; {new.pid} takes its place", self._form)

@@ -1,0 +1,43 @@
+"""Everything a request passes on its way to the application, in its order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from serve.access import Access
+from serve.bodies import BodyLimit
+from serve.config import Settings
+from serve.guard import Guard
+from serve.limits import RateLimit, StreamLimit
+from serve.proxies import Proxies
+from serve.signin import SignIn
+from serve.telemetry import Telemetry
+from serve.uploads import UploadLimit
+
+_BODIES_AT_A_TIME = 8  # of the largest size
+
+
+def protect(app: ASGIApp, settings: Settings, telemetry: Telemetry) -> ASGIApp:
+    """The application behind all that may refuse a request; what is cheapest to refuse comes first."""
+    largest = settings.max_body * 2**20
+    app = BodyLimit(app, largest, _BODIES_AT_A_TIME * largest)
+    if settings.page:
+        app = StreamLimit(UploadLimit(app, Path(os.environ["GRADIO_TEMP_DIR"])))
+    if settings.credentials:
+        app = SignIn(app, settings.credentials, settings.page)
+    if settings.rate:
+        app = RateLimit(app, settings.rate)
+    app = Guard(app, settings.names, settings.origins)
+    if settings.origins:  # outside sign-in: a browser asks without credentials whether it may send some
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return Proxies(Access(app, telemetry), settings.proxies)

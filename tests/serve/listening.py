@@ -1,0 +1,80 @@
+"""A real server in a thread, over whatever application a test has."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Literal
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve.protocol import Protocol
+
+
+@contextmanager
+def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[int]:
+    """Serve the application on a port of this machine."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as bound:
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=Protocol, lifespan=lifespan, log_config=None, ws="none")
+        )
+        thread = threading.Thread(target=server.run, args=([bound],))
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield bound.getsockname()[1]
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+
+
+async def measure(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers with the number of bytes it was sent."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client went away")
+        size += len(message["body"])
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+def ask(port: int, *parts: bytes) -> socket.socket:
+    """Send bytes and leave the connection open."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    for part in parts:
+        connection.sendall(part)
+    return connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    """Everything the server sends until it closes the connection."""
+    found = b""
+    try:
+        while part := connection.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    connection.close()
+    return found
+
+
+def get(app: ASGIApp, path: str = "/v1/gallery", client: str = "192.0.2.1", **headers: str) -> httpx.Response:
+    """Ask an application directly, as a client of some address."""
+
+    async def asked() -> httpx.Response:
+        transport = httpx.ASGITransport(app, client=(client, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asking:
+            return await asking.get(path, headers=headers)
+
+    return asyncio.run(asked())

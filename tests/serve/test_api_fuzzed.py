@@ -1,0 +1,60 @@
+"""Requests made up from the OpenAPI description: none makes the server fail or do what it does not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from serve.app import create_app
+from serve.service import SearchService
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+OPERATIONS = [
+    ("POST", "/search"),
+    ("POST", "/search/by-id"),
+    ("POST", "/search:batch"),
+    ("POST", "/embed"),
+    ("GET", "/gallery"),
+    ("GET", "/images/{number}"),
+    ("GET", "/images/{number}/thumbnail"),
+]
+RIGHT = [(method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS]
+# A request without parameters cannot be wrong.
+WRONG = [(method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS if path != "/gallery"]
+
+
+@pytest.fixture(scope="module")
+def described(shop_gallery: Path) -> Any:
+    app = create_app(SearchService(shop_gallery), page=False)
+    return schemathesis.openapi.from_asgi("/v1/openapi.json", app)
+
+
+def test_everything_described_is_tried(described: Any) -> None:
+    found = [operation.ok() for operation in described.get_all_operations()]
+    assert {(operation.method.upper(), operation.path) for operation in found} == set(OPERATIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "path", "mode"), [*RIGHT, *WRONG])
+def test_no_request_makes_the_server_fail(
+    described: Any, method: str, path: str, mode: GenerationMode
+) -> None:
+    strategy = described[path][method].as_strategy(generation_mode=mode)
+
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @given(case=strategy)
+    def attempt(case: schemathesis.Case) -> None:
+        case.validate_response(case.call(), checks=CHECKS)
+
+    attempt()

@@ -1,0 +1,240 @@
+"""Many requests at once: a queue with an end, deadlines, batches, and a gallery that changes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from retrieval import Embedder, Gallery
+from retrieval.decoding import cores
+from retrieval.ingest.rebuilding import rebuild
+from serve.app import create_app
+from serve.batching import Batcher
+from serve.errors import BusyError, LateError
+from serve.service import SearchService
+from serve.telemetry import Telemetry
+from serve.workers import Limits, Workers
+from tests.conftest import draw
+from tests.serve.answering import answering
+from tests.serve.model import write_model
+
+BYTES = {"Content-Type": "application/octet-stream"}
+
+
+@contextmanager
+def _decoding_is_slow(service: SearchService) -> Iterator[None]:
+    """As if others were decoding large pictures: whoever has one has to wait."""
+    for _ in range(cores()):
+        service._decoding.acquire()
+    try:
+        yield
+    finally:
+        for _ in range(cores()):
+            service._decoding.release()
+
+
+def _figure(service: SearchService, name: str) -> float:
+    value = service.telemetry.registry.get_sample_value(name)
+    assert value is not None
+    return value
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come about within 30 s")
+
+
+@pytest.fixture
+def picture(shop: Path) -> bytes:
+    return (shop / "green" / "3.png").read_bytes()
+
+
+def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
+    shop_gallery: Path, picture: bytes
+) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(threads=1, waiting=2))
+    with answering(app) as url, ThreadPoolExecutor(3) as pool:
+
+        def ask() -> httpx.Response:
+            return httpx.post(f"{url}/v1/search", content=picture, headers=BYTES, timeout=60)
+
+        with _decoding_is_slow(service):
+            accepted = [pool.submit(ask) for _ in range(3)]
+            _wait(lambda: _figure(service, "lookalike_queue_depth") == 2)
+            assert _figure(service, "lookalike_workers_busy") == 1
+            refused = ask()
+            assert refused.status_code == 503
+            assert refused.json()["code"] == "busy"
+            assert int(refused.headers["retry-after"]) > 0
+            assert httpx.get(f"{url}/healthz").status_code == 200  # all the while
+        assert [answer.result().status_code for answer in accepted] == [200] * 3
+        assert ask().status_code == 200
+    assert _figure(service, "lookalike_queue_depth") == 0
+
+
+def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(seconds=0.05))
+    with answering(app) as url:
+        with _decoding_is_slow(service):
+            answer = httpx.post(f"{url}/v1/search", content=picture, headers=BYTES)
+        assert answer.status_code == 504
+        assert answer.json()["code"] == "deadline-exceeded"
+        _wait(lambda: _figure(service, "lookalike_workers_busy") == 0)
+
+
+def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
+    telemetry, go, ran = Telemetry(), threading.Event(), []
+    workers = Workers(1, Limits(waiting=1, seconds=1), telemetry)
+
+    async def main() -> None:
+        first = asyncio.create_task(workers.run(go.wait))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(workers.run(lambda: ran.append(2)))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await workers.run(lambda: None)
+        for task in (first, second):
+            with pytest.raises(LateError, match="within 1 s:"):
+                await task
+        third = asyncio.create_task(workers.run(lambda: 3))  # the place of the second is free again
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):  # the first still has its thread
+            await workers.run(lambda: None)
+        go.set()
+        assert await third == 3
+
+    asyncio.run(main())
+    workers.close()
+    assert ran == []
+
+
+def test_pictures_gather_while_the_model_runs() -> None:
+    running, go, sizes = threading.Event(), threading.Event(), []
+
+    def embed(pixels: np.ndarray) -> np.ndarray:
+        sizes.append(len(pixels))
+        running.set()
+        assert go.wait(30)
+        return 2.0 * pixels[:, 0, 0]
+
+    batcher = Batcher(embed, largest=4)
+    pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(7)]
+    with ThreadPoolExecutor(7) as pool:
+        futures = [pool.submit(batcher, pictures[0])]
+        assert running.wait(30)
+        futures += [pool.submit(batcher, picture) for picture in pictures[1:]]
+        _wait(lambda: len(batcher._gathered) == 6)
+        go.set()
+        vectors = [future.result() for future in futures]
+    assert sizes == [1, 4, 2]
+    for i, vector in enumerate(vectors):
+        assert np.array_equal(vector, np.full((1, 3), 2.0 * i))
+
+
+def test_several_pictures_of_one_request_may_be_more_than_a_batch() -> None:
+    batcher = Batcher(lambda pixels: pixels[:, 0, 0].astype(float), largest=2)
+    pictures = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
+    assert np.array_equal(batcher(pictures), pictures[:, 0, 0])
+
+
+def test_a_failure_of_a_run_reaches_all_who_are_in_it_and_nobody_else() -> None:
+    def embed(pixels: np.ndarray) -> np.ndarray:
+        if pixels.max() == 13:
+            raise MemoryError
+        return pixels[:, 0, 0]
+
+    batcher = Batcher(embed)
+    with pytest.raises(MemoryError):
+        batcher(np.full((2, 1, 1, 3), 13, np.uint8))
+    assert np.array_equal(batcher(np.full((1, 1, 1, 3), 7, np.uint8)), [[7, 7, 7]])
+
+
+@pytest.mark.parametrize("batching", [False, True])
+def test_many_at_once_get_the_answers_of_one_at_a_time(
+    shop_gallery: Path, shop: Path, batching: bool
+) -> None:
+    service = SearchService(shop_gallery, batching=batching)
+    pictures = [path.read_bytes() for path in sorted(shop.rglob("*.png"))]
+    gallery = Gallery(shop_gallery)
+    expected = [[hit.id for hit in gallery.search(picture, 5)] for picture in pictures]
+    app = create_app(service, page=False, limits=Limits(waiting=100))
+    with answering(app) as url, httpx.Client(timeout=60) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask(picture: bytes) -> list[int]:
+            answer = client.post(f"{url}/v1/search?k=5", content=picture, headers=BYTES)
+            return [hit["id"] for hit in answer.json()["hits"]]
+
+        assert list(pool.map(ask, pictures * 4)) == expected * 4
+    assert _figure(service, "lookalike_batch_images_sum") == 4 * 24
+
+
+@contextmanager
+def _asking(url: str, item: str) -> Iterator[list[httpx.Response]]:
+    """Three threads that search all the while -> their answers."""
+    stop, answers = threading.Event(), list[httpx.Response]()
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not stop.is_set():
+                answers.append(client.post("/v1/search", json={"id": item, "k": 100}))
+
+    with ThreadPoolExecutor(3) as pool:
+        asking: list[Future[None]] = [pool.submit(ask) for _ in range(3)]
+        try:
+            yield answers
+        finally:
+            stop.set()
+        for future in asking:
+            future.result()
+
+
+def test_a_gallery_that_is_written_meanwhile_drops_no_request(
+    tmp_path: Path, shop: Path, shop_gallery: Path
+) -> None:
+    folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
+    service = SearchService(folder)
+    writer = Gallery(folder)
+    with answering(create_app(service, page=False)) as url, _asking(url, "red/0.png") as answers:
+        for number in range(5):
+            draw(500 + number, hue=2).save(tmp_path / f"{number}.png")
+            writer.add([tmp_path / f"{number}.png"])
+            seen = len(answers)
+            _wait(lambda: len(answers) > seen + 6)  # noqa: B023
+        writer.remove(["red/7.png"])
+        last = httpx.post(f"{url}/v1/search", json={"id": "red/0.png", "k": 100}).json()["hits"]
+    assert {answer.status_code for answer in answers} == {200}
+    assert {len(answer.json()["hits"]) for answer in answers} <= set(range(23, 29))
+    assert [hit["id"] for hit in last] == [hit.id for hit in Gallery(folder).search_id("red/0.png", 100)]
+    assert "red/7.png" not in [hit["key"] for hit in last]
+
+
+@pytest.mark.slow
+def test_a_gallery_that_is_rebuilt_meanwhile_drops_no_request(tmp_path: Path, shop_gallery: Path) -> None:
+    folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
+    before = Gallery(folder).fingerprint
+    other = write_model(tmp_path / "other.onnx", note="another")
+    with (
+        answering(create_app(SearchService(folder), page=False)) as url,
+        _asking(url, "red/0.png") as answers,
+    ):
+        _wait(lambda: len(answers) > 6)
+        rebuild(Gallery(folder), Embedder(other))
+        after = Gallery(folder).fingerprint
+        _wait(lambda: answers[-1].status_code == 200 and answers[-1].json()["fingerprint"] == after)
+    assert after != before
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["fingerprint"] for answer in answers} == {before, after}

@@ -1,0 +1,61 @@
+"""The files of deploy/ name settings and commands that exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serve.commands import serve
+from serve.config import settings
+from serve.credentials import PASSWORD
+from tests.serve.serving import ROOT
+
+DEPLOY = ROOT / "deploy"
+OPTIONS = {option.name for option in serve.params}
+
+
+def test_the_example_of_a_configuration_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD, "long enough")
+    found = settings(**serve.make_context("serve", ["--config", str(DEPLOY / "serve.toml")]).params)
+    assert found.gallery == Path("/srv/lookalike/shop.gallery")
+    assert found.proxies
+    assert found.credentials
+
+
+@pytest.mark.parametrize("name", ["Containerfile", "lookalike.service", "README.md"])
+def test_the_variables_are_settings(name: str) -> None:
+    variables = re.findall(r"LOOKALIKE_SERVE_([A-Z_]+)", (DEPLOY / name).read_text())
+    assert variables
+    assert {variable.lower() for variable in variables} <= OPTIONS
+
+
+def test_the_container_is_given_all_that_is_installed() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE)
+    for name in " ".join(copied).split():
+        assert name.startswith("--") or (ROOT / name).exists() or name == "/opt/lookalike"
+    packages = re.search(
+        r"include = \[(.*)\]\n\n\[tool\.setuptools\.package-data", (ROOT / "pyproject.toml").read_text()
+    )
+    assert packages
+    assert set(re.findall(r'"(\w+)\*"', packages[1])) <= set(" ".join(copied).split())
+
+
+def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    unit = tmp_path / "lookalike.service"
+    text = (DEPLOY / "lookalike.service").read_text()
+    unit.write_text(text.replace("/opt/lookalike/bin/lookalike", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
+    closed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert closed.returncode == 0, closed.stdout.splitlines()[-1]

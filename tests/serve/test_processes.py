@@ -1,0 +1,178 @@
+"""One process or several: what was accepted is finished, and who dies is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.serve.serving import ROOT, SERVE, Server, files_in, serving
+
+pytestmark = pytest.mark.slow  # they start servers
+
+
+def _until(true: Callable[[], object]) -> None:
+    for _ in range(600):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to pass within half a minute")
+
+
+def _workers(server: Server) -> set[int]:
+    """The processes of a server that answer requests: its children that listen."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _begin(server: Server, body: bytes) -> socket.socket:
+    """Send a search's head and half of its picture."""
+    where = urlsplit(server.url)
+    assert where.hostname
+    assert where.port
+    connection = socket.create_connection((where.hostname, where.port), timeout=30)
+    head = (
+        f"POST /v1/search?k=3 HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: image/png\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body[: len(body) // 2])
+    return connection
+
+
+def _end(connection: socket.socket, body: bytes) -> str:
+    connection.sendall(body[len(body) // 2 :])
+    found = b""
+    while part := connection.recv(65536):
+        found += part
+    return found.decode()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_was_accepted_is_finished(shop_gallery: Path, shop: Path, tmp_path: Path, workers: str) -> None:
+    picture = (shop / "red" / "1.png").read_bytes()
+    with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", workers], tmp_path) as server:
+        connection = _begin(server, picture)
+        assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            try:
+                httpx.get(f"{server.url}/healthz", timeout=30)
+            except httpx.TransportError:
+                return True
+            return False
+
+        _until(refused)
+        answered = _end(connection, picture)
+        assert answered.startswith("HTTP/1.1 200 ")
+        assert '"label":"red"' in answered
+        _, said = server.process.communicate(timeout=30)
+        assert server.process.returncode == 0
+        assert said.endswith("stopped\n")
+        assert "Traceback" not in said
+    assert files_in(tmp_path) == set()
+
+
+def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_path: Path) -> None:
+    with serving([*SERVE, str(shop_gallery), "--workers", "2"], tmp_path) as server:
+        before = _workers(server)
+        assert len(before) == 2
+        killed = before.pop()
+        os.kill(killed, signal.SIGKILL)
+        statuses = []
+
+        def replaced() -> bool:
+            try:
+                statuses.append(httpx.get(f"{server.url}/v1/gallery", timeout=30).status_code)
+            except httpx.TransportError:
+                statuses.append(0)  # it was on its way to the one that died
+            return len(_workers(server) - {killed}) == 2
+
+        _until(replaced)
+        assert statuses.count(200) >= len(statuses) - 1
+        assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
+        code, said = server.stop()
+        assert code == 0
+        assert f"worker {killed} is gone" in said
+        assert "serve the API alone" in said
+        assert "Traceback" not in said
+        _until(lambda: not any(_alive(worker) for worker in before))
+
+
+def test_workers_do_not_outlive_a_killed_server(shop_gallery: Path, tmp_path: Path) -> None:
+    with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
+        workers = _workers(server)
+        server.process.kill()
+        _until(lambda: not any(_alive(worker) for worker in workers))
+
+
+def test_the_log_is_json_line_by_line_and_has_no_query(shop_gallery: Path, tmp_path: Path) -> None:
+    words = ["--no-page", "--log-level", "info", "--log-format", "json"]
+    number = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+    with serving([*SERVE, str(shop_gallery), *words], tmp_path) as server:
+        answers = [
+            httpx.get(server.url + path, headers={"X-Request-Id": given}, timeout=30)
+            for path, given in (("/v1/images/1?q=secret", number), ("/v1/%0A%22x\u2028", "forged\tline"))
+        ]
+        code, said = server.stop()
+    assert code == 0
+    lines = [json.loads(line) for line in said.splitlines()]
+    first, second = (line for line in lines if "path" in line)
+    assert answers[0].headers["x-request-id"] == first["request_id"] == number
+    assert answers[1].headers["x-request-id"] == second["request_id"] != "forged\tline"
+    assert answers[1].json()["instance"] == f"urn:uuid:{second['request_id']}"
+    assert {name: first[name] for name in ("method", "path", "status", "client", "level")} == {
+        **{"method": "GET", "path": "/v1/images/1", "status": 200},
+        **{"client": "127.0.0.1", "level": "info"},
+    }
+    assert first["ms"] > 0
+    assert first["bytes"] == len(answers[0].content)
+    assert second["path"] == "/v1/%0A%22x%E2%80%A8"
+    assert "secret" not in said
+
+
+def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
+    """Else they would be started again and again; what is wrong was right when the server looked at it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import socket\n"
+        "from pathlib import Path\n"
+        "from retrieval.errors import LookalikeError\n"
+        "from serve import processes\n"
+        "from serve.config import Settings\n"
+        "if __name__ == '__main__':\n"
+        "    settings = Settings(Path('/nowhere'), workers=2, page=False)\n"
+        "    bound = socket.create_server(('127.0.0.1', 0))\n"
+        "    try:\n"
+        "        processes.together(settings, bound, lambda: print('ready'))\n"
+        "    except LookalikeError as error:\n"
+        "        print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=60,
+    )
+    assert done.stdout == "a worker process ended before it could answer; the lines above say why\n"
+    assert "/nowhere: not a gallery" in done.stderr
