@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CORES  := $(shell getconf _NPROCESSORS_ONLN)
 
 .PHONY: env demo test bench
 env: $(VENV)/.ready
@@ -19,7 +20,7 @@ test: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile $(TEST_ARGS)
 
 bench: env
 	$(BIN)/python -m benchmarks
