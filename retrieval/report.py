@@ -88,10 +88,10 @@ class Report:
             raise InputError(f"{path}: not a readable report ({error}); evaluate again") from error
 
 
-def latest(gallery: Path) -> Report | None:
-    """The newest report kept in a gallery, or `None`."""
-    folders = sorted(path.parent for path in (gallery / "reports").glob("*/report.json"))
-    return Report.load(folders[-1]) if folders else None
+def latest(gallery: Path) -> Path | None:
+    """The folder of the newest report kept in a gallery, or `None`."""
+    files = sorted((gallery / "reports").glob("*/report.json"))
+    return files[-1].parent if files else None
 
 
 def table(report: Report) -> str:

@@ -15,7 +15,6 @@ from retrieval.decoding import cores
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images import load_image
-from retrieval.report import Report, latest
 from retrieval.searching.query import Options
 from serve.errors import NoModelError, OtherModelError, UnknownItemError
 from serve.live import LiveGallery, State
@@ -44,15 +43,6 @@ class Query:
     item: Item | None
     fingerprint: str
     embed_ms: float = 0.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The hits for a query, best first, and what the search took, in milliseconds."""
-
-    query: Query
-    hits: list[Hit]
-    search_ms: float
 
 
 @dataclass(frozen=True)
@@ -194,24 +184,6 @@ class SearchService:
         gallery = self.gallery
         return Query(None, _item(gallery, item), gallery.fingerprint)
 
-    def search(self, query: Query, k: int) -> Answer:
-        """The k pictures most like the query, without the query itself where it is in the gallery.
-
-        Raises:
-            OtherModelError: the query was made before the gallery was rebuilt with another model.
-            UnknownItemError: the item it names has been removed.
-        """
-        gallery = self.gallery
-        if query.fingerprint != gallery.fingerprint:
-            raise OtherModelError("the gallery was rebuilt with another model: choose the picture again")
-        with self.telemetry.stage("search") as took:
-            if query.item is not None:
-                hits = gallery.search_id(_item(gallery, query.item.id).id, k)
-            else:
-                assert query.vector is not None
-                hits = gallery.search_vectors(query.vector[None], k)[0]
-        return Answer(query, hits, took.ms)
-
     def thumbnail(self, item: int) -> Thumbnail:
         """A small picture of an item: the grey tile where its file cannot be read any more.
 
@@ -237,10 +209,6 @@ class SearchService:
                 return load_image(path)
         except ImageError:
             return Image.new("RGB", (1, 1), GREY)
-
-    def report(self) -> Report | None:
-        """The newest evaluation of this gallery, or `None`."""
-        return latest(self.folder)
 
     def _make_thumbnail(self, item: int, path: str) -> Thumbnail:
         # The item is part of the key: a file that was replaced and indexed again is another item.

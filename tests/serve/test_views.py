@@ -1,13 +1,31 @@
-"""The HTML of the page: names are text, numbers are formatted."""
+"""What the page shows as HTML: names are text, numbers are formatted; and what it reads from a browser."""
 
+from __future__ import annotations
+
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 
+from retrieval import Gallery
+from retrieval.errors import InputError
+from retrieval.evaluation import evaluate
 from retrieval.gallery import Hit, Item
-from serve import views
-from serve.service import Answer, Facts, Query
+from retrieval.report import Report
+from retrieval.storage.records import StoredItem
+from serve.page import browsing, detail_view, gallery_view, search_view, views
+from serve.page.asking import Found
+from serve.page.evaluation_tab import evaluation
+from serve.page.search_tab import Search
+from serve.page.wishes import MAX_K, Wishes
+from serve.service import Facts, Query, SearchService
+from serve.thumbnails import encode
 
 _NASTY = "<img src=x onerror=alert(1)>'\"&${1+1}{{2}}"
 
@@ -25,48 +43,196 @@ class _Parsed(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
 
-def _answer(*hits: Hit, item: Item | None = None, embed_ms: float = 0.0) -> Answer:
+    @property
+    def scripted(self) -> bool:
+        return any(name.startswith("on") for _, attributes in self.tags for name in attributes)
+
+
+def _found(
+    *hits: Hit,
+    item: Item | None = None,
+    embed_ms: float = 0.0,
+    wishes: Wishes | None = None,
+    best: float | None = None,
+) -> Found:
     vector = None if item else np.zeros(2, np.float32)
-    return Answer(Query(vector, item, "f", embed_ms), list(hits), 3.14159)
+    return Found(Query(vector, item, "f", embed_ms), wishes or Wishes(), list(hits), 3.14159, best)
+
+
+def _stored(name: str) -> StoredItem:
+    return StoredItem(7, name, f"/{name}", name, 1, 1, "", 4, 3, name, {name: name, "price": 0.5})
+
+
+# ---- search
 
 
 def test_names_are_shown_as_text_wherever_they_come_from() -> None:
-    hit = Hit(7, f"/shop/{_NASTY}", _NASTY, score=0.5)
-    page = _Parsed(views.results(_answer(hit), "abc"))
-    images = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert [image["src"] for image in images] == ["/v1/images/7/thumbnail?v=abc"]
-    assert images[0]["alt"] == f"1 · 0.5000 · {_NASTY}"
-    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert page.text.count(_NASTY) == 4  # label and file name on the card, label and path in the table
+    hit = Hit(7, f"/shop/{_NASTY}", _NASTY, {_NASTY: _NASTY}, score=0.5)
+    page = _Parsed(search_view.results(_found(hit), "abc"))
+    (image,) = page.all("img")
+    assert image["src"] == "/v1/images/7/thumbnail?v=abc"
+    assert image["alt"] == f"1 · 0.5000 · {_NASTY}"
+    assert not page.scripted
+    # On the card: label, name and value of the metadata, file name. In the table: the same, a path.
+    assert page.text.count(_NASTY) == 8
     for text in (views.note(_NASTY), views.trouble(_NASTY), views.header(Facts(_NASTY, 1, "f", "u"))):
         assert _NASTY in _Parsed(text).text
         assert "<img" not in text
+    item = Item(3, "", "red")
+    link = _Parsed(search_view.status(_found(hit, item=item, wishes=Wishes(where=_NASTY)))).all("a")
+    assert parse_qs(str(link[0]["href"]).removeprefix("?"))["where"] == [_NASTY]
 
 
-def test_a_result_shows_rank_score_label_and_path() -> None:
-    hits = [Hit(7, "/shop/red/a.png", "red", score=1.0), Hit(9, "/shop/b.png", None, score=-0.25)]
-    page = _Parsed(views.results(_answer(*hits), "abc"))
-    assert [a["alt"] for tag, a in page.tags if tag == "img"] == [
-        "1 · 1.0000 · red",
-        "2 · -0.2500 · no label",
+def test_a_result_shows_rank_score_label_metadata_and_path() -> None:
+    hits = [
+        Hit(7, "/shop/red/a.png", "red", {"price": 3}, score=1.0),
+        Hit(9, "/shop/b.png", None, score=-0.25),
     ]
-    assert [a["data-item"] for tag, a in page.tags if tag == "button"] == ["7", "9"]
+    page = _Parsed(search_view.results(_found(*hits), "abc"))
+    assert [a["alt"] for a in page.all("img")] == ["1 · 1.0000 · red", "2 · -0.2500 · no label"]
+    assert [a["data-item"] for a in page.all("button")] == ["7", "9"]
+    assert "price: 3" in page.text
     for hit in hits:
         assert hit.path in page.text
         assert Path(hit.path).name in page.text
 
 
+def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:
+    hits = [Hit(1, "a", "red", score=0.9), Hit(2, "b", "blue", score=0.8), Hit(3, "c", None, score=0.7)]
+    page = _Parsed(search_view.results(_found(*hits, item=Item(4, "d", "red")), "abc"))
+    assert [a["class"] for a in page.all("button")] == ["right", "wrong", ""]
+    assert [str(a["alt"]).split(" · ")[3:] for a in page.all("img")] == [["same label"], ["other label"], []]
+    assert page.text.count("✓") == page.text.count("✗") == 1
+    for unknown in (Item(4, "d", None), None):
+        page = _Parsed(search_view.results(_found(*hits, item=unknown), "abc"))
+        assert {a["class"] for a in page.all("button")} == {""}
+
+
 def test_the_status_splits_the_time_and_names_the_item() -> None:
-    one = _Parsed(views.status(_answer(Hit(1, "a", None), embed_ms=12.34))).text
+    one = _Parsed(search_view.status(_found(Hit(1, "a", None), embed_ms=12.34))).text
     assert "1 result" in one
     assert "1 results" not in one
     assert "embedding 12.3 ms" in one
     assert "search 3.1 ms" in one
-    by_item = _Parsed(views.status(_answer(item=Item(24, "a", None)))).text
+    by_item = _Parsed(search_view.status(_found(item=Item(24, "a", None)))).text
     assert "0 results" in by_item
     assert "like item 24" in by_item
 
 
-def test_nothing_found_leaves_nothing_behind() -> None:
-    assert views.results(_answer(), "abc") == ""
+def test_nothing_found_is_explained_and_leaves_nothing_behind() -> None:
+    assert search_view.results(_found(), "abc") == ""
+    low = search_view.status(_found(wishes=Wishes(min_score=0.95), best=0.87654))
+    assert "Nothing scores 0.95 or more: the best score there is 0.8765" in low
+    assert "No picture fulfils the filter" in search_view.status(_found(wishes=Wishes(where="id = 0")))
+    assert "no other picture" in search_view.status(_found())
+
+
+# ---- what a browser sends
+
+_wishes = st.builds(
+    Wishes,
+    k=st.integers(1, MAX_K),
+    where=st.text().map(str.strip),
+    min_score=st.none() | st.floats(-1, 1),
+    group_by=st.text(),
+)
+
+
+@given(_wishes, st.integers(1, 2**62))
+def test_a_link_and_the_form_mean_what_they_were_made_of(wishes: Wishes, item: int) -> None:
+    address = parse_qs(wishes.link(item).removeprefix("?"))
+    assert Wishes.of({name: values[0] for name, values in address.items()}) == wishes
+    assert address["id"] == [str(item)]
+    assert Wishes.of(wishes.form(["brand"])) == wishes
+
+
+def test_k_alone_and_what_is_no_number_are_understood() -> None:
+    assert Wishes.of(3) == Wishes(k=3)
+    assert Wishes.of({"k": "", "min_score": "high", "where": None}) == Wishes()
+    assert [Wishes.of({"k": k}).k for k in ("0", "1e9", "nan", "2.9", [1])] == [1, MAX_K, 10, 2, 10]
+    with pytest.raises(InputError, match="from -1 to 1"):
+        Wishes(min_score=1.5).options()
+
+
+# ---- one picture, the gallery, its evaluation
+
+
+def test_a_picture_in_large_shows_all_names_as_text() -> None:
+    picture = Image.new("RGB", (4, 3), "red")
+    shown = _Parsed(detail_view.detail(_stored(_NASTY), "abc", encode(picture), 0.5, compares=True))
+    assert [image["alt"] for image in shown.all("img")] == ["the query", f"item 7, {_NASTY}"]
+    assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")
+    compared = _Parsed(detail_view.compared(_stored(_NASTY), 0.5, picture, picture))
+    for page in (shown, compared):
+        assert page.text.count(_NASTY) == 5  # title, key, path, and the metadata's name and value
+        assert "0.5000" in page.text
+        assert not page.scripted
+
+
+def test_pages_hold_every_picture_once_and_conditions_are_those_of_the_search(
+    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browsing, "SIZE", 10)
+    gallery = Gallery(shop_gallery)
+    pages = [browsing.page(gallery, "", number) for number in range(3)]
+    assert [item.id for page in pages for item in page.items] == list(range(1, 25))
+    assert {(page.total, page.last) for page in pages} == {(24, 2)}
+    assert browsing.page(gallery, "", 99).number == 2
+    assert browsing.page(gallery, "", -1).number == 0
+    for where in ("label = 'red' or id > 20", "not path like '%1.png'", "width > 1e6"):
+        (found,) = gallery.search_vectors(gallery.vector(1)[None], k=24, where=where)
+        expected = {hit.id for hit in found}
+        page = browsing.page(gallery, where, 0)
+        assert page.total == len(expected)
+        assert {item.id for item in page.items} == set(sorted(expected)[:10])
+    with pytest.raises(InputError, match="no column 'prize'"):
+        browsing.page(gallery, "prize < 3", 0)
+
+
+def test_the_gallery_is_described_with_names_as_text(shop_gallery: Path) -> None:
+    gallery = Gallery(shop_gallery)
+    stock = _Parsed(gallery_view.stock(gallery))
+    assert "24" in stock.text
+    assert gallery.fingerprint[:12] in stock.text
+    page = browsing.Page([Item(7, f"/{_NASTY}", _NASTY)], _NASTY, 0, 1)
+    shown = _Parsed(gallery_view.pictures(gallery, page))
+    assert shown.all("div")[0]["data-where"] == _NASTY
+    assert not shown.scripted
+    assert shown.text.count(_NASTY) == 2  # label and file name
+
+
+def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) -> None:
+    gallery = Gallery.create(tmp_path / "empty.gallery", model_file)
+    service = SearchService(gallery.folder)
+    search = Search(service)
+    assert "lookalike index add" in search.upload(None, Wishes())[1]
+    assert "lookalike index add" in search.again(None, Wishes())[1]
+    assert "no pictures yet" in gallery_view.pictures(gallery, browsing.page(gallery, "", 0))
+    assert "lookalike evaluate" in evaluation(service)
+
+
+def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:
+    gallery = Gallery.create(tmp_path / "own.gallery", model_file)
+    gallery.add([shop], kind="hnsw")
+    with gallery.store.writing():
+        gallery.build_index("hnsw")
+    assert gallery.index is not None
+    recall = gallery.index.card["recall"]
+    assert f"hnsw, measured recall {recall:.4f}" in gallery_view.stock(gallery)
+
+
+def test_a_report_is_drawn_once_until_there_is_a_newer_one(shop_gallery: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shop.gallery"
+    shutil.copytree(shop_gallery, folder)
+    service = SearchService(folder)
+    vectors, labels, _, _ = service.gallery.labelled_vectors()
+    result = evaluate("the model", vectors, np.array(labels)).result
+    for name in ("2026-01-01", "2026-01-02"):
+        report = Report(name, "each searches the others", 24, 3, None, [result])
+        report.save(folder / "reports" / name)
+        drawn = evaluation(service)
+        assert name in drawn
+        assert evaluation(service) is drawn

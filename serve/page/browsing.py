@@ -1,0 +1,62 @@
+"""A gallery's pictures in pages, oldest first, all of them or those that fulfil a condition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from retrieval.gallery import Gallery, Item
+from retrieval.searching.where import Value, compile_sql, parse
+from retrieval.storage.schema import quoted
+
+SIZE = 60
+_COLUMNS = ("id", "key", "label", "path", "width", "height")
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some of the pictures.
+
+    Attributes:
+        items: those of this page.
+        where: the condition; empty: none.
+        number: of the page, from 0.
+        total: pictures on all pages.
+    """
+
+    items: list[Item]
+    where: str
+    number: int
+    total: int
+
+    @property
+    def last(self) -> int:
+        """The number of the last page."""
+        return max(0, (self.total - 1) // SIZE)
+
+
+def page(gallery: Gallery, where: str, number: int) -> Page:
+    """The pictures of one page; of the last one where there are not as many pages.
+
+    Raises:
+        InputError: a condition that is none, or with a column that is not there.
+    """
+    condition: str = "1"
+    values: tuple[Value, ...] = ()
+    if where:
+        columns = {name: f"items.{quoted(name)}" for name in _COLUMNS}
+        columns |= {name: f"metadata.{quoted(name)}" for name in gallery.store.columns()}
+        condition, values = compile_sql(parse(where), columns)
+    wanted = (
+        "FROM items JOIN metadata USING (id) "
+        f"WHERE items.deleted_at IS NULL AND items.seg IS NOT NULL AND ({condition})"
+    )
+
+    def rows(query: str, *more: Any) -> list[Any]:
+        return gallery.store.rows(query, (*values, *more))
+
+    total = rows(f"SELECT count(*) {wanted}")[0][0]
+    number = min(max(number, 0), max(0, (total - 1) // SIZE))
+    ids = rows(f"SELECT items.id {wanted} ORDER BY items.id LIMIT {SIZE} OFFSET ?", number * SIZE)
+    found = gallery.items([i for (i,) in ids])
+    return Page([found[i] for (i,) in ids if i in found], where, number, total)

@@ -1,0 +1,113 @@
+"""The gallery tab as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from retrieval.gallery import Gallery, Item
+from retrieval.storage.records import BadFile
+from serve.page.browsing import SIZE, Page
+from serve.page.views import count, facts, note, picture, table
+from serve.page.wishes import example
+
+_LISTED = 100  # files that could not be read
+
+
+def stock(gallery: Gallery) -> str:
+    """What a gallery holds: counts, model, index, columns, the last runs, and what could not be read."""
+    info = gallery.info()
+    model = f"<code>{escape(info['fingerprint'][:12])}</code>, {info['dim']} numbers a picture"
+    return (
+        facts(
+            [
+                ("images", f"{info['images']:,}"),
+                ("model", model),
+                ("index", escape(_index(info["index"], info["outside_index"]))),
+                ("columns", escape(", ".join(info["columns"])) or "none beside the label"),
+                ("on the disk", f"{info['bytes']['all'] / 1e6:,.1f} MB"),
+            ]
+        )
+        + _unreadable(gallery.bad_files() if info["bad_files"] else [])
+        + _runs(info["runs"])
+    )
+
+
+def pictures(gallery: Gallery, page: Page) -> str:
+    """One page of pictures, as buttons, with the way to the others."""
+    version = str(gallery.store.meta["gallery_uuid"])
+    cards = "".join(_card(item, version) for item in page.items)
+    hint = example(gallery.store.columns())
+    return (
+        f"<div data-where='{escape(page.where)}' data-example='{escape(hint)}'>"
+        f"{_pager(page)}<ol class='grid'>{cards}</ol></div>"
+    )
+
+
+def _card(item: Item, version: str) -> str:
+    label = item.label or "no label"
+    return (
+        f"<li><button type='button' data-item='{item.id}' title='{escape(item.path)}'>"
+        f"{picture(item.id, version, f'item {item.id} · {label}')}"
+        f"<span aria-hidden='true'>{escape(label)}</span>"
+        f"<span class='quiet'>{escape(Path(item.path).name or item.key)}</span></button></li>"
+    )
+
+
+def _pager(page: Page) -> str:
+    if not page.total:
+        return note("No picture fulfils the filter." if page.where else "There are no pictures yet.")
+    first = page.number * SIZE + 1
+    shown = f"{first:,} to {min(first + SIZE - 1, page.total):,} of {count(page.total, 'picture')}"
+    turn = _turn("Previous", page.number - 1, page) + _turn("Next", page.number + 1, page)
+    return f"<nav aria-label='Pages'>{turn if page.last else ''}<span role='status'>{shown}</span></nav>"
+
+
+def _turn(name: str, to: int, page: Page) -> str:
+    off = "" if 0 <= to <= page.last else " disabled"
+    return f"<button type='button' data-page='{to}'{off}>{name}</button>"
+
+
+def _index(index: Mapping[str, Any], outside: int) -> str:
+    if index["kind"] == "flat":
+        return "flat: all vectors are compared, nothing is missed"
+    text = f"{index['kind']}, measured recall {index['recall']:.4f}"
+    return f"{text}; {count(outside, 'vector')} not in it yet, compared one by one" if outside else text
+
+
+def _unreadable(files: list[BadFile]) -> str:
+    if not files:
+        return ""
+    rows = (
+        (f"<code>{escape(str(file.stamp.path))}</code>", escape(file.reason), escape(file.detail))
+        for file in files[:_LISTED]
+    )
+    more = note(f"The first {_LISTED} are listed.") if len(files) > _LISTED else ""
+    title = f"{count(len(files), 'file')} could not be read"
+    return f"<details><summary>{title}</summary>{more}{table(('File', 'Reason', 'Details'), rows)}</details>"
+
+
+def _runs(runs: list[dict[str, Any]]) -> str:
+    if not runs:
+        return ""
+    rows = (
+        (
+            escape(run["command"]),
+            escape(run["started"][:16].replace("T", " ")),
+            _duration(run["started"], run["ended"]),
+            escape(", ".join(f"{name} {number:,}" for name, number in run["counts"].items() if number)),
+        )
+        for run in runs
+    )
+    head = ("Command", "Started (UTC)", "Took", "Files")
+    return f"<details><summary>Last runs</summary>{table(head, rows)}</details>"
+
+
+def _duration(started: str, ended: str | None) -> str:
+    if not ended:
+        return "not finished"
+    seconds = (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
+    return f"{seconds:,.0f} s"

@@ -1,0 +1,81 @@
+"""The search tab as HTML."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from retrieval.gallery import Hit
+from serve.page.asking import Found
+from serve.page.views import count, note, picture, table, trouble
+
+_SHOWN = 2  # values of metadata on a card; the table and the large view have all
+_MARKS = {True: ("right", "✓", "same label"), False: ("wrong", "✗", "other label")}
+
+
+def status(found: Found) -> str:
+    """How many were found, how long it took and what was searched with."""
+    item = found.query.item
+    if item is None:
+        how = f"<span>embedding {found.query.embed_ms:.1f} ms</span>"
+    else:
+        how = f"<span>like item {item.id}, itself left out</span><span>stored embedding</span>"
+    parts = [f"<b>{count(len(found.hits), 'result')}</b>", _agreement(found), how]
+    parts.append(f"<span>search {found.search_ms:.1f} ms</span>")
+    if found.link is not None:
+        parts.append(f"<a href='{escape(found.link)}'>link to this search</a>")
+    return f"<p>{''.join(parts)}</p>{_why_nothing(found)}"
+
+
+def _agreement(found: Found) -> str:
+    """How many of the hits have the label of the query."""
+    judged = [found.is_right(hit) for hit in found.hits]
+    known = [right for right in judged if right is not None]
+    return f"<span>{sum(known)} of {len(known)} with its label</span>" if known else ""
+
+
+def _why_nothing(found: Found) -> str:
+    if found.hits:
+        return ""
+    if found.best is not None:
+        lowest = found.wishes.min_score
+        return trouble(f"Nothing scores {lowest:g} or more: the best score there is {found.best:.4f}.")
+    if found.wishes.where:
+        return trouble("No picture fulfils the filter.")
+    return note("There is no other picture.")
+
+
+def results(found: Found, version: str) -> str:
+    """The hits as a grid of buttons, and as a table with their metadata and full paths."""
+    if not found.hits:
+        return ""
+    cards = "".join(_card(rank, hit, found, version) for rank, hit in enumerate(found.hits, 1))
+    names = list(dict.fromkeys(name for hit in found.hits for name in hit.metadata))
+    head = ("Rank", "Score", "Label", "Item", *names, "Path")
+    rows = (_row(rank, hit, names) for rank, hit in enumerate(found.hits, 1))
+    return (
+        f"<ol class='grid'>{cards}</ol>"
+        f"<details><summary>Scores and paths</summary>{table(head, rows)}</details>"
+    )
+
+
+def _card(rank: int, hit: Hit, found: Found, version: str) -> str:
+    kind, symbol, judged = _MARKS.get(found.is_right(hit), ("", "", ""))  # type: ignore[arg-type]
+    label = hit.label or "no label"
+    alt = " · ".join(filter(None, [str(rank), f"{hit.score:.4f}", label, judged]))
+    mark = f"<i>{symbol}</i> " if symbol else ""
+    values = [f"{name}: {value}" for name, value in hit.metadata.items()]
+    more = "".join(f"<span class='quiet'>{escape(value)}</span>" for value in values[:_SHOWN])
+    return (
+        f"<li><button type='button' class='{kind}' data-item='{hit.id}' title='{escape(hit.path)}'>"
+        f"{picture(hit.id, version, alt)}"
+        f"<span class='score' aria-hidden='true'><span>#{rank}</span><b>{hit.score:.4f}</b></span>"
+        f"<span aria-hidden='true'>{mark}{escape(label)}</span>{more}"
+        f"<span class='quiet'>{escape(Path(hit.path).name)}</span></button></li>"
+    )
+
+
+def _row(rank: int, hit: Hit, names: list[str]) -> list[str]:
+    values = [escape(str(hit.metadata.get(name, ""))) for name in names]
+    path = f"<code>{escape(hit.path)}</code>"
+    return [str(rank), f"{hit.score:.4f}", escape(hit.label or ""), str(hit.id), *values, path]
