@@ -15,6 +15,7 @@ from retrieval.decoding import Embedded, embed_files
 from retrieval.errors import InputError
 from retrieval.evaluation import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.gallery import Gallery
+from retrieval.measures.clustering import effort
 from retrieval.progress import Progress
 from retrieval.report import Report
 from retrieval.reports.findings import Findings, Pictures, find
@@ -222,6 +223,12 @@ def _notes(config: Mapping[str, Any], dataset: DataSet, theirs: Result | None) -
         notes.append("Training has seen these images: the data set has no test split.")
     if theirs is not None and config["published"].get("note"):
         notes.append(f"On the published numbers: {config['published']['note']}")
+    iterations, starts = effort(len(dataset.test), len({image.label for image in dataset.test}))
+    if starts == 1:
+        notes.append(
+            f"NMI and F1 are of k-means after {iterations} iterations from one start, for there are many "
+            "images; F1 compares only with as many."
+        )
     return tuple(notes)
 
 

@@ -30,18 +30,24 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarra
     points = np.ascontiguousarray(embeddings, np.float32)
     if not 1 <= clusters <= len(points) or not np.isfinite(points).all():
         raise InputError(f"kmeans: cannot make {clusters} clusters of {len(points)} points, all to be finite")
-    many = len(points) * clusters > _MANY
+    iterations, starts = effort(len(points), clusters)
     model = faiss.Kmeans(
         points.shape[1],
         clusters,
-        niter=5 if many and len(points) < _SMALL_CLUSTER * clusters else 20,
-        nredo=1 if many else 3,
+        niter=iterations,
+        nredo=starts,
         seed=seed + 1,
         min_points_per_centroid=1,
         max_points_per_centroid=len(points),
     )
     model.train(points)
     return model.index.search(points, 1)[1][:, 0]
+
+
+def effort(points: int, clusters: int) -> tuple[int, int]:
+    """Iterations and starts that `kmeans` takes."""
+    many = points * clusters > _MANY
+    return 5 if many and points < _SMALL_CLUSTER * clusters else 20, 1 if many else 3
 
 
 def nmi(labels: np.ndarray, clusters: np.ndarray) -> float:

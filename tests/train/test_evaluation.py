@@ -16,6 +16,7 @@ import yaml
 from export.model_file import export_run
 from retrieval import Embedder, Gallery, InputError, metrics, report
 from retrieval.evaluation import CURVE_KS
+from retrieval.measures import clustering
 from tests.conftest import draw
 from train import data, settings
 from train.data import DataSet, LabelledImage
@@ -148,6 +149,14 @@ def two_checkpoints(run_with: Callable[..., Path]) -> Path:
         optimizer = torch.optim.SGD(model.parameters())
         run.save(which, {"step": step, "recall_at_1": 0.5 - step / 10}, optimizer, model=model)
     return run.folder
+
+
+def test_clusters_that_took_less_effort_are_called_so(
+    model_file: Path, pictures: list[LabelledImage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustering, "_MANY", 1)
+    (note,) = evaluate_target(model_file, DataSet("folder:other", [], pictures)).notes
+    assert "5 iterations from one start" in note
 
 
 def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, pictures: list[LabelledImage]) -> None:
