@@ -23,12 +23,11 @@ from export.int8 import quantised
 from export.pictures import Pictures
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
+from retrieval.files import now, replacing
 from retrieval.preprocess import Preprocess
-from retrieval.storage.store import now, replacing
 from train.model import EmbeddingModel
 from train.run import Run
 
-PRECISIONS = ("fp32", "fp16", "int8")
 MAX_DIFFERENCE = 1e-4
 MIN_COSINE = 0.99999
 _PROOF_BATCHES = (1, 3, 32)

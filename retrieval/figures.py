@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrieval.errors import InputError
-from retrieval.storage.store import replacing
+from retrieval.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

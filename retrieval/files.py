@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,13 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
+    """Write files by name into a folder, each in one step."""
+    for name, content in contents.items():
+        with replacing(folder / name) as draft:
+            draft.write_text(content)
 
 
 def size_of(folder: Path) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.images import DECODE_POLICY, ImageSource, read_bytes
+from retrieval.images import DECODE_POLICY, ImageSource
 from retrieval.searching.index import Index, make, save
 from retrieval.searching.query import Options, Searcher
 from retrieval.searching.snapshot import Snapshot
@@ -203,16 +203,18 @@ class Gallery:
     def search_id(self, item: int | str, k: int = 10, **options: Any) -> list[Hit]:
         """The k pictures most like an item of the gallery, by id or key, without the item itself."""
         (number,) = self.ids_of([item])
-        options["exclude"] = [*options.get("exclude", ()), number]
-        return self.search_vectors(self.vector(number)[None], k, **options)[0]
+        return self.find(self.vector(number)[None], Options(k, **options), [(number,)])[0]
 
     def search_vectors(self, queries: np.ndarray, k: int = 10, **options: Any) -> list[list[Hit]]:
         """Search by vectors of this gallery's model, float32 [N, D] of unit length -> N lists of hits."""
         return self.find(queries, Options(k, **options))
 
-    def find(self, queries: np.ndarray, options: Options) -> list[list[Hit]]:
-        """As `search_vectors`, with all options in one value."""
-        answers = self._searcher.find(queries, options)
+    def find(
+        self, queries: np.ndarray, options: Options, own: Sequence[tuple[int, ...]] | None = None
+    ) -> list[list[Hit]]:
+        """As `search_vectors`, with all options in one value; `own` are the items that each query is, which
+        are no hits of it."""
+        answers = self._searcher.find(queries, options, own)
         items = self.items(sorted({i for answer in answers for i, _ in answer}))
         return [
             [Hit(**vars(items[i]), score=score) for i, score in answer if i in items] for answer in answers
@@ -243,10 +245,6 @@ class Gallery:
         if item not in found:
             raise InputError(f"{self.folder}: no item {item}")
         return found[item]
-
-    def image_bytes(self, item: int) -> bytes:
-        """The bytes of an item's file, wherever it lies; an `ImageError` where it cannot be read."""
-        return read_bytes(Path(self.item(item).path))
 
     def vector(self, item: int) -> np.ndarray:
         """The stored vector of one item, float32 [D]."""

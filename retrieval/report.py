@@ -11,11 +11,11 @@ from typing import Any
 from retrieval import text
 from retrieval.errors import InputError
 from retrieval.evaluation import KS, Result
+from retrieval.files import now, write_texts
 from retrieval.reports.findings import Findings
 from retrieval.reports.numbers import keys, percent, short, summary, value
 from retrieval.reports.page import document
 from retrieval.reports.report_page import render
-from retrieval.storage.store import now, replacing
 
 __all__ = ["Report", "latest", "render", "table"]
 
@@ -66,9 +66,7 @@ class Report:
         """Write report.json and report.html into a folder, made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
         page = document(f"Lookalike: {self.data}", render(self))
-        for name, content in (("report.html", page), ("report.json", json_lines(self.to_dict()))):
-            with replacing(folder / name) as draft:
-                draft.write_text(content)
+        write_texts(folder, {"report.html": page, "report.json": json_lines(self.to_dict())})
 
     @classmethod
     def load(cls, folder: Path) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -271,21 +271,15 @@ class SearchService:
 def _found(
     gallery: Gallery, asked: Sequence[_Resolved | InputError], options: Options
 ) -> list[list[Hit] | InputError]:
-    """The hits of each query; those that leave out the same items are searched for at once."""
-    found: list[list[Hit] | InputError] = [one if isinstance(one, InputError) else [] for one in asked]
-    groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
-    for position, one in enumerate(asked):
-        if not isinstance(one, InputError):
-            groups.setdefault(one[1], []).append((position, one[0]))
-    for own, some in groups.items():
-        limited = replace(options, exclude=[*options.exclude, *own])
-        try:
-            answers = gallery.find(np.stack([vector for _, vector in some]), limited)
-        except InputError as error:  # its message may name the folder
-            raise InputError(str(error).replace(str(gallery.folder), gallery.folder.name)) from error
-        for (position, _), hits in zip(some, answers, strict=True):
-            found[position] = hits
-    return found
+    """The hits of each query, or what is wrong with it."""
+    good = [one for one in asked if not isinstance(one, InputError)]
+    try:
+        vectors = [vector for vector, _ in good]
+        found = gallery.find(np.stack(vectors), options, [own for _, own in good]) if good else []
+    except InputError as error:  # its message may name the folder
+        raise InputError(str(error).replace(str(gallery.folder), gallery.folder.name)) from error
+    hits = iter(found)
+    return [one if isinstance(one, InputError) else next(hits) for one in asked]
 
 
 def _check_model(gallery: Gallery, fingerprint: str | None) -> None:

@@ -27,11 +27,11 @@ from PIL import Image
 
 from retrieval.decoding import decode_ahead
 from retrieval.errors import ImageError, LookalikeError
+from retrieval.files import replacing
 from retrieval.images import DECODE_POLICY
 from retrieval.locking import locked
 from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
-from retrieval.storage.store import replacing
 
 _FORMAT = 1
 _SIZES = np.dtype("<i4")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from retrieval import text
 from retrieval.evaluation import Result
 from retrieval.figures import COLOURS, svg
+from retrieval.files import now, write_texts
 from retrieval.measures.significance import Summary, Welch, p_value, summarize, welch
-from retrieval.storage.store import now, replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,9 +120,7 @@ class Comparison:
         files = {"results.json": json.dumps(self.to_dict(), indent=2), "results.md": markdown(self)}
         if any(row.recalls for row in self.rows):
             files["results.svg"] = dot_plot(self)
-        for name, content in files.items():
-            with replacing(folder / name) as draft:
-                draft.write_text(content)
+        write_texts(folder, files)
 
 
 def compare(variants: Mapping[str, tuple[str, ...]], baseline: str, outcomes: Sequence[Outcome]) -> list[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from retrieval.decoding import cores
 from retrieval.errors import ImageError, InputError, LookalikeError
 from train.augment import draw, move, single
 from train.config import Config
@@ -79,7 +79,7 @@ class Loader:
         workers = config.loader.workers
         if workers is None:
             decodes = isinstance(source, Files)
-            workers = default_workers(_cores(), device_type, decodes=decodes, world=world)
+            workers = default_workers(cores(), device_type, decodes=decodes, world=world)
         self._data = DataLoader(
             batches,
             batch_size=None,
@@ -150,11 +150,6 @@ def default_workers(cores: int, device_type: str, *, decodes: bool, world: int) 
     if device_type == "cuda":
         return max(1, min((cores - 1) // world, _MOST_WORKERS))
     return 1 if decodes and cores > world else 0
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Request(NamedTuple):

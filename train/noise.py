@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.storage.store import replacing
+from retrieval.files import replacing
 from train.config import NoiseConfig
 from train.data import LabelledImage
 

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from retrieval.errors import InputError
-from retrieval.storage.store import replacing, sha256_of
+from retrieval.files import replacing, sha256_of
 from train import losses, settings
 from train.config import Config
 from train.losses import Objective

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation import Result
+from retrieval.files import replacing
 from retrieval.locking import locked
 from retrieval.report import Report
-from retrieval.storage.store import replacing
 from train import data
 from train.comparison import Comparison, Outcome, compare
 from train.config import Config

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from retrieval.errors import InputError, did_you_mean
-from retrieval.storage.store import replacing
+from retrieval.files import replacing
 from train import settings
 from train.config import Config
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from retrieval.cli import emit, json_option, say
+from retrieval.commands.options import sheet_option
 from retrieval.gallery import Gallery
 from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
 from retrieval.searching.duplicates import Group, find_duplicates
@@ -26,12 +27,7 @@ from retrieval.text import columns
     metavar="S",
     help="The cosine similarity from which two pictures are near-duplicates.",
 )
-@click.option(
-    "--sheet",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.html",
-    help="Write the pictures, too.",
-)
+@sheet_option
 @json_option
 def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: bool) -> None:
     """Find the images that a gallery holds more than once: the same file, or nearly the same picture.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -51,6 +52,12 @@ def index_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+sheet_option = click.option(
+    "--sheet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write the pictures, too.",
+)
 retry_option = click.option("--retry", is_flag=True, help="Try files again that were unusable before.")
 max_bad_option = click.option(
     "--max-bad",

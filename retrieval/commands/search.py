@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import click
 import numpy as np
 
 from retrieval.cli import emit, json_option, say
+from retrieval.commands.options import sheet_option
 from retrieval.decoding import embed_files
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
@@ -48,12 +48,7 @@ class _Query:
     "--rerank", type=click.Choice(list(RERANKS)), default="none", show_default=True, help="See above."
 )
 @click.option("--together", is_flag=True, help="Several views of one thing: one query, the mean of them all.")
-@click.option(
-    "--sheet",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.html",
-    help="Write the pictures, too.",
-)
+@sheet_option
 @json_option
 @click.pass_context
 def search(
@@ -105,7 +100,9 @@ def search(
     if together:
         queries = [_joined(queries)]
     start = time.perf_counter()
-    answers = _answers(target, queries, options)
+    vectors = np.stack([query.vector for query in queries])
+    hits_of_each = target.find(vectors, options, [query.items for query in queries])
+    answers = list(zip(queries, hits_of_each, strict=True))
     search_ms = 1000 * (time.perf_counter() - start)
 
     took = {"embed_ms": round(embed_ms, 3), "search_ms": round(search_ms, 3)}
@@ -149,16 +146,6 @@ def _queries(
         item = gallery.item(number)
         queries.append(_Query(item.path or item.key, (item.path,), gallery.vector(number), (number,)))
     return queries, bad, milliseconds
-
-
-def _answers(gallery: Gallery, queries: Sequence[_Query], options: Options) -> list[tuple[_Query, list[Hit]]]:
-    """The queries with their hits; those that leave out the same items are searched for at once."""
-    answers: list[tuple[_Query, list[Hit]]] = []
-    for items, group in groupby(queries, key=lambda query: query.items):
-        some = list(group)
-        asked = replace(options, exclude=[*options.exclude, *items])
-        answers += zip(some, gallery.find(np.stack([query.vector for query in some]), asked), strict=True)
-    return answers
 
 
 def _joined(queries: list[_Query]) -> _Query:

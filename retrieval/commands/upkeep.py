@@ -16,7 +16,6 @@ from retrieval.storage.verify import verify as verify_gallery
 from retrieval.text import columns
 
 _FILE = click.Path(path_type=Path)
-_SHOWN = 10
 _gallery_argument = click.argument("gallery", type=_FILE)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -107,9 +106,9 @@ def _begin(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
     if draft.exists():
         shutil.rmtree(draft)
     new = Gallery.create(draft, model)
-    with new.store.writing(), new.store.transaction() as db:
-        db.execute("INSERT INTO meta VALUES (?, ?)", (_FROM, json.dumps(origin)))
-    return Gallery(draft)
+    with new.store.writing():
+        new.store.remember(_FROM, origin)
+    return new
 
 
 def _pictures(gallery: Gallery) -> Scan:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.files import now
 from retrieval.measures.significance import McNemar, Summary, Welch, mcnemar, summarize, welch
 from retrieval.report import Report
 from retrieval.reports.contenders import Contender
 from retrieval.reports.numbers import keys, value
-from retrieval.storage.store import now
 
 FORMAT_VERSION = 1
 QUERIES = 100  # kept of those that one gets right and the other wrong, each way

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from retrieval import text
 from retrieval.figures import COLOURS, MARKERS, caption
+from retrieval.files import write_texts
 from retrieval.measures.significance import Summary, p_value
 from retrieval.report import json_lines
 from retrieval.reports import page
@@ -18,7 +19,6 @@ from retrieval.reports.compare import ClassChange, Comparison, Pair, QueryChange
 from retrieval.reports.numbers import percent, short, shown, summary, title
 from retrieval.reports.report_page import draw_recall_axes, recall_figure
 from retrieval.reports.thumbnails import thumbnails
-from retrieval.storage.store import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,9 +35,7 @@ def save(comparison: Comparison, folder: Path) -> None:
         "compare.html": page.document(f"Lookalike: {names}", render(comparison)),
         "compare.json": json_lines(comparison.to_dict()),
     }
-    for name, content in files.items():
-        with replacing(folder / name) as draft:
-            draft.write_text(content)
+    write_texts(folder, files)
 
 
 def table(comparison: Comparison) -> str:

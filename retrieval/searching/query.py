@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import numpy as np
 from retrieval.errors import InputError, did_you_mean
 from retrieval.searching.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.searching.where import compile_sql, is_text, parse, unknown_column
-from retrieval.storage.schema import quoted
+from retrieval.storage.schema import AT_ONCE, BUILT_IN, quoted
 
 if TYPE_CHECKING:
     from retrieval.searching.snapshot import Snapshot
@@ -26,8 +26,6 @@ RERANKS = {
 }
 CANDIDATES = 200  # how many k-reciprocal re-ranking looks at, and more where more are wanted,
 MOST_CANDIDATES = 1000  # up to this many: it compares all of them with each other
-_BUILT_IN = ("id", "key", "label", "path", "width", "height")
-_AT_ONCE = 500  # parameters of one statement
 _KEPT = 16  # conditions and groupings of one state of the gallery
 
 
@@ -86,13 +84,32 @@ class Searcher:
         self._fulfilling = lru_cache(_KEPT)(self._scan_condition)
         self._groups = lru_cache(_KEPT)(self._scan_column)
 
-    def find(self, queries: np.ndarray, options: Options) -> list[list[tuple[int, float]]]:
+    def find(
+        self, queries: np.ndarray, options: Options, own: Sequence[tuple[int, ...]] | None = None
+    ) -> list[list[tuple[int, float]]]:
         """For each query, float32 [N, D] of unit length, the best items: (id, score), best first.
+
+        Args:
+            own: the items that each query is, which are no hits of it; queries that are the same ones are
+                searched for at once.
 
         Raises:
             InputError: a condition that is none, a column or item that is not there, or queries of another
                 shape.
         """
+        if own is None:
+            return self._find(queries, options)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for position, items in enumerate(own):
+            groups.setdefault(items, []).append(position)
+        found: list[list[tuple[int, float]]] = [[] for _ in own]
+        for items, positions in groups.items():
+            limited = replace(options, exclude=[*options.exclude, *items])
+            for position, answer in zip(positions, self._find(queries[positions], limited), strict=True):
+                found[position] = answer
+        return found
+
+    def _find(self, queries: np.ndarray, options: Options) -> list[list[tuple[int, float]]]:
         allowed = None if options.where is None else self._fulfilling(options.where)
         groups = None if options.group_by is None else self._groups(options.group_by)
         barred = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
@@ -172,13 +189,13 @@ class Searcher:
 
     def _scan_condition(self, where: str) -> np.ndarray:
         """The rows that fulfil a condition, bool [rows]."""
-        condition, values = compile_sql(parse(where), self._columns())
+        condition, values = compile_sql(parse(where), nameable(self._store))
         ids = self._store.rows(f"SELECT id FROM {_tables(condition)} WHERE {condition}", values)
         return np.isin(self.snapshot.ids, np.array(ids, np.int64).reshape(-1))
 
     def _scan_column(self, column: str) -> np.ndarray:
         """A number for each row that is the same where a column has the same value, int32 [rows]."""
-        columns = self._columns()
+        columns = nameable(self._store)
         reached = {name.lower(): sql for name, sql in columns.items()}.get(column.lower())
         if reached is None:
             raise unknown_column(column, columns)
@@ -193,18 +210,19 @@ class Searcher:
     def _keyed(self, keys: Sequence[str]) -> dict[int | str, int]:
         """Key -> id of the live items that have one of these keys."""
         found: dict[int | str, int] = {}
-        for start in range(0, len(keys), _AT_ONCE):
-            some = keys[start : start + _AT_ONCE]
+        for start in range(0, len(keys), AT_ONCE):
+            some = keys[start : start + AT_ONCE]
             marks = ",".join("?" * len(some))
             found |= self._store.rows(
                 f"SELECT key, id FROM items WHERE deleted_at IS NULL AND key IN ({marks})", some
             )
         return found
 
-    def _columns(self) -> dict[str, str]:
-        """The SQL of each column that may be named."""
-        built_in = {name: f"items.{quoted(name)}" for name in _BUILT_IN}
-        return built_in | {name: f"metadata.{quoted(name)}" for name in self._store.columns()}
+
+def nameable(store: Store) -> dict[str, str]:
+    """The SQL of each column that a condition or a grouping may name, over the tables items and metadata."""
+    built_in = {name: f"items.{quoted(name)}" for name in BUILT_IN}
+    return built_in | {name: f"metadata.{quoted(name)}" for name in store.columns()}
 
 
 def _tables(sql: str) -> str:

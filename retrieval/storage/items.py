@@ -15,7 +15,6 @@ _SELECT = (
     f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, metadata.* "
     "FROM items JOIN metadata ON metadata.id = items.id"
 )
-_CHUNK = 500  # below SQLite's limit on parameters
 _ALIVE = "deleted_at IS NULL"
 _DELETE_AT_PATH = f"UPDATE items SET deleted_at = ? WHERE root = ? AND path = ? AND {_ALIVE}"
 _INSERT_ITEM = (
@@ -34,21 +33,22 @@ def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredIte
     Raises:
         LookalikeError: what is kept about one is damaged.
     """
-    columns = _columns(db)
-    for start in range(0, len(ids), _CHUNK):
-        chunk = ids[start : start + _CHUNK]
+    known = columns(db)
+    for start in range(0, len(ids), schema.AT_ONCE):
+        chunk = ids[start : start + schema.AT_ONCE]
         for row in db.execute(f"{_SELECT} WHERE items.id IN ({', '.join('?' * len(chunk))})", chunk):
-            yield _stored(row, columns)
+            yield _stored(row, known)
 
 
-def _columns(db: sqlite3.Connection) -> list[str]:
+def columns(db: sqlite3.Connection) -> list[str]:
+    """The metadata columns, as they are spelt here, oldest first."""
     return [name for _, name, *_ in db.execute("PRAGMA table_info (metadata)")][1:]
 
 
-def _stored(row: Sequence[Any], columns: Sequence[str]) -> StoredItem:
+def _stored(row: Sequence[Any], names: Sequence[str]) -> StoredItem:
     count = len(schema.FACTS)
     facts, crc, values = row[:count], row[count], row[count + 2 :]
-    metadata = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
+    metadata = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     if schema.item_crc(facts, metadata) != crc:
         what = f"item {row[0]}: what the gallery's database says about it is damaged"
         raise LookalikeError(f"{what}; `lookalike index verify GALLERY --repair` takes it out")
@@ -60,7 +60,7 @@ class Items:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._known = _columns(db)
+        self._known = columns(db)
         self._names: dict[str, str] = {}
 
     def add_columns(self, names: Iterable[str]) -> None:

@@ -38,7 +38,9 @@ CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT 
 # What an item's checksum covers, in this order; its row is checked against the segments instead.
 FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
 # Names that mean something else where people name columns.
-RESERVED = frozenset({"id", "key", "label", "path", "width", "height", "score"})
+BUILT_IN = ("id", "key", "label", "path", "width", "height")  # columns that a condition may name
+RESERVED = frozenset({*BUILT_IN, "score"})
+AT_ONCE = 500  # parameters of one statement, below SQLite's limit
 _MOST_COLUMNS = 500
 _INTEGERS = range(-(2**63), 2**63)
 

@@ -35,7 +35,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now, replacing, sha256_of, sync_folder
 from retrieval.locking import locked
 from retrieval.storage import database, schema, segments
-from retrieval.storage.items import Items, read_items
+from retrieval.storage.items import Items, columns, read_items
 from retrieval.storage.records import BadFile, Change, FileStamp, NewItem, Segment, State, StoredItem
 from retrieval.storage.schema import FORMAT_VERSION
 from retrieval.storage.watch import SEGMENTS, Watch
@@ -169,16 +169,8 @@ class Store:
 
     def columns(self) -> list[str]:
         """The metadata columns, as they are spelt here, oldest first."""
-        return [name for _, name, *_ in self.rows("PRAGMA table_info (metadata)")][1:]
-
-    def stamps(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(root, path) -> (size, mtime_ns) of every live item that has a vector: what an unchanged file is
-        recognised by."""
-        query = (
-            "SELECT root, path, size, mtime_ns FROM items WHERE deleted_at IS NULL AND seg IS NOT NULL "
-            "AND path != ''"
-        )
-        return {(root, path): (size, mtime) for root, path, size, mtime in self.rows(query)}
+        with database.reading(self.folder) as db:
+            return columns(db)
 
     def bad_files(self) -> list[BadFile]:
         """Every file that could not be used when it was last tried."""

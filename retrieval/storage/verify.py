@@ -18,6 +18,7 @@ from retrieval.storage import database, schema
 from retrieval.storage import segments as files
 from retrieval.storage.compact import swap
 from retrieval.storage.identity import DECLARED, own_model, probe_pixels
+from retrieval.storage.items import columns as metadata_columns
 from retrieval.storage.records import Segment
 from retrieval.storage.store import Store
 
@@ -234,7 +235,7 @@ def _items(store: Store) -> Iterator[Problem]:
 
 def _each_item(store: Store, db: sqlite3.Connection, places: dict[int, tuple[int, int]]) -> Iterator[Problem]:
     """Look at each item, and take its place out of `places`."""
-    columns = [name for _, name, *_ in db.execute("PRAGMA table_info (metadata)")][1:]
+    columns = metadata_columns(db)
     facts = ", ".join(f"items.{name}" for name in schema.FACTS)
     query = (
         f"SELECT {facts}, items.crc, items.seg, items.row, items.deleted_at, metadata.* FROM items "

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrieval.gallery import Gallery, Item
+from retrieval.searching.query import nameable
 from retrieval.searching.where import Value, compile_sql, parse
-from retrieval.storage.schema import quoted
 
 SIZE = 60
-_COLUMNS = ("id", "key", "label", "path", "width", "height")
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ def page(gallery: Gallery, where: str, number: int) -> Page:
     condition: str = "1"
     values: tuple[Value, ...] = ()
     if where:
-        columns = {name: f"items.{quoted(name)}" for name in _COLUMNS}
-        columns |= {name: f"metadata.{quoted(name)}" for name in gallery.store.columns()}
-        condition, values = compile_sql(parse(where), columns)
+        condition, values = compile_sql(parse(where), nameable(gallery.store))
     wanted = (
         "FROM items JOIN metadata USING (id) "
         f"WHERE items.deleted_at IS NULL AND items.seg IS NOT NULL AND ({condition})"

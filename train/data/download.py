@@ -10,8 +10,8 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from retrieval.errors import LookalikeError
+from retrieval.files import sha256_of
 from retrieval.progress import Progress
-from retrieval.storage.store import sha256_of
 
 _MEBIBYTE = 1 << 20
 _SECONDS = 60.0

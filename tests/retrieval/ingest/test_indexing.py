@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.images import read_bytes
 from retrieval.ingest.indexing import add_images
 from tests.conftest import draw
 
@@ -213,7 +214,7 @@ def test_shard_from_end_to_end(gallery: Gallery, photos: Path, tmp_path: Path) -
     assert (hit.key, hit.label) == ("s.tar/green/1.png", "green")
     assert hit.path == str(tmp_path / "s.tar" / "green" / "1.png")
     assert gallery.search(hit.path, 1)[0].id == hit.id
-    assert gallery.image_bytes(hit.id) == (photos / "green" / "1.png").read_bytes()
+    assert read_bytes(Path(hit.path)) == (photos / "green" / "1.png").read_bytes()
     assert gallery.add([tmp_path / "s.tar"]).unchanged == 2
     pack("red/2.png", "red/0.png", "green/1.png")
     outcome = gallery.add([tmp_path / "s.tar"])

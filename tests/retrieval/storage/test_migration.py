@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery, LookalikeError
+from retrieval.ingest.planning import present
 from retrieval.storage.verify import verify
 from tests.retrieval.filling import commit, contents, unit_vectors
 from tests.retrieval.format_1 import old_gallery
@@ -31,7 +32,8 @@ def test_everything_is_still_there(old: Path) -> None:
     }
     assert not verify(old).problems
     assert gallery.search_vectors(first[1:2], 1)[0][0].id == 2
-    assert gallery.store.stamps()["/two", "d.jpg"] == (10, 20)
+    there = present(gallery.store)["/two", "d.jpg"]
+    assert (there.size, there.mtime_ns) == (10, 20)
     assert [file.detail for file in gallery.bad_files()] == ["cut off"]
     assert gallery.info()["runs"][0]["counts"] == {"added": 5}
     commit(gallery, ["new"])

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import emit, json_option
 from retrieval.errors import InputError
 from retrieval.figures import save
-from train.commands.analyze.targets import out_option, png_option
+from train.commands.analyze.targets import out_option, png_option, say_written
 
 
 @click.command()
@@ -66,7 +66,7 @@ def gradients(
         for f in fields
     ]
     emit([found.to_dict() for found in fields], as_json, "\n".join(lines))
-    say(f"written: {', '.join(map(str, files))}")
+    say_written(files)
 
 
 def _numbers(text: str) -> list[float]:

@@ -15,6 +15,7 @@ from train.commands.analyze.targets import (
     TARGET,
     data_option,
     finish,
+    loss_option,
     open_sources,
     out_option,
     png_option,
@@ -28,14 +29,7 @@ _MOST = 4
 @click.argument("target", type=click.Path(path_type=Path), metavar=TARGET)
 @data_option
 @split_option("test")
-@click.option(
-    "--loss",
-    "specs",
-    multiple=True,
-    required=True,
-    metavar="SPEC",
-    help=f"A name, or a mapping as in a recipe; repeatable, up to {_MOST}.",
-)
+@loss_option(_MOST)
 @click.option("--step", "size", type=float, default=0.1, show_default=True, help="How far embeddings move.")
 @click.option(
     "--classes", type=click.IntRange(min=2), default=30, show_default=True, help="Classes in the batch."

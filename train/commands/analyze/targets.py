@@ -44,6 +44,18 @@ baseline_option = click.option(
 )
 
 
+def loss_option(most: int) -> Callable[[Any], Any]:
+    """--loss, for up to `most` losses."""
+    return click.option(
+        "--loss",
+        "specs",
+        multiple=True,
+        required=True,
+        metavar="SPEC",
+        help=f"A name, or a mapping as in a recipe; repeatable, up to {most}.",
+    )
+
+
 @dataclass(frozen=True)
 class Source:
     """Where the embeddings of a figure come from.
@@ -164,9 +176,14 @@ def names_of(targets: Sequence[Path]) -> list[str]:
     return ["/".join(each) for each in parts]
 
 
+def say_written(files: Sequence[Path]) -> None:
+    """Say what was written."""
+    say(f"written: {', '.join(map(str, files))}")
+
+
 def finish(ctx: click.Context, sources: Sequence[Source], files: Sequence[Path]) -> None:
     """Say what was written, and leave with exit code 3 where images could not be read."""
-    say(f"written: {', '.join(map(str, files))}")
+    say_written(files)
     bad = {path: why for source in sources for path, why in source.bad.items()}
     for path, why in sorted(bad.items()):
         say(f"left out: {path}: {why}")

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import emit, json_option
 from retrieval.figures import save
-from train.commands.analyze.targets import names_of, out_option, png_option
+from train.commands.analyze.targets import names_of, out_option, png_option, say_written
 
 
 @click.command()
@@ -49,4 +49,4 @@ def training(runs: tuple[Path, ...], out: Path, png: bool, as_json: bool) -> Non
         rows += [[found.name, *(last.get(key, "-") for key in keys)]]
     right = range(1, len(keys) + 1)
     emit([found.to_dict() for found in histories], as_json, "\n".join(text.columns(rows, right=right)))
-    say(f"written: {', '.join(map(str, files))}")
+    say_written(files)

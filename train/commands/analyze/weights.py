@@ -8,20 +8,13 @@ from pathlib import Path
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import emit, json_option
 from retrieval.figures import save
-from train.commands.analyze.targets import out_option, png_option
+from train.commands.analyze.targets import loss_option, out_option, png_option, say_written
 
 
 @click.command()
-@click.option(
-    "--loss",
-    "specs",
-    multiple=True,
-    required=True,
-    metavar="SPEC",
-    help="A name, or a mapping as in a recipe; repeatable, up to 6.",
-)
+@loss_option(6)
 @out_option
 @png_option
 @json_option
@@ -48,4 +41,4 @@ def weights(specs: tuple[str, ...], out: Path, png: bool, as_json: bool) -> None
     rows = [["loss", "largest weight", "of a positive", "of a negative"]]
     rows += [[f.name, *(f"{w:.4g}" for w in (f.largest, f.positive.max(), f.negative.max()))] for f in found]
     emit([f.to_dict() for f in found], as_json, "\n".join(text.columns(rows, right={1, 2, 3})))
-    say(f"written: {', '.join(map(str, files))}")
+    say_written(files)
