@@ -75,6 +75,10 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
     metavar="ADDRESS",
     help="A proxy or network of them, to be believed about its clients.",
 )
+@click.option("--allow-changes", is_flag=True, help="Let those who may come in add images and remove them.")
+@click.option(
+    "--allow-urls", is_flag=True, help="Fetch pictures to search with from addresses on the internet."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import tomllib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from retrieval.cli import say
 from retrieval.errors import InputError, did_you_mean
 from serve.credentials import Credentials, read_credentials
+from serve.permissions import Permissions
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _RATE = 50.0
@@ -33,6 +34,7 @@ class Settings:
         names: what a request's Host header may call the server; `*` for anything.
         origins: other sites whose pages may ask, `https://shop.example`.
         proxies: addresses and networks whose `X-Forwarded-` headers are believed.
+        permissions: what visitors may do beyond looking.
         rate: requests a second and client; 0 for no limit.
         max_body: of a request, in MB (2^20 bytes).
         deadline: seconds that a request may take, and that the end of the server waits for one.
@@ -50,6 +52,7 @@ class Settings:
     names: tuple[str, ...] = LOCAL_NAMES
     origins: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
+    permissions: Permissions = field(default_factory=Permissions)
     rate: float = 0
     max_body: int = 32
     deadline: int = 30
@@ -70,6 +73,8 @@ def settings(
     allow_host: Sequence[str],
     allow_origin: Sequence[str],
     trusted_proxy: Sequence[str],
+    allow_changes: bool,
+    allow_urls: bool,
     rate: float | None,
     **rest: Any,
 ) -> Settings:
@@ -101,6 +106,7 @@ def settings(
         names=_names(host, allow_host, anyone=insecure or credentials is not None),
         origins=tuple(_origin(one) for one in allow_origin),
         proxies=proxies,
+        permissions=Permissions(changes=allow_changes, urls=allow_urls),
         rate=rate if rate is not None else 0 if alone else _RATE,
         **rest,
     )

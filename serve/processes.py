@@ -82,7 +82,7 @@ def _worker(settings: Settings) -> ASGIApp:
     logs.configure(settings.log_level, settings.log_format)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
-    service = SearchService(settings.gallery)
+    service = SearchService(settings.gallery, permissions=settings.permissions)
     return protect(create_app(service, page=False, limits=limits), settings, service.telemetry)
 
 

@@ -38,7 +38,9 @@ def run(settings: Settings) -> None:
 def _serve(settings: Settings, listening: socket.socket) -> None:
     from serve.service import SearchService
 
-    service = SearchService(settings.gallery)  # what is wrong with a gallery shows now, and once
+    service = SearchService(
+        settings.gallery, permissions=settings.permissions
+    )  # what is wrong with a gallery shows now, and once
     images = service.facts().images
     logs.tell(f"{settings.gallery}: {images} images; starting the server", settings.log_format)
 

@@ -18,6 +18,7 @@ from retrieval.images import load_image
 from retrieval.searching.query import Options
 from serve.errors import NoModelError, OtherModelError, UnknownItemError
 from serve.live import LiveGallery, State
+from serve.permissions import Permissions
 from serve.telemetry import Telemetry
 from serve.thumbnails import GREY, MISSING, Thumbnail, encode
 
@@ -55,12 +56,17 @@ class Answers:
 
 @dataclass(frozen=True)
 class Facts:
-    """A gallery in three words."""
+    """A gallery in a few words.
+
+    Attributes:
+        address: where its part of the API is, "/v1".
+    """
 
     name: str
     images: int
     fingerprint: str
     uuid: str
+    address: str
 
 
 @dataclass(frozen=True)
@@ -88,20 +94,30 @@ class SearchService:
 
     Args:
         folder: the gallery.
+        address: where its part of the API is.
+        permissions: what visitors may do with it.
+        telemetry: counts all this; several services may share one.
         batching: put pictures that arrive together through the model together; `None`: where it runs on
             anything but a CPU.
-
-    Attributes:
-        telemetry: what is counted about all this.
 
     Raises:
         InputError: the folder is no gallery.
         LookalikeError: the gallery's model is damaged or does not match the stored vectors.
     """
 
-    def __init__(self, folder: Path, *, batching: bool | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        address: str = "/v1",
+        permissions: Permissions | None = None,
+        telemetry: Telemetry | None = None,
+        batching: bool | None = None,
+    ) -> None:
         self.folder = folder
-        self.telemetry = Telemetry()
+        self.address = address
+        self.permissions = permissions or Permissions()
+        self.telemetry = telemetry or Telemetry()
         self._live = LiveGallery(folder, self.telemetry, batching)
         # Decoding a large picture takes up to 150 MB: as many at a time as there are cores.
         self._decoding = threading.BoundedSemaphore(cores())
@@ -123,11 +139,11 @@ class SearchService:
 
     def describe(self) -> Description:
         """What to say about the gallery to programs."""
-        return self._live.steadily(_description)
+        return self._live.steadily(self._description)
 
     def facts(self) -> Facts:
         """What to say about the gallery."""
-        return _facts(self.gallery)
+        return self._facts(self.gallery)
 
     def item(self, number: int) -> Item:
         """One of the gallery's pictures; an `UnknownItemError` where there is none of that number."""
@@ -152,7 +168,7 @@ class SearchService:
             resolved = self._resolved(state, queries)
             with self.telemetry.stage("search"):
                 found = _found(state.gallery, resolved, options)
-            return Answers(found, _facts(state.gallery))
+            return Answers(found, self._facts(state.gallery))
 
         return self._live.steadily(search)
 
@@ -215,6 +231,24 @@ class SearchService:
         self.telemetry.thumbnails_made.inc()
         with self._decoding:
             return encode(load_image(path))
+
+    # ---- what it is
+
+    def _facts(self, gallery: Gallery) -> Facts:
+        uuid = str(gallery.store.meta["gallery_uuid"])
+        return Facts(gallery.folder.resolve().name, len(gallery), gallery.fingerprint, uuid, self.address)
+
+    def _description(self, state: State) -> Description:
+        gallery = state.gallery
+        index = gallery.index
+        return Description(
+            facts=self._facts(gallery),
+            dim=int(gallery.store.meta["dim"]),
+            embeds=state.embedder is not None,
+            columns=gallery.store.columns(),
+            index="flat" if index is None else str(index.card["kind"]),
+            unindexed=0 if index is None else gallery.outside_index,
+        )
 
     # ---- from pictures to vectors
 
@@ -313,21 +347,3 @@ def _item(gallery: Gallery, number: int) -> Item:
     if number not in found:
         raise UnknownItemError(f"the gallery has no item {number}: search again")
     return found[number]
-
-
-def _facts(gallery: Gallery) -> Facts:
-    uuid = str(gallery.store.meta["gallery_uuid"])
-    return Facts(gallery.folder.resolve().name, len(gallery), gallery.fingerprint, uuid)
-
-
-def _description(state: State) -> Description:
-    gallery = state.gallery
-    index = gallery.index
-    return Description(
-        facts=_facts(gallery),
-        dim=int(gallery.store.meta["dim"]),
-        embeds=state.embedder is not None,
-        columns=gallery.store.columns(),
-        index="flat" if index is None else str(index.card["kind"]),
-        unindexed=0 if index is None else gallery.outside_index,
-    )

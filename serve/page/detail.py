@@ -82,7 +82,7 @@ class Detail:
 
     def _shown(self, number: int, asked: Asked | None) -> str:
         item = self._item(number)
-        show = partial(detail_view.detail, item, self._service.facts().uuid)
+        show = partial(detail_view.detail, item, self._service.facts())
         if asked is None:
             return show(None, None, compares=False)
         embedder = self._embedder()

@@ -8,23 +8,24 @@ from html import escape
 from PIL import Image
 
 from retrieval.storage.records import StoredItem
-from serve.page.views import facts, picture
+from serve.page.views import definitions, picture
+from serve.service import Facts
 from serve.thumbnails import Thumbnail, encode
 
 
 def detail(
-    item: StoredItem, version: str, query: Thumbnail | None, score: float | None, *, compares: bool
+    item: StoredItem, gallery: Facts, query: Thumbnail | None, score: float | None, *, compares: bool
 ) -> str:
     """A picture with all that is known about it.
 
     Args:
         item: the picture.
-        version: of the gallery.
+        gallery: where it is.
         query: the query's picture, shown beside it; `None` where nothing is searched for.
         score: the cosine of the two.
         compares: whether it can be shown where the two look alike.
     """
-    shown = picture(item.id, version, f"item {item.id}, {item.label or 'no label'}")
+    shown = picture(gallery, item.id, f"item {item.id}, {item.label or 'no label'}")
     figures = _figure(shown, f"item {item.id}")
     if query is not None:
         figures = _figure(_embedded(query, "the query"), "query") + figures
@@ -81,4 +82,4 @@ def _facts(item: StoredItem) -> str:
         "size": f"{item.width} × {item.height}" if item.width else "",
         **item.metadata,
     }
-    return facts((name, escape(str(value))) for name, value in known.items() if value != "")
+    return definitions((name, escape(str(value))) for name, value in known.items() if value != "")

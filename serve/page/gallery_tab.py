@@ -68,4 +68,5 @@ def listen(service: SearchService, tab: gr.Tab, stock: gr.HTML, browse: gr.HTML)
 
 def _page(service: SearchService, where: str, page: int) -> str:
     gallery = service.gallery
-    return gallery_view.pictures(gallery, browsing.page(gallery, where, page))
+    found = browsing.page(gallery, where, page)
+    return gallery_view.pictures(service.facts(), gallery.store.columns(), found)

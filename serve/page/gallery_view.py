@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
 from serve.page.browsing import SIZE, Page
-from serve.page.views import count, facts, note, picture, table
+from serve.page.views import count, definitions, note, picture, table
 from serve.page.wishes import example
+from serve.service import Facts
 
 _LISTED = 100  # files that could not be read
 
@@ -22,7 +23,7 @@ def stock(gallery: Gallery) -> str:
     info = gallery.info()
     model = f"<code>{escape(info['fingerprint'][:12])}</code>, {info['dim']} numbers a picture"
     return (
-        facts(
+        definitions(
             [
                 ("images", f"{info['images']:,}"),
                 ("model", model),
@@ -36,22 +37,21 @@ def stock(gallery: Gallery) -> str:
     )
 
 
-def pictures(gallery: Gallery, page: Page) -> str:
+def pictures(gallery: Facts, columns: Sequence[str], page: Page) -> str:
     """One page of pictures, as buttons, with the way to the others."""
-    version = str(gallery.store.meta["gallery_uuid"])
-    cards = "".join(_card(item, version) for item in page.items)
-    hint = example(gallery.store.columns())
+    cards = "".join(_card(item, gallery) for item in page.items)
+    hint = example(columns)
     return (
         f"<div data-where='{escape(page.where)}' data-example='{escape(hint)}'>"
         f"{_pager(page)}<ol class='grid'>{cards}</ol></div>"
     )
 
 
-def _card(item: Item, version: str) -> str:
+def _card(item: Item, gallery: Facts) -> str:
     label = item.label or "no label"
     return (
         f"<li><button type='button' data-item='{item.id}' title='{escape(item.path)}'>"
-        f"{picture(item.id, version, f'item {item.id} · {label}')}"
+        f"{picture(gallery, item.id, f'item {item.id} · {label}')}"
         f"<span aria-hidden='true'>{escape(label)}</span>"
         f"<span class='quiet'>{escape(Path(item.path).name or item.key)}</span></button></li>"
     )

@@ -163,7 +163,7 @@ class Search:
                 return None, self._hint(), "", None
             asked = ask()
             found = search(self._service, asked.query, wishes)
-            results = search_view.results(found, self._service.facts().uuid)
+            results = search_view.results(found, self._service.facts())
             return asked, search_view.status(found), results, asked.image
         except Exception as error:
             # What was wrong with the form can be put right: a picture that was understood stays.

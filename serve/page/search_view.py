@@ -8,6 +8,7 @@ from pathlib import Path
 from retrieval.gallery import Hit
 from serve.page.asking import Found
 from serve.page.views import count, note, picture, table, trouble
+from serve.service import Facts
 
 _SHOWN = 2  # values of metadata on a card; the table and the large view have all
 _MARKS = {True: ("right", "✓", "same label"), False: ("wrong", "✗", "other label")}
@@ -45,11 +46,11 @@ def _why_nothing(found: Found) -> str:
     return note("There is no other picture.")
 
 
-def results(found: Found, version: str) -> str:
+def results(found: Found, gallery: Facts) -> str:
     """The hits as a grid of buttons, and as a table with their metadata and full paths."""
     if not found.hits:
         return ""
-    cards = "".join(_card(rank, hit, found, version) for rank, hit in enumerate(found.hits, 1))
+    cards = "".join(_card(rank, hit, found, gallery) for rank, hit in enumerate(found.hits, 1))
     names = list(dict.fromkeys(name for hit in found.hits for name in hit.metadata))
     head = ("Rank", "Score", "Label", "Item", *names, "Path")
     rows = (_row(rank, hit, names) for rank, hit in enumerate(found.hits, 1))
@@ -59,7 +60,7 @@ def results(found: Found, version: str) -> str:
     )
 
 
-def _card(rank: int, hit: Hit, found: Found, version: str) -> str:
+def _card(rank: int, hit: Hit, found: Found, gallery: Facts) -> str:
     kind, symbol, judged = _MARKS.get(found.is_right(hit), ("", "", ""))  # type: ignore[arg-type]
     label = hit.label or "no label"
     alt = " · ".join(filter(None, [str(rank), f"{hit.score:.4f}", label, judged]))
@@ -68,7 +69,7 @@ def _card(rank: int, hit: Hit, found: Found, version: str) -> str:
     more = "".join(f"<span class='quiet'>{escape(value)}</span>" for value in values[:_SHOWN])
     return (
         f"<li><button type='button' class='{kind}' data-item='{hit.id}' title='{escape(hit.path)}'>"
-        f"{picture(hit.id, version, alt)}"
+        f"{picture(gallery, hit.id, alt)}"
         f"<span class='score' aria-hidden='true'><span>#{rank}</span><b>{hit.score:.4f}</b></span>"
         f"<span aria-hidden='true'>{mark}{escape(label)}</span>{more}"
         f"<span class='quiet'>{escape(Path(hit.path).name)}</span></button></li>"

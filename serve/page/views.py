@@ -27,9 +27,9 @@ def trouble(text: str) -> str:
     return f"<p class='trouble'>{escape(text)}</p>"
 
 
-def picture(item: int, version: str, alt: str) -> str:
-    """A picture of the gallery. The version keeps a browser from showing another gallery's of that number."""
-    source = f"/v1/images/{item}/thumbnail?v={escape(version[:8])}"
+def picture(facts: Facts, item: int, alt: str) -> str:
+    """A picture of the gallery. The query keeps a browser from showing another gallery's of that number."""
+    source = f"{facts.address}/images/{item}/thumbnail?v={escape(facts.uuid[:8])}"
     return f"<img src='{source}' alt='{escape(alt)}' loading='lazy' decoding='async'>"
 
 
@@ -40,7 +40,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<div class='scroll'><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> str:
+def definitions(rows: Iterable[tuple[str, str]]) -> str:
     """Names and values, one a line; the values are HTML already."""
     lines = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f"<dl>{lines}</dl>"

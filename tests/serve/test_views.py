@@ -27,6 +27,7 @@ from serve.page.wishes import MAX_K, Wishes
 from serve.service import Facts, Query, SearchService
 from serve.thumbnails import encode
 
+_SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
 _NASTY = "<img src=x onerror=alert(1)>'\"&${1+1}{{2}}"
 
 
@@ -71,14 +72,14 @@ def _stored(name: str) -> StoredItem:
 
 def test_names_are_shown_as_text_wherever_they_come_from() -> None:
     hit = Hit(7, f"/shop/{_NASTY}", _NASTY, {_NASTY: _NASTY}, score=0.5)
-    page = _Parsed(search_view.results(_found(hit), "abc"))
+    page = _Parsed(search_view.results(_found(hit), _SHOP))
     (image,) = page.all("img")
     assert image["src"] == "/v1/images/7/thumbnail?v=abc"
     assert image["alt"] == f"1 · 0.5000 · {_NASTY}"
     assert not page.scripted
     # On the card: label, name and value of the metadata, file name. In the table: the same, a path.
     assert page.text.count(_NASTY) == 8
-    for text in (views.note(_NASTY), views.trouble(_NASTY), views.header(Facts(_NASTY, 1, "f", "u"))):
+    for text in (views.note(_NASTY), views.trouble(_NASTY), views.header(Facts(_NASTY, 1, "f", "u", "/v1"))):
         assert _NASTY in _Parsed(text).text
         assert "<img" not in text
     item = Item(3, "", "red")
@@ -91,7 +92,7 @@ def test_a_result_shows_rank_score_label_metadata_and_path() -> None:
         Hit(7, "/shop/red/a.png", "red", {"price": 3}, score=1.0),
         Hit(9, "/shop/b.png", None, score=-0.25),
     ]
-    page = _Parsed(search_view.results(_found(*hits), "abc"))
+    page = _Parsed(search_view.results(_found(*hits), _SHOP))
     assert [a["alt"] for a in page.all("img")] == ["1 · 1.0000 · red", "2 · -0.2500 · no label"]
     assert [a["data-item"] for a in page.all("button")] == ["7", "9"]
     assert "price: 3" in page.text
@@ -102,12 +103,12 @@ def test_a_result_shows_rank_score_label_metadata_and_path() -> None:
 
 def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:
     hits = [Hit(1, "a", "red", score=0.9), Hit(2, "b", "blue", score=0.8), Hit(3, "c", None, score=0.7)]
-    page = _Parsed(search_view.results(_found(*hits, item=Item(4, "d", "red")), "abc"))
+    page = _Parsed(search_view.results(_found(*hits, item=Item(4, "d", "red")), _SHOP))
     assert [a["class"] for a in page.all("button")] == ["right", "wrong", ""]
     assert [str(a["alt"]).split(" · ")[3:] for a in page.all("img")] == [["same label"], ["other label"], []]
     assert page.text.count("✓") == page.text.count("✗") == 1
     for unknown in (Item(4, "d", None), None):
-        page = _Parsed(search_view.results(_found(*hits, item=unknown), "abc"))
+        page = _Parsed(search_view.results(_found(*hits, item=unknown), _SHOP))
         assert {a["class"] for a in page.all("button")} == {""}
 
 
@@ -123,7 +124,7 @@ def test_the_status_splits_the_time_and_names_the_item() -> None:
 
 
 def test_nothing_found_is_explained_and_leaves_nothing_behind() -> None:
-    assert search_view.results(_found(), "abc") == ""
+    assert search_view.results(_found(), _SHOP) == ""
     low = search_view.status(_found(wishes=Wishes(min_score=0.95), best=0.87654))
     assert "Nothing scores 0.95 or more: the best score there is 0.8765" in low
     assert "No picture fulfils the filter" in search_view.status(_found(wishes=Wishes(where="id = 0")))
@@ -162,7 +163,7 @@ def test_k_alone_and_what_is_no_number_are_understood() -> None:
 
 def test_a_picture_in_large_shows_all_names_as_text() -> None:
     picture = Image.new("RGB", (4, 3), "red")
-    shown = _Parsed(detail_view.detail(_stored(_NASTY), "abc", encode(picture), 0.5, compares=True))
+    shown = _Parsed(detail_view.detail(_stored(_NASTY), _SHOP, encode(picture), 0.5, compares=True))
     assert [image["alt"] for image in shown.all("img")] == ["the query", f"item 7, {_NASTY}"]
     assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")
     compared = _Parsed(detail_view.compared(_stored(_NASTY), 0.5, picture, picture))
@@ -198,7 +199,7 @@ def test_the_gallery_is_described_with_names_as_text(shop_gallery: Path) -> None
     assert "24" in stock.text
     assert gallery.fingerprint[:12] in stock.text
     page = browsing.Page([Item(7, f"/{_NASTY}", _NASTY)], _NASTY, 0, 1)
-    shown = _Parsed(gallery_view.pictures(gallery, page))
+    shown = _Parsed(gallery_view.pictures(_SHOP, gallery.store.columns(), page))
     assert shown.all("div")[0]["data-where"] == _NASTY
     assert not shown.scripted
     assert shown.text.count(_NASTY) == 2  # label and file name
@@ -210,7 +211,7 @@ def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) 
     search = Search(service)
     assert "lookalike index add" in search.upload(None, Wishes())[1]
     assert "lookalike index add" in search.again(None, Wishes())[1]
-    assert "no pictures yet" in gallery_view.pictures(gallery, browsing.page(gallery, "", 0))
+    assert "no pictures yet" in gallery_view.pictures(_SHOP, [], browsing.page(gallery, "", 0))
     assert "lookalike evaluate" in evaluation(service)
 
 
