@@ -12,7 +12,8 @@ Policy (version `DECODE_POLICY`; a gallery records the version it was made with)
   of 0.999; pages of fine print by 2 levels and 0.995. Galleries of version 1, which had no such rule,
   therefore stay searchable;
 * files above a pixel limit are refused from their header, before anything is decoded, and files above a
-  size limit before anything is read.
+  size limit before anything is read; so are files that are small and would take minutes or gigabytes
+  (`retrieval.effort`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
+from retrieval.effort import excess, too_many_scans
 from retrieval.errors import ImageError
 from retrieval.ingest import shards
 
@@ -33,10 +36,17 @@ DECODE_POLICY = 2
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 512 * 2**20  # 50 megapixels of 16-bit RGBA take 400 MB
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
+_SUFFIX_OF = {
+    **{"PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "BMP": ".bmp"},
+    **{"TIFF": ".tif", "AVIF": ".avif", "PPM": ".ppm"},
+}
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif"),
     *(".bmp", ".dib", ".tif", ".tiff", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
 )
+
+_RAW_EXIF, _MOST_RAW_EXIF = "Raw profile type exif", 2**17  # in hexadecimal, as some PNG files have it
+_BAND = 2**20  # pixels that are converted at a time
 
 ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
@@ -63,6 +73,16 @@ class Opened:
     def pixels(self) -> int:
         return self.image.width * self.image.height
 
+    @property
+    def suffix(self) -> str:
+        """Of a file of its format, such as ".jpg"."""
+        return _SUFFIX_OF.get(str(self.image.format), ".jpg")
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """The width and height that the whole picture has when it is upright."""
+        return self.size[::-1] if _orientation(self.image) >= 5 else self.size  # on its side
+
     def decode(self) -> tuple[Image.Image, tuple[int, int]]:
         """8-bit RGB, upright, and the (width, height) that the whole picture has then.
 
@@ -71,8 +91,10 @@ class Opened:
         """
         try:
             self.image.load()
-            lies = _orientation(self.image) >= 5  # on its side
-            return _to_rgb(_upright(self.image)), self.size[::-1] if lies else self.size
+            if len(self.image.info.get(_RAW_EXIF, "")) > _MOST_RAW_EXIF:
+                del self.image.info[_RAW_EXIF]
+            size = self.upright
+            return _to_rgb(_upright(self.image)), size
         except Exception as error:  # what a decoder raises depends on the format
             raise _damaged(self.name, error) from error
 
@@ -127,6 +149,8 @@ def open_bytes(data: bytes, name: str, *, side: int | None = None, max_pixels: i
     """Read the header of a picture; `name` is what an error calls it, the rest is as for `load_image`."""
     if not data:
         raise ImageError(name, ImageError.NOT_AN_IMAGE, "the file is empty")
+    if problem := excess(data):
+        raise ImageError(name, ImageError.TOO_LARGE, problem)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -136,7 +160,10 @@ def open_bytes(data: bytes, name: str, *, side: int | None = None, max_pixels: i
         raise _too_large(name, None, max_pixels) from None
     except Exception as error:  # plugins raise OSError, SyntaxError, struct.error, ValueError and more
         raise _damaged(name, error) from error
-    return _opened(image, name, max_pixels, side)
+    opened = _opened(image, name, max_pixels, side)
+    if image.format in ("JPEG", "MPO") and too_many_scans(data, opened.size[0] * opened.size[1]):
+        raise ImageError(name, ImageError.TOO_LARGE, "it is a JPEG of too many scans: save it anew")
+    return opened
 
 
 def _opened(image: Image.Image, name: str, max_pixels: int, side: int | None = None) -> Opened:
@@ -183,8 +210,11 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I") or image.mode == "F":
-        return _narrow(image)
+    if image.mode == "F":
+        brightest = max(float(_finite(band).max()) for _, band in _bands(image))
+        return _by_bands(image, lambda band: _grey(_finite(band) * (255.0 if brightest <= 1.0 else 1.0)))
+    if image.mode.startswith("I"):  # `Image.convert` would clip it to white or black without a word
+        return _by_bands(image, lambda band: _grey(np.asarray(band) / 257.0))
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
@@ -192,22 +222,36 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return converted
     if image.mode == "La":  # Pillow converts it to nothing else
         image = image.convert("LA")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+    return _by_bands(image, _opaque) if image.has_transparency_data else image.convert("RGB")
 
 
-def _narrow(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits: `Image.convert` would clip it to white or black without a word."""
-    values = np.asarray(image)
-    if image.mode == "F":
-        values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        grey = values * 255.0 if values.max() <= 1.0 else values
-    else:
-        grey = values / 257.0
-    return Image.fromarray(np.clip(np.rint(grey), 0, 255).astype(np.uint8)).convert("RGB")
+def _opaque(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _finite(image: Image.Image) -> np.ndarray:
+    return np.nan_to_num(np.asarray(image), posinf=0.0, neginf=0.0)
+
+
+def _grey(values: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _bands(image: Image.Image) -> Iterator[tuple[tuple[int, int, int, int], Image.Image]]:
+    """An image in bands of a few rows, with the place of each."""
+    rows = max(1, _BAND // image.width)
+    for top in range(0, image.height, rows):
+        place = (0, top, image.width, min(top + rows, image.height))
+        yield place, image.crop(place)
+
+
+def _by_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Convert to RGB band by band: all at once, a large image would be in memory several times."""
+    found = Image.new("RGB", image.size)
+    for place, band in _bands(image):
+        found.paste(convert(band), place)
+    return found
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,8 @@ EXACT_UP_TO = 50_000
 _STALE = 4  # times as many vectors as when the kind was chosen: choose again
 _DRIFTED = 4  # times the effort that was enough before: train again
 _ENOUGH = 100  # queries that say something about the new vectors
+_log = logging.getLogger("lookalike.retrieval")
+_reading = threading.Lock()  # what FAISS may read at most is set for the whole process
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,10 @@ class Index:
         """The FAISS index, read-only.
 
         Raises:
-            LookalikeError: the file is not as it was written. FAISS itself would load flipped bytes without
-                complaint.
+            LookalikeError: the file is not as it was written, which FAISS might load without complaint, or
+                FAISS cannot read it.
         """
-        self._check(self._file, self._sha256, "index.faiss")
-        return faiss.read_index(str(self._file), faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
+        return self._read(faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
 
     def propose(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, widen: float = 1.0
@@ -87,8 +90,29 @@ class Index:
 
     def copied(self) -> Any:
         """The FAISS index in memory of its own, which takes additions: a mapped one would end the process."""
+        return self._read(0)
+
+    @cached_property
+    def usable(self) -> bool:
+        """Whether it is as it was written; where it is not, the log says so."""
+        try:
+            return bool(self.card) and self.faiss is not None
+        except LookalikeError as error:
+            _log.warning("%s; until then all vectors are compared", error)
+            return False
+
+    def _read(self, flags: int) -> Any:
         self._check(self._file, self._sha256, "index.faiss")
-        return faiss.read_index(str(self._file))
+        with _reading:  # no vector in a file is larger than the file, whatever is written there
+            before = faiss.get_deserialization_vector_byte_limit()
+            faiss.set_deserialization_vector_byte_limit(self._file.stat().st_size)
+            try:
+                return faiss.read_index(str(self._file), flags)
+            except RuntimeError as error:
+                what = f"FAISS {faiss.__version__} cannot read it"
+                raise LookalikeError(f"{self.folder / 'index.faiss'}: {what}; {self._repair}") from error
+            finally:
+                faiss.set_deserialization_vector_byte_limit(before)
 
     def _held(self, name: str) -> Path:
         """The path of an open file, which stays when its name in the folder is gone."""

@@ -91,10 +91,10 @@ class Snapshot:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The k best of the allowed rows, best first, equal scores by row.
 
-        Scores are computed from the stored vectors in any case. Without an index, or where few rows are
-        allowed, the answer is exact; else an index proposes rows, and those it lacks are all compared.
-        One query keeps one thread busy; a batch is divided among those that OpenMP and BLAS have, whose
-        number belongs to the whole process and is not touched here (`OMP_NUM_THREADS` sets it).
+        Scores are computed from the stored vectors in any case. Without an index, where it is damaged, or
+        where few rows are allowed, the answer is exact; else an index proposes rows, and those it lacks are
+        all compared. One query keeps one thread busy; a batch is divided among those that OpenMP and BLAS
+        have, whose number belongs to the whole process and is not touched here (`OMP_NUM_THREADS` sets it).
 
         Args:
             queries: float32 [N, D].
@@ -105,12 +105,13 @@ class Snapshot:
 
         Raises:
             InputError: k below 1, or queries of another shape or with values that are not finite.
-            LookalikeError: what was found is damaged, or the index is.
+            LookalikeError: what was found is damaged.
         """
         queries = self._checked(queries, k)
         mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
         count = len(self.ids) if mask is None else int(np.count_nonzero(mask))
-        if self.index is None or count <= max(_FEW, len(self.ids) // 10, k):
+        few = count <= max(_FEW, len(self.ids) // 10, k)
+        if self.index is None or few or not self.index.usable:
             scores, rows = self.stored.nearest(queries, k, mask)
         else:
             scores, rows = self._propose(queries, k, mask, len(self.ids) / count)
