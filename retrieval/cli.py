@@ -41,7 +41,7 @@ COMMANDS = {
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 
-_TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "yaml", "safetensors"}
+_TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "yaml", "safetensors"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 

@@ -13,6 +13,7 @@ from retrieval.measures import bootstrap, per_query
 from retrieval.measures.questions import questions
 from retrieval.measures.ranking import Ranking, rank_checked
 from retrieval.measures.similarities import Similarities, compare_all
+from retrieval.progress import Progress
 
 KS = (1, 2, 4, 8)
 CURVE_KS = (1, 2, 4, 8, 16, 32, 64)
@@ -116,7 +117,9 @@ def evaluate(
     names = [f"{metric}_at_{k}" for metric in ("recall", "precision") for k in ks]
     names += ["map_at_r", "r_precision", "mean_ap"]
     ends = [(low, high) for low, high in bootstrap.intervals(values).tolist()]
-    clusters = metrics.kmeans(asked.query, len(np.unique(query_labels)))
+    with Progress("clustering", len(asked.query), "queries", show=show_progress) as progress:
+        clusters = metrics.kmeans(asked.query, len(np.unique(query_labels)))
+        progress.update(len(clusters))
     result = Result(
         name,
         recall=dict(zip(ks, means, strict=False)),

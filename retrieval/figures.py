@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ GREY = "#777777"
 MARKERS = "osD^vPX*"  # told apart without colour, too
 MANY = 3000  # marks beyond which they are kept as pixels: a browser draws no more of them smoothly
 _DOTS_PER_INCH = 150
+_drawing = threading.Lock()  # the settings of a figure are those of the process
 
 
 def svg(draw: Callable[[Axes], object], width: float, height: float) -> str:
@@ -35,6 +37,7 @@ def render(draw: Callable[[Figure], object], width: float, height: float, kind: 
     # Fixed ids, no date and no version.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with (
+        _drawing,
         mpl.rc_context({"svg.hashsalt": "lookalike", "font.size": 11, "axes.axisbelow": True}),
         warnings.catch_warnings(),
     ):

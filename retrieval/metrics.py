@@ -166,12 +166,10 @@ def linear_probe(
     Raises:
         InputError: shapes that do not fit, values that are not finite, or one class only to learn.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError:
-        raise InputError("linear_probe needs scikit-learn: pip install 'lookalike[train]'") from None
+    from sklearn.linear_model import LogisticRegression  # takes seconds to import
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     train, train_labels = labelled(train, train_labels, "train")
     test, test_labels = labelled(test, test_labels, "test")
     if train.shape[1] != test.shape[1]:

@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_WORTH_A_LINE = 1.0  # what is over sooner need not be told at its end
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How far work has come; the attributes are those of `Progress`."""
+
+    what: str
+    done: int
+    total: int | None
+    unit: str
+
+
+_listener: ContextVar[Callable[[Stage], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def told_to(listener: Callable[[Stage], None]) -> Iterator[None]:
+    """Tell all progress of this thread to a function as well, also what is not shown.
+
+    It is called when work begins and between its blocks; what it raises ends the work there.
+    """
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 class Progress:
@@ -36,6 +66,7 @@ class Progress:
         self._lines = show and self._bar is None
         self._done, self._start = begun, time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
+        self._tell()
 
     def update(self, count: int = 1, note: str | None = None) -> None:
         """`count` more are done; `note` says how it goes, from now on."""
@@ -48,11 +79,17 @@ class Progress:
         elif self._lines and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             self._line()
+        self._tell()
 
     def say(self, message: str) -> None:
         """Tell something apart from the count."""
         if self._show:
             tqdm.write(message, file=sys.stderr)
+
+    def _tell(self) -> None:
+        listener = _listener.get()
+        if listener is not None:
+            listener(Stage(self._what, self._done, self._total, self._unit))
 
     def _line(self) -> None:
         rate = (self._done - self._begun) / max(time.monotonic() - self._start, 1e-9)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from retrieval.reports.numbers import keys, percent, short, summary, value
 from retrieval.reports.page import document
 from retrieval.reports.report_page import render
 
-__all__ = ["Report", "latest", "render", "table"]
+__all__ = ["Report", "check_keeps", "keep", "kept", "latest", "render", "table"]
 
 FORMAT_VERSION = 2
+_KEPT = "reports"  # in a gallery
 _KNOWN_VERSIONS = (1, FORMAT_VERSION)  # what came with 2 may be missing
 
 
@@ -38,6 +41,8 @@ class Report:
         notes: what to keep in mind when reading it, a sentence each.
         seed: of the training run, where there was one.
         findings: what the model itself got wrong; `None`: not known.
+        gallery_state: of a gallery measured on its own images, what `retrieval.gallery_evaluation.state_of`
+            said; else `None`.
     """
 
     data: str
@@ -52,6 +57,7 @@ class Report:
     notes: tuple[str, ...] = ()
     seed: int | None = None
     findings: Findings | None = None
+    gallery_state: str | None = None
 
     @property
     def headline(self) -> Result:
@@ -63,7 +69,7 @@ class Report:
         return {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
 
     def save(self, folder: Path) -> None:
-        """Write report.json and report.html into a folder, made if need be."""
+        """Write report.html and report.json into a folder, made if need be; with the last one it is there."""
         folder.mkdir(parents=True, exist_ok=True)
         page = document(f"Lookalike: {self.data}", render(self))
         write_texts(folder, {"report.html": page, "report.json": json_lines(self.to_dict())})
@@ -86,10 +92,43 @@ class Report:
             raise InputError(f"{path}: not a readable report ({error}); evaluate again") from error
 
 
+def check_keeps(gallery: Path) -> None:
+    """Refuse a gallery that could not keep a report; ask before long work.
+
+    Raises:
+        InputError: its folder cannot be written.
+    """
+    try:
+        (gallery / _KEPT).mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=gallery / _KEPT):
+            pass
+    except OSError as error:
+        what = f"{gallery}: it cannot keep a report ({error.strerror})"
+        raise InputError(f"{what}; make its folder writable, or measure a copy of it") from error
+
+
+def keep(report: Report, gallery: Path) -> Path:
+    """Save a report in a gallery, under the time it was made -> its folder."""
+    name = report.created.replace(":", "")
+    for number in count(1):
+        folder = gallery / _KEPT / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:  # another one of the same second
+            continue
+    report.save(folder)
+    return folder
+
+
+def kept(gallery: Path) -> list[Path]:
+    """The folders of all reports kept in a gallery, oldest first."""
+    return [file.parent for file in sorted((gallery / _KEPT).glob("*/report.json"))]
+
+
 def latest(gallery: Path) -> Path | None:
     """The folder of the newest report kept in a gallery, or `None`."""
-    files = sorted((gallery / "reports").glob("*/report.json"))
-    return files[-1].parent if files else None
+    return next(reversed(kept(gallery)), None)
 
 
 def table(report: Report) -> str:

@@ -15,9 +15,10 @@ from retrieval.decoding import Embedded, embed_files
 from retrieval.errors import InputError
 from retrieval.evaluation import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.gallery import Gallery
-from retrieval.measures.clustering import effort
+from retrieval.gallery_evaluation import protocol_in
+from retrieval.measures.clustering import less_effort
 from retrieval.progress import Progress
-from retrieval.report import Report
+from retrieval.report import Report, keep
 from retrieval.reports.findings import Findings, Pictures, find
 from train.contestants import Contestant, baseline, open_target
 from train.data import DataSet, LabelledImage
@@ -89,7 +90,7 @@ def evaluate_target(
         findings=findings,
     )
     if ours.gallery is not None:
-        report.save(ours.gallery.folder / "reports" / report.created.replace(":", ""))
+        keep(report, ours.gallery.folder)
     return report
 
 
@@ -211,7 +212,7 @@ def _numbers(*sides: Sequence[str | None]) -> list[np.ndarray]:
 
 def _protocol(dataset: DataSet, gallery: Gallery | None) -> str:
     if gallery is not None:
-        return f"each searched for in a gallery of {len(gallery)} images, itself left out"
+        return protocol_in(gallery)
     if dataset.gallery is not None:
         return f"each searched for in the data set's gallery of {len(dataset.gallery)} images"
     return "each searched for among all the others"
@@ -223,13 +224,8 @@ def _notes(config: Mapping[str, Any], dataset: DataSet, theirs: Result | None) -
         notes.append("Training has seen these images: the data set has no test split.")
     if theirs is not None and config["published"].get("note"):
         notes.append(f"On the published numbers: {config['published']['note']}")
-    iterations, starts = effort(len(dataset.test), len({image.label for image in dataset.test}))
-    if starts == 1:
-        notes.append(
-            f"NMI and F1 are of k-means after {iterations} iterations from one start, for there are many "
-            "images; F1 compares only with as many."
-        )
-    return tuple(notes)
+    effort = less_effort(len(dataset.test), len({image.label for image in dataset.test}))
+    return tuple([*notes, effort] if effort else notes)
 
 
 def _plain_name(data: str) -> str:

@@ -6,12 +6,16 @@ import io
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.figures import named, write
+
+if TYPE_CHECKING:
+    from retrieval.gallery import Gallery
+    from retrieval.stored import Stored
 
 # Kinds of NumPy's types.
 _TEXT, _NAMES, _MARKS = "U", "Uiu", "b"
@@ -119,3 +123,10 @@ class Embeddings:
         marks = found.get("synthetic", np.zeros(0, bool))
         checked = cls(str(file), found["embeddings"], found["labels"], found.get("paths"), marks)
         return replace(checked, name=file.stem)
+
+
+def embeddings_of(gallery: Gallery, found: Stored, name: str, unlabelled: str = "") -> Embeddings:
+    """Pictures of a gallery as the figures take them; `unlabelled` is the class of those without a label."""
+    items = gallery.items(found.ids.tolist())
+    paths = np.array([items[number].path if number in items else "" for number in found.ids.tolist()])
+    return Embeddings(name, found.vectors, np.array([label or unlabelled for label in found.labels]), paths)

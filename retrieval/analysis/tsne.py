@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
-from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.errors import InputError, did_you_mean
 from retrieval.figures import COLOURS, GREY, MANY, MARKERS, caption
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ def tsne_map(
     Raises:
         InputError: fewer than 4 embeddings, embeddings of one number or all equal, a perplexity that does not
             fit, or classes that do not occur or are more than 8.
-        LookalikeError: scikit-learn is missing.
     """
     total = len(embeddings)
     if total > limit:
@@ -104,11 +103,9 @@ def tsne_map(
 
 
 def _tsne(vectors: np.ndarray, seed: int, perplexity: float) -> np.ndarray:
-    try:
-        from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise LookalikeError("t-SNE needs scikit-learn: pip install 'lookalike[train]'") from error
+    from sklearn.manifold import TSNE  # takes seconds to import
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
     with threadpool_limits(1):  # sums of several threads come in another order each time
         model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
         return model.fit_transform(vectors.astype(np.float64))

@@ -12,43 +12,15 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.tsne import Map
-from retrieval.figures import COLOURS, GREY
+from retrieval.analysis.tsne_marks import WALK, marks
 from retrieval.reports.thumbnails import thumbnails
-
-_WIDTH = 1000  # of the map, in its own units
-_EDGE = 20
-# As the markers of `draw`, around (0, 0).
-_DISC = "M-6 0a6 6 0 1 0 12 0a6 6 0 1 0-12 0z"
-_SHAPES = (
-    _DISC,
-    "M-5.5-5.5h11v11h-11z",
-    "M0-7.5 7.5 0 0 7.5-7.5 0z",
-    "M0-7 7 5.5H-7z",
-    "M0 7-7-5.5H7z",
-    "M-2.3-7h4.6v4.7H7v4.6H2.3V7h-4.6V2.3H-7v-4.6h4.7z",
-    "M-3.5-6.5 0-3l3.5-3.5 3 3L3 0l3.5 3.5-3 3L0 3l-3.5 3.5-3-3L-3 0l-3.5-3.5z",
-    "M0-8l1.9 5.4 5.7.1-4.6 3.5 1.7 5.5L0 3.2l-4.7 3.3 1.7-5.5-4.6-3.5 5.7-.1z",
-)
 
 
 def page(found: Map) -> str:
     """One HTML file: the map, thumbnails of what is pointed at, and a list of classes to highlight."""
     embeddings = found.embeddings
     classes, numbers = np.unique(embeddings.labels, return_inverse=True)
-    looks = {label: (COLOURS[i % len(COLOURS)], _SHAPES[i]) for i, label in enumerate(found.shown)}
-    marks = []
-    places, height = _fitted(found.points)
-    for (x, y), label, hollow in zip(places, embeddings.labels, embeddings.synthetic, strict=True):
-        colour, shape = looks.get(label, (GREY, _DISC))
-        kind = f"{'m' if label in looks else 'm o'}{' s' if hollow else ''}"
-        marks.append(
-            f'<path class="{kind}" style="--c:{colour}" d="{shape}" transform="translate({x:.1f} {y:.1f})"/>'
-        )
-    legend = "".join(
-        f'<li><svg viewBox="-9 -9 18 18" aria-hidden="true"><path class="m" style="--c:{colour}" '
-        f'd="{shape}"/></svg><span>{html.escape(label)}</span></li>'
-        for label, (colour, shape) in looks.items()
-    )
+    drawn = marks(found)
     options = "".join(f'<option value="{i}">{html.escape(label)}</option>' for i, label in enumerate(classes))
     names, pictures = _files(embeddings)
     data = {
@@ -61,29 +33,19 @@ def page(found: Map) -> str:
     words = {
         "title": html.escape(f"Lookalike: {embeddings.name}"),
         "heading": html.escape(found.title),
-        "box": f"0 0 {_WIDTH} {height:.1f}",
-        "marks": "\n".join(marks),
-        "legend": legend,
+        "box": drawn.box,
+        "marks": drawn.marks,
+        "legend": drawn.legend,
         "hollow": "<p>Hollow: synthetic points.</p>" if embeddings.synthetic.any() else "",
-        "grey": "<p>Grey: all other classes.</p>" if len(looks) < len(classes) else "",
+        "grey": "<p>Grey: all other classes.</p>" if drawn.grey else "",
         "options": options,
         "perplexity": f"{found.perplexity:g}",
+        "walk": WALK,
         # Inside a script only this could end it.
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
     # In one pass, so that a class called like a slot stays what it is.
     return re.sub("@([a-z]+)@", lambda slot: words[slot[1]], _PAGE)
-
-
-def _fitted(points: np.ndarray) -> tuple[np.ndarray, float]:
-    """Points moved and scaled, alike in both directions, into a map at most as high as wide, and its height.
-
-    There y points down.
-    """
-    low, high = points.min(0), points.max(0)
-    scale = (_WIDTH - 2 * _EDGE) / max(float((high - low).max()), 1e-12)
-    middle = np.array([_WIDTH, (high - low)[1] * scale + 2 * _EDGE]) / 2
-    return middle + (points - (low + high) / 2) * scale * np.array([1, -1]), float(2 * middle[1])
 
 
 def _files(embeddings: Embeddings) -> tuple[list[str], list[str]]:
@@ -140,8 +102,8 @@ li span { overflow-wrap: anywhere; min-width: 0; }
   #card img { width: 5.5rem; height: 5.5rem; flex: none; margin: 0; }
 }
 </style></head><body>
-<h1>@heading@</h1>
-<p>Point at the map, or walk on it with the arrow keys. Axes and large distances mean nothing.</p>
+<header><h1>@heading@</h1>
+<p>Point at the map, or walk on it with the arrow keys. Axes and large distances mean nothing.</p></header>
 <main>
 <svg id="map" viewBox="@box@" tabindex="0" role="application"
   aria-label="Map of embeddings. Arrow keys go from point to point, Escape lets go." aria-describedby="card">
@@ -162,27 +124,20 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const map = document.getElementById("map"), card = document.getElementById("card");
 const choice = document.getElementById("class"), group = document.getElementById("marks");
 const marks = [...group.children];
-const places = marks.map(mark => mark.getAttribute("transform").match(/-?[\\d.]+/g).map(Number));
-let at = -1;
-
-function light(label) {
+@walk@function light(label) {
   group.classList.toggle("lit", label >= 0);
   marks.forEach((mark, i) => mark.classList.toggle("on", data.labels[i] === label));
 }
 function chosen() {
   light(choice.value === "" ? -1 : Number(choice.value));
 }
-function show(i) {
-  if (i === at) return;
-  if (at >= 0) marks[at].classList.remove("at");
-  at = i;
+const walk = walkOn(map, group, i => {
   card.replaceChildren();
   if (i < 0) {
     card.textContent = "Nothing is pointed at.";
     chosen();
     return;
   }
-  marks[i].classList.add("at");
   light(data.labels[i]);
   if (data.pictures[i]) {
     const picture = document.createElement("img");
@@ -197,38 +152,8 @@ function show(i) {
   file.textContent = data.synthetic[i] ? "synthetic point" : data.names[i];
   words.append(file);
   card.append(words);
-}
-function pointed(event) {
-  const spot = new DOMPoint(event.clientX, event.clientY).matrixTransform(map.getScreenCTM().inverse());
-  const reach = 30 / map.getScreenCTM().a;
-  let best = -1, least = reach * reach;
-  places.forEach(([x, y], i) => {
-    const d = (x - spot.x) ** 2 + (y - spot.y) ** 2;
-    if (d < least) { least = d; best = i; }
-  });
-  show(best);
-}
-function step(dx, dy) {
-  if (at < 0) return show(0);
-  let best = -1, least = Infinity;
-  places.forEach(([x, y], i) => {
-    const u = x - places[at][0], v = y - places[at][1], ahead = u * dx + v * dy;
-    // Within 45 degrees of the key's direction.
-    if (ahead <= 0 || Math.abs(u * dy - v * dx) > ahead) return;
-    const d = u * u + v * v;
-    if (d < least) { least = d; best = i; }
-  });
-  if (best >= 0) show(best);
-}
-map.addEventListener("pointermove", pointed);
-map.addEventListener("pointerdown", pointed);
-map.addEventListener("pointerleave", event => { if (event.pointerType === "mouse") show(-1); });
-map.addEventListener("keydown", event => {
-  const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  if (event.key in ways) { event.preventDefault(); step(...ways[event.key]); }
-  if (event.key === "Escape") show(-1);
 });
-choice.addEventListener("change", () => { show(-1); chosen(); });
+choice.addEventListener("change", () => { walk.go(-1); chosen(); });
 </script>
 </body></html>
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -55,8 +55,11 @@ def table(comparison: Comparison) -> str:
     return "\n".join([*text.columns([head, *rows], right=range(1, len(head))), *_notes(comparison)])
 
 
-def render(comparison: Comparison) -> str:
-    """The comparison as a fragment of HTML; pictures of the data set that are gone show as grey tiles."""
+def render(comparison: Comparison, pick: page.Pick | None = None) -> str:
+    """The comparison as a fragment of HTML; pictures of the data set that are gone show as grey tiles.
+
+    `pick` says which pictures are buttons, as in `page.Tiles`.
+    """
     names = [row.name for row in comparison.rows]
     return page.fragment(
         f"<h2>{html.escape(comparison.data)}</h2>"
@@ -66,7 +69,7 @@ def render(comparison: Comparison) -> str:
         + recall_figure(
             partial(_draw_recall, comparison.rows), f"Recall at K of {', '.join(names)}", len(names)
         )
-        + "".join(_pair(comparison, pair) for pair in comparison.pairs)
+        + "".join(_pair(comparison, pair, pick) for pair in comparison.pairs)
         + f"<p><small>Compared {html.escape(comparison.created)}.</small></p>"
     )
 
@@ -132,7 +135,7 @@ def _numbers(comparison: Comparison) -> str:
     below = f"Below a number: the difference to {comparison.rows[0].name}."
     if any(row.runs > 1 for row in comparison.rows):
         below = f"Below a number: \u00b1 standard deviation; the difference to {comparison.rows[0].name}."
-    head = ["", *(row.name for row in comparison.rows)]
+    head = ["Metric", *(row.name for row in comparison.rows)]
     return f"{page.table(head, rows)}<p><small>{html.escape(below)}</small></p>"
 
 
@@ -167,11 +170,11 @@ def _draw_recall(rows: Sequence[Row], axes: Axes) -> None:
 # ---- the first and another, query by query
 
 
-def _pair(comparison: Comparison, pair: Pair) -> str:
+def _pair(comparison: Comparison, pair: Pair, pick: page.Pick | None) -> str:
     first = comparison.rows[0].name
     seen = [*pair.gained_queries[:_QUERIES], *pair.lost_queries[:_QUERIES]]
     root = Path(comparison.root or ".")
-    pictures = thumbnails(root / query.path for query in seen)
+    tiles = page.Tiles(thumbnails(root / query.path for query in seen), pick)
     runs = comparison.rows[0].runs + next(row.runs for row in comparison.rows if row.name == pair.other)
     more = "first where the other does not" if runs == 2 else "first in more of its runs than the other"
     alone = "Only {} is right" if runs == 2 else "{} is right in more of its runs"
@@ -181,8 +184,8 @@ def _pair(comparison: Comparison, pair: Pair) -> str:
             f"{pair.gained:,} {more}, and {first} of {pair.lost:,}."
         ),
         _classes(pair, first),
-        _queries(alone.format(pair.other), pair.gained_queries[:_QUERIES], pair.gained, root, pictures),
-        _queries(alone.format(first), pair.lost_queries[:_QUERIES], pair.lost, root, pictures),
+        _queries(alone.format(pair.other), pair.gained_queries[:_QUERIES], pair.gained, root, tiles),
+        _queries(alone.format(first), pair.lost_queries[:_QUERIES], pair.lost, root, tiles),
     ]
     return page.section(f"{pair.other} against {first}", *parts)
 
@@ -208,19 +211,16 @@ def _class_row(change: ClassChange) -> str:
     return f"<tr><th scope='row'>{page.breakable(change.name)}</th>{numbers}</tr>"
 
 
-def _queries(
-    heading: str, queries: Sequence[QueryChange], count: int, root: Path, pictures: Mapping[Path, str]
-) -> str:
+def _queries(heading: str, queries: Sequence[QueryChange], count: int, root: Path, tiles: page.Tiles) -> str:
     if not queries:
         return ""
     few = f": the clearest {len(queries)} of {count:,}" if count > len(queries) else ""
-    tiles = "".join(
-        page.tile(
-            pictures,
+    row = "".join(
+        tiles.tile(
             root / query.path,
             query.label,
             f"AP {percent(query.first_precision)} \u2192 {percent(query.other_precision)}",
         )
         for query in queries
     )
-    return f"<h4>{html.escape(heading)}{few}</h4><ul class='tiles'>{tiles}</ul>"
+    return f"<h4>{html.escape(heading)}{few}</h4><ul class='tiles'>{row}</ul>"

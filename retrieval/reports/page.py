@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 # A fragment takes its colours from the page around it, light or dark.
 STYLE = """
 .lookalike-report { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 0 auto; }
-.lookalike-report h2 { overflow-wrap: anywhere; }
+.lookalike-report :is(h2, h3, h4) { overflow-wrap: anywhere; }
 .lookalike-report h3 { margin: 2rem 0 .25rem; font-size: 1.15rem; font-weight: 600; }
 .lookalike-report h4 { margin: 1.25rem 0 .25rem; font-size: 1rem; font-weight: 600; }
 .lookalike-report p { margin: .25rem 0 .75rem; }
@@ -44,8 +45,12 @@ STYLE = """
 .lookalike-report .tiles img { display: block; width: 100%; height: auto; aspect-ratio: 1;
   object-fit: contain; box-sizing: border-box; margin: 0 0 .2rem; padding: 2px; border: 3px solid #8888;
   border-radius: .35rem; }
-.lookalike-report .right > img { border: 3px solid #0072b2; }
-.lookalike-report .wrong > img { border: 3px dashed #d55e00; }
+.lookalike-report .right img { border: 3px solid #0072b2; }
+.lookalike-report .wrong img { border: 3px dashed #d55e00; }
+.lookalike-report .tiles button { display: block; width: 100%; margin: 0; padding: 0; border: 0;
+  font: inherit; line-height: inherit; text-align: inherit; overflow-wrap: inherit; color: inherit;
+  background: none; border-radius: .35rem; cursor: pointer; }
+.lookalike-report .tiles button:hover { text-decoration: underline; }
 @media (max-width: 30rem) {
   .lookalike-report .tiles { grid-template-columns: repeat(auto-fill, minmax(4.8rem, 1fr)); }
   .lookalike-report .pairs { grid-template-columns: 1fr; }
@@ -73,6 +78,7 @@ _DOCUMENT = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title><style>
 body {{ margin: 1.5rem; color: #1b1f24; background: #fff; }}
+h1 {{ max-width: 56rem; margin: 0 auto 1rem; font: 600 1rem/1.5 system-ui, sans-serif; }}
 @media (max-width: 30rem) {{ body {{ margin: 1rem; }} }}
 @media screen and (prefers-color-scheme: dark) {{
   :root {{ color-scheme: dark; }}
@@ -83,7 +89,7 @@ body {{ margin: 1.5rem; color: #1b1f24; background: #fff; }}
 @page {{ margin: 15mm; }}
 @media print {{ body {{ margin: 0; print-color-adjust: exact; }} }}
 </style></head>
-<body>{body}</body></html>
+<body><main><h1>Lookalike</h1>{body}</main></body></html>
 """
 
 
@@ -110,11 +116,15 @@ def paragraph(*sentences: str) -> str:
 
 def figure(draw: Callable[[Axes], object], label: str, height: float = 3.5) -> str:
     """A figure within the page; `label` says to those who do not see it what it shows."""
-    page = svg(draw, 5.2, height)
+    return drawing(svg(draw, 5.2, height), label)
+
+
+def drawing(document: str, label: str) -> str:
+    """An SVG document as a figure within the page."""
     # Ids on a page must differ: what one figure refers to must not be found in another.
-    drawing = re.sub(r'(id="|"#|url\(#)', rf"\g<1>{_slug(label)}-", page[page.index("<svg") :])
+    own = re.sub(r'(id="|"#|url\(#)', rf"\g<1>{_slug(label)}-", document[document.index("<svg") :])
     words = html.escape(label, quote=True)
-    named = drawing.replace("<svg", f"<svg role='img' aria-label='{words}'", 1)
+    named = own.replace("<svg", f"<svg role='img' aria-label='{words}'", 1)
     return f"<figure>{named}</figure>"
 
 
@@ -129,24 +139,46 @@ def table(head: Sequence[str], rows: Iterable[str], words: Container[int] = (0,)
         for number, cell in enumerate(head)
     )
     content = f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f"<div class='scroll'><table>{content}</table></div>"
+    # Arrow keys scroll it once it is reached with Tab.
+    scroll = "class='scroll' role='group' aria-label='Table' tabindex='0'"
+    return f"<div {scroll}><table>{content}</table></div>"
 
 
-def tile(
-    pictures: Mapping[Path, str], path: Path, name: str, facts: str = "", right: bool | None = None
-) -> str:
-    """A picture, facts and a name below it, framed and marked where it is right or wrong: `None`, neither.
+# The item of a gallery that a picture is; `None` where it is none of it.
+Pick = Callable[[Path], int | None]
 
-    Right and wrong differ in colour, in the line of the frame and in the mark.
+
+@dataclass(frozen=True)
+class Tiles:
+    """Pictures with a caption, each an entry of a list.
+
+    Attributes:
+        pictures: what stands for the picture of a file in a page.
+        pick: makes buttons of those for which it knows an item, for a page that does something with it.
     """
-    kind, mark = {None: ("", ""), True: ("right", "\u2713 right"), False: ("wrong", "\u2717 wrong")}[right]
-    file = html.escape(path.name, quote=True)
-    above = f"<div>{f'<b>{mark}</b> ' if mark else ''}{html.escape(facts)}</div>" if mark or facts else ""
-    return (
-        f"<li class='{kind}'>"
-        f"<img src='{pictures[path]}' alt='{file}' title='{file}' width='112' height='112'>"
-        f"{above}{breakable(name)}</li>"
-    )
+
+    pictures: Mapping[Path, str]
+    pick: Pick | None = None
+
+    def tile(self, path: Path, name: str, facts: str = "", right: bool | None = None) -> str:
+        """A picture, facts and a name below it, framed and marked as right or wrong: `None`, neither.
+
+        Right and wrong differ in colour, in the line of the frame and in the mark.
+        """
+        kind, mark = {None: ("", ""), True: ("right", "\u2713 right"), False: ("wrong", "\u2717 wrong")}[
+            right
+        ]
+        file = html.escape(path.name, quote=True)
+        marked = f"<b>{mark}</b> " if mark else ""
+        above = f"<span>{marked}{html.escape(facts)}</span><br>" if mark or facts else ""
+        content = (
+            f"<img src='{self.pictures[path]}' alt='{file}' title='{file}' width='112' height='112'>"
+            f"{above}{breakable(name)}"
+        )
+        item = None if self.pick is None else self.pick(path)
+        if item is not None:
+            content = f"<button type='button' data-search='{item}'>{content}</button>"
+        return f"<li class='{kind}'>{content}</li>"
 
 
 def breakable(words: str) -> str:

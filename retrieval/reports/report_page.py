@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from retrieval.report import Report
 
 
-def render(report: Report) -> str:
-    """The report as a fragment of HTML; pictures of the data set that are gone show as grey tiles."""
+def render(report: Report, pick: page.Pick | None = None) -> str:
+    """The report as a fragment of HTML; pictures of the data set that are gone show as grey tiles.
+
+    `pick` says which pictures are buttons, as in `page.Tiles`.
+    """
     findings = report.findings
     return page.fragment(
         f"<h2>{html.escape(report.data)}</h2>"
@@ -36,7 +39,7 @@ def render(report: Report) -> str:
             "Recall at K for every result in the table above",
             len(report.results),
         )
-        + ("" if findings is None else report_sections.render(findings))
+        + ("" if findings is None else report_sections.render(findings, pick))
         + _unreadable(report)
         + _origin(report)
     )
@@ -46,7 +49,7 @@ def _numbers(report: Report) -> str:
     """Metrics down, results across: published numbers, baselines, the model itself."""
     rows = [_row(key, report) for key in shown(keys(report.results), report.ks)]
     described = "Below a number: its 95% interval, had other queries been drawn. Bold: the best."
-    return page.table(["", *(result.title for result in report.results)], rows) + (
+    return page.table(["Metric", *(result.title for result in report.results)], rows) + (
         f"<p><small>{described}</small></p>" if any(r.intervals for r in report.results) else ""
     )
 

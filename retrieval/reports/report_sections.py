@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,18 +19,18 @@ _CONFUSIONS = 12
 _CLASSES = 20
 
 
-def render(findings: Findings) -> str:
-    """All parts, worst first in each."""
+def render(findings: Findings, pick: page.Pick | None = None) -> str:
+    """All parts, worst first in each; `pick` as in `page.Tiles`."""
     confusions = findings.confusions[:_CONFUSIONS]
     asked = [confusion.query for confusion in confusions] + [hard.query for hard in findings.hardest]
     shown = [findings.queries.path[number] for number in asked]
     shown += [confusion.answer.path for confusion in confusions]
     shown += [neighbour.path for hard in findings.hardest for neighbour in _beside(hard)]
-    pictures = thumbnails(map(findings.place, shown))
+    tiles = page.Tiles(thumbnails(map(findings.place, shown)), pick)
     return (
         _similarities(findings)
-        + _confusions(findings, confusions, pictures)
-        + _hardest(findings, pictures)
+        + _confusions(findings, confusions, tiles)
+        + _hardest(findings, tiles)
         + _classes(findings)
     )
 
@@ -77,10 +75,10 @@ def _draw_histogram(histogram: Histogram, axes: Axes) -> None:
 # ---- classes taken for each other
 
 
-def _confusions(findings: Findings, confusions: list[Confusion], pictures: Mapping[Path, str]) -> str:
+def _confusions(findings: Findings, confusions: list[Confusion], tiles: page.Tiles) -> str:
     if not confusions:
         return ""
-    cards = "".join(_confusion(findings, confusion, pictures) for confusion in confusions)
+    cards = "".join(_confusion(findings, confusion, tiles) for confusion in confusions)
     return page.section(
         "Classes taken for each other",
         page.paragraph(
@@ -92,10 +90,10 @@ def _confusions(findings: Findings, confusions: list[Confusion], pictures: Mappi
     )
 
 
-def _confusion(findings: Findings, confusion: Confusion, pictures: Mapping[Path, str]) -> str:
+def _confusion(findings: Findings, confusion: Confusion, tiles: page.Tiles) -> str:
     asked = findings.label_of(confusion.query)
-    query = page.tile(pictures, findings.place(findings.queries.path[confusion.query]), asked, "query")
-    answer = _answer(findings, confusion.answer, pictures)
+    query = tiles.tile(findings.place(findings.queries.path[confusion.query]), asked, "query")
+    answer = _answer(findings, confusion.answer, tiles)
     ways = list(zip(confusion.counts, confusion.queries, strict=True))
     if asked != confusion.classes[0]:  # to the right: from the picture on the left
         ways.reverse()
@@ -110,7 +108,7 @@ def _confusion(findings: Findings, confusion: Confusion, pictures: Mapping[Path,
 # ---- the hardest queries
 
 
-def _hardest(findings: Findings, pictures: Mapping[Path, str]) -> str:
+def _hardest(findings: Findings, tiles: page.Tiles) -> str:
     if not findings.hardest:
         return page.section("The hardest queries", page.paragraph("Every query finds its own class first."))
     return page.section(
@@ -121,20 +119,20 @@ def _hardest(findings: Findings, pictures: Mapping[Path, str]) -> str:
             "here. Each with its nearest neighbours and their cosine and, where none of these is right, the "
             "one that should be first."
         ),
-        *(_hard(findings, hard, pictures) for hard in findings.hardest),
+        *(_hard(findings, hard, tiles) for hard in findings.hardest),
     )
 
 
-def _hard(findings: Findings, hard: HardQuery, pictures: Mapping[Path, str]) -> str:
+def _hard(findings: Findings, hard: HardQuery, tiles: page.Tiles) -> str:
     queries = findings.queries
     path, label = queries.path[hard.query], findings.label_of(hard.query)
     rank, precision = queries.first_right[hard.query], queries.average_precision[hard.query]
     where = f"rank {rank}" if rank is not None else f"a rank beyond {findings.depth}"
     facts = f": first right one at {where}, average precision {100 * (precision or 0):.1f}%"
     head = f"<b>{page.breakable(label)}</b>{facts}<br><small>{page.breakable(path)}</small>"
-    tiles = page.tile(pictures, findings.place(path), label, "query")
-    tiles += "".join(_answer(findings, neighbour, pictures) for neighbour in _beside(hard))
-    return f"<div class='whole'><div>{head}</div><ul class='tiles'>{tiles}</ul></div>"
+    row = tiles.tile(findings.place(path), label, "query")
+    row += "".join(_answer(findings, neighbour, tiles) for neighbour in _beside(hard))
+    return f"<div class='whole'><div>{head}</div><ul class='tiles'>{row}</ul></div>"
 
 
 def _beside(hard: HardQuery) -> list[Neighbour]:
@@ -143,9 +141,9 @@ def _beside(hard: HardQuery) -> list[Neighbour]:
     return hard.neighbours if right else [*hard.neighbours, hard.nearest_right]
 
 
-def _answer(findings: Findings, neighbour: Neighbour, pictures: Mapping[Path, str]) -> str:
+def _answer(findings: Findings, neighbour: Neighbour, tiles: page.Tiles) -> str:
     name, score = neighbour.label or "no class", f"{neighbour.score:.3f}"
-    return page.tile(pictures, findings.place(neighbour.path), name, score, neighbour.right)
+    return tiles.tile(findings.place(neighbour.path), name, score, neighbour.right)
 
 
 # ---- class by class
@@ -167,7 +165,7 @@ def _classes(findings: Findings) -> str:
         "Class by class",
         page.figure(partial(_draw_classes, [recall for recall, _ in known]), "Recall at 1 of classes", 2.6),
         page.paragraph(f"{shown}, worst first; report.json has all of them."),
-        page.table(["", "queries", "Recall@1", "mostly taken for"], [rows], words=(0, 3)),
+        page.table(["Class", "queries", "Recall@1", "mostly taken for"], [rows], words=(0, 3)),
     )
 
 

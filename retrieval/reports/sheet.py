@@ -41,11 +41,11 @@ def write_sheet(file: Path, title: str, note: str, rows: Sequence[Row]) -> None:
     shown = rows[:_MOST]
     if len(shown) < len(rows):
         note = f"{note} The first {len(shown)} of {len(rows)} are shown."
-    pictures = thumbnails(tile.path for row in shown for tile in row.tiles)
+    tiles = page.Tiles(thumbnails(tile.path for row in shown for tile in row.tiles))
     sections = [
         page.section(
             row.title,
-            f"<ul class='tiles'>{''.join(page.tile(pictures, t.path, t.caption) for t in row.tiles)}</ul>",
+            f"<ul class='tiles'>{''.join(tiles.tile(t.path, t.caption) for t in row.tiles)}</ul>",
         )
         for row in shown
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -69,12 +68,9 @@ def test_linear_probe_never_gets_a_class_right_that_it_has_not_seen() -> None:
     assert metrics.linear_probe(points, labels, points[:4], np.array([0, 1, 7, 8])) == 0.5
 
 
-def test_linear_probe_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_probe_says_what_it_needs() -> None:
     points, labels = np.eye(4)[[0, 1] * 3], np.array([0, 1] * 3)
     with pytest.raises(InputError, match="one class only"):
         metrics.linear_probe(points, labels * 0, points, labels)
     with pytest.raises(InputError, match="3 dimensions to train on and 4 to test"):
         metrics.linear_probe(np.eye(3), np.arange(3), points, labels)
-    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    with pytest.raises(InputError, match=r"pip install 'lookalike\[train\]'"):
-        metrics.linear_probe(points, labels, points, labels)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from retrieval.cli import emit, json_option, say
+from retrieval.errors import InputError
 from train import data as datasets_by_name
 from train.commands import DATA_HELP
+
+if TYPE_CHECKING:
+    from retrieval.report import Report
 
 
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path), metavar="RUN|MODEL|GALLERY")
-@click.option("--data", required=True, help=DATA_HELP + " Its test split is used, or all of it.")
+@click.option(
+    "--data",
+    help=DATA_HELP + " Its test split is used, or all of it. A gallery alone may do without.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for report.json and report.html.")
 @click.option(
     "--baseline",
@@ -37,7 +45,7 @@ from train.commands import DATA_HELP
 def evaluate(
     ctx: click.Context,
     target: Path,
-    data: str,
+    data: str | None,
     out: Path | None,
     baselines: tuple[str, ...],
     which: str | None,
@@ -49,7 +57,9 @@ def evaluate(
     A run or a model searches the images of the data set among themselves, each without itself, or in the
     gallery of the data set, where it has one. What a recipe of a paper has trained is shown beside the
     published numbers. A gallery is searched with the images of the data set; an image that is in the gallery
-    does not find itself. A gallery also keeps the report, and shows it in the browser.
+    does not find itself. Without --data it is measured on its own labelled images: each searches the gallery
+    with its stored embedding, itself left out; no image is read. A gallery also keeps the report, and shows
+    it in the browser.
 
     The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, how
     similar classes are, which ones are taken for each other, the hardest queries with what they found, and
@@ -58,14 +68,21 @@ def evaluate(
     \b
       lookalike evaluate run --data folder:shop --out report
       lookalike evaluate shop.gallery --data folder:queries --out report
+      lookalike evaluate shop.gallery
     """
     from retrieval.report import table
-    from train import evaluation
 
-    dataset = datasets_by_name.load(data)
-    report = evaluation.evaluate_target(
-        target, dataset, baselines, which=which, linear_probe=linear_probe, show_progress=True
-    )
+    if data is None:
+        if baselines or which or linear_probe:
+            raise click.UsageError("--baseline, --which and --linear-probe embed images: name them by --data")
+        report = _by_itself(target)
+    else:
+        from train import evaluation
+
+        dataset = datasets_by_name.load(data)
+        report = evaluation.evaluate_target(
+            target, dataset, baselines, which=which, linear_probe=linear_probe, show_progress=True
+        )
     if out is not None:
         report.save(out)
     emit(report.to_dict(), as_json, table(report))
@@ -74,3 +91,15 @@ def evaluate(
     if report.bad_files:
         say(f"{len(report.bad_files)} files could not be read and were left out; the report lists them")
         ctx.exit(3)
+
+
+def _by_itself(target: Path) -> Report:
+    from retrieval.gallery import Gallery
+    from retrieval.gallery_evaluation import evaluate_gallery
+
+    if not target.exists():
+        raise InputError(f"{target}: there is no such run, model or gallery")
+    if not (target / "gallery.db").exists():
+        what = f"{target}: --data says which images to measure it on; only a gallery has images of its own"
+        raise InputError(what)
+    return evaluate_gallery(Gallery(target), show_progress=True)

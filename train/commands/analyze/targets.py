@@ -10,13 +10,14 @@ from typing import Any
 import click
 import numpy as np
 
-from retrieval.analysis.embeddings import Embeddings
+from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.cli import say
 from retrieval.decoding import embed_files
 from retrieval.errors import InputError
 from retrieval.figures import named
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
+from retrieval.stored import stored
 from train import data as datasets_by_name
 from train.commands import DATA_HELP
 from train.contestants import Contestant, baseline, open_target
@@ -135,13 +136,10 @@ def _stored(target: Path, name: str) -> Source:
         if target.suffix == ".npz":
             return replace(Embeddings.load(target), name=name)
         gallery = Gallery.open(target)
-        vectors, labels, _, ids = gallery.labelled_vectors()
-        items = gallery.items(ids)
-        rows = [row for row, (i, label) in enumerate(zip(ids, labels, strict=True)) if label and i in items]
-        if not rows:
+        found = stored(gallery, labelled=True)
+        if not found.labels:
             raise InputError(f"{target}: none of its images has a label; --data names images that have")
-        paths = np.array([items[ids[row]].path for row in rows])
-        return Embeddings(name, vectors[rows], np.array([labels[row] for row in rows]), paths)
+        return embeddings_of(gallery, found, name)
 
     return Source(name, (ALL,), embed)
 
