@@ -18,6 +18,10 @@ class InputError(LookalikeError):
     exit_code = 2
 
 
+class LockedError(LookalikeError):
+    """Another process is writing the gallery."""
+
+
 class ImageError(InputError):
     """A picture that cannot be used.
 

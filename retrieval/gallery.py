@@ -19,8 +19,9 @@ from retrieval.searching.query import Options, Searcher
 from retrieval.searching.snapshot import Snapshot
 from retrieval.storage.identity import check_same, own_model, probe_pixels
 from retrieval.storage.inventory import inventory
-from retrieval.storage.records import BadFile, State, StoredItem
+from retrieval.storage.records import OWN, BadFile, State, StoredItem
 from retrieval.storage.store import Store
+from retrieval.stored import stored
 
 if TYPE_CHECKING:
     from retrieval.ingest.indexing import Outcome
@@ -255,12 +256,8 @@ class Gallery:
 
     def labelled_vectors(self) -> tuple[np.ndarray, list[str | None], list[str], list[int]]:
         """Everything alive, by id: vectors float32 [N, D], labels, SHA-256 of each file's bytes, ids."""
-        state = self._snapshot
-        ids = state.ids[state.ids > 0]
-        found = {item.id: item for item in self.store.items(ids.tolist())}
-        kept = [found[i] for i in ids.tolist() if i in found]
-        vectors = state.vectors(state.rows_of(np.array([item.id for item in kept], np.int64)))
-        return vectors, [i.label for i in kept], [i.content_sha256 for i in kept], [i.id for i in kept]
+        found = stored(self)
+        return found.vectors, found.labels, found.contents, found.ids.tolist()
 
     def remove(self, items: Iterable[int | str]) -> int:
         """Remove items, by id or key, in one step -> how many; `compact` gives their space back.
@@ -274,6 +271,7 @@ class Gallery:
             self.refresh()
             removed = self.store.remove(self.ids_of(items))
             self.store.record_run("remove", started, {"removed": removed})
+            self.store.clear_leftovers()  # files that the gallery kept for them
             self.refresh()
         return removed
 
@@ -314,4 +312,5 @@ class Gallery:
 
     def path_of(self, item: StoredItem) -> str:
         """Where an item's picture lies; empty where it has no file."""
-        return str(Path(self.root or item.root, item.path)) if item.path else ""
+        moved = None if item.root == OWN else self.root
+        return str(self.folder / (moved or item.root) / item.path) if item.path else ""

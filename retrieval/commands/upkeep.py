@@ -33,7 +33,8 @@ def info(gallery: Path, as_json: bool) -> None:
 @click.argument("items", nargs=-1, required=True, metavar="ID...")
 @json_option
 def remove(gallery: Path, items: tuple[str, ...], as_json: bool) -> None:
-    """Remove images from GALLERY, by their ids; their files stay where they are.
+    """Remove images from GALLERY, by their ids; their files stay where they are, except for those that a
+    server was given for the gallery to keep.
 
     An ID is what `lookalike search` shows: the id you gave an image, or its path in the gallery, or its
     number. They are gone from all searches at once; `lookalike index compact` gives their space back.

@@ -206,7 +206,7 @@ class _Run:
 
     def _batches(self) -> Iterable[list[tuple[Picture, Decoded | Familiar | ImageError]]]:
         todo, preprocess = self._plan.todo, self._gallery.embedder.preprocess
-        paths = (picture.full for picture in todo)
+        paths = (self._gallery.folder / picture.full for picture in todo)
         read = read_ahead(paths, preprocess, side=preprocess.scaled, known=self._known.__contains__)
         files = zip(todo, read, strict=True)
         while batch := list(islice(files, BATCH)):
@@ -255,7 +255,7 @@ class _Run:
     def _may_follow(self, item: StoredItem, picture: Picture) -> bool:
         """Whether an item's file is gone, so that this picture can be it in another place."""
         free = picture.id in (None, item.key) and item.id not in self._followed
-        return free and item.path != "" and not exists(Path(item.root, item.path))
+        return free and item.path != "" and not exists(self._gallery.folder / item.full)
 
     def _item(self, picture: Picture, content: str, width: int, height: int) -> NewItem:
         """The item of a picture, which keeps the label that the owner gave to the one before it."""
@@ -287,7 +287,7 @@ class _Run:
 
 def _roots(gallery: Gallery) -> list[str]:
     query = "SELECT DISTINCT root FROM items WHERE deleted_at IS NULL AND path != ''"
-    return [root for (root,) in gallery.store.rows(query)]
+    return [str(gallery.folder.resolve() / root) for (root,) in gallery.store.rows(query)]
 
 
 def _alive(gallery: Gallery, ids: list[int]) -> list[int]:

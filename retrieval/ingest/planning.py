@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy as np
 from retrieval.ingest import tables
 from retrieval.ingest.sources import Picture
 from retrieval.storage import schema
-from retrieval.storage.records import BadFile, Change, StoredItem, Value
+from retrieval.storage.records import OWN, BadFile, Change, StoredItem, Value
 from retrieval.storage.store import Store
 
 
@@ -62,7 +63,7 @@ def make_plan(store: Store, pictures: Iterable[Picture], *, retry: bool) -> Plan
     Raises:
         InputError: metadata that does not fit the gallery's columns.
     """
-    pictures = list(pictures)
+    pictures = _by_our_names(store, pictures)
     plan = Plan(present=present(store))
     known_bad = {file.stamp.key: file for file in store.bad_files()}
     told: dict[int, Picture] = {}
@@ -80,9 +81,21 @@ def make_plan(store: Store, pictures: Iterable[Picture], *, retry: bool) -> Plan
             plan.todo.append(picture)
             if there and renamed:
                 plan.outdated.append(there.id)
-    _check_columns(store, pictures)
+    check_columns(store, pictures)
     plan.changes = list(_differences(store, told))
     return plan
+
+
+def _by_our_names(store: Store, pictures: Iterable[Picture]) -> list[Picture]:
+    """Pictures, with those that the gallery keeps itself named as it names them, however they were found."""
+    if not store.own.is_dir():
+        return list(pictures)
+    own = f"{store.own}/"
+    named = ((os.path.join(one.root, one.path), one) for one in pictures)
+    return [
+        replace(one, root=OWN, path=full.removeprefix(own)) if full.startswith(own) else one
+        for full, one in named
+    ]
 
 
 def present(store: Store) -> dict[tuple[str, str], Present]:
@@ -147,7 +160,8 @@ def duplicates(store: Store, after: int) -> list[list[str]]:
     return [keys for keys in groups.values() if len(keys) > 1]
 
 
-def _check_columns(store: Store, pictures: Iterable[Picture]) -> None:
+def check_columns(store: Store, pictures: Iterable[Picture]) -> None:
+    """Refuse metadata that does not fit the gallery's columns, with an `InputError`."""
     with_facts = [picture for picture in pictures if picture.metadata]
     if not with_facts:
         return

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import now, sync_folder
+from retrieval.files import now, replacing, sync_folder
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import MAX_BAD, Outcome, absorb, finish
 from retrieval.ingest.sources import Scan, stamp
-from retrieval.storage.records import BadFile, FileStamp, StoredItem
+from retrieval.storage.records import OWN, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
 from retrieval.storage.verify import verify
 
@@ -69,6 +69,7 @@ def rebuild(
             raise InputError(f"{old}: an older gallery lies there; move or remove it, or give --drop-old")
         new = _begin(gallery, model, draft)
         with new.store.writing():
+            _take_along(gallery.store, new.store)
             resumed, started, found = len(new), now(), _pictures(gallery)
             outcome = absorb(new, found, max_bad=max_bad, show_progress=show_progress)
             wish = gallery.store.meta.get("index_wish", {})
@@ -119,8 +120,10 @@ def _pictures(gallery: Gallery) -> Scan:
             nowhere = FileStamp("", item.key, 0, 0, item.label)
             found.unusable.append(BadFile(nowhere, "no-file", "it has a vector and no image file"))
             continue
-        root = Path(gallery.root or item.root)
-        picture = stamp(root / item.path, root)
+        full = Path(gallery.path_of(item)).absolute()
+        picture = stamp(full, full.parents[len(Path(item.path).parts) - 1])
+        if item.root == OWN:
+            picture = replace(picture, root=OWN)
         if picture.full in found.files:
             twice = BadFile(
                 picture.file, "same-file", f"it is also the file of {found.files[picture.full].id}"
@@ -130,6 +133,19 @@ def _pictures(gallery: Gallery) -> Scan:
             facts = replace(picture, label=item.label, id=item.key, metadata=item.metadata, told=True)
             found.files[picture.full] = facts
     return found
+
+
+def _take_along(old: Store, new: Store) -> None:
+    """Give the new gallery the files that the old one keeps itself: the same ones, under a second name."""
+    for (name,) in old.rows("SELECT path FROM items WHERE root = ? AND deleted_at IS NULL", (OWN,)):
+        source, target = old.own / name, new.own / name
+        if source.exists() and not target.exists():
+            new.own.mkdir(exist_ok=True)
+            try:
+                target.hardlink_to(source)
+            except OSError:  # the disk knows no second names
+                with replacing(target) as draft:
+                    shutil.copy2(source, draft)
 
 
 def _items(store: Store) -> Iterator[StoredItem]:

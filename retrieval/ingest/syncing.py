@@ -64,9 +64,10 @@ def update(
         found, gone = Scan(), dict[tuple[str, str], Present]()
         with Progress("looking", len(there), "files", show=show_progress) as progress:
             for (root, path), item in there.items():
-                full = Path(root, path)
+                top = gallery.folder.resolve() / root
+                full = top / path
                 if exists(full):
-                    found.add(full, stamp(full, Path(root)))
+                    found.add(full, stamp(full, top))
                 else:
                     gone[root, path] = item
                 progress.update()
@@ -124,7 +125,8 @@ def sync(
 def _look(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
-    return folder.resolve(), scan([folder], {root for root, _ in present(gallery.store)})
+    home = gallery.folder.resolve()
+    return folder.resolve(), scan([folder], {str(home / root) for root, _ in present(gallery.store)})
 
 
 def _missing(gallery: Gallery, top: Path, files: Iterable[Path]) -> dict[tuple[str, str], Present]:
@@ -161,7 +163,7 @@ def _follow(gallery: Gallery, gone: dict[tuple[str, str], Present]) -> int:
         wanted[item.size].append(key)
     items = {(i.root, i.path): i for i in store.items([item.id for item in gone.values()])}
     changes = []
-    for picture in _files_of({root for root, _ in gone}):
+    for picture in _files_of({str(gallery.folder.resolve() / root) for root, _ in gone}):
         if picture.key in known or not wanted.get(picture.size):
             continue
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from retrieval.storage import segments as files
 from retrieval.storage.records import Segment, State
 from retrieval.storage.store import Store, name_segment
 
+MANY = 64  # segments
+_SMALL = 4096  # rows
 SEGMENT_BYTES = 1 << 27  # of vectors in one file; compaction holds up to three times as much in memory
 
 
@@ -92,6 +95,25 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         gallery.refresh()
         counts = len(state.segments), len(store.segments())
         return Compaction(dropped, counts, (size, size_of(store.folder)), moved)
+
+
+def merge_newest(store: Store, at_least: int = MANY) -> None:
+    """Make one segment of the newest small ones, where there are many. Call it inside `store.writing()`.
+
+    Pictures that come one by one leave a segment each, and every reader keeps every segment's file open. All
+    rows stay where they are counted through all segments, also those of removed items, and so does the index.
+
+    Raises:
+        LookalikeError: a stored vector is damaged; nothing is changed then.
+    """
+    small = [*takewhile(lambda segment: segment.n <= _SMALL, reversed(store.segments()))][::-1]
+    if len(small) < at_least:
+        return
+    ids = np.concatenate([store.rows_of(segment)[0] for segment in small])
+    merged = _merge(store, _Group(small, ids, np.ones(len(ids), bool)))
+    with store.transaction() as db:
+        swap(db, small, merged, ids)
+    store.clear_leftovers()
 
 
 def _groups(store: Store, state: State) -> list[_Group]:

@@ -10,7 +10,7 @@ from retrieval.files import size_of
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
 
-_PARTS = ("segments", "indexes", "model", "reports", "quarantine")
+_PARTS = ("segments", "indexes", "model", "reports", "pictures", "quarantine")
 _RUNS = 5
 
 
@@ -36,7 +36,7 @@ def inventory(gallery: Gallery) -> dict[str, Any]:
         "outside_index": stored - covered,
         "dim": store.meta["dim"],
         "fingerprint": gallery.fingerprint,
-        "roots": dict(store.rows(roots)),
+        "roots": {str(folder / root): count for root, count in store.rows(roots)},
         "columns": store.columns(),
         "bytes": {"database": (folder / "gallery.db").stat().st_size, **bytes_of, "all": size_of(folder)},
         "format": store.meta["format_version"],

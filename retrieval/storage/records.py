@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import numpy as np
 
 Value = str | int | float | None
+# The root of the files that a gallery keeps itself: relative to its folder, so that they move with it.
+OWN = "pictures"
+# What they are called.
+KEPT = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 
 @dataclass(frozen=True)

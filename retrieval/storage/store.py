@@ -7,6 +7,7 @@
     indexes/<uuid>/             index.faiss and card.json
     model/                      model.onnx and probes.npy; empty where the vectors were made elsewhere
     reports/<time>/             report.json and report.html
+    pictures/<sha256>.<suffix>  files that the gallery was given to keep; only where there are any
 
 Files are written under a temporary name, flushed to the disk and renamed before the transaction that
 names them, so a crash at any instant leaves the state before or after a commit. A file that no row names
@@ -19,6 +20,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import sqlite3
@@ -31,17 +33,31 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import now, replacing, sha256_of, sync_folder
 from retrieval.locking import locked
 from retrieval.storage import database, schema, segments
 from retrieval.storage.items import Items, columns, read_items
-from retrieval.storage.records import BadFile, Change, FileStamp, NewItem, Segment, State, StoredItem
+from retrieval.storage.records import (
+    KEPT,
+    OWN,
+    BadFile,
+    Change,
+    FileStamp,
+    NewItem,
+    Segment,
+    State,
+    StoredItem,
+)
 from retrieval.storage.schema import FORMAT_VERSION
 from retrieval.storage.watch import SEGMENTS, Watch
 
 # What writing fails with where the disk is full or broken; numpy gives no number for half a write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+# What is ours to delete in a folder where people may put files, too.
+_OURS = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
+
+_KEPT_FILES = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
 
 
 class Store:
@@ -110,6 +126,11 @@ class Store:
             raise
         sync_folder(folder.parent)
         return cls(folder)
+
+    @property
+    def own(self) -> Path:
+        """Where the files lie that the gallery keeps itself; there may be no such folder."""
+        return self.folder.resolve() / OWN
 
     # ---- reading
 
@@ -190,14 +211,14 @@ class Store:
             repairing: go on where the database is damaged.
 
         Raises:
-            LookalikeError: another process is writing (its number and machine are named), the folder cannot
-                be written, or the database is damaged.
+            LockedError: another process is writing; its number and machine are named.
+            LookalikeError: the folder cannot be written, or the database is damaged.
         """
 
         def refuse(lock: IO[str]) -> NoReturn:
             lock.seek(0)
             holder = lock.read().strip() or "an unknown process"
-            raise LookalikeError(
+            raise LockedError(
                 f"{self.folder}: being written by {holder}; try again when it is done"
             ) from None
 
@@ -362,12 +383,17 @@ class Store:
         named = {row[0] for row in self.rows("SELECT dir FROM indexes")}
         for (file,) in self.rows("SELECT file FROM segments"):
             named |= {file, f"{Path(file).stem}.rows.npy"}
-        return [
+        left = [
             entry
             for part in ("segments", "indexes")
             for entry in sorted((self.folder / part).iterdir())
             if entry.name not in named
         ]
+        if self.own.is_dir():
+            kept = {path for (path,) in self.rows(_KEPT_FILES, (OWN,))}
+            ours = (entry for entry in sorted(self.own.iterdir()) if _OURS.fullmatch(entry.name))
+            left += [entry for entry in ours if entry.name not in kept]
+        return left
 
 
 def name_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:

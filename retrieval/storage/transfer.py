@@ -26,7 +26,7 @@ from retrieval.ingest import tables
 from retrieval.progress import Progress
 from retrieval.storage import schema
 from retrieval.storage.identity import DECLARED
-from retrieval.storage.records import FileStamp, NewItem, StoredItem, Value
+from retrieval.storage.records import OWN, FileStamp, NewItem, StoredItem, Value
 from retrieval.storage.store import Store
 
 BATCH = 4096
@@ -170,7 +170,9 @@ def import_vectors(
         for batch in _read(source):
             vectors = batch.vectors.astype(np.float64)
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            items = [_item(values, batch.start + i, base) for i, values in enumerate(batch.values)]
+            items = [
+                _item(values, batch.start + i, base, gallery.store) for i, values in enumerate(batch.values)
+            ]
             gallery.store.commit(vectors.astype(np.float32), items)
             progress.update(len(items))
         gallery.store.record_run("import", started, {"added": count})
@@ -238,14 +240,17 @@ def _key(values: Mapping[str, Any], number: int) -> str:
     return str(number) if given in (None, "") else str(given)
 
 
-def _item(values: Mapping[str, Any], number: int, base: Path) -> NewItem:
+def _item(values: Mapping[str, Any], number: int, base: Path, store: Store) -> NewItem:
     stamp = FileStamp("", "", 0, 0)
     if values.get("path"):
         full = base / str(values["path"])
         root = base if full.is_relative_to(base) else Path(full.anchor)
         found = full.stat() if full.is_file() else None
         facts = (found.st_size, found.st_mtime_ns) if found else (0, 0)
-        stamp = FileStamp(str(root), full.relative_to(root).as_posix(), *facts)
+        if full.parent == store.own:
+            stamp = FileStamp(OWN, full.name, *facts)
+        else:
+            stamp = FileStamp(str(root), full.relative_to(root).as_posix(), *facts)
     label = values.get("label")
     stamp = replace(stamp, label=None if label is None else str(label))
     metadata = {name: value for name, value in values.items() if name not in _FACTS}

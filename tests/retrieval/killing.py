@@ -10,6 +10,7 @@ all through a transaction, and must undo it.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -25,10 +26,12 @@ import faiss
 import numpy as np
 
 from retrieval import Gallery
-from retrieval.storage.compact import compact
+from retrieval.ingest.keeping import Given, keep
+from retrieval.storage.compact import compact, merge_newest
 from retrieval.storage.records import Change
 from retrieval.storage.store import Store
 from retrieval.storage.verify import verify
+from tests.conftest import draw
 from tests.retrieval.filling import new_items, unit_vectors
 
 
@@ -51,6 +54,24 @@ def remove(folder: Path) -> None:
     Gallery(folder).remove(["a2.jpg", "b2.jpg"])
 
 
+def keep_pictures(folder: Path) -> None:
+    """Two pictures that come as bytes, whose files the gallery keeps."""
+    given = []
+    for name, vector in zip(("x.png", "y.png"), unit_vectors(2, 9), strict=True):
+        buffer = io.BytesIO()
+        draw(ord(name[0])).save(buffer, "PNG")
+        given.append(Given(name, buffer.getvalue(), vector))
+    store = Store(folder)
+    with store.writing():
+        keep(store, given, "new", {"colour": "red"})
+
+
+def merge(folder: Path) -> None:
+    store = Store(folder)
+    with store.writing():
+        merge_newest(store, at_least=2)
+
+
 def build_index(folder: Path) -> None:
     gallery = Gallery(folder)
     with gallery.store.writing():
@@ -68,6 +89,8 @@ def create(folder: Path) -> None:
 OPERATIONS: dict[str, Callable[[Path], object]] = {
     "add": add,
     "amend": amend,
+    "keep": keep_pictures,
+    "merge": merge,
     "remove": remove,
     "compact": lambda folder: compact(Gallery(folder)),
     "build_index": build_index,
