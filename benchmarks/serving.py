@@ -1,11 +1,19 @@
 """What serving costs: `POST /v1/search` with a JPEG, beside the bare work that an answer takes.
 
-"bare" decodes, embeds and searches one picture after the other on one core, in this process. "batches" does
-the same with 32 pictures at a time and all cores, as one would without a server. The server is `lookalike
-serve --no-page`, a process of its own; its clients keep their connections and send the next picture as soon
-as they have an answer. All take turns, round after round. On a machine that others use, and as the clients
-need a share of the cores themselves, processor time says more than seconds: that of the server comes from its
-own /metrics. The default model is an untrained ResNet-18 at 224 pixels, the gallery holds 20,000 vectors.
+"bare" decodes, embeds and searches one picture after the other on one core, in this process; "1 client" asks
+the server for the same pictures, taking turns with it picture by picture. "batches" does the same work with
+32 pictures at a time and all cores, as one would without a server; "32 clients" keep their connections and
+send the next picture as soon as they have an answer. "gathered" is a server that puts pictures which arrive
+together through the model together, as it is done with a GPU; "2 workers" is `--workers 2`. Servers are
+processes of their own. All take turns, round after round, and a ratio is the median of the rounds' ratios.
+
+The highest rate held is what a server can be sent on a clock, at random moments, whoever has been answered:
+the largest one at which 99 of 100 are answered with 200, and that within five times the median of a single
+client.
+
+On a machine that others use, and as the clients need a share of the cores themselves, processor time says
+more than seconds: a server's comes from its own /metrics. The default model is an untrained ResNet-18 at 224
+pixels, the gallery holds 20,000 vectors.
 
     python -m benchmarks.serving
     python -m benchmarks.serving --model model.onnx --count 200000 --json serving.json
@@ -18,24 +26,24 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when FAISS and numpy are imported
 
 import argparse
+import asyncio
 import http.client
 import json
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks._arrivals import arriving, post
+from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
 from benchmarks.indexing import draw, untrained
 from retrieval import Embedder, Gallery, load_image
 from retrieval.decoding import cores
@@ -44,6 +52,9 @@ from retrieval.storage.transfer import import_vectors
 
 BATCH = 32
 OPTIONS = Options(k=10)
+PATH = "/v1/search?k=10"
+SERVERS = {"": COMMAND, ", gathered": GATHERING, ", 2 workers": (*COMMAND, "--workers", "2")}
+SLOW, STEPS = 5, 5  # times the median of a single client; halvings in the search for the highest rate
 
 
 @dataclass(frozen=True)
@@ -56,32 +67,28 @@ class Taken:
     processor: float
 
 
-@contextmanager
-def serving(gallery: Path) -> Iterator[str]:
-    """A server over a gallery -> its address."""
-    command = [sys.executable, "-m", "retrieval.cli", "serve", str(gallery), "--no-page", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().removeprefix("Lookalike is at ").strip()
-        finally:
-            process.terminate()
-
-
 def ask(connection: http.client.HTTPConnection, picture: bytes) -> None:
-    connection.request("POST", "/v1/search?k=10", picture, {"Content-Type": "image/jpeg"})
+    connection.request("POST", PATH, picture, {"Content-Type": "image/jpeg"})
     answer = connection.getresponse()
     body = answer.read()
     if answer.status != 200:
         raise SystemExit(f"the server refused: {body.decode()}")
 
 
-def processor_seconds(host: str) -> float:
-    connection = http.client.HTTPConnection(host, timeout=60)
-    connection.request("GET", "/metrics")
-    found = re.search(rb"^process_cpu_seconds_total (\S+)$", connection.getresponse().read(), re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+def in_turns(url: str, work: Callable[[bytes], object], pictures: Sequence[bytes]) -> dict[str, Taken]:
+    """The bare work and a single client, a picture after the other."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    took: dict[str, list[float]] = {"bare": [], "1 client": []}
+    used, before = 0.0, processor_seconds(url)
+    for picture in pictures:
+        begun, busy = time.perf_counter(), time.process_time()
+        work(picture)
+        between, used = time.perf_counter(), used + time.process_time() - busy
+        ask(connection, picture)
+        took["bare"].append(between - begun)
+        took["1 client"].append(time.perf_counter() - between)
+    processor = {"bare": used, "1 client": processor_seconds(url) - before}
+    return {name: summary(took[name], sum(took[name]), processor[name]) for name in took}
 
 
 def served(url: str, pictures: Sequence[bytes], clients: int) -> Taken:
@@ -100,22 +107,12 @@ def served(url: str, pictures: Sequence[bytes], clients: int) -> Taken:
             ask(connection, picture)
             took.append(time.perf_counter() - begun)
 
-    before, start = processor_seconds(host), time.perf_counter()
+    before, start = processor_seconds(url), time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         for one in [pool.submit(client) for _ in range(clients)]:
             one.result()
     seconds = time.perf_counter() - start
-    return summary(took, seconds, processor_seconds(host) - before)
-
-
-def alone(work: Callable[[bytes], object], pictures: Sequence[bytes]) -> Taken:
-    """The bare work, a picture after the other."""
-    took, before, start = [], time.process_time(), time.perf_counter()
-    for picture in pictures:
-        begun = time.perf_counter()
-        work(picture)
-        took.append(time.perf_counter() - begun)
-    return summary(took, time.perf_counter() - start, time.process_time() - before)
+    return summary(took, seconds, processor_seconds(url) - before)
 
 
 def in_batches(gallery: Gallery, pictures: Sequence[bytes], pool: ThreadPoolExecutor) -> Taken:
@@ -140,31 +137,83 @@ def summary(took: Sequence[float], seconds: float, processor: float, answers: in
     return Taken(p50, p99, count / seconds, 1000 * processor / count)
 
 
-def compare(gallery: Path, pictures: Sequence[bytes], rounds: int) -> dict[str, Taken]:
-    """What each contender takes; the first round warms up and does not count."""
+def highest_rate(url: str, pictures: Sequence[bytes], guess: float, slow: float, seconds: float) -> float:
+    """The largest number of requests a second that is held; 0 where the least that is tried is too much.
+
+    Args:
+        guess: answers a second of clients that wait for them.
+        slow: milliseconds that 99 of 100 answers stay within.
+        seconds: that a rate is tried for.
+    """
+    requests = [post(url, PATH, picture, "image/jpeg") for picture in pictures]
+    held, too_much = 0.0, 1.5 * guess
+    for _ in range(STEPS):
+        rate = (held + too_much) / 2
+        answers = asyncio.run(arriving(url, requests, rate, seconds))
+        good = sum(one.status == 200 and 1000 * one.seconds <= slow for one in answers)
+        held, too_much = (rate, too_much) if good >= 0.99 * len(answers) else (held, rate)
+    return held
+
+
+def compare(
+    gallery: Path, pictures: Sequence[bytes], rounds: int, seconds: float
+) -> tuple[list[dict[str, Taken]], dict[str, float]]:
+    """What each contender takes, round by round, without the first, which warms up; and the rates held."""
     target = Gallery(gallery)
     single = Embedder(target.embedder.path, threads=1)
 
     def bare(picture: bytes) -> object:
         return target.find(single.embed_pixels(decode(single, picture)[None]), OPTIONS)
 
-    few = pictures[: len(pictures) // 2]
-    with serving(gallery) as url, ThreadPoolExecutor(cores()) as pool:
-        contenders: dict[str, Callable[[], Taken]] = {
-            "bare": lambda: alone(bare, few),
-            "1 client": lambda: served(url, few, 1),
-            "batches": lambda: in_batches(target, pictures, pool),
-            "8 clients": lambda: served(url, pictures, 8),
-            "32 clients": lambda: served(url, pictures, 32),
+    with ExitStack() as stack, ThreadPoolExecutor(cores()) as pool:
+        urls = {name: stack.enter_context(serving(gallery, words)) for name, words in SERVERS.items()}
+
+        def one_round() -> dict[str, Taken]:
+            found = in_turns(urls[""], bare, pictures)
+            found["1 client, gathered"] = served(urls[", gathered"], pictures, 1)
+            found["batches"] = in_batches(target, pictures, pool)
+            for name, url in urls.items():
+                found[f"32 clients{name}"] = served(url, pictures, 32)
+            found["batches again"] = in_batches(target, pictures, pool)
+            return found
+
+        one_round()
+        taken = [one_round() for _ in range(rounds)]
+        slow = SLOW * median(taken, "1 client").p50
+        held = {
+            name: highest_rate(url, pictures, median(taken, f"32 clients{name}").rate, slow, seconds)
+            for name, url in urls.items()
         }
-        for contender in contenders.values():
-            contender()
-        taken = [{name: run() for name, run in contenders.items()} for _ in range(rounds)]
-    return {
-        name: Taken(
-            *(statistics.median(getattr(t[name], part) for t in taken) for part in asdict(taken[0][name]))
+    return taken, held
+
+
+def median(taken: Sequence[Mapping[str, Taken]], name: str) -> Taken:
+    return Taken(
+        *(statistics.median(getattr(t[name], part) for t in taken) for part in asdict(taken[0][name]))
+    )
+
+
+def ratios(taken: Sequence[Mapping[str, Taken]]) -> dict[str, float]:
+    """The medians of what each round says."""
+
+    def of(part: str, one: str, *others: str) -> float:
+        return statistics.median(
+            getattr(t[one], part) / statistics.mean(getattr(t[other], part) for other in others)
+            for t in taken
         )
-        for name in contenders
+
+    batches = ("batches", "batches again")
+    return {
+        "p50: 1 client to bare": of("p50", "1 client", "bare"),
+        "CPU: 1 client to bare": of("processor", "1 client", "bare"),
+        "rate: 32 clients to batches": of("rate", "32 clients", *batches),
+        "CPU: 32 clients to batches": of("processor", "32 clients", *batches),
+        "p50: 1 client, gathered to not": of("p50", "1 client, gathered", "1 client"),
+        "rate: 32 clients, gathered to not": of("rate", "32 clients, gathered", "32 clients"),
+        "CPU: 32 clients, gathered to not": of("processor", "32 clients, gathered", "32 clients"),
+        "p99: 32 clients, gathered to not": of("p99", "32 clients, gathered", "32 clients"),
+        "rate: 32 clients, 2 workers to 1": of("rate", "32 clients, 2 workers", "32 clients"),
+        "CPU: 32 clients, 2 workers to 1": of("processor", "32 clients, 2 workers", "32 clients"),
     }
 
 
@@ -174,8 +223,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20_000, help="vectors in the gallery")
     parser.add_argument("--pictures", type=int, default=64, help="a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5, help="that a rate is tried for")
     parser.add_argument("--json", type=Path, help="file to write the numbers to")
     args = parser.parse_args()
+    before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = args.model or untrained(folder)
@@ -185,21 +236,23 @@ def main() -> None:
         (folder / "pictures").mkdir()
         draw(folder / "pictures", args.pictures, (500, 375))
         pictures = [path.read_bytes() for path in sorted((folder / "pictures").iterdir())]
-        taken = compare(folder / "g", pictures, args.rounds)
-    print(f"{args.count} x {dim}, {cores()} cores")
-    print(f"{'':12}{'p50 ms':>9}{'p99 ms':>9}{'a second':>10}{'CPU ms':>9}")
-    for contender, t in taken.items():
-        print(f"{contender:12}{t.p50:9.1f}{t.p99:9.1f}{t.rate:10.1f}{t.processor:9.1f}")
-    ratios = {
-        "p50 of 1 client to bare": taken["1 client"].p50 / taken["bare"].p50,
-        "CPU of 1 client to bare": taken["1 client"].processor / taken["bare"].processor,
-        "rate of 32 clients to batches": taken["32 clients"].rate / taken["batches"].rate,
-        "CPU of 32 clients to batches": taken["32 clients"].processor / taken["batches"].processor,
-    }
-    for what, ratio in ratios.items():
-        print(f"{what:32}{ratio:6.2f}")
+        taken, held = compare(folder / "g", pictures, args.rounds, args.seconds)
+    print(f"{args.count} x {dim}, {cores()} cores; {before:.1f} processes wanted one before this began")
+    print(f"{'':22}{'p50 ms':>9}{'p99 ms':>9}{'a second':>10}{'CPU ms':>9}")
+    medians = {name: median(taken, name) for name in taken[0] if name != "batches again"}
+    for name, t in medians.items():
+        print(f"{name:22}{t.p50:9.1f}{t.p99:9.1f}{t.rate:10.1f}{t.processor:9.1f}")
+    found = ratios(taken)
+    for what, ratio in found.items():
+        print(f"{what:36}{ratio:6.2f}")
+    for name, rate in held.items():
+        print(
+            f"highest rate held{name:14}{rate:6.1f} a second, {rate / medians['batches'].rate:.2f} of batches"
+        )
     if args.json:
-        args.json.write_text(json.dumps({**{n: asdict(t) for n, t in taken.items()}, **ratios}, indent=1))
+        figures = {name: asdict(t) for name, t in medians.items()}
+        rates = {f"rate held{name}": rate for name, rate in held.items()}
+        args.json.write_text(json.dumps({**figures, **found, **rates}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""Servers to be measured: each a process of its own, over the same gallery."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+COMMAND = ("-m", "retrieval.cli", "serve", "--no-page", "--port", "0", "--deadline", "600")
+GATHERING = ("-m", "benchmarks._servers")
+
+
+@contextmanager
+def serving(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[str]:
+    """`lookalike serve`, or another program of this folder that does the same -> its address."""
+    command = [sys.executable, *words, str(gallery)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().removeprefix("Lookalike is at ").strip()
+        finally:
+            process.terminate()
+
+
+def processor_seconds(url: str) -> float:
+    """What a server has used so far, as it says itself."""
+    found = re.search(
+        r"^process_cpu_seconds_total (\S+)$", httpx.get(f"{url}/metrics", timeout=60).text, re.MULTILINE
+    )
+    assert found is not None
+    return float(found[1])
+
+
+def gathering(gallery: Path) -> None:
+    """Serve as it is done with a GPU: pictures that arrive together go through the model together."""
+    from serve import processes
+    from serve.config import Settings
+    from serve.service import SearchService
+
+    service = SearchService(gallery, batching=True)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        settings = Settings({service.name: gallery}, page=False, deadline=600)
+        processes.alone(
+            settings, [service], listening, lambda: print(f"Lookalike is at {address}", flush=True)
+        )
+
+
+if __name__ == "__main__":
+    gathering(Path(sys.argv[1]))
