@@ -41,6 +41,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
+# A visitor of the page may take a picture to search with.
+_OF_PAGE = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _LINE = "%(client)s %(user)s %(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes %(request_id)s"
 _log = logging.getLogger("lookalike.serve")
@@ -77,7 +79,8 @@ class Access:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                is_page = headers.get("content-type", "").startswith("text/html")
+                for name, value in (HEADERS | (_OF_PAGE if is_page else {})).items():
                     headers[name] = value
                 headers["X-Request-Id"] = request_id
             sent += len(message.get("body", b""))

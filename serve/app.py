@@ -1,16 +1,20 @@
-"""The web application over one gallery: an API for programs, and the page for people."""
+"""The web application over galleries: an API for programs, and a page for people over each."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from retrieval.decoding import cores
-from serve.api import documentation, failures, operations, routes
+from serve.addresses import API, api_of, page_of
+from serve.api import changes, documentation, failures, listing, operations, routes
 from serve.service import SearchService
 from serve.style import CSS, ICON
 from serve.telemetry import Measured
@@ -20,17 +24,19 @@ MAX_UPLOAD = "20mb"
 _GATHERING = 32  # threads whose pictures gather while a GPU is at work
 
 
-def create_app(service: SearchService, *, page: bool = True, limits: Limits | None = None) -> FastAPI:
+def create_app(*services: SearchService, page: bool = True, limits: Limits | None = None) -> FastAPI:
     """Everything the server answers.
 
     Args:
-        service: the gallery.
+        services: the galleries; what is asked of none by name is asked of the first. All count with the first
+            one's telemetry.
         page: whether there is a page for people; without it the page's framework is not even loaded.
         limits: what is taken on at a time; the defaults where it is left out.
     """
     limits = limits or Limits()
-    threads = limits.threads or (_GATHERING if service.batching else cores())
-    workers = Workers(threads, limits, service.telemetry)
+    threads = limits.threads or (_GATHERING if services[0].batching else cores())
+    telemetry = services[0].telemetry
+    workers = Workers(threads, limits, telemetry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -38,16 +44,18 @@ def create_app(service: SearchService, *, page: bool = True, limits: Limits | No
         workers.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(Measured, service.telemetry)
-    app.mount("/v1", _api(service, workers))
-    app.include_router(operations.router(service))
-    failures.install(app, service.telemetry)
+    app.add_middleware(Measured, telemetry)
+    for service in services:
+        app.mount(api_of(service.name), _api(service, workers, APIRouter()))
+    app.mount(API, _api(services[0], workers, listing.router(services)))
+    app.include_router(operations.router(services))
+    failures.install(app, telemetry)
     if page:
-        _add_page(app, service)
+        _add_pages(app, services)
     return app
 
 
-def _api(service: SearchService, workers: Workers) -> FastAPI:
+def _api(service: SearchService, workers: Workers, more: APIRouter) -> FastAPI:
     """An application of its own, so that everything below its address is answered in its manner."""
     api = FastAPI(
         docs_url=None,  # it would come from another site
@@ -56,27 +64,52 @@ def _api(service: SearchService, workers: Workers) -> FastAPI:
         version="1",
         generate_unique_id_function=lambda route: route.name,
     )
+    api.include_router(more)
     api.include_router(routes.router(service, workers))
+    api.include_router(changes.router(service, workers))
     failures.install(api, service.telemetry)
     documentation.describe(api)
     return api
 
 
-def _add_page(app: FastAPI, service: SearchService) -> None:
-    import gradio as gr  # takes seconds
-
-    from serve import page
+def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
+    """A page over each gallery: the first one's at the root, the others' under their names."""
 
     @app.get("/favicon.ico")
     async def favicon() -> Response:
         return Response(ICON, media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"})
 
     app.add_middleware(CORSMiddleware, allow_origins=[])  # without it the page's framework lets any site in
-    blocks = page.build(service)
+    names = [service.name for service in services]
+    others = [_add_page(app, service, page_of(service.name), names) for service in services[1:]]
+
+    @app.get(page_of("{name:path}"))  # else the framework would answer what is below the root with its page
+    async def elsewhere(name: str, request: Request) -> Response:
+        page = {names[0]: "/", **{one: f"{page_of(one)}/" for one in names[1:]}}.get(name.removesuffix("/"))
+        if page is None:
+            raise HTTPException(404)
+        return RedirectResponse(f"{page}?{request.url.query}".rstrip("?"))
+
+    mounted = [_add_page(app, services[0], "/", names), *others]
+
+    def stop_streams() -> None:
+        for one in mounted:
+            one.stop_event.set()
+
+    app.state.stop_streams = stop_streams
+
+
+def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[str]) -> Any:
+    """Mount one page; returns the framework's application."""
+    import gradio as gr  # takes seconds
+
+    from serve import page
+
+    blocks = page.build(service, names)
     gr.mount_gradio_app(
         app,
         blocks,
-        path="/",
+        path=path,
         allowed_paths=[],
         show_error=False,
         max_file_size=MAX_UPLOAD,
@@ -91,5 +124,4 @@ def _add_page(app: FastAPI, service: SearchService) -> None:
     )
     # Gradio checks that a file was uploaded by its user only in apps that it launched itself.
     blocks.has_launched = True
-    mounted = app.routes[-1].app  # type: ignore[attr-defined]
-    app.state.stop_streams = mounted.stop_event.set
+    return app.routes[-1].app  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
             say(f"{variable}: no such setting, ignored; {hint}")
     if file is not None:
         found = read_file(file, options)
-        several = {name for name, one in options.items() if one.multiple}
+        several = {name for name, one in options.items() if one.multiple or one.nargs == -1}
         context.default_map = {
             name: [value] if name in several and not isinstance(value, list) else value
             for name, value in found.items()
@@ -36,7 +36,9 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
 
 
 @click.command(context_settings={"auto_envvar_prefix": _PREFIX})
-@click.argument("gallery", type=click.Path(path_type=Path), envvar=f"{_PREFIX}_GALLERY")
+@click.argument(
+    "gallery", nargs=-1, required=True, type=click.Path(), metavar="GALLERY...", envvar=f"{_PREFIX}_GALLERY"
+)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -107,13 +109,17 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
     help="From info on, one line a request.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def serve(gallery: Path, **options: Any) -> None:
+def serve(gallery: tuple[str, ...], **options: Any) -> None:
     """Open a gallery in the browser: drop a picture, see what looks like it. Programs ask under /v1.
 
     \b
       lookalike serve shop.gallery
       lookalike serve shop.gallery --host 0.0.0.0 --user ann --password-file password
+      lookalike serve birds.gallery cars=/data/all-cars
       lookalike serve --config serve.toml
+
+    Of several galleries, the first is at the root, and each under its name: the page of cars at
+    /galleries/cars/, its API at /v1/galleries/cars/.
 
     Every setting can also come from the environment (LOOKALIKE_SERVE_PORT=8000) or from a TOML file
     (port = 8000); the command line comes before the environment, and that before the file. Secrets come from
@@ -131,6 +137,11 @@ def app() -> None:
         description="Open a gallery in the browser.",
         epilog="The options of `lookalike serve` work here too: --host, --port, --insecure and the others.",
     )
-    parser.add_argument("--gallery", required=True, help="a folder made by `lookalike index build`")
+    parser.add_argument(
+        "--gallery",
+        required=True,
+        action="append",
+        help="a folder made by `lookalike index build`; repeatable",
+    )
     known, others = parser.parse_known_args()
-    lookalike(["serve", known.gallery, *others])
+    lookalike(["serve", *known.gallery, *others])

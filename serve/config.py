@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from retrieval.cli import say
 from retrieval.errors import InputError, did_you_mean
+from serve.addresses import named
 from serve.credentials import Credentials, read_credentials
 from serve.permissions import Permissions
 
@@ -24,7 +25,7 @@ class Settings:
     """One server.
 
     Attributes:
-        gallery: the folder it serves.
+        galleries: the folders it serves, by name; the first is what is meant where none is named.
         host: the address to listen on.
         port: the port; 0 takes a free one.
         workers: processes that share the address.
@@ -42,7 +43,7 @@ class Settings:
         log_format: text or json.
     """
 
-    gallery: Path
+    galleries: Mapping[str, Path]
     host: str = "127.0.0.1"
     port: int = 7860
     workers: int = 1
@@ -61,7 +62,7 @@ class Settings:
 
 
 def settings(
-    gallery: Path,
+    gallery: Sequence[str],
     *,
     host: str,
     page: bool,
@@ -97,7 +98,7 @@ def settings(
         )
     alone = host.lower() in LOCAL_NAMES and not proxies
     return Settings(
-        gallery=gallery,
+        galleries=named(gallery),
         host=host,
         page=page,
         workers=workers,

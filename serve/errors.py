@@ -17,6 +17,10 @@ class NoModelError(InputError):
     """The gallery holds vectors that were made elsewhere, so that it cannot embed pictures."""
 
 
+class FetchError(InputError):
+    """There is no picture at an address, or none that is fetched."""
+
+
 class UnavailableError(LookalikeError):
     """The gallery cannot be read just now; it may come back."""
 
@@ -27,3 +31,11 @@ class BusyError(LookalikeError):
 
 class LateError(LookalikeError):
     """A request was not answered within the time it may take."""
+
+
+class NotAllowedError(LookalikeError):
+    """Visitors may not do this: the server's owner has not said so."""
+
+
+class UnwritableError(LookalikeError):
+    """The gallery cannot be written: the disk is full, or may only be read."""

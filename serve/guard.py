@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve.addresses import within_page
 from serve.refusals import refusal
 
 # All that the page and the API consist of. The framework has many more routes: some run code, fetch what the
@@ -54,7 +55,7 @@ class Guard:
                 app = refusal(
                     scope, "wrong-host", "this server goes by another name; --allow-host gives it one"
                 )
-            elif not _OPEN.fullmatch(scope["path"]):
+            elif not _OPEN.fullmatch(within_page(scope["path"])):
                 app = refusal(scope, "not-found", "there is nothing here")
             elif scope["method"] not in ("GET", "HEAD") and self._from_elsewhere(headers):
                 app = refusal(scope, "forbidden", "requests from other sites are refused")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve.addresses import within_page
 from serve.buckets import Buckets
 from serve.refusals import refusal
 
@@ -21,16 +23,17 @@ class RateLimit:
     Args:
         app: what lies behind.
         rate: requests a second.
+        file: what several processes count in together.
     """
 
-    def __init__(self, app: ASGIApp, rate: float) -> None:
+    def __init__(self, app: ASGIApp, rate: float, file: Path | None = None) -> None:
         self._app = app
-        self._buckets = Buckets(rate, max(1, _BURST_SECONDS * rate))
+        self._buckets = Buckets(rate, max(1, _BURST_SECONDS * rate), file=file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         app = self._app
-        if scope["type"] == "http" and not scope["path"].startswith(_FREE):
+        if scope["type"] == "http" and not within_page(scope["path"]).startswith(_FREE):
             wait = self._buckets.take(client_of(scope))
             if wait:
                 again = {"Retry-After": str(wait)}
@@ -47,7 +50,7 @@ class StreamLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or not scope["path"].startswith(_STREAMS):
+        if scope["type"] != "http" or not within_page(scope["path"]).startswith(_STREAMS):
             await self._app(scope, receive, send)
             return
         client = client_of(scope)

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from retrieval.errors import LookalikeError
 from serve import logs
 from serve.app import create_app
 from serve.config import Settings
+from serve.opening import open_all
 from serve.protocol import Protocol
 from serve.service import SearchService
 from serve.stack import protect
@@ -28,10 +29,13 @@ from serve.workers import Limits
 
 
 def alone(
-    settings: Settings, service: SearchService, listening: socket.socket, announce: Callable[[], None]
+    settings: Settings,
+    services: Sequence[SearchService],
+    listening: socket.socket,
+    announce: Callable[[], None],
 ) -> None:
     """Answer in this process until SIGINT or SIGTERM; what was accepted is finished."""
-    app = create_app(service, page=settings.page, limits=Limits(seconds=settings.deadline))
+    app = create_app(*services, page=settings.page, limits=Limits(seconds=settings.deadline))
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -43,7 +47,7 @@ def alone(
                 app.state.stop_streams()  # one stays open for as long as a browser shows the page
             await super().shutdown(sockets)
 
-    Server(_config(settings, protect(app, settings, service.telemetry))).run([listening])
+    Server(_config(settings, protect(app, settings, services[0].telemetry))).run([listening])
 
 
 def together(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
@@ -82,8 +86,8 @@ def _worker(settings: Settings) -> ASGIApp:
     logs.configure(settings.log_level, settings.log_format)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
-    service = SearchService(settings.gallery, permissions=settings.permissions)
-    return protect(create_app(service, page=False, limits=limits), settings, service.telemetry)
+    services = open_all(settings)
+    return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry)
 
 
 def _end_with_parent() -> None:

@@ -36,13 +36,12 @@ def run(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
-    from serve.service import SearchService
+    from serve.opening import open_all
 
-    service = SearchService(
-        settings.gallery, permissions=settings.permissions
-    )  # what is wrong with a gallery shows now, and once
-    images = service.facts().images
-    logs.tell(f"{settings.gallery}: {images} images; starting the server", settings.log_format)
+    services = open_all(settings)  # what is wrong with a gallery shows now, and once
+    for service in services:
+        logs.tell(f"{service.folder}: {service.facts().images} images", settings.log_format)
+    logs.tell("starting the server", settings.log_format)
 
     def announce() -> None:
         print(f"Lookalike is at http://{_name(settings.host, listening)}", flush=True)
@@ -51,10 +50,10 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     from serve import processes
 
     if settings.workers > 1:
-        del service  # every process has its own
+        del service, services  # every process has its own
         processes.together(settings, listening, announce)
     else:
-        processes.alone(settings, service, listening, announce)
+        processes.alone(settings, services, listening, announce)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve.addresses import within_page
 from serve.refusals import refusal
 
 _UPLOAD = "/gradio_api/upload"
@@ -33,17 +34,18 @@ class UploadLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         app = self._app
-        if scope["type"] == "http" and scope["path"] == _UPLOAD:
+        if scope["type"] == "http" and within_page(scope["path"]) == _UPLOAD:
             if time.monotonic() - self._looked >= _LOOK_AGAIN_SECONDS:
                 self._looked = time.monotonic()
-                self._full = await asyncio.to_thread(_is_full, self._folder)
+                self._full = await asyncio.to_thread(is_full, self._folder)
             if self._full:
                 detail = "too many pictures are being looked at; try again in a few minutes"
                 app = refusal(scope, "busy", detail, {"Retry-After": "60"})
         await app(scope, receive, send)
 
 
-def _is_full(folder: Path) -> bool:
+def is_full(folder: Path) -> bool:
+    """Whether a folder of uploads holds as much as it may."""
     size = count = 0
     for path, _, names in os.walk(folder):
         for name in names:

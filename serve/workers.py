@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from serve.errors import BusyError, LateError
 from serve.telemetry import Telemetry
 
 T = TypeVar("T")
+_SHARE = 1 / 3  # of its time is what a request may wait for a thread
+_RECENT = 0.1  # the weight of the last request in the mean time that one takes
 
 
 @dataclass(frozen=True)
@@ -23,12 +30,22 @@ class Limits:
         threads: requests that are worked on at a time; `None`: as many as there are cores, and more where
             pictures are gathered for a GPU.
         waiting: requests that may wait for a thread; further ones are refused.
-        seconds: that a request may take, waiting included.
+        seconds: that a request may take, waiting included. One that would wait for more than a third of
+            them, as long as requests take at the moment, is refused at once.
     """
 
     threads: int | None = None
     waiting: int = 64
     seconds: float = 30.0
+
+
+@dataclass(eq=False)
+class _Job:
+    """Work that waits for a thread, and then has one."""
+
+    work: Callable[[], Any]
+    answer: Future[Any] = field(default_factory=Future)
+    since: float = field(default_factory=time.perf_counter)
 
 
 class Workers:
@@ -40,35 +57,95 @@ class Workers:
 
     def __init__(self, threads: int, limits: Limits, telemetry: Telemetry) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="request")
-        self._most, self._seconds = threads + limits.waiting, limits.seconds
-        self._accepted, self._lock = 0, threading.Lock()
-        self._telemetry = telemetry
-        telemetry.waiting.set_function(lambda: max(0, self._accepted - threads))
-        telemetry.running.set_function(lambda: min(self._accepted, threads))
+        self._threads, self._limits, self._telemetry = threads, limits, telemetry
+        self._queue: deque[_Job] = deque()
+        self._accepted = 0  # in the queue or in a thread
+        self._each = 0.0  # seconds that a request has a thread, of late
+        self._lock = threading.Lock()
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises.
+    async def run(self, work: Callable[[], T], receive: Receive | None = None) -> T:
+        """What `work` returns or raises. Work that has begun goes on in its thread: nothing can stop it.
+
+        Args:
+            receive: of a request whose body has been read; what its client does not wait for is not begun.
 
         Raises:
-            BusyError: too many are waiting already.
-            LateError: it took too long. Work that had begun goes on in its thread: nothing can stop it.
+            BusyError: too many are waiting already, or for too long.
+            LateError: it took too long.
+            ClientDisconnect: the client went away while the work was waiting.
         """
+        job = _Job(work)
         with self._lock:
-            if self._accepted >= self._most:
-                raise BusyError("too many requests are waiting: try again in a moment")
-            self._accepted += 1
-        future = self._pool.submit(work)
-        future.add_done_callback(self._finished)
+            self._accept()
+            self._queue.append(job)
+        self._pool.submit(self._next)
+        leaving = asyncio.create_task(self._leave(job, receive)) if receive else None
         try:
-            async with asyncio.timeout(self._seconds):
-                return await asyncio.wrap_future(future)
+            async with asyncio.timeout(self._limits.seconds):
+                return await asyncio.wrap_future(job.answer)
         except TimeoutError:
-            raise LateError(f"not answered within {self._seconds:g} s: try again later") from None
+            raise LateError(f"not answered within {self._limits.seconds:g} s: try again later") from None
+        finally:
+            self._withdraw(job)
+            if leaving:
+                leaving.cancel()
 
     def close(self) -> None:
         """Take no more work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _finished(self, _: Future[T]) -> None:
+    def _accept(self) -> None:
+        ahead = self._accepted - self._threads
+        wait = (ahead + 1) * self._each / self._threads  # until one of those ahead gives up its thread
+        if ahead >= self._limits.waiting or (ahead >= 0 and wait > _SHARE * self._limits.seconds):
+            raise BusyError("too many requests are waiting: try again in a moment")
+        self._accepted += 1
+        (self._telemetry.running if ahead < 0 else self._telemetry.waiting).inc()
+
+    def _release(self) -> None:
+        self._accepted -= 1
+        (self._telemetry.running if self._accepted < self._threads else self._telemetry.waiting).dec()
+
+    def _next(self) -> None:
+        """In a thread: do what has waited for longest."""
         with self._lock:
-            self._accepted -= 1
+            if not self._queue:
+                return  # it was withdrawn
+            job = self._queue.popleft()
+        if not job.answer.set_running_or_notify_cancel():
+            with self._lock:
+                self._release()
+            return
+        begun = time.perf_counter()
+        self._telemetry.waited.observe(begun - job.since)
+        result, error = _outcome(job.work)
+        with self._lock:
+            self._each += _RECENT * (time.perf_counter() - begun - self._each)
+            self._release()
+        if error is None:
+            job.answer.set_result(result)
+        else:
+            job.answer.set_exception(error)
+
+    def _withdraw(self, job: _Job) -> bool:
+        """Take work out of the queue, and what it holds out of memory -> whether it was still there."""
+        with self._lock:
+            if job not in self._queue:
+                return False
+            self._queue.remove(job)
+            self._release()
+        return True
+
+    async def _leave(self, job: _Job, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if self._withdraw(job):
+            job.answer.set_exception(ClientDisconnect())
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """What work returns, or raises."""
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error

@@ -24,11 +24,13 @@ class Body:
     Attributes:
         data: of JSON, or of an image.
         fields: of a form.
+        names: of the files `images` of a form, as their sender has them.
     """
 
     media_type: str
     data: bytes = b""
     fields: dict[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
     def values(self, picture: str | None = None) -> dict[str, Any]:
         """The names and values in it.
@@ -78,4 +80,5 @@ async def read(request: Request, *types: str) -> Body:
                 await part.read() if isinstance(part, UploadFile) else part for part in form.getlist(name)
             ]
             fields[name] = parts if len(parts) > 1 or name in _LISTS else parts[0]
-    return Body(FORM, fields=fields)
+        names = tuple(getattr(part, "filename", None) or "" for part in form.getlist("images"))
+    return Body(FORM, fields=fields, names=names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,25 +19,32 @@ Scores are cosine similarities: 1 for the same picture. Every answer that has to
 model they come from by its fingerprint. Errors are problem details (RFC 9457) with a `code` that stays the
 same.
 """
-_REQUESTS = (schemas.SearchRequest, schemas.ByIdRequest, schemas.BatchRequest, schemas.EmbedRequest)
+_REQUESTS = (
+    *(schemas.SearchRequest, schemas.ByIdRequest, schemas.BatchRequest, schemas.EmbedRequest),
+    schemas.AddRequest,
+)
 _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "Where the server was given a token."},
     "password": {"type": "http", "scheme": "basic", "description": "Where it was given a name and password."},
 }
 
 
-def accepts(model: type[BaseModel], image: str | None = None, files: str | None = None) -> dict[str, Any]:
+def accepts(
+    model: type[BaseModel], image: str | None = None, files: str | None = None, texts: Sequence[str] = ()
+) -> dict[str, Any]:
     """The description of a body that is JSON of a model, and may be sent otherwise.
 
     Args:
         image: the field that the bytes of an image stand for, if they may be sent alone.
         files: the field of a form that takes several files; without it, it takes the one of `image`.
+        texts: the other fields of a form that are worth telling.
     """
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
     file = {"type": "string", "format": "binary"}
     if files or image:
         name, value = (files, {"type": "array", "items": file}) if files else (image, file)
-        form = {"type": "object", "properties": {name: value}, "required": [name]}
+        fields: dict[Any, Any] = {name: value, **{text: {"type": "string"} for text in texts}}
+        form = {"type": "object", "properties": fields, "required": [name]}
         content["multipart/form-data"] = {"schema": form}
     if image:
         content["application/octet-stream"] = content["image/*"] = {"schema": file}

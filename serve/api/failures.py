@@ -18,11 +18,14 @@ from retrieval.errors import ImageError, InputError, LookalikeError
 from serve.api.problems import CODES, INTERNAL, MEDIA_TYPE, RETRY_SECONDS, Problem, instance
 from serve.errors import (
     BusyError,
+    FetchError,
     LateError,
     NoModelError,
+    NotAllowedError,
     OtherModelError,
     UnavailableError,
     UnknownItemError,
+    UnwritableError,
 )
 from serve.telemetry import Telemetry
 
@@ -31,11 +34,18 @@ _OF_ERROR: Sequence[tuple[type[LookalikeError], str]] = (
     (UnknownItemError, "no-such-image"),
     (OtherModelError, "model-mismatch"),
     (NoModelError, "no-model"),
+    (FetchError, "not-fetched"),
     (InputError, "invalid-request"),
     (BusyError, "busy"),
     (LateError, "deadline-exceeded"),
     (UnavailableError, "gallery-unavailable"),
+    (NotAllowedError, "changes-not-allowed"),
+    (UnwritableError, "not-stored"),
 )
+# The codes of problems that an address may answer with: any of them; one that reads a body; one that works.
+ANYWHERE = ("sign-in", "too-many-requests", "too-many-tries", "internal-error", "gallery-unavailable")
+BODY = ("malformed-body", "too-slow", "too-large", "unsupported-media-type", "invalid-request")
+LOAD = ("busy", "deadline-exceeded", *ANYWHERE)
 _OF_STATUS = {400: "malformed-body", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 _MOST_FAULTS = 20  # that are listed: a small request may have very many
 _BROKEN = "something went wrong here; the server's log has the details"

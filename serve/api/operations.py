@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from fastapi import APIRouter
@@ -14,7 +15,7 @@ from serve.telemetry import MEDIA_TYPE
 _FRESH = {"Cache-Control": "no-store"}
 
 
-def router(service: SearchService) -> APIRouter:
+def router(services: Sequence[SearchService]) -> APIRouter:
     """`/healthz`, `/readyz` and `/metrics`."""
     routes = APIRouter()
 
@@ -25,18 +26,20 @@ def router(service: SearchService) -> APIRouter:
 
     @routes.get("/readyz")
     def readyz() -> Response:
-        """Whether gallery and model are there; send it no requests where they are not."""
-        facts = service.facts()
-        ready = {"status": "ready", "images": facts.images, "fingerprint": facts.fingerprint}
-        return JSONResponse(ready, headers=_FRESH)
+        """Whether galleries and models are there; send it no requests where they are not."""
+        found = [service.facts() for service in services]
+        galleries = {one.name: {"images": one.images, "fingerprint": one.fingerprint} for one in found}
+        return JSONResponse({"status": "ready", "galleries": galleries}, headers=_FRESH)
 
     @routes.get("/metrics")
     def metrics() -> Response:
         """Figures for Prometheus."""
-        with suppress(UnavailableError):  # the figures of the rest are wanted then all the more
-            found = service.describe()
-            service.telemetry.images.set(found.facts.images)
-            service.telemetry.unindexed.set(found.unindexed)
-        return Response(service.telemetry.text(), media_type=MEDIA_TYPE, headers=_FRESH)
+        telemetry = services[0].telemetry
+        for service in services:
+            with suppress(UnavailableError):  # the figures of the rest are wanted then all the more
+                found = service.describe()
+                telemetry.images.labels(service.name).set(found.facts.images)
+                telemetry.unindexed.labels(service.name).set(found.unindexed)
+        return Response(telemetry.text(), media_type=MEDIA_TYPE, headers=_FRESH)
 
     return routes

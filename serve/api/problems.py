@@ -17,6 +17,8 @@ CODES = {
     "wrong-host": (400, "The server does not go by this name"),
     "sign-in": (401, "Sign-in is needed"),
     "forbidden": (403, "Not allowed"),
+    "changes-not-allowed": (403, "Images are not added or removed here"),
+    "urls-not-allowed": (403, "Addresses of images are not fetched"),
     "not-found": (404, "No such address"),
     "no-such-image": (404, "No such image"),
     "method-not-allowed": (405, "The address has no such method"),
@@ -27,12 +29,14 @@ CODES = {
     "unsupported-media-type": (415, "The body is of a type that is not taken"),
     "invalid-request": (422, "The request cannot be used"),
     "unusable-image": (422, "The image cannot be used"),
+    "not-fetched": (422, "There is no image at the address"),
     "too-many-requests": (429, "Too many requests"),
     "too-many-tries": (429, "Too many wrong tries to sign in"),
     INTERNAL: (500, "The server failed"),
     "busy": (503, "The server is busy"),
     "gallery-unavailable": (503, "The gallery cannot be read"),
     "deadline-exceeded": (504, "The request took too long to answer"),
+    "not-stored": (507, "The server cannot store it"),
 }
 RETRY_SECONDS = {"busy": "1", "gallery-unavailable": "5"}
 

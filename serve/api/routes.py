@@ -15,19 +15,30 @@ from retrieval.gallery import Hit, Item
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read
 from serve.api.documentation import accepts
-from serve.api.failures import documented, of_error, validated
-from serve.api.problems import instance
-from serve.api.schemas import BatchRequest, ByIdRequest, EmbedRequest, SearchOptions, SearchRequest
-from serve.service import Asked, SearchService
+from serve.api.failures import ANYWHERE, BODY, LOAD, documented, of_error, validated
+from serve.api.problems import Problem, instance
+from serve.api.schemas import (
+    BatchParameters,
+    BatchRequest,
+    ByIdRequest,
+    EmbedRequest,
+    SearchOptions,
+    SearchParameters,
+    SearchRequest,
+)
+from serve.fetching import fetched
+from serve.permissions import Permissions
+from serve.queries import Asked, Together
+from serve.service import SearchService
 from serve.thumbnails import MISSING
 from serve.workers import Workers
 
-_ANYWHERE = ("sign-in", "too-many-requests", "too-many-tries", "internal-error", "gallery-unavailable")
-_WORK = ("malformed-body", "too-slow", "too-large", "unsupported-media-type", "invalid-request")
-_LOAD = ("busy", "deadline-exceeded", *_ANYWHERE)
-_SEARCH = documented(*_WORK, "no-such-image", "model-mismatch", "no-model", "unusable-image", *_LOAD)
+_QUERY = ("no-such-image", "model-mismatch", "no-model", "unusable-image")
+_SEARCH = documented(*BODY, *_QUERY, "urls-not-allowed", "not-fetched", *LOAD)
 _MEDIA_TYPE = "application/json"
-Options = Annotated[SearchOptions, Query()]
+Options = Annotated[SearchParameters, Query()]
+BatchOptions = Annotated[BatchParameters, Query()]
+Key = Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])]
 Number = Annotated[int, Path(description="The id of an image.", ge=0)]
 
 
@@ -45,7 +56,9 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         (hits,) = found.found
         if isinstance(hits, InputError):
             raise hits
-        return encoded(schemas.SearchAnswer(hits=_hits(hits), fingerprint=found.facts.fingerprint))
+        return encoded(
+            schemas.SearchAnswer(hits=_hits(hits, service.address), fingerprint=found.facts.fingerprint)
+        )
 
     @routes.post(
         "/search",
@@ -54,33 +67,37 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         openapi_extra=accepts(SearchRequest, image="image"),
     )
     async def search(request: Request, options: Options) -> Response:
-        """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id` and
-        `vector`. Options go into the query string, or into the JSON or the form, which count where both have
-        one. An image of the gallery is not among its own hits."""
+        """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`,
+        `vector` and `url`. Options go into the query string, or into the JSON or the form, which count where
+        both have one. An image of the gallery is not among its own hits."""
         body = await read(request, JSON, FORM, BYTES)
 
-        def work() -> Response:
+        def work() -> Response | SearchRequest:
             asked = validated(SearchRequest, _merged(options, body, "image"))
-            return one(asked.asked(), asked, asked.fingerprint)
+            return asked if asked.url is not None else one(asked.asked(), asked, asked.fingerprint)
 
-        return await workers.run(work)
+        answer = await workers.run(work)
+        if isinstance(answer, Response):
+            return answer
+        asked = await _fetched(answer, service.permissions)  # which keeps no worker waiting
+        return await workers.run(lambda: one(asked.asked(), asked, asked.fingerprint))
 
     @routes.post(
         "/search/by-id",
         summary="Find the images that look like one of the gallery.",
         responses={
             200: {"model": schemas.SearchAnswer, "description": "What was found, without the image itself."},
-            **documented(*_WORK, "no-such-image", *_LOAD),
+            **documented(*BODY, "no-such-image", "no-model", "unusable-image", *LOAD),
         },
         openapi_extra=accepts(ByIdRequest),
     )
     async def search_by_id(request: Request, options: Options) -> Response:
-        """The same as /v1/search with `id` alone."""
+        """The same as /v1/search with `id`, or a region of it, alone."""
         body = await read(request, JSON)
 
         def work() -> Response:
             asked = validated(ByIdRequest, _merged(options, body))
-            return one(asked.id, asked, None)
+            return one(asked.asked(), asked, None)
 
         return await workers.run(work)
 
@@ -89,13 +106,14 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         summary="Search with several queries at once.",
         responses={
             200: {"model": schemas.BatchAnswer, "description": "A result or a problem for each query."},
-            **documented(*_WORK, "model-mismatch", "no-model", *_LOAD),
+            **documented(*BODY, "no-such-image", "model-mismatch", "no-model", "unusable-image", *LOAD),
         },
         openapi_extra=accepts(BatchRequest, files="images"),
     )
-    async def search_batch(request: Request, options: Options) -> Response:
+    async def search_batch(request: Request, options: BatchOptions) -> Response:
         """Send JSON, or a form with a file `images` for each query. Images go through the model together, and
-        one that cannot be used has a problem for a result, which leaves the others alone."""
+        one that cannot be used has a problem for a result, which leaves the others alone; unless all are
+        searched for `together`."""
         body = await read(request, JSON, FORM)
 
         def work() -> Response:
@@ -103,9 +121,12 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             if body.media_type == FORM:
                 values["queries"] = [{"image": image} for image in values.pop("images", ())]
             asked = validated(BatchRequest, values)
-            queries = [query.asked() for query in asked.queries]
+            each = [query.asked() for query in asked.queries]
+            queries: list[Asked] = [Together(each)] if asked.together else [*each]
             answer = service.find(queries, asked.options(), fingerprint=asked.fingerprint)
-            results = [_result(hits, request) for hits in answer.found]
+            if asked.together and isinstance(answer.found[0], InputError):
+                raise answer.found[0]
+            results = [_result(hits, request, service.address) for hits in answer.found]
             found = schemas.BatchAnswer(results=results, fingerprint=answer.facts.fingerprint)
             return encoded(found, exclude_unset=True)
 
@@ -116,7 +137,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         summary="The vectors of images.",
         responses={
             200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
-            **documented(*_WORK, "no-model", "unusable-image", *_LOAD),
+            **documented(*BODY, "no-model", "unusable-image", *LOAD),
         },
         openapi_extra=accepts(EmbedRequest, image="images", files="images"),
     )
@@ -136,7 +157,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         "/gallery",
         summary="What is searched.",
         response_model=schemas.GalleryAnswer,
-        responses=documented(*_ANYWHERE),
+        responses=documented(*ANYWHERE),
     )
     def gallery() -> schemas.GalleryAnswer:
         """Its size, its columns, its model and its index."""
@@ -144,14 +165,24 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         return schemas.GalleryAnswer(**(vars(found) | vars(found.facts)))
 
     @routes.get(
+        "/images/by-key",
+        summary="What is known about the image of a key.",
+        response_model=schemas.Image,
+        responses=documented("no-such-image", "invalid-request", *ANYWHERE),
+    )
+    def image_by_key(key: Key) -> schemas.Image:
+        """The same as by its id."""
+        return schemas.Image(**about(service.item(key), service.address))
+
+    @routes.get(
         "/images/{number:int}",
         summary="What is known about an image of the gallery.",
         response_model=schemas.Image,
-        responses=documented("no-such-image", "invalid-request", *_ANYWHERE),
+        responses=documented("no-such-image", "invalid-request", *ANYWHERE),
     )
     def image(number: Number) -> schemas.Image:
         """Its key, its label and its metadata."""
-        return _image(service.item(number))
+        return schemas.Image(**about(service.item(number), service.address))
 
     @routes.get(
         "/images/{number:int}/thumbnail",
@@ -160,9 +191,9 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         responses={
             200: {
                 "content": {"image/webp": {}, "image/svg+xml": {}},
-                "description": "A grey tile where the file is gone.",
+                "description": "A grey tile where the file is gone, or is not the one that was indexed.",
             },
-            **documented("no-such-image", "invalid-request", *_ANYWHERE),
+            **documented("no-such-image", "invalid-request", *ANYWHERE),
         },
     )
     def thumbnail(number: Number) -> Response:
@@ -175,22 +206,26 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
     return routes
 
 
+async def _fetched(asked: SearchRequest, permissions: Permissions) -> SearchRequest:
+    """With the image at its address in the address's place."""
+    assert asked.url is not None
+    if not permissions.urls:
+        raise Problem("urls-not-allowed", "this server fetches no images: send the image itself")
+    return asked.model_copy(update={"image": await fetched(asked.url), "url": None})
+
+
 def _merged(options: SearchOptions, body: Body, picture: str | None = None) -> dict[str, Any]:
     """What the query string says, and over it what the body says."""
     return {**options.model_dump(exclude_unset=True), **body.values(picture)}
 
 
-def _image(item: Item) -> schemas.Image:
-    return schemas.Image(**_facts(item))
+def _hits(found: list[Hit], address: str) -> list[schemas.Hit]:
+    return [schemas.Hit(**about(hit, address), score=hit.score) for hit in found]
 
 
-def _hits(found: list[Hit]) -> list[schemas.Hit]:
-    return [schemas.Hit(**_facts(hit), score=hit.score) for hit in found]
-
-
-def _facts(item: Item) -> dict[str, Any]:
+def about(item: Item, address: str) -> dict[str, Any]:
     """What may be told of an item: its path is the server's own business."""
-    thumbnail = f"/v1/images/{item.id}/thumbnail"
+    thumbnail = f"{address}/images/{item.id}/thumbnail"
     return {
         "id": item.id,
         "key": item.key,
@@ -200,11 +235,11 @@ def _facts(item: Item) -> dict[str, Any]:
     }
 
 
-def _result(hits: list[Hit] | InputError, request: Request) -> schemas.BatchResult:
+def _result(hits: list[Hit] | InputError, request: Request, address: str) -> schemas.BatchResult:
     if isinstance(hits, InputError):
         members = of_error(hits).members(instance(request.scope))
         return schemas.BatchResult(problem=schemas.ProblemDetails(**members))
-    return schemas.BatchResult(hits=_hits(hits))
+    return schemas.BatchResult(hits=_hits(hits, address))
 
 
 def _numbers(vector: np.ndarray | InputError) -> list[float]:

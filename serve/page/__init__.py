@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import gradio as gr
 
-from serve.page import detail, gallery_tab, search_tab
-from serve.page.evaluation_tab import evaluation
+from serve.page import detail, evaluation_tab, gallery_tab, moving, search_tab, views
 from serve.service import SearchService
+
+_SESSIONS = 500  # visits that are kept: each may hold some megabytes of pictures for an hour
 
 
 def theme() -> gr.themes.Base:
@@ -22,25 +23,37 @@ def theme() -> gr.themes.Base:
     ).set(body_text_color_subdued="*neutral_500", color_accent="*primary_600")
 
 
-def build(service: SearchService) -> gr.Blocks:
-    """The page over one gallery, to be mounted in a web application."""
+def build(service: SearchService, names: Sequence[str]) -> gr.Blocks:
+    """The page over one gallery, to be mounted in a web application.
+
+    Args:
+        service: the gallery.
+        names: of all galleries of the server, the first one's at the root.
+    """
     # Nothing is reported home; uploads older than five minutes are deleted every minute.
     with gr.Blocks(
         title=f"Lookalike: {service.facts().name}", analytics_enabled=False, delete_cache=(60, 300)
     ) as blocks:
-        header = gr.HTML(elem_id="header", apply_default_css=False)
+        moving.lay_out()
+        header = gr.HTML(views.header(service.facts()), elem_id="header", apply_default_css=False)
+        if len(names) > 1:
+            gr.HTML(views.galleries(names, service.name), elem_id="galleries", apply_default_css=False)
         with gr.Tab("Search", elem_id="search-tab"):
-            parts = search_tab.lay_out()
+            parts = search_tab.lay_out(urls=service.permissions.urls)
         with gr.Tab("Gallery", elem_id="gallery-tab") as gallery:
-            stock, browse = gallery_tab.lay_out()
+            stock = gallery_tab.lay_out(changes=service.permissions.changes)
         with gr.Tab("Evaluation", elem_id="evaluation-tab") as evaluated:
-            report = gr.HTML("", elem_id="report", apply_default_css=False)
+            evaluation = evaluation_tab.lay_out()
         dialog = detail.lay_out()
 
-        search_tab.Search(service).listen(parts, blocks, header, dialog)
-        detail.Detail(service).listen(dialog, parts.asked, parts.results, browse)
-        gallery_tab.listen(service, gallery, stock, browse)
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-        evaluated.select(lambda: evaluation(service), None, [report], **quiet)
+        search = search_tab.Search(service)
+        search.listen(parts, blocks, header, dialog, evaluation.report, evaluation.figures)
+        detail.Detail(service).listen(dialog, parts.visit, parts.results, stock.browse, stock.duplicates)
+        removed = gallery_tab.GalleryTab(service).listen(gallery, stock, header, dialog)
+        if removed is not None:  # what was removed may be among the results
+            shown = [parts.visit, parts.asked, parts.status, parts.results, parts.trail]
+            removed.then(search.again, [parts.visit, parts.form], shown, api_visibility="private")
+        evaluation_tab.Evaluation(service).listen(evaluated, evaluation)
+    blocks.state_session_capacity = _SESSIONS
     blocks.queue(max_size=64, default_concurrency_limit=4, api_open=False)
     return blocks

@@ -14,19 +14,23 @@ from retrieval.errors import InputError
 from retrieval.storage.identity import DECLARED
 from retrieval.storage.records import StoredItem
 from serve.page import detail_view
-from serve.page.asking import Asked
+from serve.page.asking import Part
+from serve.page.changing import CONFIRM, remove_button
 from serve.page.failures import sentence
+from serve.page.visit import Visit
 from serve.service import SearchService
 
 # The dialog is no part of the template: the framework would take from it that it is open. What was shown is
 # forgotten when it closes, so that the same picture can be shown again.
-_SCRIPT = """
+_SCRIPT = (
+    CONFIRM
+    + """
 const dialog = document.createElement('dialog');
 dialog.id = 'dialog';
 dialog.setAttribute('aria-labelledby', 'detail-title');
 element.append(dialog);
 watch('value', () => {
-  if (!props.value) return;
+  if (!props.value) return dialog.close();  // the picture is gone
   const pressed = dialog.contains(document.activeElement) && document.activeElement.ariaPressed;
   dialog.innerHTML = props.value;
   if (!dialog.open) dialog.showModal();
@@ -41,14 +45,21 @@ dialog.addEventListener('click', event => {
     document.getElementById('search-tab-button').click();
     trigger('submit', {item: Number(button.dataset.search)});
   }
+  else if (button && button.dataset.include) {
+    dialog.close();
+    document.getElementById('search-tab-button').click();
+    trigger('include', {item: Number(button.dataset.include)});
+  }
   else if (button && button.dataset.compare) trigger('compare', {item: Number(button.dataset.compare)});
   else if (button && button.dataset.show) trigger('restore', {item: Number(button.dataset.show)});
+  else if (button && button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
 });
 """
+)
 
 
 def lay_out() -> gr.HTML:
-    """Make the component; its `submit` says which picture to search with."""
+    """Make the component; its `submit` says which picture to search with, its `include` which one as well."""
     return gr.HTML(
         "", elem_id="detail", apply_default_css=False, html_template="<i hidden></i>", js_on_load=_SCRIPT
     )
@@ -60,62 +71,81 @@ class Detail:
     def __init__(self, service: SearchService) -> None:
         self._service = service
 
-    def listen(self, detail: gr.HTML, asked: gr.State, results: gr.HTML, browse: gr.HTML) -> None:
+    def listen(self, detail: gr.HTML, visit: gr.State, results: gr.HTML, *others: gr.HTML) -> None:
         """Connect the component with the lists that open it."""
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        results.select(self.show, [asked], [detail], **quiet)
-        browse.select(self.show_alone, None, [detail], **quiet)
-        detail.compare(self.compare, [asked], [detail], **quiet)
-        detail.restore(self.show, [asked], [detail], **quiet)
+        results.select(self.show, [visit], [detail], **quiet)
+        for other in others:
+            other.select(self.show_alone, [visit], [detail], **quiet)
+        detail.compare(self.compare, [visit], [detail], **quiet)
+        detail.restore(self.show, [visit], [detail], **quiet)
 
-    def show(self, asked: Asked | None, event: gr.EventData) -> str:
+    def show(self, visit: Visit, event: gr.EventData) -> str:
         """A result in large, beside the query."""
-        return _guarded(lambda: self._shown(int(event.item), asked))
+        return _guarded(lambda: self._shown(int(event.item), visit, beside=True))
 
-    def show_alone(self, event: gr.EventData) -> str:
+    def show_alone(self, visit: Visit, event: gr.EventData) -> str:
         """A picture of the gallery in large."""
-        return _guarded(lambda: self._shown(int(event.item), None))
+        return _guarded(lambda: self._shown(int(event.item), visit, beside=False))
 
-    def compare(self, asked: Asked | None, event: gr.EventData) -> str:
+    def compare(self, visit: Visit, event: gr.EventData) -> str:
         """Where a result and the query look alike."""
-        return _guarded(lambda: self._compared(int(event.item), asked))
+        return _guarded(lambda: self._compared(int(event.item), visit))
 
-    def _shown(self, number: int, asked: Asked | None) -> str:
+    def _shown(self, number: int, visit: Visit, *, beside: bool) -> str:
         item = self._item(number)
-        show = partial(detail_view.detail, item, self._service.facts())
-        if asked is None:
+        facts = self._service.facts()
+        more = detail_view.include(number) if visit.asked and not _has(visit, number) else ""
+        if self._service.permissions.changes:
+            more += remove_button([number], facts, "Remove")
+        show = partial(detail_view.detail, item, facts, more=more)
+        if not visit.asked or not beside:
             return show(None, None, compares=False)
+        part = visit.asked[visit.shown]
         embedder = self._embedder()
-        return show(
-            asked.picture, self._cosine(asked, number), compares=embedder is not None and embedder.has_map
-        )
+        compares = embedder is not None and embedder.has_map
+        return show((part.picture, _name(visit)), self._cosine(part, number), compares=compares)
 
-    def _compared(self, number: int, asked: Asked | None) -> str:
+    def _compared(self, number: int, visit: Visit) -> str:
         embedder = self._embedder()
-        if asked is None or embedder is None:
+        if not visit.asked or embedder is None:
             raise InputError("there is nothing to compare with: search again")
+        part = visit.asked[visit.shown]
         item = self._item(number)
-        found = heatmaps(embedder, asked.image, self._service.picture(number))
+        found = heatmaps(embedder, part.image, self._service.picture(number))
         query = overlay(found.pixels_a, found.contributions_a, found.limit)
         result = overlay(found.pixels_b, found.contributions_b, found.limit)
-        return detail_view.compared(item, self._cosine(asked, number), query, result)
+        return detail_view.compared(item, self._cosine(part, number), (query, _name(visit)), result)
 
     def _item(self, number: int) -> StoredItem:
         self._service.item(number)  # refuses one that is not there
         (item,) = self._service.gallery.store.items([number])
         return item
 
-    def _cosine(self, asked: Asked, number: int) -> float:
+    def _cosine(self, part: Part, number: int) -> float:
         gallery = self._service.gallery
-        query = asked.query
+        query = part.query
         if query.fingerprint != gallery.fingerprint:
             raise InputError("the gallery was rebuilt with another model: choose the picture again")
-        vector = gallery.vector(query.item.id) if query.item is not None else query.vector
+        vector = query.vector
+        if vector is None:
+            assert query.item is not None
+            vector = gallery.vector(query.item.id)
         return float(gallery.vector(number) @ vector)
 
     def _embedder(self) -> Embedder | None:
         gallery = self._service.gallery
         return None if DECLARED in gallery.store.meta else gallery.embedder
+
+
+def _has(visit: Visit, number: int) -> bool:
+    return any(part.query.item is not None and part.query.item.id == number for part in visit.asked)
+
+
+def _name(visit: Visit) -> str:
+    """What the picture of the query is called: one of several is compared by itself."""
+    several = len(visit.asked) > 1
+    return f"query picture {visit.shown + 1} of {len(visit.asked)}" if several else "the query"
 
 
 def _guarded(make: Callable[[], str]) -> str:

@@ -2,67 +2,78 @@
 
 from __future__ import annotations
 
-import base64
 from html import escape
 
 from PIL import Image
 
 from retrieval.storage.records import StoredItem
+from serve.page.query_view import embedded
 from serve.page.views import definitions, picture
 from serve.service import Facts
 from serve.thumbnails import Thumbnail, encode
 
 
 def detail(
-    item: StoredItem, gallery: Facts, query: Thumbnail | None, score: float | None, *, compares: bool
+    item: StoredItem,
+    gallery: Facts,
+    query: tuple[Thumbnail, str] | None,
+    score: float | None,
+    *,
+    compares: bool,
+    more: str = "",
 ) -> str:
     """A picture with all that is known about it.
 
     Args:
         item: the picture.
         gallery: where it is.
-        query: the query's picture, shown beside it; `None` where nothing is searched for.
+        query: the query's picture and what it is called, shown beside it; `None` where nothing is searched
+            for.
         score: the cosine of the two.
         compares: whether it can be shown where the two look alike.
+        more: further buttons.
     """
     shown = picture(gallery, item.id, f"item {item.id}, {item.label or 'no label'}")
     figures = _figure(shown, f"item {item.id}")
     if query is not None:
-        figures = _figure(_embedded(query, "the query"), "query") + figures
+        figures = _figure(embedded(query[0], "the query"), query[1]) + figures
     toggle = (
         f"<button type='button' data-compare='{item.id}' aria-pressed='false'>Where they look alike</button>"
     )
-    return _frame(item, score, figures, toggle if compares else "")
+    likeness = "" if query is None or score is None else _likeness(score, query[1])
+    return _frame(item, likeness, figures, (toggle if compares else "") + more)
 
 
-def compared(item: StoredItem, score: float, query: Image.Image, result: Image.Image) -> str:
+def include(item: int) -> str:
+    """A button that makes a picture part of the query."""
+    return f"<button type='button' data-include='{item}'>Add to the query</button>"
+
+
+def compared(item: StoredItem, score: float, query: tuple[Image.Image, str], result: Image.Image) -> str:
     """The same with the heatmaps of the two in place of the pictures."""
-    figures = _figure(_embedded(encode(query), "where the query looks like the item"), "query")
-    figures += _figure(_embedded(encode(result), "where the item looks like the query"), f"item {item.id}")
+    figures = _figure(embedded(encode(query[0]), "where the query looks like the item"), query[1])
+    figures += _figure(embedded(encode(result), "where the item looks like the query"), f"item {item.id}")
     key = "<p class='quiet'>Orange: adds to the similarity. Blue: takes from it.</p>"
     toggle = f"<button type='button' data-show='{item.id}' aria-pressed='true'>Where they look alike</button>"
-    return _frame(item, score, figures, toggle, key)
+    return _frame(item, _likeness(score, query[1]), figures, toggle, key)
 
 
-def failed(sentence: str) -> str:
+def failed(sentence: str, title: str = "Not shown") -> str:
     """What went wrong in place of a picture."""
     return (
-        "<header><h2 id='detail-title'>Not shown</h2>"
+        f"<header><h2 id='detail-title'>{title}</h2>"
         f"<button type='button' data-close aria-label='Close'>✕</button></header>{sentence}"
     )
 
 
-def _embedded(made: Thumbnail, alt: str) -> str:
-    """A picture inside the page itself."""
-    data = base64.b64encode(made.data).decode()
-    return f"<img src='data:{made.media_type};base64,{data}' alt='{escape(alt)}'>"
+def _likeness(score: float, query: str) -> str:
+    return f" <span class='quiet'>cosine similarity {score:.4f} to {escape(query)}</span>"
 
 
-def _frame(item: StoredItem, score: float | None, figures: str, toggle: str, key: str = "") -> str:
+def _frame(item: StoredItem, likeness: str, figures: str, toggle: str, key: str = "") -> str:
     title = escape(item.label or "no label")
-    cosine = "" if score is None else f" <span class='quiet'>cosine similarity {score:.4f}</span>"
     return (
-        f"<header><h2 id='detail-title'>{title}{cosine}</h2>"
+        f"<header><h2 id='detail-title'>{title}{likeness}</h2>"
         "<button type='button' data-close aria-label='Close'>✕</button></header>"
         f"<div class='figures'>{figures}</div>{key}"
         f"<p class='actions'><button type='button' class='main' data-search='{item.id}'>"

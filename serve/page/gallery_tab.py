@@ -1,14 +1,19 @@
-"""The gallery tab: what there is, and all of it to look through."""
+"""The gallery tab: what there is, what it consists of, and all of it to look through."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
-from serve.page import browsing, gallery_view
-from serve.page.failures import guarded
+from serve.page import changing, detail_view, duplicates_view, gallery_view, statistics_view
+from serve.page.changing import CONFIRM, Changing, shown
+from serve.page.duplicates import LOWEST, Duplicates
+from serve.page.failures import guarded, sentence
 from serve.page.search_tab import PICK
+from serve.page.statistics import Counted
 from serve.service import SearchService
 
 _BROWSE = """
@@ -19,7 +24,7 @@ _BROWSE = """
 <div class="pages">${value}</div>
 """
 # The filter of an answer is that of the pictures below it.
-_SCRIPT = (
+_BROWSING = (
     PICK
     + """
 const form = element.querySelector('form');
@@ -43,30 +48,183 @@ element.addEventListener('click', event => {
 });
 """
 )
+# A part that is folded up, and no part of the template: the framework would fold it up again.
+_FOLDED = """
+const details = document.createElement('details');
+details.innerHTML = element.querySelector('template').innerHTML;
+element.append(details);
+const made = details.querySelector('.made');
+watch('value', () => {
+  const had = made.contains(document.activeElement);
+  made.innerHTML = props.value;
+  if (had) (made.querySelector('nav button:enabled') || made.querySelector('[tabindex]') || made).focus();
+});
+"""
+_STATISTICS = "<template><summary>Statistics</summary><div class='made' tabindex='-1'></div></template>"
+_COUNTING = (
+    _FOLDED
+    + """
+details.addEventListener('toggle', () => {
+  if (!details.open) return;
+  if (!made.firstChild) made.innerHTML = "<p role='status'>Counting …</p>";
+  trigger('expand');
+});
+made.addEventListener('click', event => {
+  const button = event.target.closest('button[data-filter]');
+  if (!button) return;
+  trigger('submit', {where: button.dataset.filter, page: 0});
+  document.querySelector('#browse form').scrollIntoView({block: 'start'});
+  document.querySelector('#browse input').focus({preventScroll: true});
+});
+"""
+)
+_DUPLICATES = f"""<template><summary>Near-duplicates</summary>
+<form novalidate autocomplete="off">
+  <label>Lowest similarity<input name="score" type="number" min="{LOWEST}" max="1" step="0.01"
+    value="0.95"></label>
+  <button>Find</button>
+</form>
+<div class="made" tabindex="-1"></div></template>
+"""
+_COMPARING = (
+    _FOLDED
+    + CONFIRM
+    + """
+const form = details.querySelector('form');
+let score = form.score.value;
+let page = 0;
+const more = () => ({score: Number(score), group_page: page});
+form.addEventListener('submit', event => {
+  event.preventDefault();
+  score = form.score.value;
+  page = 0;
+  trigger('submit', more());
+});
+made.addEventListener('click', event => {
+  const button = event.target.closest('button');
+  if (!button) return;
+  if (button.dataset.item) trigger('select', {item: Number(button.dataset.item)});
+  else if (button.dataset.groupPage) {
+    page = Number(button.dataset.groupPage);
+    trigger('turn', more());
+    details.scrollIntoView({block: 'start'});
+  }
+  else if (button.dataset.remove && confirmed(button)) trigger('remove', {...wanted(button), ...more()});
+});
+"""
+)
 
 
-def lay_out() -> tuple[gr.HTML, gr.HTML]:
-    """Make the components: what there is, and the pictures."""
-    stock = gr.HTML("", elem_id="stock", apply_default_css=False)
-    browse = gr.HTML("", elem_id="browse", apply_default_css=False, html_template=_BROWSE, js_on_load=_SCRIPT)
-    return stock, browse
+@dataclass(frozen=True)
+class Parts:
+    """The components that others listen to or answer; `add` is `None` where nothing may be changed."""
+
+    stock: gr.HTML
+    add: changing.Parts | None
+    statistics: gr.HTML
+    duplicates: gr.HTML
+    browse: gr.HTML
 
 
-def listen(service: SearchService, tab: gr.Tab, stock: gr.HTML, browse: gr.HTML) -> None:
-    """Connect the components with what happens."""
-    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+def lay_out(*, changes: bool) -> Parts:
+    """Make the components, where the caller has opened the tab."""
 
-    def opened() -> tuple[str, str]:
-        return guarded(lambda: gallery_view.stock(service.gallery)), guarded(lambda: _page(service, "", 0))
+    def part(name: str, template: str, script: str | None) -> gr.HTML:
+        return gr.HTML("", elem_id=name, apply_default_css=False, html_template=template, js_on_load=script)
 
-    def turned(event: gr.EventData) -> str:
-        return guarded(lambda: _page(service, str(event.where).strip(), int(event.page)))
+    return Parts(
+        stock=part("stock", "${value}", None),
+        add=changing.lay_out() if changes else None,
+        statistics=part("statistics", _STATISTICS, _COUNTING),
+        duplicates=part("duplicates", _DUPLICATES, _COMPARING),
+        browse=part("browse", _BROWSE, _BROWSING),
+    )
 
-    tab.select(opened, None, [stock, browse], **quiet)
-    browse.submit(turned, None, [browse], trigger_mode="always_last", **quiet)
 
+class GalleryTab:
+    """What happens on the gallery tab."""
 
-def _page(service: SearchService, where: str, page: int) -> str:
-    gallery = service.gallery
-    found = browsing.page(gallery, where, page)
-    return gallery_view.pictures(service.facts(), gallery.store.columns(), found)
+    def __init__(self, service: SearchService) -> None:
+        self._service = service
+        self._changing = Changing(service)
+        self._counted = Counted()
+        self._duplicates = Duplicates(service)
+
+    def listen(self, tab: gr.Tab, parts: Parts, header: gr.HTML, detail: gr.HTML) -> Any:
+        """Connect the components with what happens -> what follows a removal in the detail view."""
+        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+        still = {**quiet, "show_progress": "hidden"}
+        anew = [header, parts.stock, parts.browse]
+        tab.select(self.opened, None, [parts.stock, parts.browse], **quiet)
+        parts.browse.submit(self.turned, None, [parts.browse], trigger_mode="always_last", **quiet)
+        parts.statistics.submit(self.turned, None, [parts.browse], trigger_mode="always_last", **quiet)
+        parts.statistics.expand(self.counted, None, [parts.statistics], **still)
+        parts.duplicates.submit(self.compared, None, [parts.duplicates], **still)
+        parts.duplicates.turn(self.groups_turned, None, [parts.duplicates], **still)
+        if parts.add is None:
+            return None
+        add = parts.add
+        parts.duplicates.remove(self.thinned, None, [parts.duplicates, *anew], **still)
+        adding = add.go.click(
+            self._changing.add,
+            [add.files, add.label],
+            [add.outcome, add.files, *anew],
+            show_progress_on=[add.outcome],
+            **quiet,
+        )
+        adding.failure(self._changing.missed, None, [add.outcome, add.files], **still)
+        return detail.remove(self.removed, None, [detail, *anew], **still)
+
+    def opened(self) -> tuple[str, str]:
+        """The tab was opened."""
+        service = self._service
+        return guarded(lambda: gallery_view.stock(service.gallery)), guarded(lambda: shown(service, "", 0))
+
+    def turned(self, event: gr.EventData) -> str:
+        """Other pictures are wanted."""
+        return guarded(lambda: shown(self._service, str(event.where).strip(), int(event.page)))
+
+    def counted(self) -> str:
+        """The statistics were unfolded."""
+        return guarded(lambda: statistics_view.statistics(self._counted.of(self._service.gallery)))
+
+    def compared(self, event: gr.EventData) -> Iterator[str]:
+        """Near-duplicates are wanted: how far it has come, and at last the first of them."""
+        try:
+            for found in self._duplicates.find(float(event.score)):
+                if isinstance(found, float):
+                    yield duplicates_view.progress(found)
+                else:
+                    yield self._groups(found, 0)
+        except Exception as error:
+            yield sentence(error)
+
+    def groups_turned(self, event: gr.EventData) -> str:
+        """Another page of near-duplicates is wanted."""
+        return guarded(lambda: self._groups_known(event))
+
+    def thinned(self, event: gr.EventData) -> tuple[Any, ...]:
+        """All but the first of a group are to go."""
+        try:
+            self._changing.remove(event)
+        except Exception as error:
+            return sentence(error) + guarded(lambda: self._groups_known(event)), *([gr.skip()] * 3)
+        return guarded(lambda: self._groups_known(event)), *self._anew(event)
+
+    def removed(self, event: gr.EventData) -> tuple[Any, ...]:
+        """The picture in the detail view is to go."""
+        try:
+            self._changing.remove(event)
+        except Exception as error:
+            return detail_view.failed(sentence(error), "Not removed"), *([gr.skip()] * 3)
+        return "", *self._anew(event)
+
+    def _anew(self, event: gr.EventData) -> tuple[str, str, str]:
+        return self._changing.anew(str(event.where), int(event.page))
+
+    def _groups_known(self, event: gr.EventData) -> str:
+        return self._groups(self._duplicates.known(float(event.score)), int(event.group_page))
+
+    def _groups(self, found: Any, page: int) -> str:
+        removes = self._service.permissions.changes
+        return duplicates_view.groups(found, page, self._service.facts(), removes=removes)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
 from serve.page.browsing import SIZE, Page
-from serve.page.views import count, definitions, note, picture, table
+from serve.page.views import called, count, definitions, note, picture, table
 from serve.page.wishes import example
 from serve.service import Facts
 
@@ -30,6 +29,7 @@ def stock(gallery: Gallery) -> str:
                 ("index", escape(_index(info["index"], info["outside_index"]))),
                 ("columns", escape(", ".join(info["columns"])) or "none beside the label"),
                 ("on the disk", f"{info['bytes']['all'] / 1e6:,.1f} MB"),
+                ("last changed", _changed(info["runs"])),
             ]
         )
         + _unreadable(gallery.bad_files() if info["bad_files"] else [])
@@ -39,21 +39,22 @@ def stock(gallery: Gallery) -> str:
 
 def pictures(gallery: Facts, columns: Sequence[str], page: Page) -> str:
     """One page of pictures, as buttons, with the way to the others."""
-    cards = "".join(_card(item, gallery) for item in page.items)
+    cards = "".join(card(item, gallery) for item in page.items)
     hint = example(columns)
     return (
-        f"<div data-where='{escape(page.where)}' data-example='{escape(hint)}'>"
+        f"<div data-where='{escape(page.where)}' data-number='{page.number}' data-example='{escape(hint)}'>"
         f"{_pager(page)}<ol class='grid'>{cards}</ol></div>"
     )
 
 
-def _card(item: Item, gallery: Facts) -> str:
+def card(item: Item, gallery: Facts) -> str:
+    """A picture as a button that shows it in large."""
     label = item.label or "no label"
     return (
         f"<li><button type='button' data-item='{item.id}' title='{escape(item.path)}'>"
         f"{picture(gallery, item.id, f'item {item.id} · {label}')}"
         f"<span aria-hidden='true'>{escape(label)}</span>"
-        f"<span class='quiet'>{escape(Path(item.path).name or item.key)}</span></button></li>"
+        f"<span class='quiet'>{escape(called(item))}</span></button></li>"
     )
 
 
@@ -78,6 +79,14 @@ def _index(index: Mapping[str, Any], outside: int) -> str:
     return f"{text}; {count(outside, 'vector')} not in it yet, compared one by one" if outside else text
 
 
+def _changed(runs: list[dict[str, Any]]) -> str:
+    return f"{_minute(runs[0]['ended'] or runs[0]['started'])} UTC" if runs else "never"
+
+
+def _minute(when: str) -> str:
+    return escape(when[:16].replace("T", " "))
+
+
 def _unreadable(files: list[BadFile]) -> str:
     if not files:
         return ""
@@ -96,7 +105,7 @@ def _runs(runs: list[dict[str, Any]]) -> str:
     rows = (
         (
             escape(run["command"]),
-            escape(run["started"][:16].replace("T", " ")),
+            _minute(run["started"]),
             _duration(run["started"], run["ended"]),
             escape(", ".join(f"{name} {number:,}" for name, number in run["counts"].items() if number)),
         )

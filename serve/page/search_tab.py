@@ -1,4 +1,4 @@
-"""The search tab: a picture, how to search with it, and what is found."""
+"""The search tab: pictures, how to search with them, and what is found."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from PIL import Image
 
-from serve.page import form, search_view, views
-from serve.page.asking import Asked, search
-from serve.page.failures import sentence
+from retrieval.errors import InputError
+from retrieval.storage.identity import DECLARED
+from serve.page import form, query_box, query_view, search_view, trail, views, web_picture
+from serve.page.address import Address
+from serve.page.asking import Asked, Part, of_item, of_part, of_upload, search
+from serve.page.downloads import SAVE
+from serve.page.examples import examples
+from serve.page.failures import guarded, sentence
+from serve.page.visit import Visit
 from serve.page.wishes import Wishes
+from serve.queries import MAX_TOGETHER
+from serve.regions import Region
 from serve.service import SearchService
-from serve.thumbnails import encode
 
 _HINT = "Drop, paste or choose a picture to see what looks like it."
+_FORGOTTEN = "That search was made with a picture that is not kept any more: drop it again."
 # A click on a result, or Enter on it, tells the server which item it was.
 PICK = """
 element.addEventListener('click', event => {
@@ -25,58 +32,79 @@ element.addEventListener('click', event => {
   if (card) trigger('select', {item: Number(card.dataset.item)});
 });
 """
-# The address bar follows the link that comes with an answer; other parameters of the address stay. Another
-# query is a step that the browser's Back takes back, by opening the address that it was.
+# The address bar follows the search; other parameters of the address stay. Another query is a step that the
+# browser's Back takes back: the server finds it again by its address.
 _ADDRESS = """
-let shown = location.search;
+let shown = location.search, turned = false;
+const query = params => String(['id', 'region', 'q'].map(name => params.getAll(name)));
 watch('value', () => {
+  if (element.querySelector('[data-kept]')) return;  // the search is still the one before
   const params = new URLSearchParams(location.search);
-  const before = params.get('id');
-  for (const name of ['id', 'k', 'where', 'min_score', 'group_by']) params.delete(name);
-  const link = element.querySelector('a[href^="?"]');
-  const ours = new URLSearchParams(link ? link.getAttribute('href') : '');
-  for (const [name, value] of ours) params.set(name, value);
-  const address = params.size ? '?' + params : location.pathname;
-  const failed = !link && element.querySelector('.trouble');  // Back would fail again
-  if (failed || before === params.get('id')) history.replaceState(history.state, '', address);
+  const before = query(params);
+  for (const name of ['id', 'region', 'q', 'k', 'where', 'min_score', 'group_by']) params.delete(name);
+  const found = element.querySelector('[data-address]');
+  for (const [name, value] of new URLSearchParams(found ? found.dataset.address : '')) {
+    params.append(name, value);
+  }
+  const address = params.size ? '?' + String(params).replaceAll('%2C', ',') : location.pathname;
+  const failed = !found && element.querySelector('.trouble');  // Back would fail again
+  if (failed || turned || before === query(params)) history.replaceState(history.state, '', address);
   else history.pushState(history.state, '', address);
+  turned = false;
   shown = location.search;
 });
-addEventListener('popstate', () => { if (location.search !== shown) location.reload(); });
+addEventListener('popstate', () => {
+  if (location.search === shown) return;
+  shown = location.search;
+  turned = true;
+  trigger('turn', {address: location.search});
+});
 """
-# What an event answers: the query to keep, status, results, and the query's picture.
-Kept = tuple[Asked | None, str, str]
-Shown = tuple[Asked | None, str, str, Image.Image | None]
+# What an event answers: the visit, the query's pictures, status, results, and other ways into a search.
+Shown = tuple[Visit, str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Parts:
     """The components that others listen to or answer."""
 
-    asked: gr.State
+    visit: gr.State
     picture: gr.Image
+    asked: gr.HTML
+    more: gr.UploadButton
+    address: gr.HTML | None
     form: gr.HTML
     status: gr.HTML
+    trail: gr.HTML
     results: gr.HTML
 
 
-def lay_out() -> Parts:
-    """Make the components, where the caller has opened the tab."""
-    asked = gr.State(None, time_to_live=3600)
+def lay_out(*, urls: bool) -> Parts:
+    """Make the components, where the caller has opened the tab.
+
+    Args:
+        urls: whether a picture may be named by its address on the web.
+    """
+    visit = gr.State(Visit(), time_to_live=3600)
     with gr.Row(equal_height=False):
         with gr.Column(scale=1, min_width=260, elem_id="ask"):
+            asked = query_box.make()
             picture = gr.Image(
                 label="Query picture",
                 show_label=False,
                 elem_id="query",
-                alt_text="The query picture",
+                alt_text="The picture that is being sent",
                 type="filepath",
                 image_mode=None,
-                sources=["upload", "clipboard"],
+                sources=["upload", "clipboard", "webcam"],
                 buttons=[],
                 height=280,
                 placeholder="Drop a picture here",
             )
+            more = gr.UploadButton(
+                "Add another picture", file_count="multiple", file_types=["image"], size="sm", elem_id="more"
+            )
+            address = web_picture.make() if urls else None
             fields = form.make()
         with gr.Column(scale=3, min_width=300):
             status = gr.HTML(
@@ -85,92 +113,213 @@ def lay_out() -> Parts:
                 html_template="<div role='status' aria-live='polite'>${value}</div>",
                 js_on_load=_ADDRESS,
             )
-            results = gr.HTML("", elem_id="results", apply_default_css=False, js_on_load=PICK)
+            others = trail.make()
+            results = gr.HTML("", elem_id="results", apply_default_css=False, js_on_load=PICK + SAVE)
     # Our own loader decodes, for the same pixels and the same reasons for refusal everywhere. This holds as
-    # long as no event answers the picture with an update: the framework would then make it anew.
+    # long as no event answers these with an update: the framework would then make them anew.
     picture.preprocess = lambda payload: None if payload is None else payload.path
-    return Parts(asked, picture, fields, status, results)
+    more.preprocess = lambda payload: [file.path for file in payload or []]
+    return Parts(visit, picture, asked, more, address, fields, status, others, results)
 
 
 class Search:
-    """What happens on the search tab. Failures become a line of status over emptied results."""
+    """What happens on the search tab. Failures become a line of status."""
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
 
-    def listen(self, parts: Parts, blocks: gr.Blocks, header: gr.HTML, detail: gr.HTML) -> None:
-        """Connect the components with what happens."""
-        kept = [parts.asked, parts.status, parts.results]
-        shown = [*kept, parts.picture]
+    def listen(
+        self, parts: Parts, blocks: gr.Blocks, header: gr.HTML, dialog: gr.HTML, *pickers: gr.HTML
+    ) -> None:
+        """Connect the components with what happens; the `submit` of `pickers` says what to search with."""
+        shown = [parts.visit, parts.asked, parts.status, parts.results, parts.trail]
+        given = [parts.visit, parts.form]
         quiet: dict[str, Any] = {
             "api_visibility": "private",
             "show_progress": "minimal",
             "show_progress_on": [parts.results],
         }
+        last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
         blocks.load(self.arrive, None, [header, parts.form, *shown], **quiet)
-        parts.picture.upload(self.upload, [parts.picture, parts.form], shown, **quiet)
-        # Not `clear`: the picture also goes away when an upload is refused on its way.
-        parts.picture.change(self.gone, [parts.asked, parts.picture], kept, **quiet)
-        parts.form.submit(self.again, [parts.asked, parts.form], kept, trigger_mode="always_last", **quiet)
-        detail.submit(self.pick, [parts.form], shown, **quiet)
+        # The box is empty again for the next picture; the one that was sent is shown above it.
+        # Pictures from the clipboard and from a camera come with no other event than `change`.
+        parts.picture.change(self.upload, [parts.picture, *given], [*shown, parts.picture], **quiet)
+        parts.more.upload(self.add, [parts.more, *given], shown, **quiet)
+        parts.asked.crop(self.crop, given, shown, **last)
+        parts.asked.omit(self.omit, given, shown, **quiet)
+        parts.asked.enlarge(self.enlarge, [parts.visit], [parts.visit, parts.asked], **last)
+        parts.form.submit(self.again, given, shown, **last)
+        parts.trail.repeat(self.repeat, given, [parts.form, *shown], **quiet)
+        parts.status.turn(self.turn, [parts.visit], [parts.form, *shown], **last)
+        dialog.include(self.include, given, shown, **quiet)
+        for picker in (dialog, parts.trail, *pickers):
+            picker.submit(self.pick, given, shown, **quiet)
+        if parts.address is not None:
+            parts.address.submit(self.fetch, given, shown, **quiet)
+
+    # ---- a page is opened, or an address returned to
 
     def arrive(self, request: gr.Request) -> tuple[str, dict[str, Any], *Shown]:
         """A visitor opens the page, perhaps at an address that names a search."""
-        address = dict(request.query_params)
-        wishes = Wishes.of(address)
+        address = Address.of(str(request.query_params))
+        visit = Visit()
         try:
             described = self._service.describe()
-            header, fields = views.header(described.facts), wishes.form(described.columns)
+            header, fields = views.header(described.facts), address.wishes.form(described.columns)
         except Exception as error:
-            return "", wishes.form([]), None, sentence(error), "", None
-        if address.get("id", "").isdecimal() and described.facts.images:
-            return header, fields, *self._show(lambda: self._item(int(address["id"])), wishes)
-        return header, fields, None, self._hint(), "", None
+            return "", address.wishes.form([]), visit, "", sentence(error), "", ""
+        return header, fields, *self._at(address, visit)
 
-    def upload(self, path: str | None, wishes: Wishes) -> Shown:
-        """A picture was dropped, pasted or chosen."""
+    def turn(self, visit: Visit, event: gr.EventData) -> tuple[dict[str, Any], *Shown]:
+        """The browser went back or forth to an address of this page."""
+        address = Address.of(str(event.address))
+        return self._fields(address.wishes), *self._at(address, visit)
 
-        def ask() -> Asked:
-            query, image = self._service.query_picture(Path(path or ""))
-            return Asked(query, encode(image))
+    def _at(self, address: Address, visit: Visit) -> Shown:
+        if address.items:
+            return self._show(
+                visit, lambda: tuple(of_item(self._service, *one) for one in address.items), address.wishes
+            )
+        entry = visit.entry(address.number)
+        if entry is not None:
+            return self._show(visit, lambda: entry.asked, address.wishes)
+        return self._empty(visit, _FORGOTTEN if address.number else _HINT)
 
-        return self._show(ask, wishes)
+    def repeat(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> tuple[dict[str, Any], *Shown]:
+        """A search of this visit was chosen."""
+        entry = visit.entry(int(event.entry))
+        if entry is None:
+            return self._fields(wishes), *self._empty(visit, _FORGOTTEN)
+        return self._fields(entry.wishes), *self._show(visit, lambda: entry.asked, entry.wishes)
 
-    def pick(self, wishes: Wishes, event: gr.EventData) -> Shown:
+    def _fields(self, wishes: Wishes) -> dict[str, Any]:
+        try:
+            return wishes.form(self._service.describe().columns)
+        except Exception:  # the search says what is wrong
+            return wishes.form([])
+
+    # ---- another query
+
+    def upload(self, path: str | None, visit: Visit, wishes: Wishes) -> tuple[*Shown, None]:
+        """A picture was dropped, pasted, chosen or taken."""
+        if path is None:
+            return gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip(), None
+        return *self._show(visit, lambda: (of_upload(self._service, Path(path)),), wishes), None
+
+    def fetch(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
+        """The address of a picture was given."""
+        return self._show(
+            visit, lambda: (of_upload(self._service, web_picture.fetched(str(event.address))),), wishes
+        )
+
+    def pick(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
         """A picture of the gallery was chosen to search with."""
-        return self._show(lambda: self._item(int(event.item)), wishes)
+        return self._show(visit, lambda: (of_item(self._service, int(event.item)),), wishes)
 
-    def again(self, asked: Asked | None, wishes: Wishes) -> Kept:
+    # ---- the query changes
+
+    def add(self, paths: list[str], visit: Visit, wishes: Wishes) -> Shown:
+        """More pictures were sent."""
+        return self._more(
+            visit, wishes, lambda: tuple(of_upload(self._service, Path(path)) for path in paths)
+        )
+
+    def include(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
+        """A picture of the gallery joins the query."""
+        return self._more(visit, wishes, lambda: (of_item(self._service, int(event.item)),))
+
+    def _more(self, visit: Visit, wishes: Wishes, make: Callable[[], Asked]) -> Shown:
+        def joined() -> Visit:
+            asked = visit.asked + make()
+            if len(asked) > MAX_TOGETHER:
+                raise InputError(f"a query is made of {MAX_TOGETHER} pictures at most: remove some first")
+            return visit.asking(asked, len(asked) - 1)
+
+        return self._change(visit, joined, wishes)
+
+    def crop(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
+        """A region of a picture was drawn, or all of it taken again."""
+
+        def cropped() -> Visit:
+            number = int(event.part)
+            part = _part(visit, number)
+            region = None if event.region is None else Region.of(event.region)
+            other = of_part(self._service, part, region)
+            return visit.asking((*visit.asked[:number], other, *visit.asked[number + 1 :]), number)
+
+        return self._change(visit, cropped, wishes)
+
+    def omit(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
+        """A picture was taken away."""
+        if len(visit.asked) < 2:
+            return self._empty(visit, _HINT)
+
+        def fewer() -> Visit:
+            number = int(event.part)
+            _part(visit, number)
+            shown = visit.shown - (number < visit.shown)
+            return visit.asking((*visit.asked[:number], *visit.asked[number + 1 :]), shown)
+
+        return self._change(visit, fewer, wishes)
+
+    def enlarge(self, visit: Visit, event: gr.EventData) -> tuple[Visit, str]:
+        """Another picture of the query is to be shown in large."""
+        visit = visit.asking(visit.asked, int(event.part))
+        return self._answer(visit, "")[:2]
+
+    def again(self, visit: Visit, wishes: Wishes) -> Shown:
         """The form changed."""
-        if asked is None:
-            return None, self._hint(), ""
-        _, status, results, _ = self._show(lambda: asked, wishes)
-        return asked, status, results  # a mistake in the form is put right: the picture stays
+        return self._show(visit, lambda: visit.asked, wishes, visit.shown)
 
-    def gone(self, asked: Asked | None, path: str | None) -> Kept:
-        """The query picture changed: nothing to do unless it was taken away from its results."""
-        if asked is None or path is not None:
-            return gr.skip(), gr.skip(), gr.skip()
-        return None, self._hint(), ""
+    # ---- answers
 
-    def _item(self, item: int) -> Asked:
-        return Asked(self._service.query_item(item), encode(self._service.picture(item)))
+    def _change(self, visit: Visit, make: Callable[[], Visit], wishes: Wishes) -> Shown:
+        """A search with the query as it is then; what goes wrong leaves it, and its results, as they are."""
+        try:
+            changed = make()
+        except Exception as error:
+            kept = f"<div data-kept>{sentence(error)}</div>"
+            return *self._answer(visit, kept)[:3], gr.skip(), gr.skip()
+        return self._show(visit, lambda: changed.asked, wishes, changed.shown)
 
-    def _show(self, ask: Callable[[], Asked], wishes: Wishes) -> Shown:
-        asked = None
+    def _show(self, visit: Visit, make: Callable[[], Asked], wishes: Wishes, shown: int = 0) -> Shown:
+        visit, before = visit.asking(()), visit
         try:
             if not self._service.facts().images:
-                return None, self._hint(), "", None
-            asked = ask()
-            found = search(self._service, asked.query, wishes)
+                return self._empty(before, _HINT)
+            asked = make()
+            if not asked:
+                return self._empty(before, _HINT)
+            visit = visit.asking(asked, shown)
+            found = search(self._service, [part.query for part in asked], wishes)
+            visit = visit.searched(wishes)
+            address = found.link or wishes.address([("q", str(visit.past[0].number))])
             results = search_view.results(found, self._service.facts())
-            return asked, search_view.status(found), results, asked.image
+            return self._answer(visit, search_view.status(found, address), results)
         except Exception as error:
             # What was wrong with the form can be put right: a picture that was understood stays.
-            return asked, sentence(error), "", None if asked is None else asked.image
+            return self._answer(visit, sentence(error))
 
-    def _hint(self) -> str:
-        if self._service.facts().images:
-            return views.note(_HINT)
+    def _empty(self, visit: Visit, hint: str) -> Shown:
+        """No query, and what to do about it."""
         folder = self._service.folder
-        return views.trouble(f"This gallery is empty: `lookalike index add {folder} IMAGES` fills it.")
+        empty = f"This gallery is empty: `lookalike index add {folder} IMAGES` fills it."
+        status = guarded(lambda: views.note(hint) if self._service.facts().images else views.trouble(empty))
+        return self._answer(visit.asking(()), status)
+
+    def _answer(self, visit: Visit, status: str, results: str = "") -> Shown:
+        """Status and results, with what else is shown of the visit."""
+        try:
+            gallery, facts = self._service.gallery, self._service.facts()
+            crops = DECLARED not in gallery.store.meta
+            asked = query_view.query(visit, facts, crops=crops)
+            others = trail.trail(visit, facts, () if visit.asked else examples(gallery))
+        except Exception as error:  # the gallery cannot be read just now
+            return visit, "", sentence(error), "", ""
+        return visit, asked, status, results, others
+
+
+def _part(visit: Visit, number: int) -> Part:
+    if not 0 <= number < len(visit.asked):
+        raise InputError("the picture is not part of the query any more")
+    return visit.asked[number]

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape
-from pathlib import Path
 
 from retrieval.gallery import Hit
 from serve.page.asking import Found
-from serve.page.views import count, note, picture, table, trouble
-from serve.service import Facts
+from serve.page.views import called, count, note, picture, table, trouble
+from serve.service import Facts, Query
 
 _SHOWN = 2  # values of metadata on a card; the table and the large view have all
+_SAVE = (
+    "<p class='actions'><button type='button' data-save='csv'>Download CSV</button>"
+    "<button type='button' data-save='json'>Download JSON</button></p>"
+)
 _MARKS = {True: ("right", "✓", "same label"), False: ("wrong", "✗", "other label")}
 
 
-def status(found: Found) -> str:
-    """How many were found, how long it took and what was searched with."""
-    item = found.query.item
-    if item is None:
-        how = f"<span>embedding {found.query.embed_ms:.1f} ms</span>"
-    else:
-        how = f"<span>like item {item.id}, itself left out</span><span>stored embedding</span>"
-    parts = [f"<b>{count(len(found.hits), 'result')}</b>", _agreement(found), how]
-    parts.append(f"<span>search {found.search_ms:.1f} ms</span>")
+def status(found: Found, address: str) -> str:
+    """How many were found, how long it took and what was searched with.
+
+    Args:
+        address: that this search has in this visit, from its `?` on.
+    """
+    stored = all(query.vector is None for query in found.queries)
+    parts = [
+        f"<b>{count(len(found.hits), 'result')}</b>",
+        _agreement(found),
+        _what(found.queries),
+        "<span>stored embedding</span>" if stored else f"<span>embedding {found.embed_ms:.1f} ms</span>",
+        f"<span>search {found.search_ms:.1f} ms</span>",
+    ]
     if found.link is not None:
         parts.append(f"<a href='{escape(found.link)}'>link to this search</a>")
-    return f"<p>{''.join(parts)}</p>{_why_nothing(found)}"
+    return f"<p data-address='{escape(address)}'>{''.join(parts)}</p>{_why_nothing(found)}"
+
+
+def _what(queries: Sequence[Query]) -> str:
+    """What was searched with, where it is not a picture from outside as it is."""
+    if len(queries) > 1:
+        items = sum(query.item is not None for query in queries)
+        out = f", {count(items, 'item')} among them left out" if items else ""
+        return f"<span>like the mean of {len(queries)} pictures{out}</span>"
+    (query,) = queries
+    part = "" if query.region is None else "a part of "
+    if query.item is None:
+        return f"<span>like {part}the picture</span>" if part else ""
+    return f"<span>like {part}item {query.item.id}, itself left out</span>"
 
 
 def _agreement(found: Found) -> str:
@@ -56,8 +80,14 @@ def results(found: Found, gallery: Facts) -> str:
     rows = (_row(rank, hit, names) for rank, hit in enumerate(found.hits, 1))
     return (
         f"<ol class='grid'>{cards}</ol>"
-        f"<details><summary>Scores and paths</summary>{table(head, rows)}</details>"
+        f"<details data-hits='{escape(_objects(found.hits))}'><summary>Scores and paths</summary>{_SAVE}"
+        f"{table(head, rows)}</details>"
     )
+
+
+def _objects(hits: Sequence[Hit]) -> str:
+    """The hits as JSON."""
+    return json.dumps([{"rank": rank, **asdict(hit)} for rank, hit in enumerate(hits, 1)], ensure_ascii=False)
 
 
 def _card(rank: int, hit: Hit, found: Found, gallery: Facts) -> str:
@@ -72,7 +102,7 @@ def _card(rank: int, hit: Hit, found: Found, gallery: Facts) -> str:
         f"{picture(gallery, hit.id, alt)}"
         f"<span class='score' aria-hidden='true'><span>#{rank}</span><b>{hit.score:.4f}</b></span>"
         f"<span aria-hidden='true'>{mark}{escape(label)}</span>{more}"
-        f"<span class='quiet'>{escape(Path(hit.path).name)}</span></button></li>"
+        f"<span class='quiet'>{escape(called(hit))}</span></button></li>"
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
+from retrieval.gallery import Item
+from retrieval.storage.records import KEPT
 from serve.service import Facts
 
 
@@ -14,6 +17,21 @@ def header(facts: Facts) -> str:
     return (
         f"<h1>Lookalike</h1><p><b>{escape(facts.name)}</b><span>{count(facts.images, 'image')}</span>"
         f"<span title='SHA-256 of the model file: {model}'>model <code>{model[:12]}</code></span></p>"
+    )
+
+
+def galleries(names: Sequence[str], shown: str) -> str:
+    """The way to the pages of all galleries of the server; the first one's is at the root."""
+    root = "./" if shown == names[0] else "../../"
+    links = ((name, root if name == names[0] else f"{root}galleries/{name}/") for name in names)
+    current = " aria-current='page'"
+    return (
+        "<nav aria-label='Galleries'>"
+        + "".join(
+            f"<a href='{escape(link)}'{current if name == shown else ''}>{escape(name)}</a>"
+            for name, link in links
+        )
+        + "</nav>"
     )
 
 
@@ -33,11 +51,19 @@ def picture(facts: Facts, item: int, alt: str) -> str:
     return f"<img src='{source}' alt='{escape(alt)}' loading='lazy' decoding='async'>"
 
 
+def called(item: Item) -> str:
+    """What a picture is called: by its file; by its key where there is none, or the gallery keeps it."""
+    name = Path(item.path).name
+    return item.key if not name or KEPT.fullmatch(name) else name
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table that scrolls sideways where it is too wide; the cells are HTML already."""
     names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div class='scroll'><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
+    # Arrow keys scroll it once it is reached with Tab.
+    scroll = "class='scroll' role='group' aria-label='Table' tabindex='0'"
+    return f"<div {scroll}><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:

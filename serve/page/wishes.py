@@ -64,11 +64,11 @@ class Wishes:
             "example": example(columns),
         }
 
-    def link(self, item: int) -> str:
-        """The address, from its `?` on, that searches with a picture of the gallery in the same way."""
-        fields = {"id": item, "k": self.k, "where": self.where, "min_score": self._lowest}
-        fields["group_by"] = self.group_by
-        return "?" + urlencode({name: value for name, value in fields.items() if value != ""})
+    def address(self, query: Sequence[tuple[str, str]]) -> str:
+        """The address of a search in this way, from its `?` on; the query as names and values."""
+        fields = {"k": str(self.k), "where": self.where, "min_score": self._lowest, "group_by": self.group_by}
+        given = [(name, value) for name, value in fields.items() if value]
+        return "?" + urlencode([*query, *given], safe=",")
 
     @property
     def _lowest(self) -> str:

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from retrieval import Gallery
-from retrieval.evaluation import evaluate
 from retrieval.gallery import Hit
-from retrieval.report import Report
-from retrieval.reports.findings import Pictures, find
+from retrieval.gallery_evaluation import evaluate_gallery
 from tests.e2e.page_gallery import stock
 from tests.serve.serving import SERVE, Server, serving
 
@@ -48,19 +45,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Gallery:
     """The shop, indexed and evaluated; not to be changed."""
     folder = tmp_path_factory.mktemp("page")
     gallery = stock(folder, shop)
-    vectors, labels, contents, ids = gallery.labelled_vectors()
-    evaluation = evaluate("the model", vectors, np.array(labels))
-    pictures = Pictures([Path(gallery.item(i).path) for i in ids], labels, contents)
-    report = Report(
-        data="folder:shop",
-        protocol="each searches the others",
-        images=len(labels),
-        classes=3,
-        fingerprint=gallery.fingerprint,
-        results=[evaluation.result],
-        findings=find(evaluation, pictures, pictures),
-    )
-    report.save(gallery.folder / "reports" / "2026-01-01")
+    evaluate_gallery(gallery)
     return gallery
 
 

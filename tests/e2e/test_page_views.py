@@ -130,7 +130,7 @@ def test_a_picture_of_the_gallery_can_be_searched_with(page: Page, gallery: Gall
 def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, gallery: Gallery) -> None:
     page.get_by_role("tab", name="Evaluation").click()
     report = page.locator("#report")
-    expect(report.locator("h2")).to_have_text("folder:shop")
+    expect(report.locator("h2")).to_have_text("shop.gallery")
     expect(report.get_by_role("rowheader", name="Recall@1")).to_be_visible()
     for name in ("Recall at K", "Similarities of pairs", "Recall at 1 of classes"):
         expect(report.get_by_role("img", name=name)).to_be_visible()
@@ -142,7 +142,7 @@ def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, g
 
 
 def test_the_header_names_the_gallery_and_its_model(page: Page, gallery: Gallery) -> None:
-    for text in ("shop.gallery", "24 images", gallery.fingerprint[:12]):
+    for text in ("shop", "24 images", gallery.fingerprint[:12]):
         expect(page.locator("#header")).to_contain_text(text)
     expect(page.locator("footer")).to_have_count(0)
 

@@ -8,10 +8,15 @@ from typing import Any
 import httpx
 
 
-def send_event(client: httpx.Client, name: str, data: list[Any]) -> dict[str, Any]:
-    """Send one event of the page as the browser does -> its outcome."""
+def send_event(client: httpx.Client, name: str, data: list[Any], of: str | None = None) -> dict[str, Any]:
+    """Send one event of the page as the browser does, of the component called `of` -> its outcome."""
     config = client.get("/config").json()
-    number = next(d["id"] for d in config["dependencies"] if any(t[1] == name for t in d["targets"]))
+    theirs = [c["id"] for c in config["components"] if c["props"].get("elem_id") == of]
+    number = next(
+        d["id"]
+        for d in config["dependencies"]
+        if any(event == name and (of is None or source in theirs) for source, event in d["targets"])
+    )
     session = f"test-{name}"
     body = {"fn_index": number, "session_hash": session, "data": data}
     joined = client.post("/gradio_api/queue/join", json=body)
@@ -23,6 +28,11 @@ def send_event(client: httpx.Client, name: str, data: list[Any]) -> dict[str, An
             if message.get("msg") == "process_completed":
                 return message
     raise AssertionError("the stream ended without an outcome")
+
+
+def search_with(client: httpx.Client, picture: dict[str, Any], wishes: Any = 3) -> dict[str, Any]:
+    """Search with a picture that was uploaded, as dropping it does -> the outcome."""
+    return send_event(client, "change", [picture, None, wishes], of="query")
 
 
 def upload(client: httpx.Client, name: str, content: bytes) -> httpx.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from serve.app import create_app
+from serve.permissions import Permissions
 from serve.service import SearchService
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -26,17 +28,26 @@ OPERATIONS = [
     ("POST", "/search:batch"),
     ("POST", "/embed"),
     ("GET", "/gallery"),
+    ("GET", "/galleries"),
+    ("GET", "/images/by-key"),
     ("GET", "/images/{number}"),
     ("GET", "/images/{number}/thumbnail"),
+    ("POST", "/images"),
+    ("DELETE", "/images/{number}"),
 ]
 RIGHT = [(method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS]
 # A request without parameters cannot be wrong.
-WRONG = [(method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS if path != "/gallery"]
+WRONG = [
+    (method, path, GenerationMode.NEGATIVE)
+    for method, path in OPERATIONS
+    if path not in ("/gallery", "/galleries")
+]
 
 
 @pytest.fixture(scope="module")
-def described(shop_gallery: Path) -> Any:
-    app = create_app(SearchService(shop_gallery), page=False)
+def described(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = shutil.copytree(shop_gallery, tmp_path_factory.mktemp("fuzzed") / "shop.gallery")
+    app = create_app(SearchService(folder, permissions=Permissions(changes=True)), page=False)
     return schemathesis.openapi.from_asgi("/v1/openapi.json", app)
 
 

@@ -146,7 +146,7 @@ def test_requests_that_cannot_be_used_are_refused_and_told_why(
         ("GET", "/v1/images/999", 404, "no-such-image"),
         ("GET", f"/v1/images/{10**30}/thumbnail", 404, "no-such-image"),
         ("GET", "/v1/search", 405, "method-not-allowed"),
-        ("DELETE", "/v1/images/1", 405, "method-not-allowed"),
+        ("PUT", "/v1/images/1", 405, "method-not-allowed"),
         ("POST", "/healthz", 405, "method-not-allowed"),
         ("GET", "/nowhere", 404, "not-found"),
     ],

@@ -22,7 +22,7 @@ OPTIONS = {option.name for option in serve.params}
 def test_the_example_of_a_configuration_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, "long enough")
     found = settings(**serve.make_context("serve", ["--config", str(DEPLOY / "serve.toml")]).params)
-    assert found.gallery == Path("/srv/lookalike/shop.gallery")
+    assert found.galleries == {"shop": Path("/srv/lookalike/shop.gallery")}
     assert found.proxies
     assert found.credentials
 

@@ -158,7 +158,7 @@ def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
         "from serve import processes\n"
         "from serve.config import Settings\n"
         "if __name__ == '__main__':\n"
-        "    settings = Settings(Path('/nowhere'), workers=2, page=False)\n"
+        "    settings = Settings({'none': Path('/nowhere')}, workers=2, page=False)\n"
         "    bound = socket.create_server(('127.0.0.1', 0))\n"
         "    try:\n"
         "        processes.together(settings, bound, lambda: print('ready'))\n"

@@ -34,7 +34,7 @@ SITE = "https://shop.example"
 
 
 def _settings(**more: Any) -> Settings:
-    return Settings(gallery=Path("shop.gallery"), **{"page": False, **more})
+    return Settings(galleries={"shop": Path("shop.gallery")}, **{"page": False, **more})
 
 
 def _protected(gallery: Path, **more: Any) -> ASGIApp:

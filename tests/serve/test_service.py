@@ -20,7 +20,7 @@ from tests.serve.model import write_model
 
 
 def search(service: SearchService, query: Query, k: int) -> Found:
-    return asking.search(service, query, Wishes(k))
+    return asking.search(service, [query], Wishes(k))
 
 
 @pytest.fixture(scope="module")

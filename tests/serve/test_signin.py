@@ -19,7 +19,7 @@ from serve.access import HEADERS
 from serve.credentials import PASSWORD, TOKEN, Credentials, read_credentials
 from serve.signin import SignIn
 from tests.serve.listening import get
-from tests.serve.page_events import send_event, upload
+from tests.serve.page_events import search_with, upload
 from tests.serve.serving import SERVE, Server, serving
 
 OLD, NEW = "the-token-of-last-week", "the-token-of-this-week"
@@ -196,9 +196,9 @@ def test_nothing_but_the_pulse_is_told_to_strangers(locked: Server, path: str) -
 def test_a_password_opens_the_page_and_all_it_does(locked: Server, shop: Path) -> None:
     signed_in = httpx.BasicAuth(USER, SECRET)
     with httpx.Client(base_url=locked.url, auth=signed_in, timeout=30) as client:
-        assert "Lookalike: shop.gallery" in client.get("/").text
+        assert "Lookalike: shop" in client.get("/").text
         path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
-        outcome = send_event(client, "upload", [{"path": path, "meta": {"_type": "gradio.FileData"}}, 3])
+        outcome = search_with(client, {"path": path, "meta": {"_type": "gradio.FileData"}})
         assert "1 · 1.0000 · red" in json.dumps(outcome["output"]["data"], ensure_ascii=False)
         assert client.get("/v1/images/1/thumbnail").status_code == 200
 
@@ -233,7 +233,7 @@ def test_a_browser_asks_for_the_password_and_then_works(locked: Server, shop: Pa
         sync_api.expect(page.locator("#results li")).to_have_count(10, timeout=60_000)
         script = "[...document.querySelectorAll('#results img')].every(i => i.complete && i.naturalWidth > 0)"
         page.wait_for_function(script)
-        sync_api.expect(page.locator("#query img")).to_be_visible()
+        sync_api.expect(page.locator("#asked img")).to_be_visible()
         assert [url for url in refused if url != f"{locked.url}/"] == []
         browser.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -15,14 +14,13 @@ from PIL import Image
 
 from retrieval import Gallery
 from retrieval.errors import InputError
-from retrieval.evaluation import evaluate
 from retrieval.gallery import Hit, Item
-from retrieval.report import Report
 from retrieval.storage.records import StoredItem
 from serve.page import browsing, detail_view, gallery_view, search_view, views
+from serve.page.address import Address
 from serve.page.asking import Found
-from serve.page.evaluation_tab import evaluation
 from serve.page.search_tab import Search
+from serve.page.visit import Visit
 from serve.page.wishes import MAX_K, Wishes
 from serve.service import Facts, Query, SearchService
 from serve.thumbnails import encode
@@ -48,6 +46,10 @@ class _Parsed(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
+    def cards(self) -> list[dict[str, str | None]]:
+        return [button for button in self.all("button") if "data-item" in button]
+
+    @property
     def scripted(self) -> bool:
         return any(name.startswith("on") for _, attributes in self.tags for name in attributes)
 
@@ -60,7 +62,7 @@ def _found(
     best: float | None = None,
 ) -> Found:
     vector = None if item else np.zeros(2, np.float32)
-    return Found(Query(vector, item, "f", embed_ms), wishes or Wishes(), list(hits), 3.14159, best)
+    return Found([Query(vector, item, "f", embed_ms)], wishes or Wishes(), list(hits), 3.14159, best)
 
 
 def _stored(name: str) -> StoredItem:
@@ -83,7 +85,7 @@ def test_names_are_shown_as_text_wherever_they_come_from() -> None:
         assert _NASTY in _Parsed(text).text
         assert "<img" not in text
     item = Item(3, "", "red")
-    link = _Parsed(search_view.status(_found(hit, item=item, wishes=Wishes(where=_NASTY)))).all("a")
+    link = _Parsed(search_view.status(_found(hit, item=item, wishes=Wishes(where=_NASTY)), _NASTY)).all("a")
     assert parse_qs(str(link[0]["href"]).removeprefix("?"))["where"] == [_NASTY]
 
 
@@ -94,7 +96,7 @@ def test_a_result_shows_rank_score_label_metadata_and_path() -> None:
     ]
     page = _Parsed(search_view.results(_found(*hits), _SHOP))
     assert [a["alt"] for a in page.all("img")] == ["1 · 1.0000 · red", "2 · -0.2500 · no label"]
-    assert [a["data-item"] for a in page.all("button")] == ["7", "9"]
+    assert [card["data-item"] for card in page.cards] == ["7", "9"]
     assert "price: 3" in page.text
     for hit in hits:
         assert hit.path in page.text
@@ -104,31 +106,31 @@ def test_a_result_shows_rank_score_label_metadata_and_path() -> None:
 def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:
     hits = [Hit(1, "a", "red", score=0.9), Hit(2, "b", "blue", score=0.8), Hit(3, "c", None, score=0.7)]
     page = _Parsed(search_view.results(_found(*hits, item=Item(4, "d", "red")), _SHOP))
-    assert [a["class"] for a in page.all("button")] == ["right", "wrong", ""]
+    assert [card["class"] for card in page.cards] == ["right", "wrong", ""]
     assert [str(a["alt"]).split(" · ")[3:] for a in page.all("img")] == [["same label"], ["other label"], []]
     assert page.text.count("✓") == page.text.count("✗") == 1
     for unknown in (Item(4, "d", None), None):
         page = _Parsed(search_view.results(_found(*hits, item=unknown), _SHOP))
-        assert {a["class"] for a in page.all("button")} == {""}
+        assert {card["class"] for card in page.cards} == {""}
 
 
 def test_the_status_splits_the_time_and_names_the_item() -> None:
-    one = _Parsed(search_view.status(_found(Hit(1, "a", None), embed_ms=12.34))).text
+    one = _Parsed(search_view.status(_found(Hit(1, "a", None), embed_ms=12.34), "?q=1")).text
     assert "1 result" in one
     assert "1 results" not in one
     assert "embedding 12.3 ms" in one
     assert "search 3.1 ms" in one
-    by_item = _Parsed(search_view.status(_found(item=Item(24, "a", None)))).text
+    by_item = _Parsed(search_view.status(_found(item=Item(24, "a", None)), "?id=24")).text
     assert "0 results" in by_item
     assert "like item 24" in by_item
 
 
 def test_nothing_found_is_explained_and_leaves_nothing_behind() -> None:
     assert search_view.results(_found(), _SHOP) == ""
-    low = search_view.status(_found(wishes=Wishes(min_score=0.95), best=0.87654))
+    low = search_view.status(_found(wishes=Wishes(min_score=0.95), best=0.87654), "")
     assert "Nothing scores 0.95 or more: the best score there is 0.8765" in low
-    assert "No picture fulfils the filter" in search_view.status(_found(wishes=Wishes(where="id = 0")))
-    assert "no other picture" in search_view.status(_found())
+    assert "No picture fulfils the filter" in search_view.status(_found(wishes=Wishes(where="id = 0")), "")
+    assert "no other picture" in search_view.status(_found(), "")
 
 
 # ---- what a browser sends
@@ -144,9 +146,8 @@ _wishes = st.builds(
 
 @given(_wishes, st.integers(1, 2**62))
 def test_a_link_and_the_form_mean_what_they_were_made_of(wishes: Wishes, item: int) -> None:
-    address = parse_qs(wishes.link(item).removeprefix("?"))
-    assert Wishes.of({name: values[0] for name, values in address.items()}) == wishes
-    assert address["id"] == [str(item)]
+    address = Address.of(wishes.address([("id", str(item))]))
+    assert (address.items, address.wishes, address.number) == (((item, None),), wishes, 0)
     assert Wishes.of(wishes.form(["brand"])) == wishes
 
 
@@ -163,12 +164,13 @@ def test_k_alone_and_what_is_no_number_are_understood() -> None:
 
 def test_a_picture_in_large_shows_all_names_as_text() -> None:
     picture = Image.new("RGB", (4, 3), "red")
-    shown = _Parsed(detail_view.detail(_stored(_NASTY), _SHOP, encode(picture), 0.5, compares=True))
+    shown = _Parsed(detail_view.detail(_stored(_NASTY), _SHOP, (encode(picture), _NASTY), 0.5, compares=True))
     assert [image["alt"] for image in shown.all("img")] == ["the query", f"item 7, {_NASTY}"]
     assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")
-    compared = _Parsed(detail_view.compared(_stored(_NASTY), 0.5, picture, picture))
+    compared = _Parsed(detail_view.compared(_stored(_NASTY), 0.5, (picture, _NASTY), picture))
     for page in (shown, compared):
-        assert page.text.count(_NASTY) == 5  # title, key, path, and the metadata's name and value
+        # Title, twice the name of the query, key, path, and the metadata's name and value.
+        assert page.text.count(_NASTY) == 7
         assert "0.5000" in page.text
         assert not page.scripted
 
@@ -209,10 +211,8 @@ def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) 
     gallery = Gallery.create(tmp_path / "empty.gallery", model_file)
     service = SearchService(gallery.folder)
     search = Search(service)
-    assert "lookalike index add" in search.upload(None, Wishes())[1]
-    assert "lookalike index add" in search.again(None, Wishes())[1]
+    assert "lookalike index add" in search.again(Visit(), Wishes())[2]
     assert "no pictures yet" in gallery_view.pictures(_SHOP, [], browsing.page(gallery, "", 0))
-    assert "lookalike evaluate" in evaluation(service)
 
 
 def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:
@@ -223,17 +223,3 @@ def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path,
     assert gallery.index is not None
     recall = gallery.index.card["recall"]
     assert f"hnsw, measured recall {recall:.4f}" in gallery_view.stock(gallery)
-
-
-def test_a_report_is_drawn_once_until_there_is_a_newer_one(shop_gallery: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "shop.gallery"
-    shutil.copytree(shop_gallery, folder)
-    service = SearchService(folder)
-    vectors, labels, _, _ = service.gallery.labelled_vectors()
-    result = evaluate("the model", vectors, np.array(labels)).result
-    for name in ("2026-01-01", "2026-01-02"):
-        report = Report(name, "each searches the others", 24, 3, None, [result])
-        report.save(folder / "reports" / name)
-        drawn = evaluation(service)
-        assert name in drawn
-        assert evaluation(service) is drawn

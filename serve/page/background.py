@@ -1,0 +1,83 @@
+"""Work that takes longer than a visitor waits for an answer: in a thread, and seen by all who look."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from retrieval.progress import Stage, told_to
+from serve.page.failures import sentence
+
+T = TypeVar("T")
+
+# Whatever the work and the gallery, a process does one at a time: searches need the cores, too.
+_turn = threading.Lock()
+# For components with such work: while an answer says `data-running`, they ask every second how it stands.
+POLL = """
+let timer = 0;
+const poll = () => {
+  clearTimeout(timer);
+  const running = element.querySelector('[data-running]');
+  if (!running) return;
+  timer = setTimeout(() => {
+    if (element.offsetParent) trigger('tick', {of: running.dataset.running});
+    poll();
+  }, 1000);
+};
+watch('value', poll);
+"""
+
+
+@dataclass(frozen=True)
+class Look(Generic[T]):
+    """What a visitor sees.
+
+    Attributes:
+        key: what the work is about.
+        running: whether it goes on.
+        stage: how far it is, where it says so.
+        result: what came of it.
+        failure: what went wrong, as HTML.
+    """
+
+    key: str = ""
+    running: bool = False
+    stage: Stage | None = None
+    result: T | None = None
+    failure: str = ""
+
+
+class Background(Generic[T]):
+    """One kind of work about one gallery; what came of it last is kept.
+
+    The thread is a daemon: a server that is stopped does not wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._look: Look[T] = Look()
+
+    def look(self) -> Look[T]:
+        """How it stands."""
+        return self._look
+
+    def begin(self, key: str, work: Callable[[], T]) -> bool:
+        """Begin, unless such work goes on anywhere in this process -> whether it was begun."""
+        if not _turn.acquire(blocking=False):
+            return False
+        self._look = Look(key, running=True)
+        threading.Thread(target=self._run, args=(key, work), name="background", daemon=True).start()
+        return True
+
+    def _run(self, key: str, work: Callable[[], T]) -> None:
+        try:
+            with told_to(lambda stage: self._tell(key, stage)):
+                self._look = Look(key, result=work())
+        except Exception as error:
+            self._look = Look(key, failure=sentence(error))
+        finally:
+            _turn.release()
+
+    def _tell(self, key: str, stage: Stage) -> None:
+        self._look = Look(key, running=True, stage=stage)

@@ -1,0 +1,86 @@
+"""Near-duplicates as HTML: groups as rows of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from retrieval.searching.duplicates import Group
+from serve.page.changing import remove_button
+from serve.page.gallery_view import card
+from serve.page.views import count, note
+from serve.service import Facts
+
+GROUPS = 20  # on a page
+_MEMBERS = 24  # of a group that are shown
+_LABELS = 5
+
+
+def progress(share: float) -> str:
+    """How far the search has come."""
+    return (
+        f"<p role='status'>Comparing all pictures with each other: {100 * share:.0f} %</p>"
+        f"<progress max='1' value='{share:.3f}' aria-label='Comparing'></progress>"
+    )
+
+
+def groups(found: Sequence[Group], page: int, gallery: Facts, *, removes: bool) -> str:
+    """One page of the groups.
+
+    Args:
+        found: all of them.
+        page: its number, from 0; the last one where there are not as many.
+        gallery: where they are.
+        removes: whether all but the first of a group can be removed.
+    """
+    if not found:
+        return note("No two pictures are as alike as that.")
+    last = (len(found) - 1) // GROUPS
+    page = min(max(page, 0), last)
+    first = page * GROUPS
+    shown = found[first : first + GROUPS]
+    rows = "".join(_group(group, gallery, removes=removes) for group in shown)
+    return f"{_summary(found)}{_pager(len(found), page, last)}<ol class='groups'>{rows}</ol>"
+
+
+def _summary(found: Sequence[Group]) -> str:
+    members = sum(len(group.members) for group in found)
+    across = sum(len(group.labels) > 1 for group in found)
+    text = f"{count(len(found), 'group')} with {members:,} pictures"
+    if across:
+        text += f"; in {across:,} of them labels disagree: these come first"
+    return f"<p role='status' tabindex='-1'>{text}.</p>"
+
+
+def _pager(total: int, page: int, last: int) -> str:
+    if not last:
+        return ""
+    first = page * GROUPS + 1
+    turns = _turn("Previous", page - 1, last) + _turn("Next", page + 1, last)
+    where = f"groups {first:,} to {min(first + GROUPS - 1, total):,} of {total:,}"
+    return f"<nav aria-label='Pages of groups'>{turns}<span>{where}</span></nav>"
+
+
+def _turn(name: str, to: int, last: int) -> str:
+    off = "" if 0 <= to <= last else " disabled"
+    return f"<button type='button' data-group-page='{to}'{off}>{name}</button>"
+
+
+def _group(group: Group, gallery: Facts, *, removes: bool) -> str:
+    facts = [count(len(group.members), "picture"), f"lowest similarity {group.lowest:.4f}"]
+    facts.append("the same bytes" if group.identical else "different files")
+    words = f"<span>{' · '.join(facts)}</span>"
+    if len(group.labels) > 1:
+        words += f"<span class='disagree'>labels disagree: {escape(_some(group.labels))}</span>"
+    if removes:
+        rest = [item.id for item in group.members[1:]]
+        words += remove_button(rest, gallery, f"Remove all but item {group.members[0].id}")
+    cards = "".join(card(item, gallery) for item in group.members[:_MEMBERS])
+    more = len(group.members) - _MEMBERS
+    hidden = f"<p class='quiet'>and {more:,} more</p>" if more > 0 else ""
+    return f"<li><p>{words}</p><ol class='grid'>{cards}</ol>{hidden}</li>"
+
+
+def _some(labels: Sequence[str]) -> str:
+    more = len(labels) - _LABELS
+    return ", ".join(labels[:_LABELS]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,13 @@
+"""How pictures outside the search tab are searched with."""
+
+# A button that names an item opens the search tab, and its component's `submit` says which item it is.
+SEARCH = """
+element.addEventListener('click', event => {
+  const button = event.target.closest('button[data-search]');
+  if (!button) return;
+  const tab = document.getElementById('search-tab-button');
+  tab.click();
+  tab.focus();  // what had it is out of sight now
+  trigger('submit', {item: Number(button.dataset.search)});
+});
+"""

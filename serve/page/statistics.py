@@ -1,0 +1,130 @@
+"""What is known about a gallery's pictures, in numbers: labels, sizes, columns."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.gallery import Gallery
+from retrieval.searching.snapshot import Snapshot
+from retrieval.storage.schema import quoted
+from retrieval.storage.store import Store
+
+SHOWN = 12  # labels
+_COLUMNS = 30  # that are looked into: each takes half a second of a million pictures
+_ALIVE = "items.deleted_at IS NULL AND items.seg IS NOT NULL"
+_DESCRIBED = f"FROM items JOIN metadata USING (id) WHERE {_ALIVE}"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How the pictures are distributed over labels.
+
+    Attributes:
+        count: of different labels.
+        most: the largest, with their pictures, largest first.
+        least: the smallest.
+        without: pictures that have none.
+    """
+
+    count: int
+    most: list[tuple[str, int]]
+    least: tuple[str, int] | None
+    without: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Width and height, in pixels, of the smallest picture, of the one in the middle and of the largest."""
+
+    smallest: tuple[int, int]
+    median: tuple[int, int]
+    largest: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column of metadata holds.
+
+    Attributes:
+        filled: pictures that have a value.
+        distinct: different values.
+        numbers: the least, the median and the greatest; `None` for text.
+        most: the most frequent value of text, and how often it is there.
+    """
+
+    name: str
+    filled: int
+    distinct: int
+    numbers: tuple[float, float, float] | None
+    most: tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """All of it; `sizes` is `None` where none is known, `left_out` are columns that were not looked into."""
+
+    images: int
+    labels: Labels
+    sizes: Sizes | None
+    columns: list[Column]
+    left_out: int
+
+
+def count(gallery: Gallery) -> Statistics:
+    """Go through all pictures: seconds for a million of them."""
+    store, names = gallery.store, gallery.store.columns()
+    columns = [_column(store, name) for name in names[:_COLUMNS]]
+    return Statistics(len(gallery), _labels(store), _sizes(store), columns, max(0, len(names) - _COLUMNS))
+
+
+class Counted:
+    """The statistics of one gallery, counted once for each state of it. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: weakref.ref[Snapshot] | None = None
+        self._found: Statistics | None = None
+
+    def of(self, gallery: Gallery) -> Statistics:
+        """The statistics of the state that the gallery shows."""
+        with self._lock:  # whoever comes meanwhile waits for the same
+            snapshot = gallery.snapshot
+            if self._found is None or self._of is None or self._of() is not snapshot:
+                self._found, self._of = count(gallery), weakref.ref(snapshot)
+            return self._found
+
+
+def _labels(store: Store) -> Labels:
+    query = f"SELECT label, count(*) AS n FROM items WHERE {_ALIVE} GROUP BY label ORDER BY n DESC, label"
+    found = store.rows(query)
+    labels = [(label, n) for label, n in found if label]
+    without = sum(n for label, n in found if not label)
+    return Labels(len(labels), labels[:SHOWN], labels[-1] if labels else None, without)
+
+
+def _sizes(store: Store) -> Sizes | None:
+    rows = store.rows(f"SELECT width, height FROM items WHERE {_ALIVE} AND width > 0 AND height > 0")
+    if not rows:
+        return None
+    sizes = np.array(rows, np.int64)
+    order = np.argsort(sizes.prod(1), kind="stable")
+    smallest, median, largest = (sizes[order[at]].tolist() for at in (0, (len(order) - 1) // 2, -1))
+    return Sizes(tuple(smallest), tuple(median), tuple(largest))
+
+
+def _column(store: Store, name: str) -> Column:
+    column = f"metadata.{quoted(name)}"
+    found = store.rows(f"SELECT {column}, count(*) {_DESCRIBED} AND {column} IS NOT NULL GROUP BY 1")
+    filled = sum(n for _, n in found)
+    if any(isinstance(value, str) for value, _ in found):
+        value, often = max(found, key=lambda one: one[1])
+        return Column(name, filled, len(found), None, (str(value), often))
+    if not found:
+        return Column(name, 0, 0, None, None)
+    values, often = np.array(found, np.float64).T
+    median = float(np.median(np.repeat(values, often.astype(np.int64))))
+    return Column(name, filled, len(found), (float(values.min()), median, float(values.max())), None)

@@ -1,0 +1,47 @@
+"""A picture by its address on the web."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradio as gr
+from gradio.processing_utils import save_bytes_to_cache
+from gradio.utils import get_upload_folder
+
+from serve.errors import BusyError
+from serve.fetching import fetch
+from serve.uploads import is_full
+
+_FORM = """
+<form novalidate autocomplete="off">
+  <label>Address of a picture<input name="address" type="url" maxlength="2048" spellcheck="false"
+    placeholder="https://"></label>
+  <button type="submit">Fetch</button>
+</form>
+"""
+_SCRIPT = """
+const form = element.querySelector('form');
+form.addEventListener('submit', event => {
+  event.preventDefault();
+  const address = form.address.value.trim();
+  if (address) trigger('submit', {address});
+});
+"""
+
+
+def make() -> gr.HTML:
+    """A component whose `submit` says the address."""
+    return gr.HTML("", elem_id="address", apply_default_css=False, html_template=_FORM, js_on_load=_SCRIPT)
+
+
+def fetched(address: str) -> Path:
+    """The picture at an address, kept as long as an upload.
+
+    Raises:
+        FetchError: there is none.
+        BusyError: as much is kept as may be.
+    """
+    folder = get_upload_folder()
+    if is_full(Path(folder)):
+        raise BusyError("too many pictures are being looked at: try again in a few minutes")
+    return Path(save_bytes_to_cache(fetch(address), "picture", folder))

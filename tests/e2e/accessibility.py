@@ -1,0 +1,99 @@
+"""What stands in the way of people who do not see a page, or have no mouse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+
+_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+_LOOKS = [("light", 1280), ("dark", 390)]
+# All that the Tab key should reach, in the order of the document, without what an open dialog covers; of
+# buttons of which one is chosen, only that one.
+_CONTROLS = """
+(() => {
+  const top = document.querySelector('dialog[open]') || document;
+  const known = 'a[href], button, input, select, textarea, summary, [tabindex], [contenteditable=true]';
+  return [...top.querySelectorAll(known)].filter(e =>
+    e.tabIndex >= 0 && !e.disabled && e.checkVisibility({visibilityProperty: true})
+    && !(e.type === 'radio' && !e.checked && document.querySelector(`[name="${e.name}"]:checked`)));
+})()
+"""
+
+_SEEN = "s => s.outlineStyle === 'auto' || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"
+_WIDTHS = "all => all.map(e => [e.scrollWidth, e.clientWidth])"
+_HIDDEN = "all => all.filter(e => !e.checkVisibility()).length"
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds, of any impact, in light on a wide screen and in dark on a phone."""
+    found = {}
+    for scheme, width in _LOOKS:
+        with _look(page, scheme, width):
+            for violation in _violations(page):
+                found.setdefault(violation, f"{scheme}, {width} px: {violation}")
+    return list(found.values())
+
+
+def cut_off(page: Page) -> list[str]:
+    """What is wider than 320 pixels, as 1280 are at 400% (WCAG 1.4.10), and tabs that are not shown there."""
+    with _look(page, "light", 320):
+        found = [
+            f"{selector} is {width} pixels wide, of which {seen} are seen"
+            for selector in ("html", "dialog[open]")
+            for width, seen in page.locator(selector).evaluate_all(_WIDTHS)
+            if width > seen
+        ]
+        hidden = page.locator("[role=tab]").evaluate_all(_HIDDEN)
+        return found + [f"{hidden} tabs are not shown"] * bool(hidden)
+
+
+@contextmanager
+def _look(page: Page, scheme: Any, width: int) -> Iterator[None]:
+    """See the page in light or dark, in a window of a width; afterwards in light, as wide as before."""
+    before = page.viewport_size
+    assert before
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 844})
+    page.wait_for_timeout(300)  # milliseconds: colours change by and by
+    yield
+    page.set_viewport_size(before)
+    page.emulate_media(color_scheme="light")
+
+
+def _violations(page: Page) -> Iterator[str]:
+    options = {"runOnly": _RULES, "resultTypes": ["violations"]}
+    for broken in Axe().run(page, options=options).response["violations"]:
+        for node in broken["nodes"]:
+            why = " ".join(check["message"] for check in node["any"] + node["all"] + node["none"])
+            yield f"{broken['impact']}, {broken['id']}: {node['target']} {node['html'][:200]} {why[:300]}"
+
+
+def walk(page: Page) -> list[str]:
+    """Press Tab from the top until it begins anew -> what goes wrong on the way."""
+    page.evaluate(f"window.controls = {_CONTROLS}")
+    names = page.evaluate("controls.map(e => e.outerHTML.slice(0, 200))")
+    page.evaluate("(document.querySelector('dialog[open]') || document.body).focus()")
+    page.evaluate("document.activeElement.blur()")
+    order: list[int] = []
+    wrong = []
+    for _ in range(2 * len(names)):
+        page.keyboard.press("Tab")
+        at = page.evaluate("controls.indexOf(document.activeElement)")
+        if at in order:
+            break
+        if at >= 0:
+            order.append(at)
+        elif not page.evaluate("document.activeElement === document.body"):
+            wrong.append(f"not expected: {page.evaluate('document.activeElement.outerHTML.slice(0, 200)')}")
+        if at >= 0 and not page.evaluate(f"({_SEEN})(getComputedStyle(document.activeElement))"):
+            wrong.append(f"focus is not seen: {names[at]}")
+    start = order.index(min(order)) if order else 0  # a dialog is entered where its focus was
+    around = order[start:] + order[:start]
+    wrong += [f"not reached: {name}" for at, name in enumerate(names) if at not in order]
+    wrong += [f"out of order: {names[b]}" for a, b in pairwise(around) if b < a]
+    return wrong

@@ -1,0 +1,270 @@
+"""The page for everyone: by keyboard alone, for screen readers, in any colours, at any size."""
+
+# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from retrieval import Gallery
+from retrieval.gallery_evaluation import evaluate_gallery
+from tests.conftest import draw, lookalike
+from tests.e2e.accessibility import cut_off, violations, walk
+from tests.e2e.page_driver import (
+    browser,
+    expect_results,
+    page,
+    settle,
+    upload,
+    watched,
+)
+from tests.e2e.page_gallery import stock, write_map_model
+from tests.serve.serving import SERVE, Server, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Gallery:
+    """The shop with pictures that are there twice, once with a wrong label, and two reports."""
+    folder = tmp_path_factory.mktemp("page")
+    gallery = stock(folder, shop)
+    for seed in range(4):
+        shutil.copy(shop / "red" / f"{seed}.png", folder / f"{seed}.png")
+    gallery.add(sorted(folder.glob("[0-3].png")), metadata=[{"label": "green"}] * 4)
+    for _ in range(2):
+        evaluate_gallery(gallery)
+    return gallery
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterator[Server]:
+    """A server that lets visitors do everything."""
+    words = [*SERVE, str(gallery.folder), "--allow-changes", "--allow-urls"]
+    with serving(words, tmp_path_factory.mktemp("scratch")) as running:
+        yield running
+
+
+# ---- what a visitor may see
+
+
+def empty(page: Page, shop: Path) -> None:
+    """As it was opened, with examples."""
+    expect(page.locator("#trail .examples button").first).to_be_visible()
+
+
+def several(page: Page, shop: Path) -> None:
+    """Two pictures as one query, a part of one of them chosen; a search before it."""
+    upload(page, shop / "green" / "5.png")
+    expect_results(page, 10)
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add another picture").click()
+    chooser.value.set_files(shop / "red" / "2.png")
+    expect(page.locator("#asked .parts li")).to_have_count(2)
+    settle(page)
+    page.get_by_role("button", name="Region to search with").press("ArrowDown")
+    expect(page).to_have_url(re.compile("q=3"))
+    settle(page)
+    expect(page.locator("#trail .past button")).to_have_count(3)
+
+
+def item(page: Page, shop: Path) -> None:
+    """With right and wrong results, and the table of scores open."""
+    page.goto(page.url + "?id=5", wait_until="domcontentloaded")
+    expect_results(page, 10)
+    settle(page)
+    page.locator("#results summary").last.click()
+
+
+def mistaken(page: Page, shop: Path) -> None:
+    """With a filter that is none."""
+    page.goto(page.url + "?id=5&where=price", wait_until="domcontentloaded")
+    expect(page.locator("#status .trouble")).to_be_visible()
+
+
+def beside(page: Page, shop: Path) -> None:
+    """A result in large, beside the query."""
+    item(page, shop)
+    page.locator("#results .grid button").nth(2).click()
+    expect(page.get_by_role("dialog").locator("img")).to_have_count(2)
+
+
+def heated(page: Page, shop: Path) -> None:
+    """With what makes the two alike."""
+    beside(page, shop)
+    name = "Where they look alike"
+    page.get_by_role("button", name=name).click()
+    expect(page.get_by_role("button", name=name, pressed=True)).to_be_visible()
+
+
+def stocked(page: Page, shop: Path) -> None:
+    """The gallery, with all that can be opened."""
+    page.get_by_role("tab", name="Gallery").click()
+    expect(page.locator("#browse li")).to_have_count(28)
+    for summary in page.locator("#gallery-tab summary").all():
+        summary.click()
+    page.get_by_role("button", name="Add images").click()
+    page.get_by_role("button", name="Add", exact=True).click()
+    expect(page.locator("#add-outcome .trouble")).to_be_visible()
+    page.get_by_role("button", name="Find").click()
+    expect(page.locator("#duplicates .groups li").first).to_be_visible()
+    expect(page.locator("#statistics .bars")).to_be_visible()
+
+
+def removing(page: Page, shop: Path) -> None:
+    """Asked whether a picture is really to be removed."""
+    page.get_by_role("tab", name="Gallery").click()
+    page.locator("#browse .grid button").first.click()
+    page.get_by_role("dialog").locator("button.remove").click()
+    expect(page.get_by_role("button", name="Really remove")).to_be_visible()
+
+
+def evaluated(page: Page, shop: Path) -> None:
+    """The newest report, and the map of the embeddings."""
+    page.get_by_role("tab", name="Evaluation").click()
+    expect(page.locator("#report h2")).to_be_visible()
+    page.get_by_role("button", name="Map").click()
+    expect(page.locator("#figures .map path").first).to_be_visible()
+
+
+def compared(page: Page, shop: Path) -> None:
+    """Two reports side by side, and the triplet diagram."""
+    page.get_by_role("tab", name="Evaluation").click()
+    page.get_by_label("Compare with").select_option(index=1)
+    expect(page.locator("#report")).to_contain_text("difference to")
+    page.get_by_role("button", name="Triplet diagram").click()
+    expect(page.get_by_role("img", name="Triplet diagram")).to_be_visible()
+
+
+STATES = (
+    *(empty, several, item, mistaken, beside, heated),
+    *(stocked, removing, evaluated, compared),
+)
+
+
+@pytest.mark.parametrize("reach", STATES, ids=lambda state: state.__name__)
+def test_nobody_is_shut_out(page: Page, shop: Path, reach: Callable[[Page, Path], None]) -> None:
+    reach(page, shop)
+    wrong = [*walk(page), *cut_off(page), *violations(page)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_arrow_keys_go_from_tab_to_tab(page: Page) -> None:
+    page.get_by_role("tab", name="Search").focus()
+    for key, name in (("ArrowRight", "Gallery"), ("End", "Evaluation"), ("ArrowRight", "Search")):
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name, selected=True)).to_be_focused()
+        expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Home")
+    expect(page.get_by_role("tab", name="Search", selected=True)).to_be_focused()
+
+
+def test_the_first_key_skips_to_the_results(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
+    expect_results(page, 10)
+    settle(page)
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("button", name="Skip to the content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.locator("#results button").first).to_be_focused()
+
+
+def test_the_focus_stays_where_a_press_replaces_what_was_pressed(
+    browser: Browser, shop: Path, tmp_path: Path
+) -> None:
+    gallery = Gallery.create(tmp_path / "large.gallery", write_map_model(tmp_path / "model.onnx"))
+    (tmp_path / "more").mkdir()
+    for seed in range(50):
+        draw(100 + seed).save(tmp_path / "more" / f"{seed}.png")
+    gallery.add([shop, tmp_path / "more"])
+    with serving([*SERVE, str(gallery.folder)], tmp_path / "scratch") as server, browser.new_context() as c:
+        page = watched(c.new_page(), server)
+        page.get_by_role("tab", name="Gallery").click()
+        browse = page.locator("#browse")
+        browse.get_by_role("button", name="Next").press("Enter")
+        expect(browse.locator("nav")).to_contain_text("61 to 74 of 74 pictures")
+        expect(browse).to_be_focused()  # there is no page after the last
+        browse.get_by_role("button", name="Previous").press("Enter")
+        expect(browse.locator("nav")).to_contain_text("1 to 60 of 74 pictures")
+        browse.get_by_role("button", name="Next").focus()
+        card = browse.locator("[data-item='9']")
+        card.press("Enter")
+        page.get_by_role("dialog").get_by_role("button", name="Search with this one").press("Enter")
+        expect_results(page, 10)
+        expect(page.locator("#results")).to_be_focused()
+        assert page.broken == []  # type: ignore[attr-defined]
+
+
+def test_nothing_moves_for_those_who_do_not_want_it(browser: Browser, server: Server, shop: Path) -> None:
+    with browser.new_context(reduced_motion="reduce") as context:
+        page = watched(context.new_page(), server)
+        item(page, shop)
+        longest = page.evaluate(
+            """Math.max(...[...document.querySelectorAll('main *')].flatMap(e => {
+                const style = getComputedStyle(e);
+                return [style.animationDuration, style.transitionDuration]
+                    .flatMap(times => times.split(',')).map(parseFloat);
+            }))"""
+        )
+        assert longest <= 0.001  # seconds
+
+
+def test_chosen_things_are_seen_in_the_colours_of_the_system(
+    browser: Browser, server: Server, shop: Path
+) -> None:
+    with browser.new_context(forced_colors="active") as context:
+        page = watched(context.new_page(), server)
+        heated(page, shop)
+        border = "e => { const s = getComputedStyle(e); return s.borderStyle + s.borderWidth; }"
+        chosen, other = (page.locator(f"[role=tab][aria-selected={on}]").first for on in ("true", "false"))
+        assert chosen.evaluate(border) != other.evaluate(border)
+        pressed, plain = page.locator("#dialog [aria-pressed=true]"), page.locator("#dialog .main")
+        assert pressed.evaluate(border) != plain.evaluate(border)
+
+
+def test_the_document_says_what_it_is(page: Page, gallery: Gallery) -> None:
+    assert page.title() == f"Lookalike: {gallery.folder.stem}"
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.locator("h1").all_inner_texts() == ["Lookalike"]
+    viewport = page.locator("meta[name=viewport]").get_attribute("content") or ""
+    assert "user-scalable" not in viewport
+    assert "maximum-scale" not in viewport
+
+
+# ---- pages that are files
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery, shop: Path) -> dict[str, Path]:
+    """Every kind of page that a command writes."""
+    folder = tmp_path_factory.mktemp("documents")
+    report = next(gallery.folder.glob("reports/*/report.html"))
+    lookalike("compare", f"one={report.parent}", f"two={report.parent}", "--out", str(folder))
+    picture = str(shop / "green" / "5.png")
+    lookalike("search", str(gallery.folder), picture, "--sheet", str(folder / "sheet.html"))
+    lookalike("analyze", "tsne", str(gallery.folder), "--out", str(folder / "map.svg"))
+    return {"report": report, **{file.stem: file for file in folder.glob("*.html")}}
+
+
+@pytest.fixture
+def document(request: pytest.FixtureRequest, browser: Browser, documents: dict[str, Path]) -> Iterator[Page]:
+    with browser.new_context(offline=True) as context:
+        page = context.new_page()
+        page.goto(documents[request.param].as_uri())
+        yield page
+
+
+@pytest.mark.parametrize("document", ["report", "compare", "sheet", "map"], indirect=True)
+def test_nobody_is_shut_out_of_a_file(document: Page) -> None:
+    wrong = [*walk(document), *cut_off(document), *violations(document)]
+    assert not wrong, "\n".join(wrong)

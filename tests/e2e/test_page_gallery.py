@@ -1,0 +1,359 @@
+"""The gallery tab in a real browser: what it consists of, near-duplicates, adding and removing pictures."""
+
+# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from retrieval import Gallery
+from retrieval.searching.duplicates import find_duplicates
+from tests.e2e.page_driver import browser, settle, watched
+from tests.e2e.page_gallery import BRANDS, stock
+from tests.serve.serving import SERVE, Server, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+ODD = "it's <b>odd</b>"
+MORE = 26  # pictures that are there twice, so that there are two pages of groups
+
+
+def colourful(seed: int) -> Image.Image:
+    """A picture that is like no other: sixteen squares of any colours."""
+    squares = np.random.default_rng(seed).integers(0, 2, (4, 4, 3), np.uint8) * 255
+    return Image.fromarray(squares).resize((60, 50), Image.Resampling.NEAREST)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """A gallery with pictures that are there twice, under labels of their own; not to be changed."""
+    folder = tmp_path_factory.mktemp("gallery-tab")
+    gallery = stock(folder, shop)
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+        for seed in range(MORE):
+            colourful(seed).save(folder / name / f"{seed}.png")
+    paths = sorted((folder / "first").iterdir()) + sorted((folder / "second").iterdir())
+    labels = [ODD] * MORE + [ODD] * (MORE - 2) + ["other"] * 2
+    gallery.add(paths, metadata=[{"label": label} for label in labels])
+    gallery.add([folder / "second" / "3.png"], metadata=[{"label": ""}])
+    return gallery.folder
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[Server]:
+    with serving([*SERVE, str(home)], tmp_path_factory.mktemp("scratch")) as running:
+        yield running
+
+
+@pytest.fixture
+def changed(tmp_path: Path, home: Path) -> Iterator[Server]:
+    """A server over a copy of the gallery, in which everything is allowed."""
+    folder = shutil.copytree(home, tmp_path / "shop.gallery")
+    with serving([*SERVE, str(folder), "--allow-changes"], tmp_path / "scratch") as running:
+        yield running
+
+
+def opened(browser: Browser, server: Server, **how: object) -> Iterator[Page]:
+    """The gallery tab of a server."""
+    with browser.new_context(**how) as context:  # type: ignore[arg-type]
+        page = watched(context.new_page(), server)
+        page.get_by_role("tab", name="Gallery").click()
+        expect(page.locator("#browse li").first).to_be_visible()
+        yield page
+        assert page.foreign == page.broken == []  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def page(browser: Browser, looked_at: Server) -> Iterator[Page]:
+    yield from opened(browser, looked_at)
+
+
+@pytest.fixture
+def free(browser: Browser, changed: Server) -> Iterator[Page]:
+    """The page of the gallery that may be changed."""
+    yield from opened(browser, changed)
+
+
+def unfold(page: Page, part: str) -> Locator:
+    """Open a part of the tab by keyboard."""
+    found = page.locator(part)
+    found.locator("summary").first.press("Enter")
+    return found
+
+
+def find(page: Page) -> Locator:
+    """Unfold the near-duplicates, and look for them."""
+    part = unfold(page, "#duplicates")
+    part.get_by_role("button", name="Find").press("Enter")
+    expect(part.locator(".groups")).to_be_visible()
+    return part
+
+
+def choose(page: Page, files: list[Path]) -> None:
+    """Choose images to add, and wait until the server has them."""
+    with page.expect_response(lambda answer: "/gradio_api/upload?" in answer.url) as answer:
+        page.locator("#add-files input[type=file]").set_input_files(files)
+    assert answer.value.ok
+    expect(page.locator("#add-files tbody tr")).to_have_count(len(files))
+
+
+def folder_of(server: Server) -> Path:
+    return server.scratch.parent / "shop.gallery"
+
+
+# ---- what there is
+
+
+def test_the_statistics_are_those_of_the_pictures(page: Page, home: Path) -> None:
+    gallery = Gallery(home)
+    items = gallery.items(gallery.snapshot.ids.tolist()).values()
+    part = unfold(page, "#statistics")
+    labels = Counter(item.label for item in items if item.label)
+    expect(part.get_by_role("heading", name=f"{len(labels)} labels")).to_be_visible()
+    bars = part.locator(".bars li")
+    assert {
+        bar.get_by_role("button").inner_text(): bar.locator("span").inner_text() for bar in bars.all()
+    } == {
+        **{str(label): str(number) for label, number in labels.items()},
+        "no label": str(sum(not item.label for item in items)),
+    }
+    prices = [float(item.metadata["price"]) for item in items if "price" in item.metadata]
+    row = part.get_by_role("row").filter(has_text="price")
+    for number in (len(prices), len(set(prices)), min(prices), float(np.median(prices)), max(prices)):
+        expect(row.get_by_role("cell", name=f"{number:g}", exact=True).first).to_be_visible()
+    expect(part.get_by_role("row").filter(has_text="brand")).to_contain_text(f"{min(BRANDS)} (12)")
+    expect(part.locator("dl")).to_contain_text("48 × 40 pixels")
+    expect(part.locator("dl")).to_contain_text("60 × 50 pixels")
+
+
+@pytest.mark.parametrize("label", [ODD, "no label", "red"])
+def test_a_label_filters_the_pictures(page: Page, home: Path, label: str) -> None:
+    gallery = Gallery(home)
+    items = gallery.items(gallery.snapshot.ids.tolist()).values()
+    number = sum((item.label or "no label") == label for item in items)
+    part = unfold(page, "#statistics")
+    part.get_by_role("button", name=label, exact=True).press("Enter")
+    expect(page.locator("#browse nav")).to_contain_text(f"of {number} picture")
+    names = page.locator("#browse li span:not(.quiet)").all_inner_texts()
+    assert set(names) == {label}
+    expect(page.locator("#browse").get_by_label("Filter")).to_be_focused()
+
+
+def test_near_duplicates_are_those_of_the_command(page: Page, home: Path) -> None:
+    groups = find_duplicates(Gallery(home), 0.95)
+    part = find(page)
+    across = sum(len(group.labels) > 1 for group in groups)
+    expect(part).to_contain_text(f"{len(groups)} groups")
+    expect(part).to_contain_text(f"in {across} of them labels disagree")
+    rows = part.locator(".groups > li")
+    expect(rows).to_have_count(20)
+    for row, group in zip(rows.all()[:4], groups, strict=False):
+        ids = [int(str(one.get_attribute("data-item"))) for one in row.locator("[data-item]").all()]
+        assert ids == [item.id for item in group.members]
+        expect(row).to_contain_text(f"lowest similarity {group.lowest:.4f}")
+        expect(row).to_contain_text("the same bytes" if group.identical else "different files")
+        expect(row.locator(".disagree")).to_have_count(int(len(group.labels) > 1))
+    part.get_by_role("button", name="Next").press("Enter")
+    expect(part.locator("nav")).to_contain_text(f"groups 21 to {len(groups)} of {len(groups)}")
+    expect(part.get_by_role("button", name="Previous")).to_be_focused()
+    rows.last.locator("[data-item]").last.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text(f"item {groups[-1].members[-1].id}")
+
+
+def test_a_threshold_that_is_none_is_said(page: Page) -> None:
+    part = unfold(page, "#duplicates")
+    for score in ("0.5", "", "2"):
+        part.get_by_label("Lowest similarity").fill(score)
+        part.get_by_role("button", name="Find").click()
+        expect(part.locator(".trouble")).to_have_text("the lowest similarity has to be from 0.8 to 1")
+        part.get_by_label("Lowest similarity").fill("1")
+        part.get_by_role("button", name="Find").click()
+        expect(part.locator(".groups")).to_be_visible()
+
+
+def test_where_nothing_may_be_changed_nothing_offers_it(page: Page) -> None:
+    expect(page.get_by_text("Add images")).to_have_count(0)
+    part = find(page)
+    expect(part.get_by_role("button", name="Remove")).to_have_count(0)
+    page.locator("#browse button[data-item='3']").click()
+    expect(page.get_by_role("dialog").get_by_role("button", name="Search with this one")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_role("button", name="Remove")).to_have_count(0)
+
+
+# ---- changes
+
+
+def test_pictures_are_added_and_seen_at_once(free: Page, changed: Server, tmp_path: Path, shop: Path) -> None:
+    gallery = Gallery(folder_of(changed))
+    before = len(gallery)
+    for name in ("a", "b"):
+        colourful(ord(name)).save(tmp_path / f"{name}.png")
+    (tmp_path / "<i>no.png").write_bytes(b"not a picture")
+    free.get_by_role("button", name="Add images").press("Enter")
+    files = [*sorted(tmp_path.glob("*.png")), shop / "red" / "2.png"]
+    choose(free, files)
+    free.get_by_label("Label of all of them").fill(ODD)
+    free.get_by_role("button", name="Add", exact=True).click()
+    outcome = free.locator("#add-outcome")
+    expect(outcome).to_contain_text("2 pictures added.")
+    everything = gallery.items(gallery.snapshot.ids.tolist()).values()
+    known = next(item.id for item in everything if item.path == str(shop / "red" / "2.png"))
+    expect(outcome.locator("li").filter(has_text="2.png")).to_contain_text(
+        f"is there already, as item {known}"
+    )
+    expect(outcome.locator("li").filter(has_text="no.png")).to_contain_text("not added: it is not a")
+    expect(free.locator("#header")).to_contain_text(f"{before + 2} images")
+    expect(free.locator("#stock dl")).to_contain_text(f"{before + 2}")
+    expect(free.locator("#browse nav")).to_contain_text(f"of {before + 2} pictures")
+    newest = free.locator("#browse li").last
+    expect(newest).to_contain_text("b.png")
+    expect(newest).to_contain_text(ODD)
+    gallery.refresh()
+    assert len(gallery) == before + 2
+    free.get_by_role("button", name="Add", exact=True).click()
+    expect(outcome.locator(".trouble")).to_have_text("choose images first")
+
+
+def test_what_was_chosen_too_long_ago_is_chosen_again(free: Page, changed: Server, tmp_path: Path) -> None:
+    colourful(90).save(tmp_path / "late.png")
+    free.get_by_role("button", name="Add images").click()
+    choose(free, [tmp_path / "late.png"])
+    for path in changed.scratch.rglob("late.png"):
+        path.unlink()
+    free.get_by_role("button", name="Add", exact=True).click()
+    outcome = free.locator("#add-outcome")
+    expect(outcome.locator(".trouble")).to_contain_text("choose the images again")
+    choose(free, [tmp_path / "late.png"])
+    free.get_by_role("button", name="Add", exact=True).click()
+    expect(outcome).to_contain_text("1 picture added.")
+
+
+def test_a_picture_is_removed_after_a_second_click(free: Page, changed: Server) -> None:
+    gallery = Gallery(folder_of(changed))
+    before = len(gallery)
+    box = free.locator("#browse").get_by_label("Filter")
+    box.fill("label = 'red'")
+    box.press("Enter")
+    expect(free.locator("#browse li")).to_have_count(8)
+    free.locator("#browse li button").nth(2).press("Enter")
+    dialog = free.get_by_role("dialog")
+    button = dialog.locator("button.remove")
+    number = int(str(button.get_attribute("data-remove")))
+    button.dblclick()  # not two clicks
+    expect(button).to_have_text("Really remove 1 picture?")
+    free.wait_for_timeout(600)
+    dialog.get_by_role("button", name="Close").focus()  # one thinks better of it
+    expect(button).to_have_text("Remove")
+    button.press("Enter")
+    expect(button).to_have_text("Really remove 1 picture?")
+    free.wait_for_timeout(600)
+    gallery.refresh()
+    assert len(gallery) == before
+    button.press("Enter")
+    expect(dialog).to_have_count(0)
+    expect(free.locator("#browse li")).to_have_count(7)
+    expect(free.locator("#header")).to_contain_text(f"{before - 1} images")
+    expect(box).to_have_value("label = 'red'")
+    gallery.refresh()
+    assert len(gallery) == before - 1
+    assert number not in gallery.items([number])
+
+
+def test_a_result_that_is_removed_is_no_result_any_more(free: Page, changed: Server) -> None:
+    gallery = Gallery(folder_of(changed))
+    hits = [hit.id for hit in gallery.search_id(9, 11)]
+    free.goto(f"{changed.url}/?id=9", wait_until="domcontentloaded")
+    cards = free.locator("#results li button")
+    expect(cards.first).to_have_attribute("data-item", str(hits[0]))
+    settle(free)
+    cards.first.click()
+    button = free.get_by_role("dialog").locator("button.remove")
+    button.click()
+    free.wait_for_timeout(600)
+    button.click()
+    for place, hit in enumerate(hits[1:]):
+        expect(cards.nth(place)).to_have_attribute("data-item", str(hit))
+    expect(free.locator("#header")).to_contain_text(f"{len(gallery) - 1} images")
+
+
+def test_all_but_the_first_of_a_group_are_removed(free: Page, changed: Server) -> None:
+    gallery = Gallery(folder_of(changed))
+    before = len(gallery)
+    groups = find_duplicates(gallery, 0.95)
+    part = find(free)
+    for group in groups[:2]:
+        button = part.locator("button.remove").first
+        expect(button).to_have_text(f"Remove all but item {group.members[0].id}")
+        button.click()
+        free.wait_for_timeout(600)
+        button.click()
+        expect(part.locator(f"[data-item='{group.members[1].id}']")).to_have_count(0)
+    expect(part).to_contain_text(f"{len(groups) - 2} groups")
+    gone = [item.id for group in groups[:2] for item in group.members[1:]]
+    gallery.refresh()
+    assert len(gallery) == before - len(gone)
+    assert not gallery.items(gone)
+    expect(free.locator("#header")).to_contain_text(f"{before - len(gone)} images")
+
+
+def test_what_goes_wrong_is_said_in_the_dialog(free: Page, changed: Server) -> None:
+    free.locator("#browse li button").first.click()
+    dialog = free.get_by_role("dialog")
+    button = dialog.locator("button.remove")
+    number = int(str(button.get_attribute("data-remove")))
+    Gallery(folder_of(changed)).remove([number])  # by another process
+    button.click()
+    free.wait_for_timeout(600)
+    button.click()
+    expect(dialog).to_contain_text("Not removed")
+    expect(dialog.locator(".trouble")).to_contain_text(f"no item {number}")
+    dialog.get_by_role("button", name="Close").click()
+
+
+def test_the_last_picture_can_go_and_a_first_one_come(browser: Browser, tmp_path: Path, home: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", home / "model" / "model.onnx")
+    (tmp_path / "one.png").write_bytes((home.parent / "first" / "1.png").read_bytes())
+    gallery.add([tmp_path / "one.png"])
+    with serving([*SERVE, str(gallery.folder), "--allow-changes"], tmp_path / "scratch") as server:
+        for page in opened(browser, server):
+            page.locator("#browse li button").first.click()
+            button = page.get_by_role("dialog").locator("button.remove")
+            button.click()
+            page.wait_for_timeout(600)
+            button.click()
+            expect(page.locator("#browse")).to_contain_text("There are no pictures yet.")
+            unfold(page, "#statistics")
+            expect(page.locator("#statistics")).to_contain_text("There are no pictures yet.")
+            unfold(page, "#duplicates").get_by_role("button", name="Find").click()
+            expect(page.locator("#duplicates")).to_contain_text("No two pictures are as alike as that.")
+            page.get_by_role("button", name="Add images").click()
+            choose(page, [home.parent / "first" / "2.png"])
+            page.get_by_role("button", name="Add", exact=True).click()
+            expect(page.locator("#browse li")).to_have_count(1)
+            expect(page.locator("#header")).to_contain_text("1 image")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it(browser: Browser, changed: Server, scheme: str) -> None:
+    size = {"width": 390, "height": 844}
+    for page in opened(browser, changed, viewport=size, color_scheme=scheme):
+        unfold(page, "#statistics")
+        find(page)
+        page.get_by_role("button", name="Add images").click()
+        expect(page.get_by_role("button", name="Add", exact=True)).to_be_visible()
+        expect(page.locator("#statistics .bars")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        for selector in ("#statistics .bars button", "#duplicates button.remove", "#duplicates form button"):
+            box = page.locator(selector).first.bounding_box()
+            assert box
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 390

@@ -1,0 +1,155 @@
+"""Several galleries in one server: each under its name, the first at the root."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval import Gallery
+from retrieval.errors import InputError
+from serve.addresses import api_of, named, page_of, within_page
+from serve.client import ApiError, Client
+from tests.conftest import draw
+from tests.serve.page_events import search_with, send_event, upload
+from tests.serve.serving import SERVE, Server, serving
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory, model_file: Path) -> Path:
+    """A gallery of five other pictures."""
+    folder = tmp_path_factory.mktemp("others")
+    for seed in range(5):
+        draw(500 + seed).save(folder / f"{seed}.png")
+    Gallery.create(folder / "Other Things.gallery", model_file).add([folder])
+    return folder / "Other Things.gallery"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path, others: Path) -> Iterator[Server]:
+    with serving([*SERVE, str(shop_gallery), str(others)], tmp_path_factory.mktemp("both")) as running:
+        yield running
+
+
+def test_each_gallery_answers_under_its_name(both: Server, others: Path) -> None:
+    picture = (others.parent / "3.png").read_bytes()
+    with Client(both.url) as first, Client(both.url, gallery="shop") as shop:
+        assert first.gallery() == shop.gallery()
+        assert first.gallery().images == 24
+        assert first.search(picture) == shop.search(picture)
+    with Client(both.url, gallery="other-things") as client:
+        assert client.gallery().name == "other-things"
+        assert client.gallery().images == 5
+        hits = client.search(picture, k=5)
+        assert [Path(hit.key).name for hit in hits[:1]] == ["3.png"]
+        assert all(hit.thumbnail.startswith("/v1/galleries/other-things/images/") for hit in hits)
+        assert httpx.get(both.url + hits[0].thumbnail).content == client.thumbnail(hits[0].id)
+        with pytest.raises(ApiError) as refused:
+            client.image(24)  # there is one in the shop
+        assert refused.value.code == "no-such-image"
+    with Client(both.url, gallery="nowhere") as client, pytest.raises(ApiError) as refused:
+        client.gallery()
+    assert refused.value.code == "not-found"
+
+
+def test_the_galleries_are_listed(both: Server) -> None:
+    listed = httpx.get(f"{both.url}/v1/galleries").json()["galleries"]
+    assert [(one["name"], one["images"]) for one in listed] == [("shop", 24), ("other-things", 5)]
+    for one in listed:
+        assert httpx.get(f"{both.url}{one['address']}/gallery").json()["images"] == one["images"]
+        assert "search" in httpx.get(f"{both.url}{one['address']}/openapi.json").text
+    ready = httpx.get(f"{both.url}/readyz").json()["galleries"]
+    assert {name: one["images"] for name, one in ready.items()} == {"shop": 24, "other-things": 5}
+    figures = httpx.get(f"{both.url}/metrics").text
+    assert 'lookalike_gallery_images{gallery="shop"} 24.0' in figures
+    assert 'lookalike_gallery_images{gallery="other-things"} 5.0' in figures
+    assert 'route="/v1/galleries/other-things/gallery"' in figures
+
+
+def test_each_gallery_has_its_page(both: Server, shop: Path) -> None:
+    picture = (shop / "red" / "0.png").read_bytes()
+    for page, images, address in (
+        ("/", 24, "/v1/images/"),
+        ("/galleries/other-things/", 5, "/v1/galleries/other-things/images/"),
+    ):
+        with httpx.Client(base_url=both.url + page, timeout=30) as client:
+            assert "<!doctype html>" in client.get("").text.lower()
+            links = _galleries(client.get("config").json())
+            assert "galleries/other-things/" in links or "../other-things/" in links
+            outcome = send_event(client, "load", [])
+            assert f"{images} images" in json.dumps(outcome)
+            path = upload(client, "query.png", picture).json()[0]
+            file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+            assert address in json.dumps(search_with(client, file, {"k": 3}))
+
+
+def _galleries(config: dict[str, object]) -> str:
+    return json.dumps([c for c in config["components"] if c["props"].get("elem_id") == "galleries"])  # type: ignore
+
+
+def test_addresses_that_mean_a_page_lead_there(both: Server) -> None:
+    for path, page in (
+        ("/galleries/other-things?id=3", "/galleries/other-things/?id=3"),
+        ("/galleries/shop/", "/"),
+    ):
+        assert httpx.get(both.url + path, follow_redirects=True).url == both.url + page
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/galleries", "/galleries/", "/galleries/nowhere/", "/galleries/shop/config"),
+        *("/galleries/nowhere/config", "/galleries/other-things/galleries/shop/", "/galleries/../config/x"),
+        *("/galleries/other-things/gradio_api/info", "/galleries/other-things/docs"),
+        *("/galleries/other-things/gradio_api/proxy=x", "/galleries/other-things/monitoring/x"),
+    ],
+)
+def test_nothing_else_is_there(both: Server, path: str) -> None:
+    assert httpx.get(both.url + path).status_code == 404
+
+
+def test_one_gallery_has_no_list_of_others(server: Server) -> None:
+    assert _galleries(httpx.get(f"{server.url}/config").json()) == "[]"
+    assert httpx.get(f"{server.url}/v1/galleries/shop/gallery").json()["images"] == 24
+
+
+# ---- names
+
+
+def test_names_come_from_folders_or_are_given(tmp_path: Path) -> None:
+    with_sign = tmp_path / "a=b.gallery"
+    with_sign.mkdir()
+    words = ["/x/Birds.gallery", "cars=/y/all=cars", "/z/Ärger & co", str(with_sign)]
+    assert list(named(words)) == ["birds", "cars", "rger-co", "a-b"]
+    assert named(words)["cars"] == Path("/y/all=cars")
+    assert named(words)["a-b"] == with_sign
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a/x.gallery", "b/x.gallery"], "there is a gallery 'x' already"),
+        (["A=x"], "small letters"),
+        (["=x"], "small letters"),
+        (["a/b=x"], "small letters"),
+        (["..=x"], "small letters"),
+        ([f"{'a' * 65}=x"], "small letters"),
+    ],
+)
+def test_names_that_cannot_be_used_are_refused(words: list[str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        named(words)
+
+
+@given(st.text(max_size=100).filter(lambda text: "\0" not in text))
+def test_any_folder_has_a_name_that_an_address_can_hold(text: str) -> None:
+    (name,) = named([f"/nowhere/x{text.replace('=', '')}"])
+    address = httpx.URL(f"http://localhost{api_of(name)}/search")
+    assert address.path == f"/v1/galleries/{name}/search"
+    assert within_page(f"{page_of(name)}/gradio_api/upload") == "/gradio_api/upload"
+    assert within_page(page_of(name)) == "/"

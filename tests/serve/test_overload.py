@@ -1,0 +1,182 @@
+"""Twice what a server can do: it goes on doing what it can, refuses the rest at once, and gets over it.
+
+What a machine can do differs, and changes while others use it. So everything is compared with what the same
+server did in the same run, with room to spare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import signal
+import statistics
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks._arrivals import Answer, arriving, ask, get, in_turn, post
+from retrieval.decoding import cores
+from serve.workers import Limits
+from tests.conftest import draw
+from tests.serve.serving import SERVE, Server, serving
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+pytestmark = pytest.mark.slow
+STEADY, OVERLOAD = 2.0, 5.0  # seconds
+DEADLINE = 6  # seconds; what would wait for a third of them is refused, so that any machine is soon full
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a server was like while it was asked for so long.
+
+    Attributes:
+        answers: to searches.
+        processor: seconds that the server used.
+        health: answers to `/healthz` at the same time.
+        memory: bytes in the middle and at the end.
+    """
+
+    answers: Sequence[Answer]
+    processor: float
+    health: Sequence[Answer] = ()
+    memory: tuple[int, int] = (0, 0)
+
+    def took(self, status: int = 200) -> list[float]:
+        return sorted(one.seconds for one in self.answers if one.status == status)
+
+    @property
+    def each(self) -> float:
+        """Seconds of a processor for an answer, which say more than the time where others use the machine."""
+        return self.processor / len(self.took())
+
+
+@pytest.fixture
+def requests_of(tmp_path: Path) -> list[bytes]:
+    """Pictures that take a while to decode, and are small to send."""
+    pictures = []
+    for seed in range(4):
+        buffer = io.BytesIO()
+        draw(seed, size=(900, 700), hue=seed).save(buffer, "PNG")
+        pictures.append(buffer.getvalue())
+    return pictures
+
+
+def _processes(server: Server) -> list[Path]:
+    """The server's process and those it has started."""
+    root = Path(f"/proc/{server.process.pid}")
+    children = (root / f"task/{server.process.pid}/children").read_text().split()
+    return [root, *(Path(f"/proc/{child}") for child in children)]
+
+
+def _memory(server: Server) -> int:
+    pages = [int((process / "statm").read_text().split()[1]) for process in _processes(server)]
+    return sum(pages) * os.sysconf("SC_PAGESIZE")
+
+
+def _processor(server: Server) -> float:
+    """Seconds that the server's processes have used."""
+    stats = [(process / "stat").read_text().rpartition(")")[2].split() for process in _processes(server)]
+    return sum(int(user) + int(system) for *_, user, system in (stat[:13] for stat in stats)) / _TICKS
+
+
+def _threads(server: Server) -> int:
+    return sum(len(list((process / "task").iterdir())) for process in _processes(server))
+
+
+def _listen(server: Server) -> list[str]:
+    """What the server says on stderr, as it comes."""
+    said = list[str]()
+    assert server.process.stderr is not None
+    threading.Thread(target=said.extend, args=[server.process.stderr], daemon=True).start()
+    return said
+
+
+def _figure(text: bytes, name: str) -> float:
+    found = re.search(rb"^%s (\S+)$" % re.escape(name.encode()), text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def _steady(server: Server, requests: Sequence[bytes]) -> Seen:
+    before = _processor(server)
+    answers = await in_turn(server.url, requests, 4, STEADY)
+    return Seen(answers, _processor(server) - before)
+
+
+async def _overloaded(server: Server, requests: Sequence[bytes], rate: float) -> Seen:
+    async def watch() -> tuple[int, int]:
+        await asyncio.sleep(OVERLOAD / 2)
+        middle = _memory(server)
+        await asyncio.sleep(OVERLOAD / 2)
+        return middle, _memory(server)
+
+    before = _processor(server)
+    answers, health, memory = await asyncio.gather(
+        arriving(server.url, requests, rate, OVERLOAD),
+        arriving(server.url, [get(server.url, "/healthz")], 10, OVERLOAD),
+        watch(),
+    )
+    return Seen(answers, _processor(server) - before, health, memory)
+
+
+async def _quiet(server: Server) -> None:
+    """Wait until nothing is waited for any more."""
+    for _ in range(100):
+        figures = (await ask(server.url, get(server.url, "/metrics"))).text
+        busy = [_figure(figures, f"lookalike_{name}") for name in ("queue_depth", "workers_busy")]
+        if busy == [0, 0]:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("something is still waiting ten seconds after the last answer")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_twice_what_can_be_done(
+    shop_gallery: Path, requests_of: list[bytes], tmp_path: Path, workers: int
+) -> None:
+    command = [*SERVE, str(shop_gallery), "--no-page", "--workers", str(workers), "--deadline", str(DEADLINE)]
+    with serving(command, tmp_path / "scratch") as server:
+        said = _listen(server)
+        requests = [post(server.url, "/v1/search?k=3", one, "image/png") for one in requests_of]
+
+        async def story() -> tuple[Seen, int, Seen, Seen]:
+            await in_turn(server.url, requests, 4, 0.5)  # the first ones take longer
+            for _ in range(3):  # the machine may have become faster, so that it was not too much
+                before, threads = await _steady(server, requests), _threads(server)
+                seen = await _overloaded(server, requests, 2 * len(before.answers) / STEADY)
+                await _quiet(server)
+                if seen.took(503):
+                    break
+            return before, threads, seen, await _steady(server, requests)
+
+        before, threads, seen, after = asyncio.run(story())
+        assert _threads(server) <= threads + workers  # of the web framework, for other things
+        if workers == 1:
+            figures = asyncio.run(ask(server.url, get(server.url, "/metrics"))).text
+            refused = len(seen.took(503))
+            assert _figure(figures, 'lookalike_problems_total{code="busy"}') == refused
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(30) == 0
+    assert not any("Traceback" in line for line in said)
+
+    assert {one.status for one in (*before.answers, *after.answers)} == {200}
+    assert {one.status for one in seen.answers} == {200, 503}  # no other error, nobody without an answer
+    for one in seen.answers:
+        if one.status == 503:
+            assert b'"code":"busy"' in one.text
+            assert re.search(rb"\r\nretry-after: [1-9]", one.text)
+    # Most of the work is for those who are answered, and nothing is left of it.
+    assert seen.each < 2 * before.each
+    assert after.each < 1.5 * before.each
+    # Who is let in waits for those before it, and no longer than it may; who is not is told at once.
+    done = len(seen.took()) / (OVERLOAD + seen.took()[-1])
+    assert statistics.median(seen.took()) < 2 * workers * (Limits().waiting + cores()) / done
+    assert statistics.median(seen.took(503)) < statistics.median(seen.took())
+    assert {one.status for one in seen.health} == {200}
+    assert statistics.median(one.seconds for one in seen.health) < statistics.median(seen.took()) / 2
+    assert seen.memory[1] < 1.3 * seen.memory[0]

@@ -1,0 +1,60 @@
+"""The page under pressure: a queue that has an end."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.app import create_app
+from serve.service import SearchService
+from tests.serve.listening import listening
+
+_PLACES = 3
+
+
+@pytest.mark.slow
+def test_the_queue_of_the_page_has_an_end(
+    shop_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    import gradio
+
+    from serve import page
+
+    class Blocks(gradio.Blocks):
+        def queue(self, *args: Any, **options: Any) -> Any:
+            if options:  # the framework calls it without any first
+                assert options["max_size"] == 64
+                options |= {"max_size": _PLACES, "default_concurrency_limit": 1}
+            return super().queue(*args, **options)
+
+    monkeypatch.setattr(page.gr, "Blocks", Blocks)
+    service, over = SearchService(shop_gallery), threading.Event()
+    app = create_app(service)
+    describe = service.describe
+
+    def slow() -> Any:
+        assert over.wait(60)
+        return describe()
+
+    monkeypatch.setattr(service, "describe", slow)
+    with (
+        listening(app, lifespan="on") as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        config = client.get("/config").json()
+        load = next(d["id"] for d in config["dependencies"] if any(t[1] == "load" for t in d["targets"]))
+        answers = []
+        for number in range(20):
+            body = {"fn_index": load, "session_hash": f"visitor-{number}", "data": []}
+            answers.append(client.post("/gradio_api/queue/join", json=body))
+        over.set()
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 503}
+        # Those that wait, and the few that have been taken out of the queue meanwhile.
+        assert _PLACES <= statuses.count(200) <= _PLACES + 3
+        assert client.get("/healthz").status_code == 200

@@ -1,0 +1,166 @@
+"""Searching with a picture by its address: for those who are allowed to, and never into the inside."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve import fetching, uploads
+from serve.api import routes
+from serve.api.problems import CODES
+from serve.app import create_app
+from serve.client import Client
+from serve.errors import BusyError
+from serve.permissions import Permissions
+from serve.service import SearchService
+from serve.workers import Limits
+from tests.serve.answering import answering
+from tests.serve.serving import SERVE, serving
+from tests.serve.web import Web, http, web
+
+ADDRESS = "http://pictures.example/red.png"
+
+
+def _lead_to(there: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name leads to one server, which counts as public."""
+    found = partial(fetching.fetched, allowed=lambda _: True, look_up=there.look_up)
+    monkeypatch.setattr(routes, "fetched", found)
+
+
+@pytest.fixture(scope="module")
+def allowing(shop_gallery: Path) -> Iterator[str]:
+    service = SearchService(shop_gallery, permissions=Permissions(urls=True))
+    with answering(create_app(service, page=False)) as url:
+        yield url
+
+
+def _search(server: str, /, **asked: Any) -> httpx.Response:
+    return httpx.post(f"{server}/v1/search", json=asked, timeout=30)
+
+
+def test_a_server_fetches_nothing_unless_it_is_told_to(shop_gallery: Path) -> None:
+    with web(http(b"")) as there, answering(create_app(SearchService(shop_gallery), page=False)) as url:
+        for address in (f"http://127.0.0.1:{there.port}/", ADDRESS, "nonsense", ""):
+            answer = _search(url, url=address)
+            assert (answer.status_code, answer.json()["code"]) == (403, "urls-not-allowed")
+        assert there.heads == []
+    assert CODES["urls-not-allowed"][0] == 403
+
+
+def test_a_picture_by_its_address_is_searched_like_its_bytes(
+    allowing: str, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = (shop / "red" / "1.png").read_bytes()
+    region = [0.1, 0.2, 0.7, 0.9]
+    with web(http(picture)) as there, Client(allowing) as client:
+        _lead_to(there, monkeypatch)
+        assert client.search(url=ADDRESS, k=5) == client.search(picture, k=5)
+        assert client.search(url=ADDRESS, region=region) == client.search(picture, region=region)
+        form = httpx.post(f"{allowing}/v1/search", files={"url": (None, ADDRESS)})
+        assert form.json()["hits"][0]["key"] == "red/1.png"
+        assert len(there.heads) == 3
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>secret</html>", b"\x89PNG\r\n\x1a\n secret"])
+def test_what_is_no_picture_is_not_told(allowing: str, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with web(http(body, Content_Type="image/png")) as there:
+        _lead_to(there, monkeypatch)
+        answer = _search(allowing, url=ADDRESS)
+    assert (answer.status_code, answer.json()["code"]) == (422, "unusable-image")
+    assert "secret" not in answer.text
+
+
+def test_the_inside_is_refused_in_the_same_words_whatever_is_there(allowing: str) -> None:
+    said = set()
+    with web(http(b"secret")) as there:
+        for host in ("127.0.0.1", "localhost", "[::1]", "169.254.169.254", "2130706433", "nobody.invalid"):
+            answer = _search(allowing, url=f"http://{host}/")
+            assert (answer.status_code, answer.json()["code"]) == (422, "not-fetched")
+            said.add(answer.json()["detail"])
+        assert there.heads == []
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"url": ADDRESS, "id": 1},
+        {"url": ADDRESS, "image": "AAAA"},
+        {"url": 1},
+        {"url": None},
+        {"url": "http://a/" + 2048 * "a"},
+    ],
+)
+def test_an_address_is_one_way_of_several(allowing: str, asked: dict[str, Any]) -> None:
+    answer = _search(allowing, **asked)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+
+def test_one_address_a_request(allowing: str) -> None:
+    answer = httpx.post(f"{allowing}/v1/search:batch", json={"queries": [{"url": ADDRESS}]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+
+def test_who_waits_for_an_address_keeps_nobody_else_waiting(
+    shop_gallery: Path, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = threading.Semaphore(0), threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        begun.release()
+        over.wait(30)
+        connection.sendall(http((shop / "red" / "1.png").read_bytes()))
+
+    service = SearchService(shop_gallery, permissions=Permissions(urls=True))
+    app = create_app(service, page=False, limits=Limits(threads=1, waiting=8))
+    with web(answer) as there, answering(app) as url, Client(url) as client, ThreadPoolExecutor() as pool:
+        _lead_to(there, monkeypatch)
+        waiting = [pool.submit(client.search, url=ADDRESS, k=1) for _ in range(3)]
+        for _ in waiting:
+            assert begun.acquire(timeout=30)
+        assert [client.search(id=1, k=1)[0].label for _ in range(3)] == ["blue"] * 3
+        over.set()
+        assert [one.result()[0].key for one in waiting] == ["red/1.png"] * 3
+
+
+def test_who_comes_when_all_places_are_taken_is_told_when_to_come_back(
+    allowing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_slots", threading.BoundedSemaphore(1))
+    with fetching._slots:
+        answer = _search(allowing, url=ADDRESS)
+    assert (answer.status_code, answer.json()["code"]) == (503, "busy")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_the_page_keeps_what_it_fetched_within_the_bounds_of_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serve.page import web_picture
+
+    monkeypatch.setattr(web_picture, "get_upload_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(uploads, "_MOST_FILES", 2)
+    monkeypatch.setattr(web_picture, "fetch", lambda address: address.encode())
+    assert [web_picture.fetched(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
+    with pytest.raises(BusyError):
+        web_picture.fetched("2")
+
+
+@pytest.mark.slow
+def test_what_was_asked_for_is_not_in_the_log(shop_gallery: Path, tmp_path: Path) -> None:
+    words = [str(shop_gallery), "--no-page", "--allow-urls", "--log-level", "debug"]
+    with serving([*SERVE, *words], tmp_path) as server:
+        for address in ("http://secret.invalid/path?word=1", "http://secret:word@127.0.0.1/path"):
+            assert _search(server.url, url=address).json()["code"] == "not-fetched"
+        code, said = server.stop()
+    assert code == 0
+    assert "nothing fetched" in said
+    assert not any(word in said for word in ("secret", "word", "path"))

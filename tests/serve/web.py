@@ -1,0 +1,81 @@
+"""A small web of servers of this machine that answer byte by byte as a test wants."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from serve.fetching import Place
+
+Answer = Callable[[socket.socket], None]
+
+
+@dataclass
+class Web:
+    """One server: its port, and the heads of the requests it was sent."""
+
+    machine: str
+    port: int
+    heads: list[str] = field(default_factory=list)
+
+    @property
+    def place(self) -> Place:
+        return self.machine, self.port
+
+    def look_up(self, name: str, port: int) -> Sequence[Place]:
+        """Every name leads here."""
+        return [self.place]
+
+
+@contextmanager
+def web(
+    answer: Answer | bytes, machine: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Iterator[Web]:
+    """Serve on a free port; each connection is answered once its request has come."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            connection = self.request
+            connection.settimeout(30)
+            with suppress(OSError):  # the other side went away, which is what many tests are about
+                if tls is not None:
+                    connection = tls.wrap_socket(connection, server_side=True)
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    part = connection.recv(65536)
+                    if not part:
+                        return
+                    head += part
+                found.heads.append(head.decode("latin-1"))
+                if isinstance(answer, bytes):
+                    connection.sendall(answer)
+                else:
+                    answer(connection)
+                connection.close()
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    with Server((machine, 0), Handler) as server:
+        found = Web(machine, server.server_address[1])
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield found
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def http(body: bytes = b"", status: int = 200, length: int | None = None, **headers: str) -> bytes:
+    """An answer as it goes over the line; a declared length of its own lies."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named.setdefault("Content-Length", str(len(body) if length is None else length))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    return f"HTTP/1.1 {status} Whatever\r\n{lines}Connection: close\r\n\r\n".encode() + body
