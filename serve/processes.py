@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,11 +22,13 @@ from retrieval.decoding import cores
 from retrieval.errors import LookalikeError
 from serve import logs
 from serve.app import create_app
+from serve.buckets import Tallies, share
 from serve.config import Settings
 from serve.opening import open_all
 from serve.protocol import Protocol
 from serve.service import SearchService
 from serve.stack import protect
+from serve.telemetry import forget
 from serve.workers import Limits
 
 
@@ -54,14 +58,17 @@ def together(settings: Settings, listening: socket.socket, announce: Callable[[]
     """Answer in several processes until SIGINT or SIGTERM; one that dies or hangs is replaced.
 
     The vectors lie in memory once, for the system maps the same files into all of them; every process has its
-    own model, and counts by itself what is limited.
+    own model. What is limited by rate is counted together, what waits or is open in each by itself.
 
     Raises:
         LookalikeError: a process could not start.
     """
-    config = _config(settings, partial(_worker, settings), factory=True, workers=settings.workers)
-    supervisor = _Supervisor(config, listening, announce, settings.log_format)
-    supervisor.run()
+    with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # the library looks for it in every process
+        worker = partial(_worker, settings, share(Path(folder)))
+        config = _config(settings, worker, factory=True, workers=settings.workers)
+        supervisor = _Supervisor(config, listening, announce, settings.log_format)
+        supervisor.run()
     if supervisor.failed:
         raise LookalikeError("a worker process ended before it could answer; the lines above say why")
 
@@ -81,13 +88,13 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **more: An
     )
 
 
-def _worker(settings: Settings) -> ASGIApp:
+def _worker(settings: Settings, tallies: Tallies) -> ASGIApp:
     """The application of one of several processes; called in it."""
     logs.configure(settings.log_level, settings.log_format)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
     services = open_all(settings)
-    return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry)
+    return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry, tallies)
 
 
 def _end_with_parent() -> None:
@@ -137,4 +144,6 @@ class _Supervisor(Multiprocess):
         super().keep_subprocess_alive()
         for old, new in zip(before, self.processes, strict=True):
             if old is not new:
+                assert old.pid is not None
+                forget(old.pid)
                 logs.tell(f"worker {old.pid} is gone; {new.pid} takes its place", self._form)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,32 +10,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from retrieval.decoding import cores
-from retrieval.embedder import Embedder
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images import load_image
 from retrieval.searching.query import Options
 from serve.addresses import API
-from serve.errors import NoModelError, OtherModelError, UnknownItemError
+from serve.errors import OtherModelError, UnknownItemError
 from serve.live import LiveGallery, State
 from serve.originals import Original, original
 from serve.permissions import Permissions
-from serve.queries import Asked, Cropped, One, Resolved, Together, joined, ones
-from serve.regions import Region, load_part
+from serve.queries import Asked, Resolved
+from serve.regions import Region
+from serve.resolving import Resolver, item_of, number_of
 from serve.telemetry import Telemetry
 from serve.thumbnails import GREY, MISSING, Thumbnail, encode
 
 _CACHED_THUMBNAILS = 512
-
-
-@dataclass(frozen=True)
-class _Picture:
-    """A picture to embed, or a region of it; and the items that it is."""
-
-    source: Path | bytes | Original
-    region: Region | None = None
-    own: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,8 +124,7 @@ class SearchService:
         self.permissions = permissions or Permissions()
         self.telemetry = telemetry or Telemetry()
         self._live = LiveGallery(folder, self.telemetry, batching)
-        # Decoding the largest picture takes half a gigabyte: as many at a time as there are cores.
-        self._decoding = threading.BoundedSemaphore(cores())
+        self._resolver = Resolver(self.telemetry)
         self._thumbnail = lru_cache(_CACHED_THUMBNAILS)(self._make_thumbnail)
 
     @property
@@ -164,7 +152,7 @@ class SearchService:
     def item(self, name: int | str) -> Item:
         """One of the gallery's pictures, by its number or key; an `UnknownItemError` where there is none."""
         gallery = self.gallery
-        found = _item(gallery, name if isinstance(name, int) else _number(gallery, name))
+        found = item_of(gallery, name if isinstance(name, int) else number_of(gallery, name))
         if isinstance(name, str) and found.key != name:  # the digits of a number are no key
             raise UnknownItemError(f"the gallery has no item of key {name!r}")
         return found
@@ -185,7 +173,7 @@ class SearchService:
 
         def search(state: State) -> Answers:
             _check_model(state.gallery, fingerprint)
-            resolved = self._resolved(state, queries)
+            resolved = self._resolver.resolved(state, queries)
             with self.telemetry.stage("search"):
                 found = _found(state.gallery, resolved, options)
             return Answers(found, self._facts(state.gallery))
@@ -199,8 +187,11 @@ class SearchService:
             NoModelError: the gallery has none.
             UnavailableError: it cannot be read.
         """
-        wanted = [_Picture(picture) for picture in pictures]
-        return self._live.steadily(lambda state: (self._vectors(state, wanted), state.gallery.fingerprint))
+
+        def embed(state: State) -> tuple[list[np.ndarray | InputError], str]:
+            return self._resolver.vectors(state, pictures), state.gallery.fingerprint
+
+        return self._live.steadily(embed)
 
     def take_up(self) -> None:
         """Wait until what is committed now is what the next request sees.
@@ -227,17 +218,15 @@ class SearchService:
             UnknownItemError: there is no such item.
         """
         state = self._live.state()
-        item = _item(state.gallery, source) if isinstance(source, int) else None
+        item = item_of(state.gallery, source) if isinstance(source, int) else None
         given = original(state.gallery, source) if isinstance(source, int) else source
-        image, pixels, decode_ms = self._decoded(state, given, region)
-        vectors, embed_ms = self._embedded(state, pixels[None])
-        took = decode_ms + embed_ms
-        return Query(vectors[0], item, state.gallery.fingerprint, took, region), image
+        vector, image, took = self._resolver.embedded(state, given, region)
+        return Query(vector, item, state.gallery.fingerprint, took, region), image
 
     def query_item(self, item: int) -> Query:
         """A query by one of the gallery's own pictures; an `UnknownItemError` where there is none."""
         gallery = self.gallery
-        return Query(None, _item(gallery, item), gallery.fingerprint)
+        return Query(None, item_of(gallery, item), gallery.fingerprint)
 
     def thumbnail(self, item: int) -> Thumbnail:
         """A small picture of an item: the grey tile where its file cannot be read any more, or is another.
@@ -260,7 +249,7 @@ class SearchService:
         """
         file = self._original(item)
         try:
-            with self._decoding:
+            with self._resolver.decoding:
                 return load_image(file.read())
         except ImageError:
             return Image.new("RGB", (1, 1), GREY)
@@ -268,12 +257,12 @@ class SearchService:
     def _make_thumbnail(self, item: int, file: Original) -> Thumbnail:
         # The item is part of the key: a file that was replaced and indexed again is another item.
         self.telemetry.thumbnails_made.inc()
-        with self._decoding:
+        with self._resolver.decoding:
             return encode(load_image(file.read()))
 
     def _original(self, item: int) -> Original:
         gallery = self.gallery
-        return original(gallery, _item(gallery, item).id)
+        return original(gallery, item_of(gallery, item).id)
 
     # ---- what it is
 
@@ -293,56 +282,6 @@ class SearchService:
             unindexed=0 if index is None else gallery.outside_index,
         )
 
-    # ---- from pictures to vectors
-
-    def _resolved(self, state: State, queries: Sequence[Asked]) -> list[Resolved | InputError]:
-        """Each query as a vector, with the items that it is."""
-        looked_up = [_looked_up(state.gallery, one) for one in ones(queries)]
-        pictures = [one for one in looked_up if isinstance(one, _Picture)]
-        vectors = iter(self._vectors(state, pictures) if pictures else ())
-
-        def resolved(one: _Picture | Resolved | InputError) -> Resolved | InputError:
-            if not isinstance(one, _Picture):
-                return one
-            vector = next(vectors)
-            return vector if isinstance(vector, InputError) else (vector, one.own)
-
-        each = map(resolved, looked_up)
-        return [
-            joined([next(each) for _ in query.queries]) if isinstance(query, Together) else next(each)
-            for query in queries
-        ]
-
-    def _vectors(self, state: State, pictures: Sequence[_Picture]) -> list[np.ndarray | InputError]:
-        _check_embeds(state)
-        found: list[np.ndarray | InputError] = []
-        for picture in pictures:
-            try:
-                found.append(self._decoded(state, picture.source, picture.region)[1])
-            except InputError as error:
-                found.append(error)
-        good = [pixels for pixels in found if isinstance(pixels, np.ndarray)]
-        vectors = iter(self._embedded(state, np.stack(good))[0] if good else ())
-        return [next(vectors) if isinstance(one, np.ndarray) else one for one in found]
-
-    def _decoded(
-        self, state: State, source: Path | bytes | Original, region: Region | None
-    ) -> tuple[Image.Image, np.ndarray, float]:
-        """A picture, its pixels as the model takes them, uint8 [S, S, 3], and the milliseconds it took."""
-        preprocess = _check_embeds(state).preprocess
-        with self._decoding, self.telemetry.stage("decode") as took:
-            given = source.read() if isinstance(source, Original) else source
-            image = load_part(given, region, side=preprocess.scaled)  # as it is done for indexing
-            pixels = preprocess(image)
-        return image, pixels, took.ms
-
-    def _embedded(self, state: State, pixels: np.ndarray) -> tuple[np.ndarray, float]:
-        """Vectors float32 [N, D], and the milliseconds it took."""
-        assert state.embed is not None
-        with self.telemetry.stage("embed") as took:
-            vectors = state.embed(pixels)
-        return vectors, took.ms
-
 
 def _found(
     gallery: Gallery, asked: Sequence[Resolved | InputError], options: Options
@@ -358,61 +297,7 @@ def _found(
     return [one if isinstance(one, InputError) else next(hits) for one in asked]
 
 
-def _looked_up(gallery: Gallery, query: One) -> _Picture | Resolved | InputError:
-    """A query as what is to be embedded, or as what is known of it already."""
-    try:
-        if isinstance(query, bytes):
-            return _Picture(query)
-        if isinstance(query, np.ndarray):
-            return _unit(query, gallery.store.meta["dim"]), ()
-        if not isinstance(query, Cropped):
-            number = _number(gallery, query)
-            return gallery.vector(number), (number,)
-        if isinstance(query.picture, bytes):
-            return _Picture(query.picture, query.region)
-        item = _item(gallery, _number(gallery, query.picture))
-        return _Picture(original(gallery, item.id), query.region, (item.id,))
-    except InputError as error:
-        return error
-
-
-def _check_embeds(state: State) -> Embedder:
-    """The gallery's model; a `NoModelError` where it has none."""
-    if state.embedder is None:
-        raise NoModelError(
-            "the gallery holds vectors made elsewhere: search by a vector, or by one of its items as a whole"
-        )
-    return state.embedder
-
-
 def _check_model(gallery: Gallery, fingerprint: str | None) -> None:
     if fingerprint is not None and fingerprint != gallery.fingerprint:
         what = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
         raise OtherModelError(f"{what}: embed the picture again")
-
-
-def _unit(vector: np.ndarray, dim: int) -> np.ndarray:
-    """A vector scaled to unit length, float32 [D]; an `InputError` where it is none."""
-    vector = np.asarray(vector, np.float64)
-    if vector.shape != (dim,):
-        raise InputError(f"the vector has {vector.size} numbers, those of this gallery have {dim}")
-    largest = np.abs(vector).max()
-    if not np.isfinite(largest) or largest == 0:
-        raise InputError("the vector is zero, or not finite, so that it points nowhere")
-    vector = vector / largest  # so that no square is too large, or too small
-    return (vector / np.linalg.norm(vector)).astype(np.float32)
-
-
-def _number(gallery: Gallery, name: int | str) -> int:
-    try:
-        (number,) = gallery.ids_of([name])
-    except InputError:
-        raise UnknownItemError(f"the gallery has no item {name!r}: neither an id nor a key") from None
-    return number
-
-
-def _item(gallery: Gallery, number: int) -> Item:
-    found = gallery.items([number]) if 0 < number < 2**63 else {}
-    if number not in found:
-        raise UnknownItemError(f"the gallery has no item {number}: search again")
-    return found[number]

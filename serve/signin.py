@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,12 +25,13 @@ class SignIn:
         app: what lies behind.
         credentials: who may come in.
         page: whether people come here with browsers, which are to ask for name and password.
+        file: what several processes count wrong tries in together.
     """
 
-    def __init__(self, app: ASGIApp, credentials: Credentials, page: bool) -> None:
+    def __init__(self, app: ASGIApp, credentials: Credentials, page: bool, file: Path | None = None) -> None:
         self._app = app
         self._credentials = credentials
-        self._failures = Buckets(_TRIES_PER_SECOND, _TRIES)
+        self._failures = Buckets(_TRIES_PER_SECOND, _TRIES, file=file)
         schemes = ['Basic realm="Lookalike", charset="UTF-8"'] if credentials.pair else []
         if credentials.tokens:
             schemes.append('Bearer realm="Lookalike"')

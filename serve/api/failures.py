@@ -83,7 +83,8 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
     @app.exception_handler(LookalikeError)
     async def ours(request: Request, error: LookalikeError) -> Response:
         problem = of_error(error)
-        if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # Who is refused is counted: under overload, lines would be written faster than anybody takes them.
+        if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, BusyError):
             _log.error("%s: %s: %s", instance(request.scope), problem.code, error)
         return answer(problem, request)
 
@@ -98,7 +99,7 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody is there to read it
+        return Response(status_code=499)  # as others count it; nobody is there to read it
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:

@@ -76,11 +76,11 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             asked = validated(SearchRequest, _merged(options, body, "image"))
             return asked if asked.url is not None else one(asked.asked(), asked, asked.fingerprint)
 
-        answer = await workers.run(work)
+        answer = await workers.run(work, request.receive)
         if isinstance(answer, Response):
             return answer
         asked = await _fetched(answer, service.permissions)  # which keeps no worker waiting
-        return await workers.run(lambda: one(asked.asked(), asked, asked.fingerprint))
+        return await workers.run(lambda: one(asked.asked(), asked, asked.fingerprint), request.receive)
 
     @routes.post(
         "/search/by-id",
@@ -99,7 +99,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             asked = validated(ByIdRequest, _merged(options, body))
             return one(asked.asked(), asked, None)
 
-        return await workers.run(work)
+        return await workers.run(work, request.receive)
 
     @routes.post(
         "/search:batch",
@@ -130,7 +130,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             found = schemas.BatchAnswer(results=results, fingerprint=answer.facts.fingerprint)
             return encoded(found, exclude_unset=True)
 
-        return await workers.run(work)
+        return await workers.run(work, request.receive)
 
     @routes.post(
         "/embed",
@@ -151,7 +151,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             vectors = [_numbers(vector) for vector in found]
             return encoded(schemas.EmbedAnswer(vectors=vectors, fingerprint=fingerprint))
 
-        return await workers.run(work)
+        return await workers.run(work, request.receive)
 
     @routes.get(
         "/gallery",

@@ -302,8 +302,7 @@ class Search:
 
     def _empty(self, visit: Visit, hint: str) -> Shown:
         """No query, and what to do about it."""
-        folder = self._service.folder
-        empty = f"This gallery is empty: `lookalike index add {folder} IMAGES` fills it."
+        empty = "This gallery is empty: `lookalike index add GALLERY IMAGES` fills it."
         status = guarded(lambda: views.note(hint) if self._service.facts().images else views.trouble(empty))
         return self._answer(visit.asking(()), status)
 

@@ -1,0 +1,69 @@
+"""A client that goes away while its request waits: nobody works on it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from retrieval.decoding import cores
+from serve.app import create_app
+from serve.service import SearchService
+from serve.workers import Limits
+from tests.serve.answering import answering
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come about within 30 s")
+
+
+@pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])
+def test_a_client_that_leaves_takes_its_request_along(shop_gallery: Path, shop: Path, kind: str) -> None:
+    picture = (shop / "green" / "3.png").read_bytes()
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    body = picture if kind == "image/png" else head + picture + b"\r\n--x--\r\n"
+    service = SearchService(shop_gallery)
+    value = service.telemetry.registry.get_sample_value
+    with answering(create_app(service, page=False, limits=Limits(threads=1))) as url:
+        where = urlsplit(url)
+
+        def ask() -> socket.socket:
+            connection = socket.create_connection((where.hostname or "", where.port or 0))
+            lines = (
+                "POST /v1/search HTTP/1.1",
+                "Host: x",
+                f"Content-Type: {kind}",
+                f"Content-Length: {len(body)}",
+            )
+            connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
+            return connection
+
+        for _ in range(cores()):
+            service._decoding.acquire()
+        try:
+            first, second = ask(), ask()
+            _wait(lambda: (value("lookalike_workers_busy"), value("lookalike_queue_depth")) == (1, 1))
+            second.close()
+            _wait(lambda: value("lookalike_queue_depth") == 0)
+            assert value("lookalike_workers_busy") == 1
+            first.close()
+        finally:
+            for _ in range(cores()):
+                service._decoding.release()
+        _wait(lambda: value("lookalike_workers_busy") == 0)
+        answer = httpx.post(
+            f"{url}/v1/search", content=picture, headers={"Content-Type": "image/png"}, timeout=30
+        )
+        assert answer.status_code == 200
+    assert value("lookalike_stage_seconds_count", {"stage": "decode"}) == 2  # the first, and the last
+    labels = {"method": "POST", "route": "/v1/search", "status": "499"}
+    assert value("lookalike_requests_total", labels) == 1
