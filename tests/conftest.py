@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,15 @@ def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
     assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that comes about by itself."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come about within half a minute")
 
 
 def hear_ctrl_c() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
 from serve.page.browsing import SIZE, Page
-from serve.page.views import called, count, definitions, note, picture, table
+from serve.page.views import called, count, definitions, known_as, note, picture, table
 from serve.page.wishes import example
 from serve.service import Facts
 
@@ -51,7 +51,7 @@ def card(item: Item, gallery: Facts) -> str:
     """A picture as a button that shows it in large."""
     label = item.label or "no label"
     return (
-        f"<li><button type='button' data-item='{item.id}' title='{escape(item.path)}'>"
+        f"<li><button type='button' data-item='{item.id}' title='{escape(known_as(item))}'>"
         f"{picture(gallery, item.id, f'item {item.id} · {label}')}"
         f"<span aria-hidden='true'>{escape(label)}</span>"
         f"<span class='quiet'>{escape(called(item))}</span></button></li>"

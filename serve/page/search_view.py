@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from html import escape
 
 from retrieval.gallery import Hit
 from serve.page.asking import Found
-from serve.page.views import called, count, note, picture, table, trouble
+from serve.page.views import called, count, known_as, note, picture, table, trouble
 from serve.service import Facts, Query
 
 _SHOWN = 2  # values of metadata on a card; the table and the large view have all
@@ -71,23 +70,36 @@ def _why_nothing(found: Found) -> str:
 
 
 def results(found: Found, gallery: Facts) -> str:
-    """The hits as a grid of buttons, and as a table with their metadata and full paths."""
+    """The hits as a grid of buttons, and as a table with their metadata and keys."""
     if not found.hits:
         return ""
     cards = "".join(_card(rank, hit, found, gallery) for rank, hit in enumerate(found.hits, 1))
     names = list(dict.fromkeys(name for hit in found.hits for name in hit.metadata))
-    head = ("Rank", "Score", "Label", "Item", *names, "Path")
+    head = ("Rank", "Score", "Label", "Item", *names, "Key")
     rows = (_row(rank, hit, names) for rank, hit in enumerate(found.hits, 1))
     return (
         f"<ol class='grid'>{cards}</ol>"
-        f"<details data-hits='{escape(_objects(found.hits))}'><summary>Scores and paths</summary>{_SAVE}"
+        f"<details data-hits='{escape(_objects(found.hits))}'><summary>Scores and keys</summary>{_SAVE}"
         f"{table(head, rows)}</details>"
     )
 
 
 def _objects(hits: Sequence[Hit]) -> str:
     """The hits as JSON."""
-    return json.dumps([{"rank": rank, **asdict(hit)} for rank, hit in enumerate(hits, 1)], ensure_ascii=False)
+    return json.dumps(
+        [
+            {
+                "rank": rank,
+                "score": hit.score,
+                "id": hit.id,
+                "key": known_as(hit),
+                "label": hit.label,
+                "metadata": hit.metadata,
+            }
+            for rank, hit in enumerate(hits, 1)
+        ],
+        ensure_ascii=False,
+    )
 
 
 def _card(rank: int, hit: Hit, found: Found, gallery: Facts) -> str:
@@ -98,7 +110,7 @@ def _card(rank: int, hit: Hit, found: Found, gallery: Facts) -> str:
     values = [f"{name}: {value}" for name, value in hit.metadata.items()]
     more = "".join(f"<span class='quiet'>{escape(value)}</span>" for value in values[:_SHOWN])
     return (
-        f"<li><button type='button' class='{kind}' data-item='{hit.id}' title='{escape(hit.path)}'>"
+        f"<li><button type='button' class='{kind}' data-item='{hit.id}' title='{escape(known_as(hit))}'>"
         f"{picture(gallery, hit.id, alt)}"
         f"<span class='score' aria-hidden='true'><span>#{rank}</span><b>{hit.score:.4f}</b></span>"
         f"<span aria-hidden='true'>{mark}{escape(label)}</span>{more}"
@@ -108,5 +120,5 @@ def _card(rank: int, hit: Hit, found: Found, gallery: Facts) -> str:
 
 def _row(rank: int, hit: Hit, names: list[str]) -> list[str]:
     values = [escape(str(hit.metadata.get(name, ""))) for name in names]
-    path = f"<code>{escape(hit.path)}</code>"
-    return [str(rank), f"{hit.score:.4f}", escape(hit.label or ""), str(hit.id), *values, path]
+    key = f"<code>{escape(known_as(hit))}</code>"
+    return [str(rank), f"{hit.score:.4f}", escape(hit.label or ""), str(hit.id), *values, key]

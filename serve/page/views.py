@@ -57,6 +57,11 @@ def called(item: Item) -> str:
     return item.key if not name or KEPT.fullmatch(name) else name
 
 
+def known_as(item: Item) -> str:
+    """Its key: where it lies below the folder that was indexed. The rest is the server's own business."""
+    return Path(item.key).name if item.key == item.path else item.key
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table that scrolls sideways where it is too wide; the cells are HTML already."""
     names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)

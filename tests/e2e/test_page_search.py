@@ -343,7 +343,7 @@ def test_results_are_downloaded_as_csv_and_json(browser: Browser, formulas: Serv
         page.goto(f"{formulas.url}/?id=6", wait_until="domcontentloaded")
         expect_results(page, 5)
         settle(page)
-        page.get_by_text("Scores and paths").click()
+        page.get_by_text("Scores and keys").click()
         files = {}
         for kind in ("CSV", "JSON"):
             with page.expect_download() as download:

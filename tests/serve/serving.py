@@ -26,6 +26,14 @@ class Server:
     scratch: Path
     process: subprocess.Popen[str]
 
+    def workers(self) -> set[int]:
+        """The processes that answer requests: its children that listen."""
+        own = self.process.pid
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        return {
+            int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        }
+
     def stop(self) -> tuple[int, str]:
         """Press Ctrl-C -> the exit code, and what the server said on stderr."""
         self.process.send_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +23,7 @@ from serve.errors import BusyError, LateError
 from serve.service import SearchService
 from serve.telemetry import Telemetry
 from serve.workers import Limits, Workers
-from tests.conftest import draw
+from tests.conftest import draw, until
 from tests.serve.answering import answering
 from tests.serve.model import write_model
 
@@ -34,26 +34,18 @@ BYTES = {"Content-Type": "application/octet-stream"}
 def _decoding_is_slow(service: SearchService) -> Iterator[None]:
     """As if others were decoding large pictures: whoever has one has to wait."""
     for _ in range(cores()):
-        service._decoding.acquire()
+        service._resolver.decoding.acquire()
     try:
         yield
     finally:
         for _ in range(cores()):
-            service._decoding.release()
+            service._resolver.decoding.release()
 
 
 def _figure(service: SearchService, name: str) -> float:
     value = service.telemetry.registry.get_sample_value(name)
     assert value is not None
     return value
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come about within 30 s")
 
 
 @pytest.fixture
@@ -73,7 +65,7 @@ def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
 
         with _decoding_is_slow(service):
             accepted = [pool.submit(ask) for _ in range(3)]
-            _wait(lambda: _figure(service, "lookalike_queue_depth") == 2)
+            until(lambda: _figure(service, "lookalike_queue_depth") == 2)
             assert _figure(service, "lookalike_workers_busy") == 1
             refused = ask()
             assert refused.status_code == 503
@@ -93,7 +85,7 @@ def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> N
             answer = httpx.post(f"{url}/v1/search", content=picture, headers=BYTES)
         assert answer.status_code == 504
         assert answer.json()["code"] == "deadline-exceeded"
-        _wait(lambda: _figure(service, "lookalike_workers_busy") == 0)
+        until(lambda: _figure(service, "lookalike_workers_busy") == 0)
 
 
 def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
@@ -137,7 +129,7 @@ def test_pictures_gather_while_the_model_runs() -> None:
         futures = [pool.submit(batcher, pictures[0])]
         assert running.wait(30)
         futures += [pool.submit(batcher, picture) for picture in pictures[1:]]
-        _wait(lambda: len(batcher._gathered) == 6)
+        until(lambda: len(batcher._gathered) == 6)
         go.set()
         vectors = [future.result() for future in futures]
     assert sizes == [1, 4, 2]
@@ -213,7 +205,7 @@ def test_a_gallery_that_is_written_meanwhile_drops_no_request(
             draw(500 + number, hue=2).save(tmp_path / f"{number}.png")
             writer.add([tmp_path / f"{number}.png"])
             seen = len(answers)
-            _wait(lambda: len(answers) > seen + 6)  # noqa: B023
+            until(lambda: len(answers) > seen + 6)  # noqa: B023
         writer.remove(["red/7.png"])
         last = httpx.post(f"{url}/v1/search", json={"id": "red/0.png", "k": 100}).json()["hits"]
     assert {answer.status_code for answer in answers} == {200}
@@ -231,10 +223,10 @@ def test_a_gallery_that_is_rebuilt_meanwhile_drops_no_request(tmp_path: Path, sh
         answering(create_app(SearchService(folder), page=False)) as url,
         _asking(url, "red/0.png") as answers,
     ):
-        _wait(lambda: len(answers) > 6)
+        until(lambda: len(answers) > 6)
         rebuild(Gallery(folder), Embedder(other))
         after = Gallery(folder).fingerprint
-        _wait(lambda: answers[-1].status_code == 200 and answers[-1].json()["fingerprint"] == after)
+        until(lambda: answers[-1].status_code == 200 and answers[-1].json()["fingerprint"] == after)
     assert after != before
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.json()["fingerprint"] for answer in answers} == {before, after}

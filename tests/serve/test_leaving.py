@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,15 +13,8 @@ from retrieval.decoding import cores
 from serve.app import create_app
 from serve.service import SearchService
 from serve.workers import Limits
+from tests.conftest import until
 from tests.serve.answering import answering
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come about within 30 s")
 
 
 @pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])
@@ -48,18 +39,18 @@ def test_a_client_that_leaves_takes_its_request_along(shop_gallery: Path, shop: 
             return connection
 
         for _ in range(cores()):
-            service._decoding.acquire()
+            service._resolver.decoding.acquire()
         try:
             first, second = ask(), ask()
-            _wait(lambda: (value("lookalike_workers_busy"), value("lookalike_queue_depth")) == (1, 1))
+            until(lambda: (value("lookalike_workers_busy"), value("lookalike_queue_depth")) == (1, 1))
             second.close()
-            _wait(lambda: value("lookalike_queue_depth") == 0)
+            until(lambda: value("lookalike_queue_depth") == 0)
             assert value("lookalike_workers_busy") == 1
             first.close()
         finally:
             for _ in range(cores()):
-                service._decoding.release()
-        _wait(lambda: value("lookalike_workers_busy") == 0)
+                service._resolver.decoding.release()
+        until(lambda: value("lookalike_workers_busy") == 0)
         answer = httpx.post(
             f"{url}/v1/search", content=picture, headers={"Content-Type": "image/png"}, timeout=30
         )

@@ -8,31 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.conftest import until
 from tests.serve.serving import ROOT, SERVE, Server, files_in, serving
 
 pytestmark = pytest.mark.slow  # they start servers
-
-
-def _until(true: Callable[[], object]) -> None:
-    for _ in range(600):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come to pass within half a minute")
-
-
-def _workers(server: Server) -> set[int]:
-    """The processes of a server that answer requests: its children that listen."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
 def _alive(process: int) -> bool:
@@ -79,7 +64,7 @@ def test_what_was_accepted_is_finished(shop_gallery: Path, shop: Path, tmp_path:
                 return True
             return False
 
-        _until(refused)
+        until(refused)
         answered = _end(connection, picture)
         assert answered.startswith("HTTP/1.1 200 ")
         assert '"label":"red"' in answered
@@ -92,7 +77,7 @@ def test_what_was_accepted_is_finished(shop_gallery: Path, shop: Path, tmp_path:
 
 def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--workers", "2"], tmp_path) as server:
-        before = _workers(server)
+        before = server.workers()
         assert len(before) == 2
         killed = before.pop()
         os.kill(killed, signal.SIGKILL)
@@ -103,9 +88,9 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_
                 statuses.append(httpx.get(f"{server.url}/v1/gallery", timeout=30).status_code)
             except httpx.TransportError:
                 statuses.append(0)  # it was on its way to the one that died
-            return len(_workers(server) - {killed}) == 2
+            return len(server.workers() - {killed}) == 2
 
-        _until(replaced)
+        until(replaced)
         assert statuses.count(200) >= len(statuses) - 1
         assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
         code, said = server.stop()
@@ -113,14 +98,14 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_
         assert f"worker {killed} is gone" in said
         assert "serve the API alone" in said
         assert "Traceback" not in said
-        _until(lambda: not any(_alive(worker) for worker in before))
+        until(lambda: not any(_alive(worker) for worker in before))
 
 
 def test_workers_do_not_outlive_a_killed_server(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
-        workers = _workers(server)
+        workers = server.workers()
         server.process.kill()
-        _until(lambda: not any(_alive(worker) for worker in workers))
+        until(lambda: not any(_alive(worker) for worker in workers))
 
 
 def test_the_log_is_json_line_by_line_and_has_no_query(shop_gallery: Path, tmp_path: Path) -> None:

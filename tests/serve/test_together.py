@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,24 +14,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import draw
+from tests.conftest import draw, until
 from tests.serve.serving import SERVE, Server, files_in, serving
 
 pytestmark = pytest.mark.slow  # they start servers
 SEARCHES = ("lookalike_requests_total", "/v1/search/by-id", "200", "POST")
-
-
-def _until(true: Callable[[], object]) -> None:
-    for _ in range(600):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come to pass within half a minute")
-
-
-def _workers(server: Server) -> set[int]:
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
 def _get(server: Server, path: str, **how: object) -> httpx.Response | None:
@@ -55,10 +41,10 @@ def _figures(server: Server) -> dict[tuple[str, ...], float]:
 
 def _kill_all(server: Server) -> None:
     """Kill every process that answers, one after the other, and wait until others have taken their places."""
-    for worker in _workers(server):
+    for worker in server.workers():
         os.kill(worker, signal.SIGKILL)
-        _until(lambda: worker not in (now := _workers(server)) and len(now) == 2)  # noqa: B023
-        _until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
+        until(lambda: worker not in (now := server.workers()) and len(now) == 2)  # noqa: B023
+        until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
 
 
 def test_every_process_tells_the_figures_of_all(shop_gallery: Path, tmp_path: Path) -> None:
@@ -73,7 +59,7 @@ def test_every_process_tells_the_figures_of_all(shop_gallery: Path, tmp_path: Pa
             assert figures["lookalike_request_seconds_bucket", "+Inf", "/v1/search/by-id"] == 30
             assert figures["lookalike_gallery_images", "shop"] == 24
             assert figures["lookalike_workers_busy",] == figures["lookalike_queue_depth",] == 0
-        pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in _workers(server)]
+        pages = [int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in server.workers()]
         assert figures["process_resident_memory_bytes",] > 0.9 * sum(pages) * os.sysconf("SC_PAGESIZE")
         assert figures["process_start_time_seconds",] <= time.time()
 
@@ -98,7 +84,7 @@ def test_who_has_died_is_not_at_work_any_more(shop_gallery: Path, tmp_path: Path
 
         asking = threading.Thread(target=ask)
         asking.start()
-        _until(lambda: _figures(server)["lookalike_workers_busy",] == 1)
+        until(lambda: _figures(server)["lookalike_workers_busy",] == 1)
         _kill_all(server)
         assert _figures(server)["lookalike_workers_busy",] == 0
         asking.join()

@@ -73,13 +73,13 @@ def _stored(name: str) -> StoredItem:
 
 
 def test_names_are_shown_as_text_wherever_they_come_from() -> None:
-    hit = Hit(7, f"/shop/{_NASTY}", _NASTY, {_NASTY: _NASTY}, score=0.5)
+    hit = Hit(7, f"/shop/{_NASTY}", _NASTY, {_NASTY: _NASTY}, _NASTY, score=0.5)
     page = _Parsed(search_view.results(_found(hit), _SHOP))
     (image,) = page.all("img")
     assert image["src"] == "/v1/images/7/thumbnail?v=abc"
     assert image["alt"] == f"1 · 0.5000 · {_NASTY}"
     assert not page.scripted
-    # On the card: label, name and value of the metadata, file name. In the table: the same, a path.
+    # On the card: label, name and value of the metadata, file name. In the table: the same, a key.
     assert page.text.count(_NASTY) == 8
     for text in (views.note(_NASTY), views.trouble(_NASTY), views.header(Facts(_NASTY, 1, "f", "u", "/v1"))):
         assert _NASTY in _Parsed(text).text
@@ -89,18 +89,20 @@ def test_names_are_shown_as_text_wherever_they_come_from() -> None:
     assert parse_qs(str(link[0]["href"]).removeprefix("?"))["where"] == [_NASTY]
 
 
-def test_a_result_shows_rank_score_label_metadata_and_path() -> None:
+def test_a_result_shows_rank_score_label_metadata_and_key() -> None:
     hits = [
-        Hit(7, "/shop/red/a.png", "red", {"price": 3}, score=1.0),
-        Hit(9, "/shop/b.png", None, score=-0.25),
+        Hit(7, "/shop/red/a.png", "red", {"price": 3}, "red/a.png", score=1.0),
+        Hit(9, "/shop/b.png", None, {}, "/shop/b.png", score=-0.25),
     ]
-    page = _Parsed(search_view.results(_found(*hits), _SHOP))
+    html = search_view.results(_found(*hits), _SHOP)
+    page = _Parsed(html)
     assert [a["alt"] for a in page.all("img")] == ["1 · 1.0000 · red", "2 · -0.2500 · no label"]
     assert [card["data-item"] for card in page.cards] == ["7", "9"]
     assert "price: 3" in page.text
     for hit in hits:
-        assert hit.path in page.text
         assert Path(hit.path).name in page.text
+    assert "red/a.png" in page.text
+    assert "/shop" not in html
 
 
 def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:

@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 
 from retrieval import LookalikeError, Preprocess, load_image
 from retrieval.errors import ImageError
-from tests.conftest import draw
+from tests.conftest import draw, until
 from train.cache import Kept, Scale, fingerprint, keep, keep_for_now
 
 WHOLE = Scale(Preprocess(size=20, resize=24), whole=True)
@@ -110,14 +108,6 @@ print(kept.pixels.sum(), list(kept.bad))
 def keeper(cache: Path, paths: list[Path], limit: str = "-") -> subprocess.Popen[str]:
     words = [sys.executable, "-c", _KEEP, limit, str(cache), *map(str, paths)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def until(condition: Callable[[], object]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("nothing happened in 30 s")
 
 
 def test_killed_while_it_is_made(tmp_path: Path, paths: list[Path]) -> None:
