@@ -20,7 +20,7 @@ test: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 bench: env
 	$(BIN)/python -m benchmarks

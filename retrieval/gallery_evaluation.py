@@ -93,7 +93,7 @@ def state_of(gallery: Gallery) -> str:
 
 def protocol_in(gallery: Gallery) -> str:
     """What is done with each query of a gallery, in one line."""
-    return f"each searched for in a gallery of {len(gallery)} images, itself left out"
+    return f"each searched for in a gallery of {len(gallery):,} images, itself left out"
 
 
 def _check(gallery: Gallery, sizes: Sequence[int]) -> None:

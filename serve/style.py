@@ -97,7 +97,7 @@ code { font-family: var(--font-mono); font-size: .92em; }
   white-space: nowrap; border-bottom: 1px solid var(--border-color-primary); }
 #results th, #stock th, #statistics th { font-weight: 600; }
 
-#form form, #browse form { display: grid; gap: .6rem; grid-template-columns: 1fr 1fr; }
+#form details > div, #browse form { display: grid; gap: .6rem; grid-template-columns: 1fr 1fr; }
 #browse form { grid-template-columns: minmax(0, 30rem); margin-bottom: .75rem; }
 .html-container label:not([hidden]) { display: grid; gap: .15rem; min-width: 0; font-size: .85rem;
   color: var(--body-text-color-subdued); }
@@ -234,6 +234,7 @@ code { font-family: var(--font-mono); font-size: .92em; }
 #figures .legend li { display: flex; gap: .4rem; align-items: center; margin: 0; }
 #figures .legend svg { width: 1rem; height: 1rem; flex: none; }
 #figures .legend span { min-width: 0; overflow-wrap: anywhere; }
+@media (min-width: 46rem) { #form summary { display: none; } }
 @media (max-width: 46rem) {
   #figures .plane { grid-template-columns: minmax(0, 1fr); }
   #figures .map .m { stroke: var(--c); stroke-width: 5; }

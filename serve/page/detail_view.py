@@ -88,7 +88,7 @@ def _figure(image: str, caption: str) -> str:
 def _facts(item: StoredItem) -> str:
     known = {
         "item": item.id,
-        "key": "" if item.key == str(item.full) else item.key,
+        "key": "" if item.key in (item.path, str(item.full)) else item.key,
         "path": item.path,
         "size": f"{item.width} × {item.height}" if item.width else "",
         **item.metadata,

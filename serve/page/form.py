@@ -7,22 +7,28 @@ import gradio as gr
 from serve.page.wishes import MAX_K, Wishes
 
 _FORM = f"""
-<form novalidate autocomplete="off">
+<form novalidate autocomplete="off"><details><summary>Settings</summary><div>
   <label>Results (K)<input name="k" type="number" min="1" max="{MAX_K}" step="1"></label>
   <label>Lowest score<input name="min_score" type="number" min="-1" max="1" step="0.05"
     placeholder="any"></label>
   <label class="wide">Filter<input name="where" type="text" maxlength="4096" spellcheck="false"
     autocapitalize="off"></label>
   <label class="wide">One result for each<select name="group_by"></select></label>
-</form>
+</div></details></form>
 """
 # The template never changes, so that an answer of the server does not take the focus from a field.
 _SCRIPT = """
 const form = element.querySelector('form');
 const names = ['k', 'min_score', 'where', 'group_by'];
 let sent;
+// On a phone the results would begin below the fold: it folds what is as usual.
+const wide = matchMedia('(min-width: 46rem)');
+const unfold = () => { if (wide.matches) form.querySelector('details').open = true; };
+wide.addEventListener('change', unfold);
+unfold();
 const fill = () => {
   const given = props.value;
+  if (given.where || given.min_score || given.group_by) form.querySelector('details').open = true;
   const groups = given.groups.includes(given.group_by) || !given.group_by
     ? given.groups : [...given.groups, given.group_by];
   form.group_by.replaceChildren(

@@ -83,6 +83,7 @@ def watched(page: Page, server: Server) -> Page:
 
 
 def upload(page: Page, path: Path) -> None:
+    expect(page.locator("#query img")).to_have_count(0)  # the box takes one picture after the other
     page.locator("#query input[type=file]").set_input_files(path)
 
 
