@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -171,10 +172,12 @@ def test_a_picture_in_large_shows_all_names_as_text() -> None:
     assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")
     compared = _Parsed(detail_view.compared(_stored(_NASTY), 0.5, (picture, _NASTY), picture))
     for page in (shown, compared):
-        # Title, twice the name of the query, key, path, and the metadata's name and value.
-        assert page.text.count(_NASTY) == 7
+        # Title, twice the name of the query, path (which is the key), and the metadata's name and value.
+        assert page.text.count(_NASTY) == 6
         assert "0.5000" in page.text
         assert not page.scripted
+    other = replace(_stored(_NASTY), key=f"key {_NASTY}")
+    assert f"key {_NASTY}" in _Parsed(detail_view.detail(other, _SHOP, None, None, compares=False)).text
 
 
 def test_pages_hold_every_picture_once_and_conditions_are_those_of_the_search(
