@@ -14,7 +14,8 @@ from retrieval.measures.clustering import less_effort
 from retrieval.progress import Progress
 from retrieval.report import Report, check_keeps, keep
 from retrieval.reports.findings import Pictures, find
-from retrieval.stored import ALIVE, LABELLED, Places, Stored, places_of, stored
+from retrieval.storage.schema import ALIVE
+from retrieval.stored import LABELLED, Places, Stored, places_of, stored
 
 _NAME = "stored embeddings"
 
@@ -87,7 +88,9 @@ def check_labels(gallery: Gallery) -> None:
 def state_of(gallery: Gallery) -> str:
     """A word for exactly what the gallery holds now: which items, and what is known about each."""
     uuid, fingerprint = str(gallery.store.meta["gallery_uuid"]), gallery.fingerprint
-    ((count, checksums),) = gallery.store.rows(f"SELECT count(*), coalesce(sum(crc), 0) {ALIVE}")
+    ((count, checksums),) = gallery.store.rows(
+        f"SELECT count(*), coalesce(sum(crc), 0) FROM items WHERE {ALIVE}"
+    )
     return f"{uuid[:8]}-{fingerprint[:12]}-{count}-{checksums:x}"
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval.progress import Progress
+from retrieval.storage.schema import ALIVE
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
 
-ALIVE = "FROM items WHERE deleted_at IS NULL AND seg IS NOT NULL"
 LABELLED = "SELECT id, label FROM items WHERE seg IS NOT NULL AND coalesce(label, '') != ''"
 # Where an item without a file stands in a list of paths: below the gallery, in a folder that is never made.
 _NO_FILE = "without a file"
@@ -93,8 +93,8 @@ class Places(Sequence[Path]):
 def finder(gallery: Gallery) -> Callable[[Path], int | None]:
     """The inverse of `Places`, for one state: the item at a place, or `None`."""
     store, snapshot, folder = gallery.store, gallery.snapshot, gallery.folder.absolute()
-    roots = [root for (root,) in store.rows(f"SELECT DISTINCT root {ALIVE} AND path != ''")]
-    query = f"SELECT id {ALIVE} AND root = ? AND path = ? ORDER BY id"
+    roots = [root for (root,) in store.rows(f"SELECT DISTINCT root FROM items WHERE {ALIVE} AND path != ''")]
+    query = f"SELECT id FROM items WHERE {ALIVE} AND root = ? AND path = ? ORDER BY id"
 
     def candidates(place: Path) -> Iterator[int]:
         if place.parent.name == _NO_FILE and place.name.isdecimal():

@@ -18,6 +18,7 @@ from retrieval.ingest.planning import check_columns
 from retrieval.ingest.sources import Picture
 from retrieval.storage.compact import merge_newest
 from retrieval.storage.records import OWN, FileStamp, NewItem, Value
+from retrieval.storage.schema import ALIVE
 from retrieval.storage.store import Store
 
 _LONGEST_NAME = 200
@@ -94,7 +95,7 @@ def keep(
 def _items_of(store: Store, digests: Sequence[str]) -> dict[str, int]:
     """The oldest item of each SHA-256 that the gallery holds."""
     query = (
-        "SELECT content_sha256, min(id) FROM items WHERE deleted_at IS NULL AND seg IS NOT NULL "
+        f"SELECT content_sha256, min(id) FROM items WHERE {ALIVE} "
         f"AND content_sha256 IN ({', '.join('?' * len(digests))}) GROUP BY content_sha256"
     )
     return dict(store.rows(query, digests))

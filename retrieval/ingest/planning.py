@@ -112,7 +112,7 @@ class Contents:
 
     def __init__(self, store: Store) -> None:
         query = (
-            "SELECT content_sha256, id FROM items WHERE deleted_at IS NULL AND seg IS NOT NULL "
+            f"SELECT content_sha256, id FROM items WHERE {schema.ALIVE} "
             "AND content_sha256 != '' ORDER BY content_sha256, id"
         )
         rows = store.rows(query)

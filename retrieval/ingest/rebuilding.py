@@ -137,7 +137,7 @@ def _pictures(gallery: Gallery) -> Scan:
 
 def _take_along(old: Store, new: Store) -> None:
     """Give the new gallery the files that the old one keeps itself: the same ones, under a second name."""
-    for (name,) in old.rows("SELECT path FROM items WHERE root = ? AND deleted_at IS NULL", (OWN,)):
+    for name in old.kept_files():
         source, target = old.own / name, new.own / name
         if source.exists() and not target.exists():
             new.own.mkdir(exist_ok=True)

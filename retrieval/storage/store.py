@@ -57,8 +57,6 @@ _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 # What is ours to delete in a folder where people may put files, too.
 _OURS = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
 
-_KEPT_FILES = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
-
 
 class Store:
     """The folder of one gallery. Reading is open to all; writing needs `writing()`.
@@ -378,6 +376,11 @@ class Store:
         for entry in self.leftovers():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
+    def kept_files(self) -> set[str]:
+        """The names of the files below `own` that live items have."""
+        query = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
+        return {path for (path,) in self.rows(query, (OWN,))}
+
     def leftovers(self) -> list[Path]:
         """Files and folders that no row names: of a writer at work, or of one that was killed."""
         named = {row[0] for row in self.rows("SELECT dir FROM indexes")}
@@ -390,7 +393,7 @@ class Store:
             if entry.name not in named
         ]
         if self.own.is_dir():
-            kept = {path for (path,) in self.rows(_KEPT_FILES, (OWN,))}
+            kept = self.kept_files()
             ours = (entry for entry in sorted(self.own.iterdir()) if _OURS.fullmatch(entry.name))
             left += [entry for entry in ours if entry.name not in kept]
         return left

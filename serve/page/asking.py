@@ -21,7 +21,7 @@ from serve.service import Query, SearchService
 from serve.thumbnails import Thumbnail, encode
 
 _ICON = 96  # pixels
-_REBUILT = "the gallery was rebuilt with another model: choose the picture again"
+REBUILT = "the gallery was rebuilt with another model: choose the picture again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,14 +164,14 @@ def search(service: SearchService, queries: Sequence[Query], wishes: Wishes) -> 
 def _hits(service: SearchService, queries: Sequence[Query], options: Options) -> list[Hit]:
     fingerprint = queries[0].fingerprint
     if any(query.fingerprint != fingerprint for query in queries):
-        raise OtherModelError(_REBUILT)
+        raise OtherModelError(REBUILT)
     ones = [_one(query) for query in queries]
     own = [query.item.id for query in queries if query.item is not None and query.vector is not None]
     asked = ones[0] if len(ones) == 1 else Together(ones)
     try:
         (found,) = service.find([asked], replace(options, exclude=own), fingerprint=fingerprint).found
     except OtherModelError as error:
-        raise OtherModelError(_REBUILT) from error
+        raise OtherModelError(REBUILT) from error
     if isinstance(found, InputError):
         raise found
     return found

@@ -8,6 +8,7 @@ from typing import Any
 from retrieval.gallery import Gallery, Item
 from retrieval.searching.query import nameable
 from retrieval.searching.where import Value, compile_sql, parse
+from retrieval.storage.schema import ALIVE
 
 SIZE = 60
 
@@ -44,10 +45,7 @@ def page(gallery: Gallery, where: str, number: int) -> Page:
     values: tuple[Value, ...] = ()
     if where:
         condition, values = compile_sql(parse(where), nameable(gallery.store))
-    wanted = (
-        "FROM items JOIN metadata USING (id) "
-        f"WHERE items.deleted_at IS NULL AND items.seg IS NOT NULL AND ({condition})"
-    )
+    wanted = f"FROM items JOIN metadata USING (id) WHERE {ALIVE} AND ({condition})"
 
     def rows(query: str, *more: Any) -> list[Any]:
         return gallery.store.rows(query, (*values, *more))

@@ -14,7 +14,7 @@ from retrieval.errors import InputError
 from retrieval.storage.identity import DECLARED
 from retrieval.storage.records import StoredItem
 from serve.page import detail_view
-from serve.page.asking import Part
+from serve.page.asking import REBUILT, Part
 from serve.page.changing import CONFIRM, remove_button
 from serve.page.failures import sentence
 from serve.page.visit import Visit
@@ -37,19 +37,16 @@ watch('value', () => {
   (dialog.querySelector(pressed ? '[aria-pressed]' : '[data-close]') || dialog).focus();
 });
 dialog.addEventListener('close', () => { props.value = ''; dialog.replaceChildren(); });
+const search = (way, item) => {
+  dialog.close();
+  document.getElementById('search-tab-button').click();
+  trigger(way, {item: Number(item)});
+};
 dialog.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (event.target === dialog || (button && 'close' in button.dataset)) dialog.close();
-  else if (button && button.dataset.search) {
-    dialog.close();
-    document.getElementById('search-tab-button').click();
-    trigger('submit', {item: Number(button.dataset.search)});
-  }
-  else if (button && button.dataset.include) {
-    dialog.close();
-    document.getElementById('search-tab-button').click();
-    trigger('include', {item: Number(button.dataset.include)});
-  }
+  else if (button && button.dataset.search) search('submit', button.dataset.search);
+  else if (button && button.dataset.include) search('include', button.dataset.include);
   else if (button && button.dataset.compare) trigger('compare', {item: Number(button.dataset.compare)});
   else if (button && button.dataset.show) trigger('restore', {item: Number(button.dataset.show)});
   else if (button && button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
@@ -126,7 +123,7 @@ class Detail:
         gallery = self._service.gallery
         query = part.query
         if query.fingerprint != gallery.fingerprint:
-            raise InputError("the gallery was rebuilt with another model: choose the picture again")
+            raise InputError(REBUILT)
         vector = query.vector
         if vector is None:
             assert query.item is not None

@@ -8,7 +8,7 @@ from html import escape
 from retrieval.searching.duplicates import Group
 from serve.page.changing import remove_button
 from serve.page.gallery_view import card
-from serve.page.views import count, note
+from serve.page.views import count, note, turns
 from serve.service import Facts
 
 GROUPS = 20  # on a page
@@ -56,14 +56,8 @@ def _pager(total: int, page: int, last: int) -> str:
     if not last:
         return ""
     first = page * GROUPS + 1
-    turns = _turn("Previous", page - 1, last) + _turn("Next", page + 1, last)
     where = f"groups {first:,} to {min(first + GROUPS - 1, total):,} of {total:,}"
-    return f"<nav aria-label='Pages of groups'>{turns}<span>{where}</span></nav>"
-
-
-def _turn(name: str, to: int, last: int) -> str:
-    off = "" if 0 <= to <= last else " disabled"
-    return f"<button type='button' data-group-page='{to}'{off}>{name}</button>"
+    return f"<nav aria-label='Pages of groups'>{turns('group-page', page, last)}<span>{where}</span></nav>"
 
 
 def _group(group: Group, gallery: Facts, *, removes: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
 from serve.page.browsing import SIZE, Page
-from serve.page.views import called, count, definitions, known_as, note, picture, table
+from serve.page.views import called, count, definitions, known_as, note, picture, table, turns
 from serve.page.wishes import example
 from serve.service import Facts
 
@@ -63,13 +63,8 @@ def _pager(page: Page) -> str:
         return note("No picture fulfils the filter." if page.where else "There are no pictures yet.")
     first = page.number * SIZE + 1
     shown = f"{first:,} to {min(first + SIZE - 1, page.total):,} of {count(page.total, 'picture')}"
-    turn = _turn("Previous", page.number - 1, page) + _turn("Next", page.number + 1, page)
-    return f"<nav aria-label='Pages'>{turn if page.last else ''}<span role='status'>{shown}</span></nav>"
-
-
-def _turn(name: str, to: int, page: Page) -> str:
-    off = "" if 0 <= to <= page.last else " disabled"
-    return f"<button type='button' data-page='{to}'{off}>{name}</button>"
+    turn = turns("page", page.number, page.last) if page.last else ""
+    return f"<nav aria-label='Pages'>{turn}<span role='status'>{shown}</span></nav>"
 
 
 def _index(index: Mapping[str, Any], outside: int) -> str:

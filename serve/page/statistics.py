@@ -10,13 +10,12 @@ import numpy as np
 
 from retrieval.gallery import Gallery
 from retrieval.searching.snapshot import Snapshot
-from retrieval.storage.schema import quoted
+from retrieval.storage.schema import ALIVE, quoted
 from retrieval.storage.store import Store
 
 SHOWN = 12  # labels
 _COLUMNS = 30  # that are looked into: each takes half a second of a million pictures
-_ALIVE = "items.deleted_at IS NULL AND items.seg IS NOT NULL"
-_DESCRIBED = f"FROM items JOIN metadata USING (id) WHERE {_ALIVE}"
+_DESCRIBED = f"FROM items JOIN metadata USING (id) WHERE {ALIVE}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Counted:
 
 
 def _labels(store: Store) -> Labels:
-    query = f"SELECT label, count(*) AS n FROM items WHERE {_ALIVE} GROUP BY label ORDER BY n DESC, label"
+    query = f"SELECT label, count(*) AS n FROM items WHERE {ALIVE} GROUP BY label ORDER BY n DESC, label"
     found = store.rows(query)
     labels = [(label, n) for label, n in found if label]
     without = sum(n for label, n in found if not label)
@@ -107,7 +106,7 @@ def _labels(store: Store) -> Labels:
 
 
 def _sizes(store: Store) -> Sizes | None:
-    rows = store.rows(f"SELECT width, height FROM items WHERE {_ALIVE} AND width > 0 AND height > 0")
+    rows = store.rows(f"SELECT width, height FROM items WHERE {ALIVE} AND width > 0 AND height > 0")
     if not rows:
         return None
     sizes = np.array(rows, np.int64)

@@ -71,6 +71,16 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<div {scroll}><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
+def turns(name: str, page: int, last: int) -> str:
+    """Buttons to the pages before and after one of several; `name` is what the scripts find them by."""
+    return _turn("Previous", name, page - 1, last) + _turn("Next", name, page + 1, last)
+
+
+def _turn(text: str, name: str, to: int, last: int) -> str:
+    off = "" if 0 <= to <= last else " disabled"
+    return f"<button type='button' data-{name}='{to}'{off}>{text}</button>"
+
+
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
     """Names and values, one a line; the values are HTML already."""
     lines = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in rows)

@@ -9,12 +9,12 @@ from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 
 from serve.errors import BusyError
-from serve.fetching import fetch
+from serve.fetching import LONGEST, fetch
 from serve.uploads import is_full
 
-_FORM = """
+_FORM = f"""
 <form novalidate autocomplete="off">
-  <label>Address of a picture<input name="address" type="url" maxlength="2048" spellcheck="false"
+  <label>Address of a picture<input name="address" type="url" maxlength="{LONGEST}" spellcheck="false"
     placeholder="https://"></label>
   <button type="submit">Fetch</button>
 </form>

@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from retrieval import Gallery, Preprocess
+from tests.conftest import draw
 
 SIZE, DIM = 32, 48
 BRANDS = ("acme", "<b>zeta</b> & co")
@@ -64,4 +65,14 @@ def stock(folder: Path, shop: Path) -> Gallery:
     ]
     (folder / "broken.png").write_bytes(b"not a picture")
     gallery.add([*paths, folder / "broken.png"], metadata=[*rows, {"label": "red"}])
+    return gallery
+
+
+def large(folder: Path, shop: Path, more: int) -> Gallery:
+    """The shop and more pictures than a page of the gallery shows."""
+    gallery = Gallery.create(folder / "large.gallery", write_map_model(folder / "model.onnx"))
+    (folder / "more").mkdir()
+    for seed in range(more):
+        draw(100 + seed).save(folder / "more" / f"{seed}.png")
+    gallery.add([shop, folder / "more"])
     return gallery

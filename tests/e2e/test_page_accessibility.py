@@ -24,7 +24,7 @@ from tests.e2e.page_driver import (
     upload,
     watched,
 )
-from tests.e2e.page_gallery import stock, write_map_model
+from tests.e2e.page_gallery import large, stock
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -182,11 +182,7 @@ def test_the_first_key_skips_to_the_results(page: Page, server: Server) -> None:
 def test_the_focus_stays_where_a_press_replaces_what_was_pressed(
     browser: Browser, shop: Path, tmp_path: Path
 ) -> None:
-    gallery = Gallery.create(tmp_path / "large.gallery", write_map_model(tmp_path / "model.onnx"))
-    (tmp_path / "more").mkdir()
-    for seed in range(50):
-        draw(100 + seed).save(tmp_path / "more" / f"{seed}.png")
-    gallery.add([shop, tmp_path / "more"])
+    gallery = large(tmp_path, shop, 50)
     with serving([*SERVE, str(gallery.folder)], tmp_path / "scratch") as server, browser.new_context() as c:
         page = watched(c.new_page(), server)
         page.get_by_role("tab", name="Gallery").click()

@@ -24,7 +24,7 @@ from tests.e2e.page_driver import (
     upload,
     watched,
 )
-from tests.e2e.page_gallery import write_map_model
+from tests.e2e.page_gallery import large
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -96,11 +96,7 @@ def test_the_gallery_tab_says_what_there_is(page: Page, gallery: Gallery) -> Non
 
 
 def test_a_larger_gallery_has_pages(browser: Browser, shop: Path, tmp_path: Path) -> None:
-    gallery = Gallery.create(tmp_path / "large.gallery", write_map_model(tmp_path / "model.onnx"))
-    (tmp_path / "more").mkdir()
-    for seed in range(46):
-        draw(100 + seed).save(tmp_path / "more" / f"{seed}.png")
-    gallery.add([shop, tmp_path / "more"])
+    gallery = large(tmp_path, shop, 46)
     with serving([*SERVE, str(gallery.folder)], tmp_path / "scratch") as server, browser.new_context() as c:
         page = watched(c.new_page(), server)
         page.get_by_role("tab", name="Gallery").click()
