@@ -200,10 +200,10 @@ class Search:
 
     # ---- another query
 
-    def upload(self, path: str | None, visit: Visit, wishes: Wishes) -> tuple[*Shown, None]:
+    def upload(self, path: str | None, visit: Visit, wishes: Wishes) -> tuple[*Shown, Any]:
         """A picture was dropped, pasted, chosen or taken."""
-        if path is None:
-            return gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip(), None
+        if path is None:  # the box was emptied; by now the next picture may be in it
+            return gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip()
         return *self._show(visit, lambda: (of_upload(self._service, Path(path)),), wishes), None
 
     def fetch(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:

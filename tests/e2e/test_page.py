@@ -67,7 +67,7 @@ def test_k_changes_the_number_of_results(page: Page, shop: Path) -> None:
 
 
 def test_a_picture_can_follow_a_change_of_k(page: Page, shop: Path) -> None:
-    for name, k in (("0", 3), ("1", 5)):
+    for name, k in (("0", 3), ("1", 5), ("2", 4)):
         page.get_by_label("Results (K)").fill(str(k))
         upload(page, shop / "blue" / f"{name}.png")
         expect_results(page, k)
