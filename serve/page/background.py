@@ -5,26 +5,29 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import Generic, TypeVar
 
 from retrieval.progress import Stage, told_to
+from serve.errors import BusyError
 from serve.page.failures import sentence
 
 T = TypeVar("T")
 
 # Whatever the work and the gallery, a process does one at a time: searches need the cores, too.
 _turn = threading.Lock()
-# For components with such work: while an answer says `data-running`, they ask every second how it stands.
+# For components with such work: they ask how it stands, at first soon, while an answer is `progress`.
 POLL = """
-let timer = 0;
+let timer = 0, pause = 100;
 const poll = () => {
   clearTimeout(timer);
   const running = element.querySelector('[data-running]');
+  pause = running ? Math.min(2 * pause, 1000) : 100;
   if (!running) return;
   timer = setTimeout(() => {
     if (element.offsetParent) trigger('tick', {of: running.dataset.running});
     poll();
-  }, 1000);
+  }, pause);
 };
 watch('value', poll);
 """
@@ -62,13 +65,18 @@ class Background(Generic[T]):
         """How it stands."""
         return self._look
 
-    def begin(self, key: str, work: Callable[[], T]) -> bool:
-        """Begin, unless such work goes on anywhere in this process -> whether it was begun."""
+    def begin(self, key: str, work: Callable[[], T]) -> None:
+        """Begin, unless this very work goes on already.
+
+        Raises:
+            BusyError: other work goes on in this process.
+        """
         if not _turn.acquire(blocking=False):
-            return False
+            if self._look.running and self._look.key == key:
+                return
+            raise BusyError("other long work goes on in this server: try again when it is done")
         self._look = Look(key, running=True)
         threading.Thread(target=self._run, args=(key, work), name="background", daemon=True).start()
-        return True
 
     def _run(self, key: str, work: Callable[[], T]) -> None:
         try:
@@ -81,3 +89,16 @@ class Background(Generic[T]):
 
     def _tell(self, key: str, stage: Stage) -> None:
         self._look = Look(key, running=True, stage=stage)
+
+
+def progress(of: str, stage: Stage | None, before: str) -> str:
+    """How far work is, as HTML; `of` says of which of its works a component has to ask again."""
+    words, bar = before, "<progress></progress>"
+    if stage is not None:
+        words = f"{before}: {stage.what}"
+        if stage.total:
+            words += f", {stage.done:,} of {stage.total:,} {stage.unit}"
+        if stage.total and stage.done:
+            bar = f"<progress max='{stage.total}' value='{stage.done}'></progress>"
+    labelled = bar.replace("<progress", f"<progress aria-label='{escape(before)}'", 1)
+    return f"<p class='running' tabindex='-1' data-running='{of}'>{labelled}<span>{escape(words)}</span></p>"

@@ -16,14 +16,6 @@ _MEMBERS = 24  # of a group that are shown
 _LABELS = 5
 
 
-def progress(share: float) -> str:
-    """How far the search has come."""
-    return (
-        f"<p role='status'>Comparing all pictures with each other: {100 * share:.0f} %</p>"
-        f"<progress max='1' value='{share:.3f}' aria-label='Comparing'></progress>"
-    )
-
-
 def groups(found: Sequence[Group], page: int, gallery: Facts, *, removes: bool) -> str:
     """One page of the groups.
 

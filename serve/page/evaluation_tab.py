@@ -10,16 +10,16 @@ import gradio as gr
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.gallery_evaluation import check_labels, evaluate_gallery, state_of
+from serve.errors import BusyError
 from serve.page import evaluation_view, figures_tab, views
-from serve.page.background import POLL, Background
-from serve.page.failures import guarded, nameless
+from serve.page.background import POLL, Background, progress
+from serve.page.failures import guarded, nameless, sentence
 from serve.page.report_choice import Choice, Reports
 from serve.page.searching import SEARCH
 from serve.service import SearchService
 
 # What a visitor can set off is bounded: queries x images, but as many queries as say something.
 _COMPARISONS, _FEWEST = 400_000_000, 1000
-_WAIT = "Other long work goes on in this server: try again when it is done."
 
 # Who pressed the button finds himself where it was.
 _MEASURE = (
@@ -144,9 +144,10 @@ class Evaluation:
     def _begin(self) -> str:
         state = state_of(self._service.gallery)
         if not self._work.look().running and not self._is_measured(state):
-            begun = self._work.begin(state, self._evaluate)
-            if not begun and not self._work.look().running:
-                return evaluation_view.offered(views.note(_WAIT))
+            try:
+                self._work.begin(state, self._evaluate)
+            except BusyError as error:
+                return evaluation_view.offered(sentence(error))
         return self._measure()
 
     def _evaluate(self) -> None:
@@ -161,7 +162,7 @@ class Evaluation:
     def _standing(self) -> str:
         look, gallery = self._work.look(), self._service.gallery
         if look.running:
-            return evaluation_view.running("evaluation", look.stage, "Evaluating")
+            return progress("evaluation", look.stage, "Evaluating")
         try:
             with nameless(self._service):
                 check_labels(gallery)

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from retrieval.progress import Stage
 from serve.page.views import count, note
 
 _BUTTON = "<button type='button' class='main' data-evaluate>Evaluate this gallery</button>"
-
-
-def running(of: str, stage: Stage | None, before: str) -> str:
-    """How far work is; `of` says of which of its works a component has to ask again."""
-    words, bar = before, "<progress></progress>"
-    if stage is not None:
-        words = f"{before}: {stage.what}"
-        if stage.total:
-            words += f", {stage.done:,} of {stage.total:,} {stage.unit}"
-        if stage.total and stage.done:
-            bar = f"<progress max='{stage.total}' value='{stage.done}'></progress>"
-    labelled = bar.replace("<progress", f"<progress aria-label='{escape(before)}'", 1)
-    return f"<p class='running' tabindex='-1' data-running='{of}'>{labelled}<span>{escape(words)}</span></p>"
 
 
 def offered(failure: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -15,8 +16,9 @@ from retrieval.analysis.tsne_marks import WALK
 from retrieval.gallery import Gallery
 from retrieval.gallery_evaluation import check_labels, state_of
 from retrieval.stored import stored
-from serve.page import evaluation_view, figures_view
-from serve.page.background import POLL, Background
+from serve.errors import BusyError
+from serve.page import figures_view
+from serve.page.background import POLL, Background, progress
 from serve.page.failures import guarded, nameless
 from serve.page.searching import SEARCH
 from serve.service import SearchService
@@ -102,12 +104,13 @@ class Figures:
         work, state = self._works[name], state_of(self._service.gallery)
         look = work.look()
         if not look.running and (look.key != state or (again and look.failure)):
-            work.begin(state, self._makers[name])
+            with suppress(BusyError):
+                work.begin(state, self._makers[name])
             look = work.look()
         if look.running:
-            return evaluation_view.running(name, look.stage, "Computing")
+            return progress(name, look.stage, "Computing")
         if look.key != state:
-            return evaluation_view.running(name, None, "Waiting for other work to end")
+            return progress(name, None, "Waiting for other work to end")
         return look.failure or str(look.result)
 
     def _triplets(self) -> str:

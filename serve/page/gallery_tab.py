@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from serve.page import changing, detail_view, duplicates_view, gallery_view, statistics_view
+from serve.page.background import POLL, progress
 from serve.page.changing import CONFIRM, Changing, shown
 from serve.page.duplicates import LOWEST, Duplicates
 from serve.page.failures import guarded, sentence
@@ -88,6 +88,7 @@ _DUPLICATES = f"""<template><summary>Near-duplicates</summary>
 """
 _COMPARING = (
     _FOLDED
+    + POLL
     + CONFIRM
     + """
 const form = details.querySelector('form');
@@ -160,6 +161,7 @@ class GalleryTab:
         parts.statistics.submit(self.turned, None, [parts.browse], trigger_mode="always_last", **quiet)
         parts.statistics.expand(self.counted, None, [parts.statistics], **still)
         parts.duplicates.submit(self.compared, None, [parts.duplicates], **still)
+        parts.duplicates.tick(self.looked, None, [parts.duplicates], **still)
         parts.duplicates.turn(self.groups_turned, None, [parts.duplicates], **still)
         if parts.add is None:
             return None
@@ -188,28 +190,30 @@ class GalleryTab:
         """The statistics were unfolded."""
         return guarded(lambda: statistics_view.statistics(self._counted.of(self._service.gallery)))
 
-    def compared(self, event: gr.EventData) -> Iterator[str]:
-        """Near-duplicates are wanted: how far it has come, and at last the first of them."""
-        try:
-            for found in self._duplicates.find(float(event.score)):
-                if isinstance(found, float):
-                    yield duplicates_view.progress(found)
-                else:
-                    yield self._groups(found, 0)
-        except Exception as error:
-            yield sentence(error)
+    def compared(self, event: gr.EventData) -> str:
+        """Near-duplicates are wanted."""
+
+        def begin() -> str:
+            self._duplicates.begin(float(event.score))
+            return self._groups(float(event.score), 0)
+
+        return guarded(begin)
+
+    def looked(self, event: gr.EventData) -> str:
+        """How far the comparison has come, or what came of it."""
+        return guarded(lambda: self._groups(float(event.of), 0))
 
     def groups_turned(self, event: gr.EventData) -> str:
         """Another page of near-duplicates is wanted."""
-        return guarded(lambda: self._groups_known(event))
+        return guarded(lambda: self._groups(float(event.score), int(event.group_page)))
 
     def thinned(self, event: gr.EventData) -> tuple[Any, ...]:
         """All but the first of a group are to go."""
         try:
             self._changing.remove(event)
         except Exception as error:
-            return sentence(error) + guarded(lambda: self._groups_known(event)), *([gr.skip()] * 3)
-        return guarded(lambda: self._groups_known(event)), *self._anew(event)
+            return sentence(error) + self.groups_turned(event), *([gr.skip()] * 3)
+        return self.groups_turned(event), *self._anew(event)
 
     def removed(self, event: gr.EventData) -> tuple[Any, ...]:
         """The picture in the detail view is to go."""
@@ -222,9 +226,9 @@ class GalleryTab:
     def _anew(self, event: gr.EventData) -> tuple[str, str, str]:
         return self._changing.anew(str(event.where), int(event.page))
 
-    def _groups_known(self, event: gr.EventData) -> str:
-        return self._groups(self._duplicates.known(float(event.score)), int(event.group_page))
-
-    def _groups(self, found: Any, page: int) -> str:
+    def _groups(self, min_score: float, page: int) -> str:
+        look, facts = self._duplicates.look(min_score), self._service.facts()
+        if look.running:
+            return progress(look.key, look.stage, "Comparing all pictures with each other")
         removes = self._service.permissions.changes
-        return duplicates_view.groups(found, page, self._service.facts(), removes=removes)
+        return look.failure or duplicates_view.groups(look.result or [], page, facts, removes=removes)

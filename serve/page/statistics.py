@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
 
 from retrieval.gallery import Gallery
-from retrieval.searching.snapshot import Snapshot
+from retrieval.gallery_evaluation import state_of
 from retrieval.storage.schema import ALIVE, quoted
 from retrieval.storage.store import Store
 
@@ -85,16 +84,15 @@ class Counted:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: weakref.ref[Snapshot] | None = None
-        self._found: Statistics | None = None
+        self._found: tuple[str, Statistics] | None = None
 
     def of(self, gallery: Gallery) -> Statistics:
         """The statistics of the state that the gallery shows."""
         with self._lock:  # whoever comes meanwhile waits for the same
-            snapshot = gallery.snapshot
-            if self._found is None or self._of is None or self._of() is not snapshot:
-                self._found, self._of = count(gallery), weakref.ref(snapshot)
-            return self._found
+            state = state_of(gallery)
+            if self._found is None or self._found[0] != state:
+                self._found = state, count(gallery)
+            return self._found[1]
 
 
 def _labels(store: Store) -> Labels:

@@ -117,8 +117,10 @@ def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchServ
 def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_path: Path) -> None:
     """And nothing else of the kind begins in this process, whichever gallery it is about."""
     tab, other, go = Evaluation(service), Background[str](), threading.Event()
-    assert other.begin("long", lambda: "done" if go.wait(30) else "")
-    assert "Other long work" in tab.begin()
+    other.begin("long", lambda: "done" if go.wait(30) else "")
+    told = tab.begin()
+    assert "other long work goes on" in told
+    assert "data-evaluate" in told
     figures = Figures(service)
     assert "Waiting" in figures.open(SimpleNamespace(of="triplets"))  # type: ignore[arg-type]
     go.set()

@@ -6,7 +6,6 @@ import shutil
 import statistics as reference
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +25,7 @@ from serve.page.duplicates import Duplicates
 from serve.page.statistics import Counted, count
 from serve.permissions import Permissions
 from serve.service import SearchService
-from tests.conftest import draw
+from tests.conftest import draw, until
 from tests.retrieval.filling import bare_gallery, unit_vectors
 
 texts = st.text(alphabet="ab'\"<é ", min_size=1, max_size=4)
@@ -122,10 +121,14 @@ def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
     return SearchService(folder, permissions=Permissions(changes=True))
 
 
-def last(found: Iterator[float | list[Group]]) -> list[Group]:
-    *_, groups = found
-    assert isinstance(groups, list)
-    return groups
+def found(looked: Duplicates, min_score: float) -> list[Group]:
+    """Look for them, and wait."""
+    looked.begin(min_score)
+    until(lambda: not looked.look(min_score).running)
+    look = looked.look(min_score)
+    assert not look.failure
+    assert look.result is not None
+    return look.result
 
 
 def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,21 +140,21 @@ def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch:
 
     monkeypatch.setattr(duplicates, "find_duplicates", counted)
     looked = Duplicates(service)
-    groups = last(looked.find(0.999))
+    groups = found(looked, 0.999)
     assert groups == find_duplicates(service.gallery, 0.999)
     assert len(groups) >= 4
-    assert last(looked.find(0.999)) == groups
+    assert found(looked, 0.999) == groups
     assert len(calls) == 1
-    last(looked.find(0.99))
+    found(looked, 0.99)
     assert len(calls) == 2
     gone = groups[0].members[0].id
-    last(looked.find(0.999))
+    found(looked, 0.999)
     changes.remove(service, [gone])
-    known = looked.known(0.999)
+    left = looked.look(0.999).result
     assert len(calls) == 3  # nothing is compared again
-    assert gone not in {item.id for group in known for item in group.members}
-    assert known == find_duplicates(service.gallery, 0.999)
-    last(looked.find(0.999))
+    assert left == find_duplicates(service.gallery, 0.999)
+    assert gone not in {item.id for group in left for item in group.members}
+    found(looked, 0.999)
     assert len(calls) == 4
 
 
@@ -164,19 +167,20 @@ def test_only_one_search_runs_at_a_time(service: SearchService, monkeypatch: pyt
 
     monkeypatch.setattr(duplicates, "find_duplicates", slow)
     looked, other = Duplicates(service), Duplicates(service)
-    waiting = looked.find(0.95)
-    assert next(waiting) == 0.0
-    with pytest.raises(BusyError):
-        next(other.find(0.95))
-    with pytest.raises(BusyError):
-        next(looked.find(0.9))
-    with pytest.raises(InputError, match="look again"):
-        looked.known(0.95)
-    joined = looked.find(0.95)
-    assert next(joined) == 0.0
-    go.set()
-    assert last(waiting) is last(joined)
-    last(other.find(0.95))
+    looked.begin(0.95)
+    try:
+        assert looked.look(0.95).running
+        with pytest.raises(BusyError):
+            other.begin(0.95)
+        with pytest.raises(BusyError):
+            looked.begin(0.9)
+        with pytest.raises(InputError, match="look again"):
+            looked.look(0.9)
+        looked.begin(0.95)  # the same: it goes on
+        assert looked.look(0.95).running
+    finally:
+        go.set()
+    assert found(looked, 0.95) == found(other, 0.95) == find_duplicates(service.gallery, 0.95)
 
 
 def test_a_failure_is_told_and_forgotten(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,27 +190,38 @@ def test_a_failure_is_told_and_forgotten(service: SearchService, monkeypatch: py
     looked = Duplicates(service)
     with monkeypatch.context() as patch:
         patch.setattr(duplicates, "find_duplicates", broken)
-        with pytest.raises(UnavailableError):
-            last(looked.find(0.95))
-    assert last(looked.find(0.95))
+        looked.begin(0.95)
+        until(lambda: not looked.look(0.95).running)
+        assert "it is gone" in looked.look(0.95).failure
+    assert found(looked, 0.95)
+
+
+def test_what_was_found_in_another_gallery_is_not_shown(service: SearchService) -> None:
+    looked = Duplicates(service)
+    assert found(looked, 0.95)
+    service.folder.rename(service.folder.with_name("before"))
+    bare_gallery(service.folder)
+    until(lambda: not len(service.gallery))
+    with pytest.raises(InputError, match="look again"):
+        looked.look(0.95)
 
 
 @pytest.mark.parametrize("score", [0.79, 1.01, float("nan"), -1])
 def test_a_threshold_that_says_little_is_refused(service: SearchService, score: float) -> None:
     with pytest.raises(InputError):
-        next(Duplicates(service).find(score))
+        Duplicates(service).begin(score)
 
 
 def test_a_gallery_too_large_is_refused(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicates, "MOST", 10)
     with pytest.raises(InputError, match="more than 10 pictures"):
-        next(Duplicates(service).find(0.95))
+        Duplicates(service).begin(0.95)
 
 
 def test_what_is_left_of_a_group_says_how_alike_it_is(service: SearchService) -> None:
     looked = Duplicates(service)
-    large = next(group for group in last(looked.find(0.9)) if len(group.members) > 4)
+    large = next(group for group in found(looked, 0.9) if len(group.members) > 4)
     changes.remove(service, [item.id for item in large.members[:3]])
-    (left,) = [group for group in looked.known(0.9) if group.members[0].id == large.members[3].id]
+    (left,) = [group for group in looked.look(0.9).result or [] if group.members[0].id == large.members[3].id]
     vectors = np.array([service.gallery.vector(item.id) for item in left.members])
     assert left.lowest == pytest.approx(float((vectors @ vectors.T).min()), abs=1e-6)
