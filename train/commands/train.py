@@ -50,21 +50,24 @@ def train(
     Ctrl-C keeps what has been learnt; --resume goes on to the bit. A run is a folder: config.yaml with every
     setting, metrics.jsonl, TensorBoard's events, and checkpoints. `lookalike export` makes a model of it.
     """
-    from train import loop  # torch takes seconds to import
+    if not resume:
+        config = settings.resolve(data, recipe, overrides)
+        images = datasets_by_name.load(config.data)
+    elif data or recipe or overrides:
+        raise InputError("--resume goes on as the run began: leave out --data, --recipe and --set")
+
+    from train import loop  # torch takes seconds to import: what is wrong with the words is said before
     from train.run import Run
     from train.world import join
 
     if resume:
-        if data or recipe or overrides:
-            raise InputError("--resume goes on as the run began: leave out --data, --recipe and --set")
         config = Run.open(out).config
-    else:
-        config = settings.resolve(data, recipe, overrides)
+        images = datasets_by_name.load(config.data)
     world = join(config.device)
     if world.leads and not resume:
         Run.start(out, config)
     world.wait()
-    trainer = loop.Trainer(Run.open(out), datasets_by_name.load(config.data), show_progress=True)
+    trainer = loop.Trainer(Run.open(out), images, show_progress=True)
     facts = trainer.train(resume=resume)
     world.leave()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
