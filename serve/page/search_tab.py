@@ -142,8 +142,15 @@ class Search:
         last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
         blocks.load(self.arrive, None, [header, parts.form, *shown], **quiet)
         # The box is empty again for the next picture; the one that was sent is shown above it.
-        # Pictures from the clipboard and from a camera come with no other event than `change`.
-        parts.picture.change(self.upload, [parts.picture, *given], [*shown, parts.picture], **quiet)
+        # Pictures from the clipboard and from a camera come with no other event than `change`. Each is sent as
+        # it is then: the next one may come while the box is being emptied, which is a change of it, too.
+        parts.picture.change(
+            self.upload,
+            [parts.picture, *given],
+            [*shown, parts.picture],
+            trigger_mode="multiple",
+            **quiet,
+        )
         parts.more.upload(self.add, [parts.more, *given], shown, **quiet)
         parts.asked.crop(self.crop, given, shown, **last)
         parts.asked.omit(self.omit, given, shown, **quiet)
@@ -200,10 +207,10 @@ class Search:
 
     # ---- another query
 
-    def upload(self, path: str | None, visit: Visit, wishes: Wishes) -> tuple[*Shown, Any]:
+    def upload(self, path: str | None, visit: Visit, wishes: Wishes) -> tuple[*Shown, None]:
         """A picture was dropped, pasted, chosen or taken."""
-        if path is None:  # the box was emptied; by now the next picture may be in it
-            return gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip()
+        if path is None:  # the box was emptied
+            return gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip(), None
         return *self._show(visit, lambda: (of_upload(self._service, Path(path)),), wishes), None
 
     def fetch(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
