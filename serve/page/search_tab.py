@@ -142,8 +142,8 @@ class Search:
         last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
         blocks.load(self.arrive, None, [header, parts.form, *shown], **quiet)
         # The box is empty again for the next picture; the one that was sent is shown above it.
-        # Pictures from the clipboard and from a camera come with no other event than `change`. Each is sent as
-        # it is then: the next one may come while the box is being emptied, which is a change of it, too.
+        # Pictures from the clipboard and from a camera come with no other event than `change`. Each is sent
+        # at once, as it is: the next may come while the box is being emptied, which is a change of it, too.
         parts.picture.change(
             self.upload,
             [parts.picture, *given],
