@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from train import losses
 
 Step = Callable[[], None]
-VTHM = {"name": "vthm", "margin": 0.1}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from retrieval.reports.numbers import keys, percent, short, summary, value
 from retrieval.reports.page import document
 from retrieval.reports.report_page import render
 
-__all__ = ["Report", "check_keeps", "keep", "kept", "latest", "render", "table"]
+__all__ = ["Report", "check_keeps", "keep", "kept", "render", "table"]
 
 FORMAT_VERSION = 2
 _KEPT = "reports"  # in a gallery
@@ -124,11 +124,6 @@ def keep(report: Report, gallery: Path) -> Path:
 def kept(gallery: Path) -> list[Path]:
     """The folders of all reports kept in a gallery, oldest first."""
     return [file.parent for file in sorted((gallery / _KEPT).glob("*/report.json"))]
-
-
-def latest(gallery: Path) -> Path | None:
-    """The folder of the newest report kept in a gallery, or `None`."""
-    return next(reversed(kept(gallery)), None)
 
 
 def table(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Plain text for a terminal."""
+"""Plain text: a table for a terminal, a number with what it counts."""
 
 from __future__ import annotations
 
@@ -15,3 +15,8 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
         ).rstrip()
         for row in rows
     ]
+
+
+def count(number: int, what: str) -> str:
+    """A number with what it counts."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

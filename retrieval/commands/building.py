@@ -17,6 +17,7 @@ from retrieval.gallery import Gallery
 from retrieval.ingest import syncing
 from retrieval.ingest.indexing import Outcome, add_images
 from retrieval.ingest.rebuilding import rebuild as rebuild_gallery
+from retrieval.text import count
 
 _SHOWN = 10
 _FILE = click.Path(path_type=Path)
@@ -179,7 +180,7 @@ def update(
     done = syncing.update(target, prune=prune, retry=retry, max_bad=max_bad, show_progress=True)
     if done.gone:
         verb = "removed" if prune else "--prune removes them"
-        _list(f"{_many(len(done.gone), 'image')} without their file ({verb}):", done.gone)
+        _list(f"{count(len(done.gone), 'image')} without their file ({verb}):", done.gone)
     _finish(ctx, target, done.outcome, as_json, gone=done.gone)
 
 
@@ -262,10 +263,10 @@ def _finish(ctx: click.Context, gallery: Gallery, outcome: Outcome, as_json: boo
     if outcome.duplicates:
         copies = sum(len(keys) - 1 for keys in outcome.duplicates)
         groups = [_group(keys) for keys in outcome.duplicates]
-        _list(f"{_many(copies, 'image')} with the same bytes as another; all are kept:", groups)
+        _list(f"{count(copies, 'image')} with the same bytes as another; all are kept:", groups)
     if outcome.bad:
         bad = [f"{file.stamp.full}: {file.detail}" for file in outcome.bad]
-        _list(f"{_many(len(bad), 'file')} unusable and skipped:", bad)
+        _list(f"{count(len(bad), 'file')} unusable and skipped:", bad)
         ctx.exit(3)
 
 
@@ -284,23 +285,19 @@ def _summary(gallery: Gallery, outcome: Outcome) -> str:
     ]
     done = ", ".join(parts) or "nothing new to add"
     text = f"{gallery.folder}: {done}, {outcome.unchanged} there already"
-    text += f"; it holds {_many(len(gallery), 'image')}"
+    text += f"; it holds {count(len(gallery), 'image')}"
     if outcome.copied:
         text += f" ({outcome.copied} not embedded, since their bytes are known)"
     if outcome.ignored:
-        text += f" ({_many(outcome.ignored, 'file')} without an image suffix passed over)"
+        text += f" ({count(outcome.ignored, 'file')} without an image suffix passed over)"
     if outcome.unmatched:
-        text += f" ({_many(outcome.unmatched, 'row')} of the table about files that were not given)"
+        text += f" ({count(outcome.unmatched, 'row')} of the table about files that were not given)"
     return text
 
 
 def _group(keys: list[str]) -> str:
     shown = " = ".join(keys[:3])
     return shown if len(keys) <= 3 else f"{shown} = {len(keys) - 3} more"
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _list(title: str, lines: list[str]) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import Generic, TypeVar
 
+from retrieval.gallery import Gallery
 from retrieval.progress import Stage, told_to
 from serve.errors import BusyError
 from serve.page.failures import sentence
+from serve.service import SearchService
 
 T = TypeVar("T")
 
@@ -89,6 +91,11 @@ class Background(Generic[T]):
 
     def _tell(self, key: str, stage: Stage) -> None:
         self._look = Look(key, running=True, stage=stage)
+
+
+def still(service: SearchService) -> Gallery:
+    """A state of the gallery that stays as it is while work goes through it, on one core."""
+    return Gallery(service.folder, threads=1)
 
 
 def progress(of: str, stage: Stage | None, before: str) -> str:

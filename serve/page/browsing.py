@@ -29,11 +29,6 @@ class Page:
     number: int
     total: int
 
-    @property
-    def last(self) -> int:
-        """The number of the last page."""
-        return max(0, (self.total - 1) // SIZE)
-
 
 def page(gallery: Gallery, where: str, number: int) -> Page:
     """The pictures of one page; of the last one where there are not as many pages.
@@ -51,7 +46,12 @@ def page(gallery: Gallery, where: str, number: int) -> Page:
         return gallery.store.rows(query, (*values, *more))
 
     total = rows(f"SELECT count(*) {wanted}")[0][0]
-    number = min(max(number, 0), max(0, (total - 1) // SIZE))
+    number = min(max(number, 0), last_page(total, SIZE))
     ids = rows(f"SELECT items.id {wanted} ORDER BY items.id LIMIT {SIZE} OFFSET ?", number * SIZE)
     found = gallery.items([i for (i,) in ids])
     return Page([found[i] for (i,) in ids if i in found], where, number, total)
+
+
+def last_page(total: int, size: int) -> int:
+    """The number of the last page, from 0."""
+    return max(0, (total - 1) // size)

@@ -37,11 +37,9 @@ def detail(
     figures = _figure(shown, f"item {item.id}")
     if query is not None:
         figures = _figure(embedded(query[0], "the query"), query[1]) + figures
-    toggle = (
-        f"<button type='button' data-compare='{item.id}' aria-pressed='false'>Where they look alike</button>"
-    )
     likeness = "" if query is None or score is None else _likeness(score, query[1])
-    return _frame(item, likeness, figures, (toggle if compares else "") + more)
+    toggle = _toggle("compare", item, "false") if compares else ""
+    return _frame(item, likeness, figures, toggle + more)
 
 
 def include(item: int) -> str:
@@ -54,16 +52,12 @@ def compared(item: StoredItem, score: float, query: tuple[Image.Image, str], res
     figures = _figure(embedded(encode(query[0]), "where the query looks like the item"), query[1])
     figures += _figure(embedded(encode(result), "where the item looks like the query"), f"item {item.id}")
     key = "<p class='quiet'>Orange: adds to the similarity. Blue: takes from it.</p>"
-    toggle = f"<button type='button' data-show='{item.id}' aria-pressed='true'>Where they look alike</button>"
-    return _frame(item, _likeness(score, query[1]), figures, toggle, key)
+    return _frame(item, _likeness(score, query[1]), figures, _toggle("show", item, "true"), key)
 
 
 def failed(sentence: str, title: str = "Not shown") -> str:
     """What went wrong in place of a picture."""
-    return (
-        f"<header><h2 id='detail-title'>{title}</h2>"
-        f"<button type='button' data-close aria-label='Close'>✕</button></header>{sentence}"
-    )
+    return f"{_head(title)}{sentence}"
 
 
 def _likeness(score: float, query: str) -> str:
@@ -73,12 +67,20 @@ def _likeness(score: float, query: str) -> str:
 def _frame(item: StoredItem, likeness: str, figures: str, toggle: str, key: str = "") -> str:
     title = escape(item.label or "no label")
     return (
-        f"<header><h2 id='detail-title'>{title}{likeness}</h2>"
-        "<button type='button' data-close aria-label='Close'>✕</button></header>"
-        f"<div class='figures'>{figures}</div>{key}"
+        f"{_head(title + likeness)}<div class='figures'>{figures}</div>{key}"
         f"<p class='actions'><button type='button' class='main' data-search='{item.id}'>"
         f"Search with this one</button>{toggle}</p>{_facts(item)}"
     )
+
+
+def _head(title: str) -> str:
+    close = "<button type='button' data-close aria-label='Close'>✕</button>"
+    return f"<header><h2 id='detail-title'>{title}</h2>{close}</header>"
+
+
+def _toggle(way: str, item: StoredItem, pressed: str) -> str:
+    state = f"data-{way}='{item.id}' aria-pressed='{pressed}'"
+    return f"<button type='button' {state}>Where they look alike</button>"
 
 
 def _figure(image: str, caption: str) -> str:

@@ -10,7 +10,7 @@ from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.gallery_evaluation import state_of
 from retrieval.searching.duplicates import Group, find_duplicates
-from serve.page.background import Background, Look
+from serve.page.background import Background, Look, still
 from serve.page.failures import nameless
 from serve.service import SearchService
 
@@ -72,7 +72,7 @@ class Duplicates:
 
     def _find(self, min_score: float) -> _Found:
         with nameless(self._service):
-            gallery = Gallery(self._service.folder, threads=1)  # a state that stays as it is
+            gallery = still(self._service)
             uuid = str(gallery.store.meta["gallery_uuid"])
             return _Found(find_duplicates(gallery, min_score), uuid, state_of(gallery))
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 from retrieval.searching.duplicates import Group
+from retrieval.text import count
+from serve.page.browsing import last_page
 from serve.page.changing import remove_button
 from serve.page.gallery_view import card
-from serve.page.views import count, note, turns
+from serve.page.views import note, pages
 from serve.service import Facts
 
 GROUPS = 20  # on a page
@@ -27,12 +29,11 @@ def groups(found: Sequence[Group], page: int, gallery: Facts, *, removes: bool) 
     """
     if not found:
         return note("No two pictures are as alike as that.")
-    last = (len(found) - 1) // GROUPS
-    page = min(max(page, 0), last)
-    first = page * GROUPS
-    shown = found[first : first + GROUPS]
+    page = min(max(page, 0), last_page(len(found), GROUPS))
+    shown = found[page * GROUPS : (page + 1) * GROUPS]
     rows = "".join(_group(group, gallery, removes=removes) for group in shown)
-    return f"{_summary(found)}{_pager(len(found), page, last)}<ol class='groups'>{rows}</ol>"
+    turns = pages("group", "group-page", page, GROUPS, len(found)) if len(found) > GROUPS else ""
+    return f"{_summary(found)}{turns}<ol class='groups'>{rows}</ol>"
 
 
 def _summary(found: Sequence[Group]) -> str:
@@ -42,14 +43,6 @@ def _summary(found: Sequence[Group]) -> str:
     if across:
         text += f"; in {across:,} of them labels disagree: these come first"
     return f"<p role='status' tabindex='-1'>{text}.</p>"
-
-
-def _pager(total: int, page: int, last: int) -> str:
-    if not last:
-        return ""
-    first = page * GROUPS + 1
-    where = f"groups {first:,} to {min(first + GROUPS - 1, total):,} of {total:,}"
-    return f"<nav aria-label='Pages of groups'>{turns('group-page', page, last)}<span>{where}</span></nav>"
 
 
 def _group(group: Group, gallery: Facts, *, removes: bool) -> str:

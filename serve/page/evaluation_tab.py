@@ -8,11 +8,10 @@ from typing import Any
 import gradio as gr
 
 from retrieval.errors import InputError
-from retrieval.gallery import Gallery
 from retrieval.gallery_evaluation import check_labels, evaluate_gallery, state_of
 from serve.errors import BusyError
 from serve.page import evaluation_view, figures_tab, views
-from serve.page.background import POLL, Background, progress
+from serve.page.background import POLL, Background, progress, still
 from serve.page.failures import guarded, nameless, sentence
 from serve.page.report_choice import Choice, Reports
 from serve.page.searching import SEARCH
@@ -152,7 +151,7 @@ class Evaluation:
 
     def _evaluate(self) -> None:
         with nameless(self._service):
-            gallery = Gallery(self._service.folder, threads=1)  # a state that stays as it is
+            gallery = still(self._service)
             evaluate_gallery(gallery, limit=max(_FEWEST, _COMPARISONS // max(1, len(gallery))))
 
     def _measure(self) -> str:

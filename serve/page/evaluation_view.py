@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve.page.views import count, note
+from retrieval.text import count
+from serve.page.views import note
 
 _BUTTON = "<button type='button' class='main' data-evaluate>Evaluate this gallery</button>"
 

@@ -13,12 +13,11 @@ from retrieval.analysis.embeddings import embeddings_of
 from retrieval.analysis.triplets import triplets
 from retrieval.analysis.tsne import SHOWN, tsne_map
 from retrieval.analysis.tsne_marks import WALK
-from retrieval.gallery import Gallery
 from retrieval.gallery_evaluation import check_labels, state_of
 from retrieval.stored import stored
 from serve.errors import BusyError
 from serve.page import figures_view
-from serve.page.background import POLL, Background, progress
+from serve.page.background import POLL, Background, progress, still
 from serve.page.failures import guarded, nameless
 from serve.page.searching import SEARCH
 from serve.service import SearchService
@@ -115,7 +114,7 @@ class Figures:
 
     def _triplets(self) -> str:
         with nameless(self._service):
-            gallery = self._gallery()
+            gallery = still(self._service)
             check_labels(gallery)
             found = stored(gallery, labelled=True, limit=_COMPARED)
             return figures_view.triplet_diagram(
@@ -124,12 +123,9 @@ class Figures:
 
     def _map(self) -> str:
         with nameless(self._service):
-            gallery = self._gallery()
+            gallery = still(self._service)
             found = stored(gallery, limit=_MAPPED)
             largest = Counter(label for label in found.labels if label).most_common(SHOWN)
             embeddings = embeddings_of(gallery, found, self._service.name, _UNLABELLED)
             placed = tsne_map(embeddings, shown=sorted(label for label, _ in largest))
             return figures_view.map_of(placed, found.ids.tolist(), found.total, self._service.facts())
-
-    def _gallery(self) -> Gallery:
-        return Gallery(self._service.folder, threads=1)  # a state that stays as it is

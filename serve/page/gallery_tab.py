@@ -12,7 +12,7 @@ from serve.page.background import POLL, progress
 from serve.page.changing import CONFIRM, Changing, shown
 from serve.page.duplicates import LOWEST, Duplicates
 from serve.page.failures import guarded, sentence
-from serve.page.search_tab import PICK
+from serve.page.searching import PICK
 from serve.page.statistics import Counted
 from serve.service import SearchService
 

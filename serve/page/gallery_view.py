@@ -9,8 +9,9 @@ from typing import Any
 
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
+from retrieval.text import count
 from serve.page.browsing import SIZE, Page
-from serve.page.views import called, count, definitions, known_as, note, picture, table, turns
+from serve.page.views import called, definitions, known_as, note, pages, picture, table
 from serve.page.wishes import example
 from serve.service import Facts
 
@@ -61,10 +62,7 @@ def card(item: Item, gallery: Facts) -> str:
 def _pager(page: Page) -> str:
     if not page.total:
         return note("No picture fulfils the filter." if page.where else "There are no pictures yet.")
-    first = page.number * SIZE + 1
-    shown = f"{first:,} to {min(first + SIZE - 1, page.total):,} of {count(page.total, 'picture')}"
-    turn = turns("page", page.number, page.last) if page.last else ""
-    return f"<nav aria-label='Pages'>{turn}<span role='status'>{shown}</span></nav>"
+    return pages("picture", "page", page.number, SIZE, page.total)
 
 
 def _index(index: Mapping[str, Any], outside: int) -> str:

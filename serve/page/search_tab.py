@@ -17,6 +17,7 @@ from serve.page.asking import Asked, Part, of_item, of_part, of_upload, search
 from serve.page.downloads import SAVE
 from serve.page.examples import examples
 from serve.page.failures import guarded, sentence
+from serve.page.searching import PICK
 from serve.page.visit import Visit
 from serve.page.wishes import Wishes
 from serve.queries import MAX_TOGETHER
@@ -25,13 +26,6 @@ from serve.service import SearchService
 
 _HINT = "Drop, paste or choose a picture to see what looks like it."
 _FORGOTTEN = "That search was made with a picture that is not kept any more: drop it again."
-# A click on a result, or Enter on it, tells the server which item it was.
-PICK = """
-element.addEventListener('click', event => {
-  const card = event.target.closest('button[data-item]');
-  if (card) trigger('select', {item: Number(card.dataset.item)});
-});
-"""
 # The address bar follows the search; other parameters of the address stay. Another query is a step that the
 # browser's Back takes back: the server finds it again by its address.
 _ADDRESS = """

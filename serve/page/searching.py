@@ -1,5 +1,12 @@
-"""How pictures outside the search tab are searched with."""
+"""What a click on a picture does, wherever it is shown: it opens it in large, or searches with it."""
 
+# A click on a card, or Enter on it, tells the server which item it is.
+PICK = """
+element.addEventListener('click', event => {
+  const card = event.target.closest('button[data-item]');
+  if (card) trigger('select', {item: Number(card.dataset.item)});
+});
+"""
 # A button that names an item opens the search tab, and its component's `submit` says which item it is.
 SEARCH = """
 element.addEventListener('click', event => {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from retrieval.text import count
 from serve.page.statistics import SHOWN, Column, Labels, Sizes, Statistics
-from serve.page.views import count, definitions, note, table
+from serve.page.views import definitions, note, table
 
 _LONGEST = 60  # characters of a value
 NO_LABEL = "label is null or label = ''"

@@ -8,8 +8,9 @@ from html import escape
 import gradio as gr
 
 from retrieval.gallery import Item
+from retrieval.text import count
 from serve.page.query_view import icon
-from serve.page.views import count, picture
+from serve.page.views import picture
 from serve.page.visit import Entry, Visit
 from serve.page.wishes import Wishes
 from serve.service import Facts

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from retrieval.gallery import Item
 from retrieval.storage.records import KEPT
+from retrieval.text import count
+from serve.page.browsing import last_page
 from serve.service import Facts
 
 
@@ -71,9 +73,18 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<div {scroll}><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def turns(name: str, page: int, last: int) -> str:
-    """Buttons to the pages before and after one of several; `name` is what the scripts find them by."""
-    return _turn("Previous", name, page - 1, last) + _turn("Next", name, page + 1, last)
+def pages(what: str, name: str, page: int, size: int, total: int) -> str:
+    """Which page is shown, from 0, of many things, and the way to those before and after it.
+
+    Args:
+        what: one of the things is.
+        name: scripts find the buttons by `data-name`.
+        size: of a page.
+    """
+    first, last = page * size + 1, last_page(total, size)
+    turns = _turn("Previous", name, page - 1, last) + _turn("Next", name, page + 1, last) if last else ""
+    shown = f"{first:,} to {min(first + size - 1, total):,} of {count(total, what)}"
+    return f"<nav aria-label='Pages of {what}s'>{turns}<span role='status'>{shown}</span></nav>"
 
 
 def _turn(text: str, name: str, to: int, last: int) -> str:
@@ -85,8 +96,3 @@ def definitions(rows: Iterable[tuple[str, str]]) -> str:
     """Names and values, one a line; the values are HTML already."""
     lines = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in rows)
     return f"<dl>{lines}</dl>"
-
-
-def count(number: int, what: str) -> str:
-    """A number with what it counts."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -163,7 +163,7 @@ def test_near_duplicates_are_those_of_the_command(page: Page, home: Path) -> Non
         expect(row).to_contain_text("the same bytes" if group.identical else "different files")
         expect(row.locator(".disagree")).to_have_count(int(len(group.labels) > 1))
     part.get_by_role("button", name="Next").press("Enter")
-    expect(part.locator("nav")).to_contain_text(f"groups 21 to {len(groups)} of {len(groups)}")
+    expect(part.locator("nav")).to_contain_text(f"21 to {len(groups)} of {len(groups)} groups")
     expect(part.get_by_role("button", name="Previous")).to_be_focused()
     rows.last.locator("[data-item]").last.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text(f"item {groups[-1].members[-1].id}")

@@ -187,7 +187,7 @@ def test_pages_hold_every_picture_once_and_conditions_are_those_of_the_search(
     gallery = Gallery(shop_gallery)
     pages = [browsing.page(gallery, "", number) for number in range(3)]
     assert [item.id for page in pages for item in page.items] == list(range(1, 25))
-    assert {(page.total, page.last) for page in pages} == {(24, 2)}
+    assert {page.total for page in pages} == {24}
     assert browsing.page(gallery, "", 99).number == 2
     assert browsing.page(gallery, "", -1).number == 0
     for where in ("label = 'red' or id > 20", "not path like '%1.png'", "width > 1e6"):
