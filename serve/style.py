@@ -49,6 +49,7 @@ code { font-family: var(--font-mono); font-size: .92em; }
   color: var(--body-text-color); background: var(--background-fill-secondary);
   border: 1px solid var(--field-line); border-radius: .4rem; }
 .html-container button:hover:enabled { border-color: var(--color-accent); }
+.html-container button[aria-busy=true] { opacity: .6; cursor: progress; }
 .html-container button:disabled { opacity: .45; cursor: default; }
 .html-container button.main { color: #fff; background: var(--primary-600); border-color: var(--primary-600); }
 .html-container button.main:hover { background: var(--primary-700); }
@@ -190,7 +191,8 @@ code { font-family: var(--font-mono); font-size: .92em; }
 .groups .grid { grid-template-columns: repeat(auto-fill, minmax(min(8rem, 44%), 1fr)); }
 #add { border: 0; padding: 0; background: none; box-shadow: none; }
 #add-how { align-items: end; }
-.disagree { padding: 0 .45rem; border-left: 3px solid #d97706; color: var(--body-text-color); }
+.disagree { min-width: 0; padding: 0 .45rem; overflow-wrap: anywhere; border-left: 3px solid #d97706;
+  color: var(--body-text-color); }
 .html-container button.remove[data-asked] { border-color: var(--wrong); color: var(--wrong);
   font-weight: 600; }
 .outcomes { margin: .25rem 0 0; padding: 0; list-style: none; display: grid; gap: .25rem; font-size: .9rem; }
@@ -285,6 +287,8 @@ code { font-family: var(--font-mono); font-size: .92em; }
 #ask:has(#asked img) #query:not(:has(video)) { height: 8.5rem !important; min-height: 0; }
 #ask:has(#asked img) #query:not(:has(video)) .upload-container { height: 100%; }
 #ask:not(:has(#asked img)) #more { display: none; }
+/* Without a model there is nothing to do with another picture. */
+#ask:has([data-closed]) :is(#query, #more, #address), body:has([data-closed]) #add { display: none; }
 #address form { display: flex; gap: .5rem; align-items: end; }
 #address label { flex: 1; }
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # A fragment takes its colours from the page around it, light or dark.
 STYLE = """
 .lookalike-report { font: 16px/1.5 system-ui, sans-serif; max-width: 56rem; margin: 0 auto; }
-.lookalike-report :is(h2, h3, h4) { overflow-wrap: anywhere; }
+.lookalike-report :is(h2, h3, h4, .whole > div) { overflow-wrap: anywhere; }
 .lookalike-report h3 { margin: 2rem 0 .25rem; font-size: 1.15rem; font-weight: 600; }
 .lookalike-report h4 { margin: 1.25rem 0 .25rem; font-size: 1rem; font-weight: 600; }
 .lookalike-report p { margin: .25rem 0 .75rem; }

@@ -49,8 +49,8 @@ def build(service: SearchService, names: Sequence[str]) -> gr.Blocks:
         search = search_tab.Search(service)
         search.listen(parts, blocks, header, dialog, evaluation.report, evaluation.figures)
         detail.Detail(service).listen(dialog, parts.visit, parts.results, stock.browse, stock.duplicates)
-        removed = gallery_tab.GalleryTab(service).listen(gallery, stock, header, dialog)
-        if removed is not None:  # what was removed may be among the results
+        for removed in gallery_tab.GalleryTab(service).listen(gallery, stock, header, dialog):
+            # What was removed may be among the results.
             shown = [parts.visit, parts.asked, parts.status, parts.results, parts.trail]
             removed.then(search.again, [parts.visit, parts.form], shown, api_visibility="private")
         evaluation_tab.Evaluation(service).listen(evaluated, evaluation)

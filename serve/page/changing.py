@@ -16,11 +16,15 @@ from serve import changes
 from serve.changes import Added
 from serve.page import browsing, gallery_view, views
 from serve.page.failures import guarded, sentence
+from serve.page.newest import fresh
+from serve.page.statistics import Counted
+from serve.page.statistics_view import statistics
 from serve.service import Facts, SearchService
 
 _LAST = 10**9  # there are never as many pages
 # `confirmed(button)` asks for a second click in the button's own place; a double click does not count. What
-# it asks is gone as soon as the focus is. `place()` says which pictures are looked through at the moment.
+# it asks is gone as soon as the focus is. `place()` says which pictures, and which groups of near-duplicates,
+# are looked through at the moment.
 CONFIRM = """
 const confirmed = button => {
   if ('asked' in button.dataset) return performance.now() - Number(button.dataset.asked) > 500;
@@ -36,7 +40,9 @@ const confirmed = button => {
 };
 const place = () => {
   const shown = document.querySelector('#browse [data-where]');
-  return {where: shown ? shown.dataset.where : '', page: shown ? Number(shown.dataset.number) : 0};
+  const groups = document.querySelector('#duplicates [data-score]');
+  return {where: shown ? shown.dataset.where : '', page: shown ? Number(shown.dataset.number) : 0,
+          score: Number(groups?.dataset.score || 0), group_page: Number(groups?.dataset.number || 0)};
 };
 const wanted = button => ({
   ...place(), items: button.dataset.remove.split(' ').map(Number), of: button.dataset.of});
@@ -87,8 +93,8 @@ def lay_out() -> Parts:
 class Changing:
     """What happens when pictures are added or removed: everything that counts them is shown anew."""
 
-    def __init__(self, service: SearchService) -> None:
-        self._service = service
+    def __init__(self, service: SearchService, counted: Counted) -> None:
+        self._service, self._counted = service, counted
 
     def add(self, files: Sequence[tuple[str, str]], label: str) -> tuple[Any, ...]:
         """Add files, by path and the name that the visitor has for each -> what became of each, no files, and
@@ -101,7 +107,7 @@ class Changing:
         except Exception as error:
             # Anything but files in their place would make the component anew, without our `preprocess`.
             kept = [path for path, _ in files or ()] or None
-            return sentence(error), kept, *([gr.skip()] * 3)
+            return sentence(error), kept, *([gr.skip()] * 4)
         names = [name for name, _ in pictures]
         return outcomes(names, found, self._service.facts()), None, *self.anew("", _LAST)
 
@@ -117,21 +123,26 @@ class Changing:
         """
         changes.remove(self._service, [int(number) for number in event.items], uuid=str(event.of))
 
-    def anew(self, where: str, page: int) -> tuple[str, str, str]:
-        """The header, what there is, and a page of the pictures."""
-        service = self._service
+    def anew(self, where: str, page: int) -> tuple[str, str, Any, str]:
+        """The header, what there is, statistics where they were looked at, and a page of the pictures."""
+        service, counted = self._service, self._counted
         return (
             guarded(lambda: views.header(service.facts())),
             guarded(lambda: gallery_view.stock(service.gallery)),
-            guarded(lambda: shown(service, where, page)),
+            guarded(lambda: statistics(counted.of(service.gallery))) if counted.used else gr.skip(),
+            shown(service, where, page),
         )
 
 
 def shown(service: SearchService, where: str, page: int) -> str:
-    """A page of the pictures as HTML."""
-    gallery = service.gallery
-    found = browsing.page(gallery, where, page)
-    return gallery_view.pictures(service.facts(), gallery.store.columns(), found)
+    """A page of the pictures as HTML, or why there is none."""
+
+    def make() -> str:
+        gallery = service.gallery
+        found = browsing.page(gallery, where, page)
+        return gallery_view.pictures(service.facts(), gallery.store.columns(), found)
+
+    return fresh(guarded(make))
 
 
 def remove_button(items: Sequence[int], gallery: Facts, text: str) -> str:

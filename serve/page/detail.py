@@ -29,14 +29,27 @@ const dialog = document.createElement('dialog');
 dialog.id = 'dialog';
 dialog.setAttribute('aria-labelledby', 'detail-title');
 element.append(dialog);
+let comparing = false, late = false;  // late: the dialog was closed before the answer came
 watch('value', () => {
   if (!props.value) return dialog.close();  // the picture is gone
+  const unwanted = late;
+  comparing = late = false;
+  if (unwanted) { props.value = ''; return; }
   const pressed = dialog.contains(document.activeElement) && document.activeElement.ariaPressed;
   dialog.innerHTML = props.value;
   if (!dialog.open) dialog.showModal();
   (dialog.querySelector(pressed ? '[aria-pressed]' : '[data-close]') || dialog).focus();
 });
-dialog.addEventListener('close', () => { props.value = ''; dialog.replaceChildren(); });
+dialog.addEventListener('close', () => {
+  late = comparing;
+  props.value = '';
+  dialog.replaceChildren();
+});
+const compare = (way, button, item) => {
+  comparing = true;
+  button.ariaBusy = 'true';
+  trigger(way, {item: Number(item)});
+};
 const search = (way, item) => {
   dialog.close();
   document.getElementById('search-tab-button').click();
@@ -47,8 +60,8 @@ dialog.addEventListener('click', event => {
   if (event.target === dialog || (button && 'close' in button.dataset)) dialog.close();
   else if (button && button.dataset.search) search('submit', button.dataset.search);
   else if (button && button.dataset.include) search('include', button.dataset.include);
-  else if (button && button.dataset.compare) trigger('compare', {item: Number(button.dataset.compare)});
-  else if (button && button.dataset.show) trigger('restore', {item: Number(button.dataset.show)});
+  else if (button && button.dataset.compare) compare('compare', button, button.dataset.compare);
+  else if (button && button.dataset.show) compare('restore', button, button.dataset.show);
   else if (button && button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
 });
 """
@@ -91,11 +104,7 @@ class Detail:
 
     def _shown(self, number: int, visit: Visit, *, beside: bool) -> str:
         item = self._item(number)
-        facts = self._service.facts()
-        more = detail_view.include(number) if visit.asked and not _has(visit, number) else ""
-        if self._service.permissions.changes:
-            more += remove_button([number], facts, "Remove")
-        show = partial(detail_view.detail, item, facts, more=more)
+        show = partial(detail_view.detail, item, self._service.facts(), more=self._more(number, visit))
         if not visit.asked or not beside:
             return show(None, None, compares=False)
         part = visit.asked[visit.shown]
@@ -112,7 +121,15 @@ class Detail:
         found = heatmaps(embedder, part.image, self._service.picture(number))
         query = overlay(found.pixels_a, found.contributions_a, found.limit)
         result = overlay(found.pixels_b, found.contributions_b, found.limit)
-        return detail_view.compared(item, self._cosine(part, number), (query, _name(visit)), result)
+        score, more = self._cosine(part, number), self._more(number, visit)
+        return detail_view.compared(item, score, (query, _name(visit)), result, more=more)
+
+    def _more(self, number: int, visit: Visit) -> str:
+        """What else can be done with a picture."""
+        more = detail_view.include(number) if visit.asked and not _has(visit, number) else ""
+        if self._service.permissions.changes:
+            more += remove_button([number], self._service.facts(), "Remove")
+        return more
 
     def _item(self, number: int) -> StoredItem:
         self._service.item(number)  # refuses one that is not there

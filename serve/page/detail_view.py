@@ -47,12 +47,14 @@ def include(item: int) -> str:
     return f"<button type='button' data-include='{item}'>Add to the query</button>"
 
 
-def compared(item: StoredItem, score: float, query: tuple[Image.Image, str], result: Image.Image) -> str:
+def compared(
+    item: StoredItem, score: float, query: tuple[Image.Image, str], result: Image.Image, *, more: str = ""
+) -> str:
     """The same with the heatmaps of the two in place of the pictures."""
     figures = _figure(embedded(encode(query[0]), "where the query looks like the item"), query[1])
     figures += _figure(embedded(encode(result), "where the item looks like the query"), f"item {item.id}")
     key = "<p class='quiet'>Orange: adds to the similarity. Blue: takes from it.</p>"
-    return _frame(item, _likeness(score, query[1]), figures, _toggle("show", item, "true"), key)
+    return _frame(item, _likeness(score, query[1]), figures, _toggle("show", item, "true") + more, key)
 
 
 def failed(sentence: str, title: str = "Not shown") -> str:

@@ -1,4 +1,4 @@
-"""Near-duplicates of a gallery, as a visitor looks for them; what was found last is kept."""
+"""Near-duplicates of a gallery, as visitors look for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serve.service import SearchService
 
 LOWEST = 0.8  # below it, groups are large and say little
 MOST = 300_000  # pictures, which keep one core busy for two minutes; the work grows with their square
-_ANOTHER = "the gallery, or the threshold, is another one by now: look again"
+_KEPT = 4  # thresholds: several visitors may look at once
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,12 @@ class _Found:
 
 
 class Duplicates:
-    """The near-duplicates of one gallery. Threads may share it."""
+    """The near-duplicates of one gallery: what was found last is kept. Threads may share it."""
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
-        self._work: Background[_Found] = Background()
+        self._work: Background[None] = Background()
+        self._found: dict[str, _Found] = {}  # by threshold, the newest last
 
     def begin(self, min_score: float) -> None:
         """Look for them, unless that goes on or was done for the gallery as it is.
@@ -45,36 +46,38 @@ class Duplicates:
         """
         if not LOWEST <= min_score <= 1:
             raise InputError(f"the lowest similarity has to be from {LOWEST:g} to 1")
-        gallery, look = self._service.gallery, self._work.look()
+        gallery, known = self._service.gallery, self._found.get(str(min_score))
         if len(gallery) > MOST:
             what = f"more than {MOST:,} pictures are not compared here"
             raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
-        known = look.result is not None and look.result.state == state_of(gallery)
-        if look.key != str(min_score) or not (known or look.running):
+        if known is None or known.state != state_of(gallery):
             self._work.begin(str(min_score), lambda: self._find(min_score))
 
     def look(self, min_score: float) -> Look[list[Group]]:
         """How that stands; at last the groups, as `find_duplicates` has them, less the pictures gone since.
 
         Raises:
-            InputError: the last search was one of another gallery, or with another threshold.
+            InputError: what was found is forgotten, or was found in another gallery.
             UnavailableError: the gallery cannot be read.
         """
-        gallery, look = self._service.gallery, self._work.look()
-        if look.key != str(min_score):
-            raise InputError(_ANOTHER)
-        if look.result is None:
-            return Look(look.key, look.running, look.stage, None, look.failure)
-        if look.result.uuid != gallery.store.meta["gallery_uuid"]:
-            raise InputError(_ANOTHER)
-        left = (_alive(group, gallery) for group in look.result.groups)
-        return Look(look.key, result=[group for group in left if len(group.members) > 1])
+        gallery, look, key = self._service.gallery, self._work.look(), str(min_score)
+        if look.key == key and (look.running or look.failure):
+            return Look(key, look.running, look.stage, None, look.failure)
+        found = self._found.get(key)
+        if found is None or found.uuid != gallery.store.meta["gallery_uuid"]:
+            raise InputError("this was found in another gallery, or is forgotten by now: look again")
+        left = (_alive(group, gallery) for group in found.groups)
+        return Look(key, result=[group for group in left if len(group.members) > 1])
 
-    def _find(self, min_score: float) -> _Found:
+    def _find(self, min_score: float) -> None:
         with nameless(self._service):
             gallery = still(self._service)
             uuid = str(gallery.store.meta["gallery_uuid"])
-            return _Found(find_duplicates(gallery, min_score), uuid, state_of(gallery))
+            found = _Found(find_duplicates(gallery, min_score), uuid, state_of(gallery))
+        self._found.pop(str(min_score), None)
+        self._found[str(min_score)] = found
+        for forgotten in list(self._found)[:-_KEPT]:
+            del self._found[forgotten]
 
 
 def _alive(group: Group, gallery: Gallery) -> Group:

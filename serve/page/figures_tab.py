@@ -13,6 +13,7 @@ from retrieval.analysis.embeddings import embeddings_of
 from retrieval.analysis.triplets import triplets
 from retrieval.analysis.tsne import SHOWN, tsne_map
 from retrieval.analysis.tsne_marks import WALK
+from retrieval.errors import InputError
 from retrieval.gallery_evaluation import check_labels, state_of
 from retrieval.stored import stored
 from serve.errors import BusyError
@@ -125,6 +126,8 @@ class Figures:
         with nameless(self._service):
             gallery = still(self._service)
             found = stored(gallery, limit=_MAPPED)
+            if not found.total:
+                raise InputError("there are no pictures yet")
             largest = Counter(label for label in found.labels if label).most_common(SHOWN)
             embeddings = embeddings_of(gallery, found, self._service.name, _UNLABELLED)
             placed = tsne_map(embeddings, shown=sorted(label for label, _ in largest))

@@ -44,6 +44,8 @@ const read = () => {  // also what is typed and not sent yet goes with the next 
 };
 const text = () => names.map(name => props.value[name]).join('\\n');
 const send = () => {
+  const {value, min, max} = form.k;  // what is shown is what is searched for
+  form.k.value = value === '' ? 10 : Math.min(Math.max(Math.trunc(value), min), max);
   read();
   if (text() === sent) return;
   sent = text();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from serve.page.background import POLL, progress
 from serve.page.changing import CONFIRM, Changing, shown
 from serve.page.duplicates import LOWEST, Duplicates
 from serve.page.failures import guarded, sentence
+from serve.page.newest import NEWEST
 from serve.page.searching import PICK
 from serve.page.statistics import Counted
 from serve.service import SearchService
@@ -26,24 +28,30 @@ _BROWSE = """
 # The filter of an answer is that of the pictures below it.
 _BROWSING = (
     PICK
+    + NEWEST
     + """
 const form = element.querySelector('form');
-const fill = () => {
+let typed = false, page = 0;
+form.addEventListener('input', () => { typed = true; });
+watch('value', () => {
   const shown = element.querySelector('[data-where]');
-  if (!shown) return;
-  form.where.value = shown.dataset.where;
+  if (!shown || awaited) return;
+  page = Number(shown.dataset.number);
+  if (!typed) form.where.value = shown.dataset.where;
   form.where.placeholder = shown.dataset.example;
-};
-watch('value', fill);
+});
 form.addEventListener('submit', event => {
   event.preventDefault();
-  trigger('submit', {where: form.where.value, page: 0});
+  typed = false;
+  page = 0;
+  want('submit', {where: form.where.value, page});
 });
 element.addEventListener('click', event => {
   const button = event.target.closest('button[data-page]');
   if (!button) return;
-  trigger('submit', {where: element.querySelector('[data-where]').dataset.where,
-                     page: Number(button.dataset.page)});
+  const {where, number} = element.querySelector('[data-where]').dataset;
+  page = Math.max(0, page + Number(button.dataset.page) - Number(number));  // also before the page is there
+  want('submit', {where, page});
   form.scrollIntoView({block: 'nearest'});
 });
 """
@@ -55,9 +63,12 @@ details.innerHTML = element.querySelector('template').innerHTML;
 element.append(details);
 const made = details.querySelector('.made');
 watch('value', () => {
-  const had = made.contains(document.activeElement);
+  const held = made.contains(document.activeElement) && document.activeElement.textContent;
   made.innerHTML = props.value;
-  if (had) (made.querySelector('nav button:enabled') || made.querySelector('[tabindex]') || made).focus();
+  if (held === false) return;
+  const turns = [...made.querySelectorAll('nav button:enabled')];
+  const same = turns.find(button => button.textContent === held) || turns[0];
+  (same || made.querySelector('[tabindex]') || made).focus();
 });
 """
 _STATISTICS = "<template><summary>Statistics</summary><div class='made' tabindex='-1'></div></template>"
@@ -92,28 +103,26 @@ _COMPARING = (
     + CONFIRM
     + """
 const form = details.querySelector('form');
-let score = form.score.value;
-let page = 0;
-const more = () => ({score: Number(score), group_page: page});
 form.addEventListener('submit', event => {
   event.preventDefault();
-  score = form.score.value;
-  page = 0;
-  trigger('submit', more());
+  trigger('submit', {score: Number(form.score.value), group_page: 0});
 });
 made.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (!button) return;
   if (button.dataset.item) trigger('select', {item: Number(button.dataset.item)});
   else if (button.dataset.groupPage) {
-    page = Number(button.dataset.groupPage);
-    trigger('turn', more());
+    trigger('turn', {...place(), group_page: Number(button.dataset.groupPage)});
     details.scrollIntoView({block: 'start'});
   }
-  else if (button.dataset.remove && confirmed(button)) trigger('remove', {...wanted(button), ...more()});
+  else if (button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
 });
 """
 )
+
+
+# The place that was looked at before is opened again.
+_PLACE = "() => [{...document.querySelector('#browse [data-where]')?.dataset}]"
 
 
 @dataclass(frozen=True)
@@ -147,26 +156,25 @@ class GalleryTab:
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
-        self._changing = Changing(service)
         self._counted = Counted()
+        self._changing = Changing(service, self._counted)
         self._duplicates = Duplicates(service)
 
-    def listen(self, tab: gr.Tab, parts: Parts, header: gr.HTML, detail: gr.HTML) -> Any:
-        """Connect the components with what happens -> what follows a removal in the detail view."""
+    def listen(self, tab: gr.Tab, parts: Parts, header: gr.HTML, detail: gr.HTML) -> list[Any]:
+        """Connect the components with what happens -> the events that remove pictures."""
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
         still = {**quiet, "show_progress": "hidden"}
-        anew = [header, parts.stock, parts.browse]
-        tab.select(self.opened, None, [parts.stock, parts.browse], **quiet)
-        parts.browse.submit(self.turned, None, [parts.browse], trigger_mode="always_last", **quiet)
-        parts.statistics.submit(self.turned, None, [parts.browse], trigger_mode="always_last", **quiet)
+        anew = [header, parts.stock, parts.statistics, parts.browse]
+        tab.select(self.opened, [parts.browse], [parts.stock, parts.browse], js=_PLACE, **quiet)
+        for part in (parts.browse, parts.statistics):
+            part.submit(self.turned, None, [parts.browse], trigger_mode="multiple", **quiet)
         parts.statistics.expand(self.counted, None, [parts.statistics], **still)
         parts.duplicates.submit(self.compared, None, [parts.duplicates], **still)
         parts.duplicates.tick(self.looked, None, [parts.duplicates], **still)
         parts.duplicates.turn(self.groups_turned, None, [parts.duplicates], **still)
         if parts.add is None:
-            return None
+            return []
         add = parts.add
-        parts.duplicates.remove(self.thinned, None, [parts.duplicates, *anew], **still)
         adding = add.go.click(
             self._changing.add,
             [add.files, add.label],
@@ -175,16 +183,21 @@ class GalleryTab:
             **quiet,
         )
         adding.failure(self._changing.missed, None, [add.outcome, add.files], **still)
-        return detail.remove(self.removed, None, [detail, *anew], **still)
+        return [
+            parts.duplicates.remove(self.thinned, None, [parts.duplicates, *anew], **still),
+            detail.remove(self.removed, None, [detail, parts.duplicates, *anew], **still),
+        ]
 
-    def opened(self) -> tuple[str, str]:
-        """The tab was opened."""
-        service = self._service
-        return guarded(lambda: gallery_view.stock(service.gallery)), guarded(lambda: shown(service, "", 0))
+    def opened(self, place: Any) -> tuple[str, str]:
+        """The tab was opened, with the place in it that is to be shown."""
+        at = place if isinstance(place, Mapping) else {}
+        where, number = str(at.get("where", "")), str(at.get("number", ""))
+        pictures = shown(self._service, where, int(number) if number.isdecimal() else 0)
+        return guarded(lambda: gallery_view.stock(self._service.gallery)), pictures
 
     def turned(self, event: gr.EventData) -> str:
         """Other pictures are wanted."""
-        return guarded(lambda: shown(self._service, str(event.where).strip(), int(event.page)))
+        return shown(self._service, str(event.where).strip(), int(event.page))
 
     def counted(self) -> str:
         """The statistics were unfolded."""
@@ -212,7 +225,7 @@ class GalleryTab:
         try:
             self._changing.remove(event)
         except Exception as error:
-            return sentence(error) + self.groups_turned(event), *([gr.skip()] * 3)
+            return sentence(error) + self.groups_turned(event), *([gr.skip()] * 4)
         return self.groups_turned(event), *self._anew(event)
 
     def removed(self, event: gr.EventData) -> tuple[Any, ...]:
@@ -220,10 +233,11 @@ class GalleryTab:
         try:
             self._changing.remove(event)
         except Exception as error:
-            return detail_view.failed(sentence(error), "Not removed"), *([gr.skip()] * 3)
-        return "", *self._anew(event)
+            return detail_view.failed(sentence(error), "Not removed"), *([gr.skip()] * 5)
+        groups = self.groups_turned(event) if event.score else gr.skip()
+        return "", groups, *self._anew(event)
 
-    def _anew(self, event: gr.EventData) -> tuple[str, str, str]:
+    def _anew(self, event: gr.EventData) -> tuple[str, str, Any, str]:
         return self._changing.anew(str(event.where), int(event.page))
 
     def _groups(self, min_score: float, page: int) -> str:
@@ -231,4 +245,5 @@ class GalleryTab:
         if look.running:
             return progress(look.key, look.stage, "Comparing all pictures with each other")
         removes = self._service.permissions.changes
-        return look.failure or duplicates_view.groups(look.result or [], page, facts, removes=removes)
+        found = duplicates_view.groups(look.result or [], page, facts, removes=removes)
+        return look.failure or f"<div data-score='{look.key}' data-number='{page}'>{found}</div>"

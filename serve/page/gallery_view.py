@@ -11,7 +11,7 @@ from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
 from retrieval.text import count
 from serve.page.browsing import SIZE, Page
-from serve.page.views import called, definitions, known_as, note, pages, picture, table
+from serve.page.views import called, definitions, known_as, model, note, pages, picture, table
 from serve.page.wishes import example
 from serve.service import Facts
 
@@ -21,12 +21,11 @@ _LISTED = 100  # files that could not be read
 def stock(gallery: Gallery) -> str:
     """What a gallery holds: counts, model, index, columns, the last runs, and what could not be read."""
     info = gallery.info()
-    model = f"<code>{escape(info['fingerprint'][:12])}</code>, {info['dim']} numbers a picture"
     return (
         definitions(
             [
                 ("images", f"{info['images']:,}"),
-                ("model", model),
+                ("model", f"{model(info['fingerprint'])}, {info['dim']} numbers a picture"),
                 ("index", escape(_index(info["index"], info["outside_index"]))),
                 ("columns", escape(", ".join(info["columns"])) or "none beside the label"),
                 ("on the disk", f"{info['bytes']['all'] / 1e6:,.1f} MB"),

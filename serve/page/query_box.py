@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gradio as gr
 
+from serve.page.newest import NEWEST
+
 # The template never changes: what the server answers is put in place here, so that the focus stays where it
 # was, and nothing moves below a finger that draws. A rectangle is kept as left, top, right, bottom, in
 # fractions of the picture; the whole picture is none.
-_SCRIPT = """
+_SCRIPT = (
+    NEWEST
+    + """
 const box = document.createElement('div');
 element.append(box);
 const STEP = 0.02, LEAST = 0.02, CLICK = 6, PAUSE = 700;
@@ -43,8 +47,7 @@ const ask = () => {
   if (String(region) === sent) return;
   sent = String(region);
   const part = Number(box.querySelector('.cropping').dataset.part);
-  props.value = '';  // so that the answer is drawn, also where it is the same as before
-  trigger('crop', {part, region});
+  want('crop', {part, region});
 };
 const whole = () => { region = null; paint(); ask(); };
 
@@ -53,7 +56,7 @@ box.addEventListener('click', event => {
   if (!button) return;
   if ('whole' in button.dataset) whole();
   else if ('omit' in button.dataset) trigger('omit', {part: Number(button.dataset.omit)});
-  else if ('enlarge' in button.dataset) trigger('enlarge', {part: Number(button.dataset.enlarge)});
+  else if ('enlarge' in button.dataset) want('enlarge', {part: Number(button.dataset.enlarge)});
 });
 box.addEventListener('dragstart', event => event.preventDefault());
 const place = event => {
@@ -126,6 +129,21 @@ box.addEventListener('keydown', event => {
   clearTimeout(timer);
   timer = setTimeout(ask, PAUSE);  // once the keys rest
 });
+"""
+)
+# In a component whose value is a line of status: the framework says nothing where a camera is refused.
+CAMERA = """
+const cameras = navigator.mediaDevices, open = cameras?.getUserMedia.bind(cameras);
+if (cameras) cameras.getUserMedia = async wanted => {
+  try { return await open(wanted); }
+  catch (error) {
+    const why = error.name === 'NotFoundError'
+      ? 'There is no camera here: drop or choose a picture.'
+      : 'The camera cannot be used: allow it in the browser, or drop or choose a picture.';
+    props.value = `<div data-kept><p class="trouble">${why}</p></div>`;
+    return new Promise(() => {});  // it goes on waiting: for another click, or for another way
+  }
+};
 """
 
 

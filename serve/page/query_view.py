@@ -31,12 +31,13 @@ def query(visit: Visit, gallery: Facts, *, crops: bool) -> str:
     """What is searched with.
 
     Args:
-        crops: whether a region can be chosen.
+        crops: whether there is a model: for a region of a picture, or another picture.
     """
+    closed = "" if crops else "<i data-closed hidden></i>"
     if not visit.asked:
-        return "<div class='none' hidden></div>"
+        return f"<div class='none' hidden></div>{closed}"
     several = len(visit.asked) > 1
-    return _large(visit, gallery, crops) + (_all(visit, gallery) if several else "")
+    return _large(visit, gallery, crops) + (_all(visit, gallery) if several else "") + closed
 
 
 def icon(part: Part, gallery: Facts, alt: str) -> str:

@@ -17,6 +17,7 @@ from serve.page.asking import Asked, Part, of_item, of_part, of_upload, search
 from serve.page.downloads import SAVE
 from serve.page.examples import examples
 from serve.page.failures import guarded, sentence
+from serve.page.newest import NEWEST, fresh
 from serve.page.searching import PICK
 from serve.page.visit import Visit
 from serve.page.wishes import Wishes
@@ -25,13 +26,19 @@ from serve.regions import Region
 from serve.service import SearchService
 
 _HINT = "Drop, paste or choose a picture to see what looks like it."
+_ITEMS = "Choose a picture of the gallery to see what looks like it: there is no model here for other ones."
 _FORGOTTEN = "That search was made with a picture that is not kept any more: drop it again."
 # The address bar follows the search; other parameters of the address stay. Another query is a step that the
 # browser's Back takes back: the server finds it again by its address.
-_ADDRESS = """
+_ADDRESS = (
+    NEWEST
+    + """
 let shown = location.search, turned = false;
 const query = params => String(['id', 'region', 'q'].map(name => params.getAll(name)));
 watch('value', () => {
+  if (awaited) return;  // the visitor has gone on to another address
+  const returned = turned;
+  turned = false;
   if (element.querySelector('[data-kept]')) return;  // the search is still the one before
   const params = new URLSearchParams(location.search);
   const before = query(params);
@@ -42,18 +49,18 @@ watch('value', () => {
   }
   const address = params.size ? '?' + String(params).replaceAll('%2C', ',') : location.pathname;
   const failed = !found && element.querySelector('.trouble');  // Back would fail again
-  if (failed || turned || before === query(params)) history.replaceState(history.state, '', address);
+  if (failed || returned || before === query(params)) history.replaceState(history.state, '', address);
   else history.pushState(history.state, '', address);
-  turned = false;
   shown = location.search;
 });
 addEventListener('popstate', () => {
   if (location.search === shown) return;
   shown = location.search;
   turned = true;
-  trigger('turn', {address: location.search});
+  want('turn', {address: location.search});
 });
 """
+)
 # What an event answers: the visit, the query's pictures, status, results, and other ways into a search.
 Shown = tuple[Visit, str, str, str, str]
 
@@ -105,7 +112,7 @@ def lay_out(*, urls: bool) -> Parts:
                 elem_id="status",
                 apply_default_css=False,
                 html_template="<div role='status' aria-live='polite'>${value}</div>",
-                js_on_load=_ADDRESS,
+                js_on_load=_ADDRESS + query_box.CAMERA,
             )
             others = trail.make()
             results = gr.HTML("", elem_id="results", apply_default_css=False, js_on_load=PICK + SAVE)
@@ -133,28 +140,23 @@ class Search:
             "show_progress": "minimal",
             "show_progress_on": [parts.results],
         }
-        last: dict[str, Any] = {"trigger_mode": "always_last", **quiet}
+        # Each is sent at once, as it is: what the framework makes wait, it asks for with old data.
+        each: dict[str, Any] = {"trigger_mode": "multiple", **quiet}
         blocks.load(self.arrive, None, [header, parts.form, *shown], **quiet)
         # The box is empty again for the next picture; the one that was sent is shown above it.
-        # Pictures from the clipboard and from a camera come with no other event than `change`. Each is sent
-        # at once, as it is: the next may come while the box is being emptied, which is a change of it, too.
-        parts.picture.change(
-            self.upload,
-            [parts.picture, *given],
-            [*shown, parts.picture],
-            trigger_mode="multiple",
-            **quiet,
-        )
+        # Pictures from the clipboard and from a camera come with no other event than `change`. The next one
+        # may come while the box is being emptied, which is a change of it, too.
+        parts.picture.change(self.upload, [parts.picture, *given], [*shown, parts.picture], **each)
         parts.more.upload(self.add, [parts.more, *given], shown, **quiet)
-        parts.asked.crop(self.crop, given, shown, **last)
+        parts.asked.crop(self.crop, given, shown, **each)
         parts.asked.omit(self.omit, given, shown, **quiet)
-        parts.asked.enlarge(self.enlarge, [parts.visit], [parts.visit, parts.asked], **last)
-        parts.form.submit(self.again, given, shown, **last)
-        parts.trail.repeat(self.repeat, given, [parts.form, *shown], **quiet)
-        parts.status.turn(self.turn, [parts.visit], [parts.form, *shown], **last)
+        parts.asked.enlarge(self.enlarge, [parts.visit], [parts.visit, parts.asked], **each)
+        parts.form.submit(self.again, given, shown, trigger_mode="always_last", **quiet)
+        parts.trail.repeat(self.repeat, given, [parts.form, *shown], **each)
+        parts.status.turn(self.turn, [parts.visit], [parts.form, *shown], **each)
         dialog.include(self.include, given, shown, **quiet)
         for picker in (dialog, parts.trail, *pickers):
-            picker.submit(self.pick, given, shown, **quiet)
+            picker.submit(self.pick, given, shown, **each)
         if parts.address is not None:
             parts.address.submit(self.fetch, given, shown, **quiet)
 
@@ -184,7 +186,7 @@ class Search:
         entry = visit.entry(address.number)
         if entry is not None:
             return self._show(visit, lambda: entry.asked, address.wishes)
-        return self._empty(visit, _FORGOTTEN if address.number else _HINT)
+        return self._empty(visit, _FORGOTTEN if address.number else None)
 
     def repeat(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> tuple[dict[str, Any], *Shown]:
         """A search of this visit was chosen."""
@@ -253,7 +255,7 @@ class Search:
     def omit(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
         """A picture was taken away."""
         if len(visit.asked) < 2:
-            return self._empty(visit, _HINT)
+            return self._empty(visit)
 
         def fewer() -> Visit:
             number = int(event.part)
@@ -279,18 +281,17 @@ class Search:
         try:
             changed = make()
         except Exception as error:
-            kept = f"<div data-kept>{sentence(error)}</div>"
-            return *self._answer(visit, kept)[:3], gr.skip(), gr.skip()
+            return *self._answer(visit, _kept(error))[:3], gr.skip(), gr.skip()
         return self._show(visit, lambda: changed.asked, wishes, changed.shown)
 
     def _show(self, visit: Visit, make: Callable[[], Asked], wishes: Wishes, shown: int = 0) -> Shown:
         visit, before = visit.asking(()), visit
         try:
             if not self._service.facts().images:
-                return self._empty(before, _HINT)
+                return self._empty(before)
             asked = make()
             if not asked:
-                return self._empty(before, _HINT)
+                return self._empty(before)
             visit = visit.asking(asked, shown)
             found = search(self._service, [part.query for part in asked], wishes)
             visit = visit.searched(wishes)
@@ -299,13 +300,20 @@ class Search:
             return self._answer(visit, search_view.status(found, address), results)
         except Exception as error:
             # What was wrong with the form can be put right: a picture that was understood stays.
-            return self._answer(visit, sentence(error))
+            return self._answer(visit, _kept(error) if visit.asked else sentence(error))
 
-    def _empty(self, visit: Visit, hint: str) -> Shown:
-        """No query, and what to do about it."""
-        empty = "This gallery is empty: `lookalike index add GALLERY IMAGES` fills it."
-        status = guarded(lambda: views.note(hint) if self._service.facts().images else views.trouble(empty))
-        return self._answer(visit.asking(()), status)
+    def _empty(self, visit: Visit, why: str | None = None) -> Shown:
+        """No query, why there is none, and what to do about it."""
+        return self._answer(visit.asking(()), guarded(lambda: self._hint(why)))
+
+    def _hint(self, why: str | None) -> str:
+        gallery = self._service.gallery
+        if not len(gallery):
+            here = ", or the Gallery tab" if self._service.permissions.changes else ""
+            return views.trouble(
+                f"This gallery is empty: `lookalike index add GALLERY IMAGES` fills it{here}."
+            )
+        return views.note(why or (_ITEMS if DECLARED in gallery.store.meta else _HINT))
 
     def _answer(self, visit: Visit, status: str, results: str = "") -> Shown:
         """Status and results, with what else is shown of the visit."""
@@ -316,7 +324,12 @@ class Search:
             others = trail.trail(visit, facts, () if visit.asked else examples(gallery))
         except Exception as error:  # the gallery cannot be read just now
             return visit, "", sentence(error), "", ""
-        return visit, asked, status, results, others
+        return visit, fresh(asked), fresh(status), results, fresh(others)
+
+
+def _kept(error: Exception) -> str:
+    """A line of status that leaves the address of the search before."""
+    return f"<div data-kept>{sentence(error)}</div>"
 
 
 def _part(visit: Visit, number: int) -> Part:

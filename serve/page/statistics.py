@@ -86,6 +86,11 @@ class Counted:
         self._lock = threading.Lock()
         self._found: tuple[str, Statistics] | None = None
 
+    @property
+    def used(self) -> bool:
+        """Whether anybody has looked at them."""
+        return self._found is not None
+
     def of(self, gallery: Gallery) -> Statistics:
         """The statistics of the state that the gallery shows."""
         with self._lock:  # whoever comes meanwhile waits for the same

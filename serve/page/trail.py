@@ -9,6 +9,7 @@ import gradio as gr
 
 from retrieval.gallery import Item
 from retrieval.text import count
+from serve.page.newest import NEWEST
 from serve.page.query_view import icon
 from serve.page.views import picture
 from serve.page.visit import Entry, Visit
@@ -16,14 +17,17 @@ from serve.page.wishes import Wishes
 from serve.service import Facts
 
 _FILTER = 24  # characters of one that are shown
-_SCRIPT = """
+_SCRIPT = (
+    NEWEST
+    + """
 element.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (!button) return;
-  if (button.dataset.item) trigger('submit', {item: Number(button.dataset.item)});
-  else if (button.dataset.entry) trigger('repeat', {entry: Number(button.dataset.entry)});
+  if (button.dataset.item) want('submit', {item: Number(button.dataset.item)});
+  else if (button.dataset.entry) want('repeat', {entry: Number(button.dataset.entry)});
 });
 """
+)
 
 
 def make() -> gr.HTML:

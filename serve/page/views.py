@@ -15,11 +15,16 @@ from serve.service import Facts
 
 def header(facts: Facts) -> str:
     """Whose pictures these are."""
-    model = escape(facts.fingerprint)
-    return (
-        f"<h1>Lookalike</h1><p><b>{escape(facts.name)}</b><span>{count(facts.images, 'image')}</span>"
-        f"<span title='SHA-256 of the model file: {model}'>model <code>{model[:12]}</code></span></p>"
-    )
+    counted = f"<b>{escape(facts.name)}</b><span>{count(facts.images, 'image')}</span>"
+    return f"<h1>Lookalike</h1><p>{counted}<span>model {model(facts.fingerprint)}</span></p>"
+
+
+def model(fingerprint: str) -> str:
+    """What made the vectors: the beginning of the model file's SHA-256, or the name that they came with."""
+    name = escape(fingerprint)
+    if ":" in name:
+        return name.partition(":")[2]
+    return f"<code title='SHA-256 of the model file: {name}'>{name[:12]}</code>"
 
 
 def galleries(names: Sequence[str], shown: str) -> str:

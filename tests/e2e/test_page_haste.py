@@ -1,0 +1,159 @@
+"""Visitors who do not wait: what was wanted last is what is shown, over a slow line as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.page_driver import expect_results, settle
+from tests.serve.serving import Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+LATENCY = 200  # milliseconds that everything takes longer
+
+
+@pytest.fixture
+def far(page: Page) -> Iterator[Page]:
+    """The page at the other end of a slow line."""
+    line = page.context.new_cdp_session(page)
+    line.send("Network.enable")
+    rest = {"offline": False, "downloadThroughput": -1, "uploadThroughput": -1}
+    line.send("Network.emulateNetworkConditions", {"latency": LATENCY, **rest})
+    yield page
+    line.send("Network.emulateNetworkConditions", {"latency": 0, **rest})
+
+
+def visit(page: Page, server: Server, *items: int) -> None:
+    """Search with one item after the other, each a step of the browser's history."""
+    for item in items:
+        page.evaluate("item => history.pushState(null, '', '?id=' + item)", item)
+    page.goto(f"{server.url}/?id={items[-1]}", wait_until="domcontentloaded")
+    expect(page.locator("#status")).to_contain_text(f"like item {items[-1]},")
+
+
+def test_the_last_filter_counts(far: Page) -> None:
+    far.get_by_role("tab", name="Gallery").click()
+    expect(far.locator("#browse li")).to_have_count(24)
+    field = far.locator("#browse").get_by_label("Filter")
+    for label in ("red", "green", "blue"):
+        field.fill(f"label = '{label}'")
+        field.press("Enter")
+    field.fill("label = ")  # the next one is being typed already
+    expect(far.locator("#browse [data-where=\"label = 'blue'\"]")).to_be_visible()
+    expect(far.locator("#browse li span", has_text="blue")).to_have_count(8)
+    expect(field).to_have_value("label = ")
+
+
+def test_the_gallery_is_found_as_it_was_left(far: Page) -> None:
+    far.get_by_role("tab", name="Gallery").click()
+    field = far.locator("#browse").get_by_label("Filter")
+    field.fill("label = 'green'")
+    field.press("Enter")
+    expect(far.locator("#browse li")).to_have_count(8)
+    far.locator("#browse .grid button").first.click()
+    far.get_by_role("button", name="Search with this one").click()
+    expect_results(far, 10)
+    far.get_by_role("tab", name="Gallery").click()
+    settle_tab(far)
+    expect(far.locator("#browse li")).to_have_count(8)
+    expect(field).to_have_value("label = 'green'")
+
+
+def test_the_last_of_two_examples_is_searched_with(far: Page) -> None:
+    buttons = far.locator("#trail .examples button")
+    last = buttons.nth(2).get_attribute("data-item")
+    far.evaluate("[0, 1, 2].map(n => document.querySelectorAll('#trail .examples button')[n].click())")
+    expect(far.locator("#status")).to_contain_text(f"like item {last},")
+    settle(far)
+    expect(far.locator("#status")).to_contain_text(f"like item {last},")
+
+
+def test_of_two_regions_the_last_one_counts(far: Page, server: Server) -> None:
+    far.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
+    expect_results(far, 10)
+    settle(far)
+    box = far.locator("#asked .cropping").bounding_box()
+    assert box is not None
+    x, y, width, height = box["x"], box["y"], box["width"], box["height"]
+    for left, right in ((0.1, 0.3), (0.4, 0.9)):
+        far.mouse.move(x + left * width, y + 0.1 * height)
+        far.mouse.down()
+        far.mouse.move(x + right * width, y + 0.9 * height, steps=3)
+        far.mouse.up()
+    chosen = re.compile(r"region=0\.(4|39)")
+    expect(far).to_have_url(chosen)
+    settle(far)
+    expect(far).to_have_url(chosen)
+    region = str(far.locator("#asked .region").get_attribute("data-region"))
+    assert [round(float(edge), 1) for edge in region.split(",")] == [0.4, 0.1, 0.9, 0.9]
+
+
+def test_going_back_in_leaps_keeps_the_way_forth(far: Page, server: Server) -> None:
+    visit(far, server, 3, 4, 5, 6)
+    for _ in range(3):
+        far.evaluate("history.back()")
+        far.wait_for_timeout(LATENCY // 2)
+    for back in (3, 4, 5, 6):
+        expect(far.locator("#status")).to_contain_text(f"like item {back},")
+        expect(far).to_have_url(re.compile(rf"id={back}\b"))
+        settle(far)
+        far.evaluate("history.forward()")
+
+
+def test_a_dialog_that_was_closed_stays_closed(far: Page, server: Server) -> None:
+    far.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
+    expect_results(far, 10)
+    settle(far)
+    far.locator("#results .grid button").first.click()
+    name = "Where they look alike"
+    far.get_by_role("button", name=name).click()
+    far.keyboard.press("Escape")
+    expect(far.get_by_role("dialog")).to_have_count(0)
+    settle(far)
+    expect(far.get_by_role("dialog")).to_have_count(0)
+    far.locator("#results .grid button").first.click()
+    far.get_by_role("button", name=name).click()
+    expect(far.get_by_role("button", name=name, pressed=True)).to_be_visible()
+    expect(far.get_by_role("dialog").get_by_role("button", name="Add to the query")).to_be_visible()
+
+
+def test_the_field_shows_how_many_are_searched_for(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
+    expect_results(page, 10)
+    field = page.get_by_label("Results (K)")
+    for typed, k in (("500", "100"), ("-3", "1"), ("2.7", "2"), ("", "10")):
+        field.fill(typed)
+        field.press("Tab")
+        expect(field).to_have_value(k)
+        expect(page).to_have_url(f"{server.url}/?id=5&k={k}")
+
+
+def test_a_mistake_in_the_form_does_not_lose_the_address(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/?id=5&k=4", wait_until="domcontentloaded")
+    expect_results(page, 4)
+    field = page.locator("#form").get_by_label("Filter")
+    field.fill("nonsense")
+    field.press("Enter")
+    expect(page.locator("#status .trouble")).to_be_visible()
+    expect(page).to_have_url(f"{server.url}/?id=5&k=4")
+    page.reload(wait_until="domcontentloaded")
+    expect_results(page, 4)
+
+
+def test_a_camera_that_is_refused_is_told(page: Page) -> None:
+    page.get_by_label("Capture from camera").click()
+    page.get_by_text("Click to Access Webcam").click()
+    expect(page.locator("#status .trouble")).to_contain_text(re.compile("camera"))
+
+
+def settle_tab(page: Page) -> None:
+    """Wait until nothing is on its way any more."""
+    for _ in range(150):
+        page.wait_for_timeout(200)
+        if not page.awaited:  # type: ignore[attr-defined]
+            return
+    pytest.fail("an answer does not come")
