@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from retrieval.decoding import cores
 from serve.addresses import API, api_of, page_of
 from serve.api import changes, documentation, failures, listing, operations, routes
+from serve.heads import Heads
 from serve.service import SearchService
 from serve.style import CSS, ICON
 from serve.telemetry import Measured
@@ -22,6 +23,8 @@ from serve.workers import Limits, Workers
 
 MAX_UPLOAD = "20mb"
 _GATHERING = 32  # threads whose pictures gather while a GPU is at work
+# A page asks for a hundred thumbnails at once, and a browser does not ask again for one that it did not get.
+_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0  # that may wait, and for how long
 
 
 def create_app(*services: SearchService, page: bool = True, limits: Limits | None = None) -> FastAPI:
@@ -37,17 +40,24 @@ def create_app(*services: SearchService, page: bool = True, limits: Limits | Non
     threads = limits.threads or (_GATHERING if services[0].batching else cores())
     telemetry = services[0].telemetry
     workers = Workers(threads, limits, telemetry)
+    # Searches and thumbnails take no threads from each other. A thumbnail is kept once it is made, so that it
+    # is not made in vain where it comes too late: it may wait for all of its time.
+    few = max(1, (limits.threads or cores()) // 2)
+    seconds = max(limits.seconds, _THUMBNAIL_SECONDS)
+    pictures = Workers(few, Limits(waiting=_THUMBNAILS, seconds=seconds, share=1.0), telemetry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         workers.close()
+        pictures.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.add_middleware(Heads)
     app.add_middleware(Measured, telemetry)
     for service in services:
-        app.mount(api_of(service.name), _api(service, workers, APIRouter()))
-    app.mount(API, _api(services[0], workers, listing.router(services)))
+        app.mount(api_of(service.name), _api(service, workers, pictures, APIRouter()))
+    app.mount(API, _api(services[0], workers, pictures, listing.router(services)))
     app.include_router(operations.router(services))
     failures.install(app, telemetry)
     if page:
@@ -55,7 +65,7 @@ def create_app(*services: SearchService, page: bool = True, limits: Limits | Non
     return app
 
 
-def _api(service: SearchService, workers: Workers, more: APIRouter) -> FastAPI:
+def _api(service: SearchService, workers: Workers, pictures: Workers, more: APIRouter) -> FastAPI:
     """An application of its own, so that everything below its address is answered in its manner."""
     api = FastAPI(
         docs_url=None,  # it would come from another site
@@ -65,7 +75,7 @@ def _api(service: SearchService, workers: Workers, more: APIRouter) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     api.include_router(more)
-    api.include_router(routes.router(service, workers))
+    api.include_router(routes.router(service, workers, pictures))
     api.include_router(changes.router(service, workers))
     failures.install(api, service.telemetry)
     documentation.describe(api)

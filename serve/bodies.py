@@ -23,12 +23,13 @@ class BodyLimit:
         app: what lies behind.
         largest: bytes of one body.
         together: bytes of all bodies that are being worked on at a time.
-        patience: seconds that a client may leave us waiting in all, to begin with.
-        slowest: every so many bytes win it a second more.
+        patience: seconds that a client may leave us waiting at most.
+        slowest: every so many bytes win it back one of these: it may be as slow on the average, and what it
+            sent faster before gives it no right to a longer rest.
     """
 
     def __init__(
-        self, app: ASGIApp, largest: int, together: int, patience: float = 10.0, slowest: int = 10_000
+        self, app: ASGIApp, largest: int, together: int, patience: float = 10.0, slowest: int = 50_000
     ) -> None:
         self._app = app
         self._largest = largest
@@ -99,7 +100,7 @@ class _Body:
         self._receive = receive
         self._patience = patience
         self._slowest = slowest
-        self._waited = 0.0
+        self._left = patience
         self._complete = False
 
     async def read(self) -> Message:
@@ -107,10 +108,12 @@ class _Body:
         if self._complete:
             return await self._receive()  # waits for the client to go away, for as long as that takes
         start = time.monotonic()
-        async with asyncio.timeout(self._patience + self.size / self._slowest - self._waited):
+        async with asyncio.timeout(self._left):
             message = await self._receive()
-        self._waited += time.monotonic() - start
-        self.size += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._left -= time.monotonic() - start
+        self._left = min(self._patience, self._left + size / self._slowest)
+        self.size += size
         self._complete = not message.get("more_body", False)
         return message
 

@@ -6,19 +6,20 @@
         for hit in client.search("query.jpg", k=5, where="price < 30"):
             print(f"{hit.score:.3f}  {hit.key}  {hit.metadata}")
 
-What a server refuses raises an `ApiError`, whose `code` says what it is; a server that cannot be reached
-raises what `httpx` has for it.
+What a server refuses raises an `ApiError`, whose `code` says what it is, and so does whatever else answers in
+its place, such as a proxy; a server that cannot be reached raises what `httpx` has for it.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 _SECONDS = 35.0  # a server gives up a little earlier, and says so
 _BYTES = {"Content-Type": "application/octet-stream"}
+_SHOWN = 100  # characters of an answer that is none of a Lookalike server
 T = TypeVar("T")
+Rerank = Literal["none", "query-expansion", "k-reciprocal"]
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,19 @@ class Gallery:
     unindexed: int
 
 
+@dataclass(frozen=True)
+class ServedGallery:
+    """One of the galleries of a server; `Client(..., gallery=name)` asks it."""
+
+    name: str
+    images: int
+    fingerprint: str
+    address: str
+
+
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a server says is wrong (RFC 9457).
+    """What a server says is wrong (RFC 9457), or that what answered is no Lookalike server.
 
     Attributes:
         code: the kind of problem in a word that stays the same, such as "busy"; empty where the answer is not
@@ -114,7 +127,7 @@ class ApiError(Exception):
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.status} {self.code}: {self.detail}"
+        return f"{self.status} {self.code}".rstrip() + f": {self.detail}"
 
 
 class Client:
@@ -154,48 +167,71 @@ class Client:
         url: str | None = None,
         region: Sequence[float] | None = None,
         fingerprint: str | None = None,
-        **options: Any,
+        k: int = 10,
+        where: str | None = None,
+        min_score: float | None = None,
+        group_by: str | None = None,
+        exclude: Iterable[int | str] = (),
+        rerank: Rerank = "none",
     ) -> list[Hit]:
         """The images most like a picture, one of the gallery, a vector, or a picture on the web: give one.
 
         Args:
-            image: a path, the bytes of a file, or a Pillow image.
+            image: a path, the bytes of a file, or a Pillow image, which is sent upright and in 8-bit RGB.
             id: of an image of the gallery, or its key; it is not among its own hits.
             vector: of the gallery's model.
             url: where a picture is on the web, for the server to fetch, if it is one that does.
             region: left, top, right and bottom of the part of the picture, or of the image of the gallery, to
                 search with, as fractions of its width and height.
             fingerprint: of the model that made the vector, to have another one refused.
-            options: k, where, min_score, group_by, exclude and rerank, as for `retrieval.Gallery.search`.
+            k: how many images to find, 1 to 1000.
+            where: a condition that hits fulfil, such as `label = 'red' and price < 30`.
+            min_score: the least score of a hit, -1 to 1.
+            group_by: a column, of whose values each gives its best hit alone, such as `label`.
+            exclude: ids or keys of images that are no hits.
+            rerank: how to order what was found, and with it what the score is; see `Rerank`.
 
         Raises:
             ApiError: the server refuses.
-            InputError: none of them, or more than one.
+            InputError: none of image, id, vector and url, or more than one; a Pillow image that is unusable.
         """
         if sum(one is not None for one in (image, id, vector, url)) != 1:
             raise InputError("search: give exactly one of image, id, vector and url")
-        given = _given({**options, "region": None if region is None else [float(part) for part in region]})
+        given = _options(k, where, min_score, group_by, exclude, rerank)
+        if region is not None:
+            given["region"] = [float(part) for part in region]
         if image is not None:
             body: dict[str, Any] = {"params": given, "content": _bytes(image), "headers": _BYTES}
         else:
             numbers = None if vector is None else [float(number) for number in vector]
             asked = {"id": id, "vector": numbers, "url": url, "fingerprint": fingerprint}
             body = {"json": given | _given(asked)}
-        return _hits(self._ask("POST", "/search", **body)["hits"])
+        return self._ask(lambda answer: _hits(answer["hits"]), "POST", "/search", **body)
 
-    def search_batch(self, images: Iterable[Picture], **options: Any) -> list[list[Hit] | ApiError]:
-        """For each picture its hits, or what is wrong with it; options are as for `search`.
+    def search_batch(
+        self,
+        images: Iterable[Picture],
+        *,
+        together: bool = False,
+        k: int = 10,
+        where: str | None = None,
+        min_score: float | None = None,
+        group_by: str | None = None,
+        exclude: Iterable[int | str] = (),
+        rerank: Rerank = "none",
+    ) -> list[list[Hit] | ApiError]:
+        """For each picture its hits, or what is wrong with it.
 
-        With `together=True` all pictures are views of one thing: one list of hits, for the mean of them.
+        Args:
+            images: at most 64, each as for `search`; the options are as there, too.
+            together: all pictures are views of one thing: one list of hits, for the mean of them.
 
         Raises:
             ApiError: the server refuses all of them; one picture together that cannot be used is enough.
         """
-        answer = self._ask("POST", "/search:batch", params=_given(options), files=_files(images))
-        return [
-            _hits(result["hits"]) if "hits" in result else _error(result["problem"], None)
-            for result in answer["results"]
-        ]
+        options = _options(k, where, min_score, group_by, exclude, rerank) | {"together": together}
+        body = {"params": options, "files": _files(images)}
+        return self._ask(lambda answer: [*map(_result, answer["results"])], "POST", "/search:batch", **body)
 
     def embed(self, images: Iterable[Picture]) -> Vectors:
         """The vectors of pictures, of unit length.
@@ -203,17 +239,21 @@ class Client:
         Raises:
             ApiError: the server refuses; one picture that cannot be used is enough.
         """
-        return _made(Vectors, self._ask("POST", "/embed", files=_files(images)))
+        return self._ask(partial(_made, Vectors), "POST", "/embed", files=_files(images))
 
     def image(self, id: int | str) -> Image:
         """What is known about an image, by its id or key; an `ApiError` where the gallery has none."""
+        read = partial(_made, Image)
         if isinstance(id, str):
-            return _made(Image, self._ask("GET", "/images/by-key", params={"key": id}))
-        return _made(Image, self._ask("GET", f"/images/{id}"))
+            return self._ask(read, "GET", "/images/by-key", params={"key": id})
+        return self._ask(read, "GET", f"/images/{id}")
 
     def thumbnail(self, id: int) -> bytes:
         """A small picture of an image of the gallery, WebP, or SVG where its file is gone."""
-        return self._send("GET", f"/images/{id}/thumbnail").content
+        answer = self._send("GET", f"/images/{id}/thumbnail")
+        if not answer.headers.get("Content-Type", "").startswith("image/"):
+            raise _foreign(answer)
+        return answer.content
 
     def add(
         self,
@@ -226,7 +266,8 @@ class Client:
         or what is wrong with it.
 
         Args:
-            images: paths, whose last part they are then called by, the bytes of files, or Pillow images.
+            images: paths, whose last part they are then called by, the bytes of files, or Pillow images; at
+                most 64.
             label, metadata: of all of them.
 
         Raises:
@@ -237,25 +278,31 @@ class Client:
         files = [base64.b64encode(_bytes(one)).decode() for one in given]
         body = _given({"images": files, "names": names, "label": label, "metadata": metadata})
         try:
-            results = self._ask("POST", "/images", json=body)["results"]
+            return self._ask(
+                lambda answer: [*map(_addition, answer["results"])], "POST", "/images", json=body
+            )
         except ApiError as error:
             if len(given) == 1 and error.code == "unusable-image":
                 return [error]
             raise
-        return [
-            _error(result["problem"], None)
-            if "problem" in result
-            else Added(**vars(_made(Image, result["image"])), is_new=result["added"])
-            for result in results
-        ]
 
     def remove(self, id: int) -> None:
         """Remove an image from the gallery; an `ApiError` where there is none, or the server refuses."""
-        self._send("DELETE", f"/images/{id}")
+        answer = self._send("DELETE", f"/images/{id}")
+        if answer.status_code != 204:
+            raise _foreign(answer)
 
     def gallery(self) -> Gallery:
         """What is searched."""
-        return _made(Gallery, self._ask("GET", "/gallery"))
+        return self._ask(partial(_made, Gallery), "GET", "/gallery")
+
+    def galleries(self) -> list[ServedGallery]:
+        """All galleries of the server; the first is what is searched where none is named."""
+
+        def read(answer: Any) -> list[ServedGallery]:
+            return [_made(ServedGallery, one) for one in answer["galleries"]]
+
+        return self._ask(read, "GET", "/galleries", api=API)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -269,20 +316,36 @@ class Client:
     ) -> None:
         self.close()
 
-    def _ask(self, method: str, path: str, **body: Any) -> Any:
-        return self._send(method, path, **body).json()
+    def _ask(self, read: Callable[[Any], T], method: str, path: str, **request: Any) -> T:
+        answer = self._send(method, path, **request)
+        try:
+            return read(answer.json())
+        except (ValueError, LookupError, TypeError, AttributeError):  # JSON of somebody else, if that
+            raise _foreign(answer) from None
 
-    def _send(self, method: str, path: str, **body: Any) -> httpx.Response:
-        answer = self._http.request(method, self._api + path, **body)
+    def _send(self, method: str, path: str, api: str | None = None, **request: Any) -> httpx.Response:
+        answer = self._http.request(method, (api or self._api) + path, **request)
         if answer.is_success:
             return answer
         try:
             problem = answer.json()
         except ValueError:
-            problem = None
-        if not isinstance(problem, dict):
-            problem = {"detail": answer.reason_phrase}
-        raise _error({"status": answer.status_code, **problem}, answer.headers.get("Retry-After"))
+            raise _foreign(answer) from None
+        if not (isinstance(problem, dict) and isinstance(problem.get("code"), str) and "detail" in problem):
+            raise _foreign(answer)
+        raise _error({**problem, "status": answer.status_code}, _seconds(answer))
+
+
+def _options(
+    k: int,
+    where: str | None,
+    min_score: float | None,
+    group_by: str | None,
+    exclude: Iterable[int | str],
+    rerank: Rerank,
+) -> dict[str, Any]:
+    told = {"k": k, "where": where, "min_score": min_score, "group_by": group_by, "rerank": rerank}
+    return _given({**told, "exclude": list(exclude)})
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,8 +361,10 @@ def _bytes(image: Picture) -> bytes:
         return image
     if isinstance(image, str | Path):
         return Path(image).read_bytes()
+    from retrieval.images import load_image  # what it needs is there where a Pillow image is
+
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    load_image(image).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -312,8 +377,31 @@ def _hits(found: Iterable[Mapping[str, Any]]) -> list[Hit]:
     return [_made(Hit, hit) for hit in found]
 
 
-def _error(problem: Mapping[str, Any], retry_after: str | None) -> ApiError:
-    known = {name: problem.get(name, "") for name in ("code", "detail", "instance")}
+def _result(result: Mapping[str, Any]) -> list[Hit] | ApiError:
+    return _hits(result["hits"]) if "hits" in result else _error(result["problem"])
+
+
+def _addition(result: Mapping[str, Any]) -> Added | ApiError:
+    if "problem" in result:
+        return _error(result["problem"])
+    return Added(**vars(_made(Image, result["image"])), is_new=result["added"])
+
+
+def _error(problem: Mapping[str, Any], retry_after: float | None = None) -> ApiError:
+    known = {name: str(problem.get(name, "")) for name in ("code", "detail", "instance")}
     more = {name: value for name, value in problem.items() if name in ("reason", "errors")}
-    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    return ApiError(**known, status=int(problem["status"]), retry_after=seconds, more=more)
+    return ApiError(**known, status=int(problem["status"]), retry_after=retry_after, more=more)
+
+
+def _foreign(answer: httpx.Response) -> ApiError:
+    """What is wrong with an answer that does not come from a Lookalike server."""
+    kind = answer.headers.get("Content-Type", "").partition(";")[0] or "no type"
+    shown = " ".join(answer.text[: 10 * _SHOWN].split())[:_SHOWN]
+    detail = f"{answer.reason_phrase}: not the answer of a Lookalike server, but {kind}: {shown!r}"
+    return ApiError("", answer.status_code, detail, retry_after=_seconds(answer))
+
+
+def _seconds(answer: httpx.Response) -> float | None:
+    """What an answer says to wait for; a date, as some proxies have it, is passed over."""
+    given = answer.headers.get("Retry-After", "")
+    return float(given) if given.isdecimal() else None

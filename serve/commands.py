@@ -4,30 +4,80 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from retrieval.cli import main as lookalike
 from retrieval.cli import say
-from retrieval.errors import did_you_mean
+from retrieval.errors import InputError
 
 _PREFIX = "LOOKALIKE_SERVE"
+_FILE = f"{__name__}.file"
+
+
+def _place(context: click.Context, name: str) -> str | None:
+    """What a setting is called where its value comes from, unless that is the command line or nowhere."""
+    source = context.get_parameter_source(name)
+    if source is ParameterSource.ENVIRONMENT:
+        return f"{_PREFIX}_{name.upper()}"
+    if source is ParameterSource.DEFAULT_MAP:
+        return f"{context.meta[_FILE]}: {name.replace('_', '-')}"
+    return None
+
+
+class _Setting(click.Option):
+    """An option; mistakes in its value are told under the name that it has where they were made."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        place = _place(ctx, self.name) if ctx and self.name else None
+        return place or super().get_error_hint(ctx)
+
+
+_option = partial(click.option, cls=_Setting)
+
+
+@contextmanager
+def _blaming_where_set(context: click.Context) -> Iterator[None]:
+    """An error that begins with an option has, in its place, the name that it has where it was set."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        found = re.match("--([a-z-]+)", message)
+        place = _place(context, found[1].replace("-", "_")) if found else None
+        if not (found and place):
+            raise
+        raise InputError(message.replace(found[0], place, 1)) from error
 
 
 def _from_file(context: click.Context, option: click.Parameter, file: Path | None) -> None:
     """Let a file say what neither the command line nor the environment does."""
-    from serve.config import read_file
+    from serve.config import hint_at, read_file
 
     options = {one.name: one for one in context.command.params if one.name and one is not option}
+    negated = {
+        word.lstrip("-").replace("-", "_"): name
+        for name, one in options.items()
+        for word in one.secondary_opts
+    }
     for variable in os.environ:
         name = variable.removeprefix(f"{_PREFIX}_").lower()
         if variable.startswith(f"{_PREFIX}_") and name not in {*options, "config"}:
-            hint = did_you_mean(name, options, "`lookalike serve --help` lists all settings")
+            hint = hint_at(name, options)
+            if name in negated:
+                hint = f"it is written {_PREFIX}_{negated[name].upper()}=false"
             say(f"{variable}: no such setting, ignored; {hint}")
     if file is not None:
-        found = read_file(file, options)
+        context.meta[_FILE] = file
+        with _blaming_where_set(context):
+            found = read_file(file, options, negated)
         several = {name for name, one in options.items() if one.multiple or one.nargs == -1}
         context.default_map = {
             name: [value] if name in several and not isinstance(value, list) else value
@@ -39,7 +89,7 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
 @click.argument(
     "gallery", nargs=-1, required=True, type=click.Path(), metavar="GALLERY...", envvar=f"{_PREFIX}_GALLERY"
 )
-@click.option(
+@_option(
     "--config",
     type=click.Path(path_type=Path),
     is_eager=True,
@@ -47,68 +97,60 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
     callback=_from_file,
     help="Read settings from a TOML file.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free one."
-)
-@click.option("--page/--no-page", default=True, help="Serve the page, or the API alone.")
-@click.option(
+@_option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@_option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free one.")
+@_option("--page/--no-page", default=True, help="Serve the page, or the API alone.")
+@_option(
     "--workers",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
     help="Processes that answer; more than one serve the API alone.",
 )
-@click.option("--token-file", type=click.Path(path_type=Path), help="Tokens for programs, one a line.")
-@click.option("--user", help="The name to sign in with, on the page too.")
-@click.option("--password-file", type=click.Path(path_type=Path), help="The password that goes with it.")
-@click.option(
-    "--insecure", is_flag=True, help="Allow a --host that other machines can reach; nobody signs in."
-)
-@click.option(
+@_option("--token-file", type=click.Path(path_type=Path), help="Tokens for programs, one a line.")
+@_option("--user", help="The name to sign in with, on the page too.")
+@_option("--password-file", type=click.Path(path_type=Path), help="The password that goes with it.")
+@_option("--insecure", is_flag=True, help="Allow a --host that other machines can reach; nobody signs in.")
+@_option(
     "--allow-host", multiple=True, metavar="NAME", help="A name this server has, such as search.example.com."
 )
-@click.option(
-    "--allow-origin", multiple=True, metavar="URL", help="A site whose pages may ask the API (CORS)."
-)
-@click.option(
+@_option("--allow-origin", multiple=True, metavar="URL", help="A site whose pages may ask the API (CORS).")
+@_option(
     "--trusted-proxy",
     multiple=True,
     metavar="ADDRESS",
     help="A proxy or network of them, to be believed about its clients.",
 )
-@click.option("--allow-changes", is_flag=True, help="Let those who may come in add images and remove them.")
-@click.option(
-    "--allow-urls", is_flag=True, help="Fetch pictures to search with from addresses on the internet."
-)
-@click.option(
+@_option("--allow-changes", is_flag=True, help="Let those who may come in add images and remove them.")
+@_option("--allow-urls", is_flag=True, help="Fetch pictures to search with from addresses on the internet.")
+@_option(
     "--rate",
     type=click.FloatRange(0),
     help="Requests a second from one client, ten times as many at once; 0: no limit.  "
     "[default: 50; 0 where only this machine can ask]",
 )
-@click.option(
+@_option(
     "--max-body",
     type=click.IntRange(1, 1024),
     default=32,
     show_default=True,
     help="The largest request, in MB.",
 )
-@click.option(
+@_option(
     "--deadline",
     type=click.IntRange(1, 3600),
     default=30,
     show_default=True,
     help="Seconds that a request may take, waiting for its turn included.",
 )
-@click.option(
+@_option(
     "--log-level",
     type=click.Choice(["error", "warning", "info", "debug"]),
     default="warning",
     show_default=True,
     help="From info on, one line a request.",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def serve(gallery: tuple[str, ...], **options: Any) -> None:
     """Open a gallery in the browser: drop a picture, see what looks like it. Programs ask under /v1.
 
@@ -128,7 +170,8 @@ def serve(gallery: tuple[str, ...], **options: Any) -> None:
     from serve.config import settings
     from serve.server import run  # the web framework takes seconds to import
 
-    run(settings(gallery, **options))
+    with _blaming_where_set(click.get_current_context()):
+        run(settings(gallery, **options))
 
 
 def app() -> None:

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 from retrieval.cli import say
 from retrieval.errors import InputError, did_you_mean
 from serve.addresses import named
-from serve.credentials import Credentials, read_credentials
+from serve.credentials import PASSWORD, TOKEN, Credentials, read_credentials
 from serve.permissions import Permissions
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _RATE = 50.0
+_SECRETS = {"token": TOKEN, "password": PASSWORD}
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,12 @@ def settings(
     )
 
 
-def read_file(file: Path, known: Collection[str]) -> dict[str, Any]:
+def read_file(file: Path, known: Collection[str], negated: Mapping[str, str]) -> dict[str, Any]:
     """The settings in a TOML file, by the names of the options with `_` for `-`.
+
+    Args:
+        known: these names.
+        negated: names that say the contrary of one, which only the command line knows: "no_page" of "page".
 
     Raises:
         InputError: the file cannot be read, is no TOML, or sets something that is not `known`.
@@ -129,14 +134,23 @@ def read_file(file: Path, known: Collection[str]) -> dict[str, Any]:
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in known:
-            names = [one.replace("_", "-") for one in sorted(known)]
-            hint = did_you_mean(name.replace("_", "-"), names, "`lookalike serve --help` lists all settings")
+            hint = hint_at(name, known)
+            if name in negated:
+                hint = f"it is written {negated[name].replace('_', '-')} = false"
             raise InputError(f"--config {file}: unknown setting {key!r}; {hint}")
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, str | int | float) for part in parts):
             raise InputError(f"--config {file}: {key} is to be text, a number, true, false, or a list")
         settings[name] = value
     return settings
+
+
+def hint_at(name: str, known: Collection[str]) -> str:
+    """What somebody may have meant who set something that is not `known`; names with `_` for `-`."""
+    if name in _SECRETS:
+        return f"a secret comes in {_SECRETS[name]}, or in a file that '{name}-file' names"
+    names = [one.replace("_", "-") for one in sorted(known)]
+    return did_you_mean(name.replace("_", "-"), names, "`lookalike serve --help` lists all settings")
 
 
 def _names(host: str, listed: Sequence[str], anyone: bool) -> tuple[str, ...]:

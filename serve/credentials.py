@@ -16,6 +16,7 @@ from retrieval.errors import InputError
 
 TOKEN, PASSWORD = "LOOKALIKE_TOKEN", "LOOKALIKE_PASSWORD"
 _SHORTEST = {TOKEN: 16, PASSWORD: 8}
+_MAKE_ONE = '`python -c "import secrets; print(secrets.token_urlsafe(24))"` makes one'
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,9 @@ def _secrets(file: Path | None, variable: str) -> list[str]:
         raise InputError(f"{where}: empty; it is to hold a secret on a line of its own")
     shortest = _SHORTEST[variable]
     if any(len(secret) < shortest for secret in found):
-        raise InputError(
-            f"{where}: shorter than {shortest} characters; "
-            '`python -c "import secrets; print(secrets.token_urlsafe(24))"` makes one'
-        )
+        raise InputError(f"{where}: shorter than {shortest} characters; {_MAKE_ONE}")
+    if variable == TOKEN and not all(secret.isascii() and secret.isprintable() for secret in found):
+        raise InputError(f"{where}: a token travels as plain ASCII letters, digits and signs; {_MAKE_ONE}")
     return found
 
 

@@ -26,11 +26,15 @@ class UnavailableError(LookalikeError):
 
 
 class BusyError(LookalikeError):
-    """As many requests are waiting as may."""
+    """Other work has to end first; try again."""
 
 
 class LateError(LookalikeError):
     """A request was not answered within the time it may take."""
+
+
+class AbandonedError(LookalikeError):
+    """Nobody waits any more for what was being done, so that it was left undone."""
 
 
 class NotAllowedError(LookalikeError):

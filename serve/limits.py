@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from pathlib import Path
 
@@ -68,6 +69,15 @@ class StreamLimit:
 
 
 def client_of(scope: Scope) -> str:
-    """The address of who asks."""
+    """The address of who asks; one of IPv4 looks the same on a socket that takes both kinds."""
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return _unmapped(str(client[0])) if client else ""
+
+
+def _unmapped(text: str) -> str:
+    """`192.0.2.1` of `::ffff:192.0.2.1`; anything else as it is."""
+    try:
+        mapped = getattr(ipaddress.ip_address(text), "ipv4_mapped", None)
+    except ValueError:
+        return text
+    return str(mapped or text)

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from retrieval.decoding import cores
 from retrieval.errors import LookalikeError
@@ -91,6 +92,7 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **more: An
 def _worker(settings: Settings, tallies: Tallies) -> ASGIApp:
     """The application of one of several processes; called in it."""
     logs.configure(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a closed terminal: the supervisor says what it means
     threading.Thread(target=_end_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
     services = open_all(settings)
@@ -142,6 +144,15 @@ class _Supervisor(Multiprocess):
         """Replace who has died or hangs."""
         before = list(self.processes)
         super().keep_subprocess_alive()
+        self._tell_replaced(before)
+
+    def restart_all(self) -> None:
+        """Replace all, one after the other: each new one can answer before an old one goes."""
+        before = list(self.processes)
+        super().restart_all()
+        self._tell_replaced(before)
+
+    def _tell_replaced(self, before: list[Process]) -> None:
         for old, new in zip(before, self.processes, strict=True):
             if old is not new:
                 assert old.pid is not None

@@ -33,8 +33,9 @@ class Proxies:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif self._trusts(client_of(scope)):
-            await self._believing(scope, receive, send)  # type: ignore[arg-type]
+        elif self._trusts(client := client_of(scope)):
+            known = {**scope, "client": (client, 0)}  # as the list of proxies has it
+            await self._believing(known, receive, send)  # type: ignore[arg-type]
         else:
             plain = [pair for pair in scope["headers"] if not pair[0].startswith(_CLAIMS)]
             await self._app({**scope, "headers": plain}, receive, send)

@@ -20,6 +20,7 @@ from serve.originals import Original, original
 from serve.queries import Asked, Cropped, One, Resolved, Together, joined, ones
 from serve.regions import Region, load_part
 from serve.telemetry import Telemetry
+from serve.waiting import go_on
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Resolver:
         telemetry: is told how long that takes.
 
     Attributes:
-        decoding: is held by whoever decodes: the largest picture takes half a gigabyte.
+        decoding: is held by whoever decodes: the largest picture takes half a gigabyte. Thumbnails are made
+            without it, in few threads of their own.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -67,6 +69,7 @@ class Resolver:
         _check_embeds(state)
         found: list[np.ndarray | InputError] = []
         for picture in pictures:
+            go_on()
             try:
                 found.append(self._decoded(state, picture.source, picture.region)[1])
             except InputError as error:

@@ -19,7 +19,9 @@ from serve.config import Settings
 
 
 def run(settings: Settings) -> None:
-    """Serve a gallery until Ctrl-C; prints the address on stdout as soon as it answers.
+    """Serve a gallery until Ctrl-C, SIGTERM or SIGHUP; prints the address on stdout as soon as it answers.
+
+    Several processes take SIGHUP as a wish to be replaced, one after the other, and go on.
 
     Raises:
         InputError: the folder is no gallery, or the address is refused or not of this machine.
@@ -102,13 +104,21 @@ def _private_uploads() -> Iterator[None]:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends the server as Ctrl-C does, so that the upload folder goes with it."""
+    """SIGTERM and SIGHUP end the server as Ctrl-C does, so that the upload folder goes with it."""
 
     def interrupt(number: int, frame: FrameType | None) -> Any:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def hang_up(number: int, frame: FrameType | None) -> Any:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may send it twice
+        signal.raise_signal(signal.SIGTERM)  # to whoever hears it now: us, or the web server
+
+    handlers: dict[signal.Signals, Any] = {signal.SIGTERM: interrupt}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it was started by nohup
+        handlers[signal.SIGHUP] = hang_up
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,10 +1,9 @@
-"""What every front end does with a gallery: search it, show its pictures, read its newest report."""
+"""What every front end does with a gallery: search it, show its pictures, say what it is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,15 @@ from serve.live import LiveGallery, State
 from serve.originals import Original, original
 from serve.permissions import Permissions
 from serve.queries import Asked, Resolved
+from serve.recent import Recent
 from serve.regions import Region
 from serve.resolving import Resolver, item_of, number_of
 from serve.telemetry import Telemetry
-from serve.thumbnails import GREY, MISSING, Thumbnail, encode
+from serve.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
 
 _CACHED_THUMBNAILS = 512
+_SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photograph's thumbnail
+_VERSION = 8  # digits of a UUID that tell a gallery from those that were in its place before
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class Facts:
     fingerprint: str
     uuid: str
     address: str
+
+    def thumbnail(self, item: int) -> str:
+        """Where a small picture of an item is; in another gallery that takes this one's place, elsewhere."""
+        return f"{self.address}/images/{item}/thumbnail?v={self.uuid[:_VERSION]}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,8 @@ class SearchService:
         self.telemetry = telemetry or Telemetry()
         self._live = LiveGallery(folder, self.telemetry, batching)
         self._resolver = Resolver(self.telemetry)
-        self._thumbnail = lru_cache(_CACHED_THUMBNAILS)(self._make_thumbnail)
+        # The item is part of the key: a file that was replaced and indexed again is another item.
+        self._thumbnails: Recent[tuple[int, Original], Thumbnail] = Recent(_CACHED_THUMBNAILS)
 
     @property
     def gallery(self) -> Gallery:
@@ -235,11 +242,24 @@ class SearchService:
             UnknownItemError: the gallery has no such item.
         """
         file = self._original(item)
+        found = self._thumbnails.get((item, file))
+        if found is None:
+            self.telemetry.thumbnails_made.inc()
+            try:
+                found = encode(load_image(file.read(), side=_SHORTER_SIDE))
+            except ImageError:
+                found = MISSING  # which is not kept: the file may come back
+            else:
+                self._thumbnails.put((item, file), found)
         self.telemetry.thumbnails.inc()
-        try:
-            return self._thumbnail(item, file)
-        except ImageError:
-            return MISSING
+        return found
+
+    def kept_thumbnail(self, item: int) -> Thumbnail | None:
+        """The same where it is in memory, which takes no time; `None` where it is to be made."""
+        found = self._thumbnails.get((item, self._original(item)))
+        if found is not None:
+            self.telemetry.thumbnails.inc()
+        return found
 
     def picture(self, item: int) -> Image.Image:
         """An item's picture: a grey one where its file cannot be read any more, or is another.
@@ -253,12 +273,6 @@ class SearchService:
                 return load_image(file.read())
         except ImageError:
             return Image.new("RGB", (1, 1), GREY)
-
-    def _make_thumbnail(self, item: int, file: Original) -> Thumbnail:
-        # The item is part of the key: a file that was replaced and indexed again is another item.
-        self.telemetry.thumbnails_made.inc()
-        with self._resolver.decoding:
-            return encode(load_image(file.read()))
 
     def _original(self, item: int) -> Original:
         gallery = self.gallery
@@ -281,6 +295,11 @@ class SearchService:
             index="flat" if index is None else str(index.card["kind"]),
             unindexed=0 if index is None else gallery.outside_index,
         )
+
+
+def facts_of(services: Sequence[SearchService]) -> list[Facts]:
+    """What to say about each of several galleries; an `UnavailableError` where one cannot be read."""
+    return [service.facts() for service in services]
 
 
 def _found(

@@ -24,11 +24,10 @@ class SignIn:
     Args:
         app: what lies behind.
         credentials: who may come in.
-        page: whether people come here with browsers, which are to ask for name and password.
         file: what several processes count wrong tries in together.
     """
 
-    def __init__(self, app: ASGIApp, credentials: Credentials, page: bool, file: Path | None = None) -> None:
+    def __init__(self, app: ASGIApp, credentials: Credentials, file: Path | None = None) -> None:
         self._app = app
         self._credentials = credentials
         self._failures = Buckets(_TRIES_PER_SECOND, _TRIES, file=file)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from serve.access import Access
@@ -14,6 +13,7 @@ from serve.buckets import Tallies
 from serve.config import Settings
 from serve.guard import Guard
 from serve.limits import RateLimit, StreamLimit
+from serve.origins import Origins
 from serve.proxies import Proxies
 from serve.signin import SignIn
 from serve.telemetry import Telemetry
@@ -32,16 +32,10 @@ def protect(
     if settings.page:
         app = StreamLimit(UploadLimit(app, Path(os.environ["GRADIO_TEMP_DIR"])))
     if settings.credentials:
-        app = SignIn(app, settings.credentials, settings.page, tallies.tries)
+        app = SignIn(app, settings.credentials, tallies.tries)
     if settings.rate:
         app = RateLimit(app, settings.rate, tallies.requests)
     app = Guard(app, settings.names, settings.origins)
     if settings.origins:  # outside sign-in: a browser asks without credentials whether it may send some
-        app = CORSMiddleware(
-            app,
-            allow_origins=settings.origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "Retry-After"],
-        )
+        app = Origins(app, settings.origins, settings.permissions)
     return Proxies(Access(app, telemetry), settings.proxies)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPMethod
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STAGES = ("decode", "embed", "search", "encode")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the library looks there, once, when it is imported
+_METHODS = frozenset(HTTPMethod)
 _PICTURES = (1, 2, 4, 8, 16, 32, 64)
 _PAGE = "page"  # everything that the browser page asks for: its framework has many addresses, all its own
 
@@ -153,8 +155,8 @@ class Measured:
             await self._app(scope, receive, send_noted)
         finally:
             route = _route(scope)
-            # Any word may be sent as a method; a label of each would grow without end.
-            method = scope["method"] if status != 405 else "other"
+            # Any word may be sent as a method, and the series of each would be kept for ever.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
             self._telemetry.requests.labels(method, route, str(status or "none")).inc()
             if route != _PAGE:
                 self._telemetry.seconds.labels(route).observe(time.perf_counter() - start)

@@ -6,19 +6,20 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from serve.errors import BusyError, LateError
+from serve.errors import AbandonedError, BusyError, LateError
 from serve.telemetry import Telemetry
+from serve.waiting import for_one_who
 
 T = TypeVar("T")
-_SHARE = 1 / 3  # of its time is what a request may wait for a thread
 _RECENT = 0.1  # the weight of the last request in the mean time that one takes
 
 
@@ -30,22 +31,37 @@ class Limits:
         threads: requests that are worked on at a time; `None`: as many as there are cores, and more where
             pictures are gathered for a GPU.
         waiting: requests that may wait for a thread; further ones are refused.
-        seconds: that a request may take, waiting included. One that would wait for more than a third of
-            them, as long as requests take at the moment, is refused at once.
+        seconds: that a request may take, waiting included.
+        share: of these that it may wait for a thread. One that would wait for longer, as long as requests
+            take at the moment, is refused at once.
     """
 
     threads: int | None = None
     waiting: int = 64
     seconds: float = 30.0
+    share: float = 1 / 3
 
 
 @dataclass(eq=False)
 class _Job:
-    """Work that waits for a thread, and then has one."""
+    """Work that waits for a thread, and then has one.
+
+    Attributes:
+        awaited: whether anybody waits for its answer still.
+    """
 
     work: Callable[[], Any]
     answer: Future[Any] = field(default_factory=Future)
     since: float = field(default_factory=time.perf_counter)
+    awaited: bool = True
+
+    def outcome(self) -> tuple[Any, BaseException | None]:
+        """What the work returns, or raises."""
+        try:
+            with for_one_who(lambda: self.awaited):
+                return self.work(), None
+        except BaseException as error:
+            return None, error
 
 
 class Workers:
@@ -58,21 +74,23 @@ class Workers:
     def __init__(self, threads: int, limits: Limits, telemetry: Telemetry) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="request")
         self._threads, self._limits, self._telemetry = threads, limits, telemetry
+        self._longest = limits.share * limits.seconds
         self._queue: deque[_Job] = deque()
         self._accepted = 0  # in the queue or in a thread
         self._each = 0.0  # seconds that a request has a thread, of late
         self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T], receive: Receive | None = None) -> T:
-        """What `work` returns or raises. Work that has begun goes on in its thread: nothing can stop it.
+        """What `work` returns or raises. What nobody waits for any more is not begun; work that has begun
+        goes on in its thread until it asks, as `serve.waiting.go_on` does.
 
         Args:
-            receive: of a request whose body has been read; what its client does not wait for is not begun.
+            receive: of a request whose body has been read; tells when its client goes away.
 
         Raises:
             BusyError: too many are waiting already, or for too long.
             LateError: it took too long.
-            ClientDisconnect: the client went away while the work was waiting.
+            ClientDisconnect: the client went away, and the work was not begun or not ended.
         """
         job = _Job(work)
         with self._lock:
@@ -81,14 +99,26 @@ class Workers:
         self._pool.submit(self._next)
         leaving = asyncio.create_task(self._leave(job, receive)) if receive else None
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with self.in_time():
                 return await asyncio.wrap_future(job.answer)
-        except TimeoutError:
-            raise LateError(f"not answered within {self._limits.seconds:g} s: try again later") from None
+        except AbandonedError:
+            raise ClientDisconnect() from None
         finally:
+            job.awaited = False
             self._withdraw(job)
             if leaving:
                 leaving.cancel()
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """All in here, also several runs, is for one request and has its time; a `LateError` after that."""
+        try:
+            async with asyncio.timeout(self._limits.seconds) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise LateError(f"not answered within {self._limits.seconds:g} s: try again later") from None
 
     def close(self) -> None:
         """Take no more work."""
@@ -97,7 +127,7 @@ class Workers:
     def _accept(self) -> None:
         ahead = self._accepted - self._threads
         wait = (ahead + 1) * self._each / self._threads  # until one of those ahead gives up its thread
-        if ahead >= self._limits.waiting or (ahead >= 0 and wait > _SHARE * self._limits.seconds):
+        if ahead >= self._limits.waiting or (ahead >= 0 and wait > self._longest):
             raise BusyError("too many requests are waiting: try again in a moment")
         self._accepted += 1
         (self._telemetry.running if ahead < 0 else self._telemetry.waiting).inc()
@@ -118,7 +148,7 @@ class Workers:
             return
         begun = time.perf_counter()
         self._telemetry.waited.observe(begun - job.since)
-        result, error = _outcome(job.work)
+        result, error = job.outcome()
         with self._lock:
             self._each += _RECENT * (time.perf_counter() - begun - self._each)
             self._release()
@@ -139,13 +169,6 @@ class Workers:
     async def _leave(self, job: _Job, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        job.awaited = False
         if self._withdraw(job):
             job.answer.set_exception(ClientDisconnect())
-
-
-def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What work returns, or raises."""
-    try:
-        return work(), None
-    except BaseException as error:
-        return None, error

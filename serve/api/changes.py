@@ -13,14 +13,12 @@ from serve import changes
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, read
 from serve.api.documentation import accepts
-from serve.api.failures import BODY, LOAD, documented, of_error, validated
-from serve.api.problems import instance
-from serve.api.routes import about
-from serve.service import SearchService
+from serve.api.failures import BODY, LOAD, documented, validated
+from serve.api.routes import about, problem_of
+from serve.service import Facts, SearchService
 from serve.workers import Workers
 
 _CHANGE = ("forbidden", "changes-not-allowed", "not-stored", *LOAD)
-_MEDIA_TYPE = "application/json"
 Parameters = Annotated[schemas.AddParameters, Query()]
 Number = Annotated[int, Path(description="The id of an image.", ge=0)]
 
@@ -59,10 +57,11 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             found = changes.add(service, pictures, asked.label, asked.metadata)
             if len(found) == 1 and isinstance(found[0], InputError):
                 raise found[0]
-            answer = schemas.AddAnswer(results=[_result(one, request, service.address) for one in found])
+            facts = service.facts()
+            answer = schemas.AddAnswer(results=[_result(one, request, facts) for one in found])
             is_new = any(one.added for one in answer.results)
             content = answer.model_dump_json(exclude_unset=True)
-            return Response(content, 201 if is_new else 200, media_type=_MEDIA_TYPE)
+            return Response(content, 201 if is_new else 200, media_type=JSON)
 
         return await workers.run(work)
 
@@ -81,8 +80,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
     return routes
 
 
-def _result(found: changes.Added | InputError, request: Request, address: str) -> schemas.AddResult:
+def _result(found: changes.Added | InputError, request: Request, facts: Facts) -> schemas.AddResult:
     if isinstance(found, InputError):
-        members = of_error(found).members(instance(request.scope))
-        return schemas.AddResult(problem=schemas.ProblemDetails(**members))
-    return schemas.AddResult(image=schemas.Image(**about(found.item, address)), added=found.is_new)
+        return schemas.AddResult(problem=problem_of(found, request))
+    return schemas.AddResult(image=schemas.Image(**about(found.item, facts)), added=found.is_new)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from serve.api import schemas
+from serve.api.failures import documented
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -27,6 +28,8 @@ _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "Where the server was given a token."},
     "password": {"type": "http", "scheme": "basic", "description": "Where it was given a name and password."},
 }
+
+_TEXT = {"type": "string"}
 
 
 def accepts(
@@ -52,7 +55,7 @@ def accepts(
 
 
 def describe(app: FastAPI) -> None:
-    """Complete the description of the API: bodies, problems and sign-in."""
+    """Complete the description of the API: bodies, problems, sign-in, and what operators ask the server."""
     app.title, app.description = _TITLE, _ABOUT
     generated = app.openapi
 
@@ -64,8 +67,63 @@ def describe(app: FastAPI) -> None:
             components = description.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions["$defs"])
             components["securitySchemes"] = _SECURITY
+            description["paths"].update(_operations())
             description["security"] = [{}, *({name: []} for name in _SECURITY)]
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operations() -> dict[str, Any]:
+    """What is at the server's root, beside the API: it is there once, whatever the galleries."""
+    closed = ("sign-in", "too-many-requests", "too-many-tries", "internal-error")
+    gallery = _object(images={"type": "integer"}, fingerprint=_TEXT)
+    galleries = {"type": "object", "additionalProperties": gallery, "description": "By name."}
+    return {
+        "/healthz": _operation(
+            "healthz",
+            "Whether the process answers.",
+            "Restart it where it does not. Anybody may ask, as often as they like.",
+            {"application/json": {"schema": _object(status=_TEXT), "example": {"status": "ok"}}},
+            documented("internal-error"),
+            security=[],
+        ),
+        "/readyz": _operation(
+            "readyz",
+            "Whether galleries and models are there.",
+            "Send the server no requests where they are not.",
+            {"application/json": {"schema": _object(status=_TEXT, galleries=galleries)}},
+            documented(*closed, "gallery-unavailable"),
+        ),
+        "/metrics": _operation(
+            "metrics",
+            "Figures for Prometheus.",
+            "Of all processes of the server, and of all its galleries.",
+            {"text/plain": {"schema": _TEXT}},
+            documented(*closed),
+        ),
+    }
+
+
+def _operation(
+    name: str,
+    summary: str,
+    about: str,
+    content: dict[str, Any],
+    problems: dict[int | str, dict[str, Any]],
+    **more: Any,
+) -> dict[str, Any]:
+    """A GET of the server's root; the other addresses are below that of the API."""
+    answers = {"200": {"description": summary, "content": content}}
+    operation = {
+        **{"operationId": name, "summary": summary, "description": about},
+        "servers": [{"url": "/"}],
+        "responses": answers | {str(status): answer for status, answer in problems.items()},
+        **more,
+    }
+    return {"get": operation}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties]}

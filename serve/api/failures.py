@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from serve.api.problems import CODES, INTERNAL, MEDIA_TYPE, RETRY_SECONDS, Problem, instance
+from serve.api.unknown import unknown_field
 from serve.errors import (
     BusyError,
     FetchError,
@@ -66,7 +67,8 @@ def validated(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False, include_context=False, include_input=False)) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise _invalid(found, model) from None
 
 
 def install(app: FastAPI, telemetry: Telemetry) -> None:
@@ -91,11 +93,13 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
     @app.exception_handler(HTTPException)
     async def framework(request: Request, error: HTTPException) -> Response:
         code = _OF_STATUS.get(error.status_code, INTERNAL)
-        return answer(Problem(code, _sentence(code, request, error), headers=error.headers), request)
+        return answer(Problem(code, _sentence(code, error), headers=error.headers), request)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return answer(_invalid(error.errors()), request)
+        route = request.scope.get("route")
+        asked = [one.field_info.annotation for one in route.dependant.query_params] if route else []
+        return answer(_invalid(error.errors(), next(iter(asked), None), beside=1), request)
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -121,7 +125,7 @@ def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
     return answers
 
 
-def _sentence(code: str, request: Request, error: HTTPException) -> str:
+def _sentence(code: str, error: HTTPException) -> str:
     if code == "not-found":
         return "there is nothing at this address; the OpenAPI description lists all that there is"
     if code == "method-not-allowed":
@@ -131,10 +135,20 @@ def _sentence(code: str, request: Request, error: HTTPException) -> str:
     return CODES[code][1]
 
 
-def _invalid(found: Sequence[Any]) -> Problem:
-    faults = [
-        {"pointer": _pointer(fault["loc"]), "detail": str(fault["msg"])} for fault in found[:_MOST_FAULTS]
-    ]
+def _invalid(found: Sequence[Any], model: Any = None, beside: int = 0) -> Problem:
+    """A request that is not what it has to be.
+
+    Args:
+        found: what the validation says.
+        model: what it has to be.
+        beside: parts of a fault's place that come before those of the model.
+    """
+
+    def sentence(fault: Any) -> str:
+        unknown = fault["type"] == "extra_forbidden"
+        return unknown_field(model, fault["loc"][beside:]) if unknown else str(fault["msg"])
+
+    faults = [{"pointer": _pointer(one["loc"]), "detail": sentence(one)} for one in found[:_MOST_FAULTS]]
     first = faults[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return Problem("invalid-request", f"{first['pointer']}: {first['detail']}{more}", errors=faults)

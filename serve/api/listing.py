@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from fastapi import APIRouter
@@ -9,7 +10,7 @@ from fastapi import APIRouter
 from serve.addresses import api_of
 from serve.api import schemas
 from serve.api.failures import ANYWHERE, documented
-from serve.service import SearchService
+from serve.service import SearchService, facts_of
 
 
 def router(services: Sequence[SearchService]) -> APIRouter:
@@ -22,9 +23,9 @@ def router(services: Sequence[SearchService]) -> APIRouter:
         response_model=schemas.GalleriesAnswer,
         responses=documented(*ANYWHERE),
     )
-    def galleries() -> schemas.GalleriesAnswer:
+    async def galleries() -> schemas.GalleriesAnswer:
         """Everything below /v1 is about the first one, and is there for each at its address."""
-        found = [service.facts() for service in services]
+        found = await asyncio.to_thread(facts_of, services)
         return schemas.GalleriesAnswer(
             galleries=[
                 schemas.ServedGallery(

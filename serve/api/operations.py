@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -9,7 +10,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from serve.errors import UnavailableError
-from serve.service import SearchService
+from serve.service import SearchService, facts_of
 from serve.telemetry import MEDIA_TYPE
 
 _FRESH = {"Cache-Control": "no-store"}
@@ -25,21 +26,25 @@ def router(services: Sequence[SearchService]) -> APIRouter:
         return JSONResponse({"status": "ok"}, headers=_FRESH)
 
     @routes.get("/readyz")
-    def readyz() -> Response:
+    async def readyz() -> Response:
         """Whether galleries and models are there; send it no requests where they are not."""
-        found = [service.facts() for service in services]
+        found = await asyncio.to_thread(facts_of, services)
         galleries = {one.name: {"images": one.images, "fingerprint": one.fingerprint} for one in found}
         return JSONResponse({"status": "ready", "galleries": galleries}, headers=_FRESH)
 
     @routes.get("/metrics")
-    def metrics() -> Response:
+    async def metrics() -> Response:
         """Figures for Prometheus."""
-        telemetry = services[0].telemetry
-        for service in services:
-            with suppress(UnavailableError):  # the figures of the rest are wanted then all the more
-                found = service.describe()
-                telemetry.images.labels(service.name).set(found.facts.images)
-                telemetry.unindexed.labels(service.name).set(found.unindexed)
-        return Response(telemetry.text(), media_type=MEDIA_TYPE, headers=_FRESH)
+        return Response(await asyncio.to_thread(_figures, services), media_type=MEDIA_TYPE, headers=_FRESH)
 
     return routes
+
+
+def _figures(services: Sequence[SearchService]) -> bytes:
+    telemetry = services[0].telemetry
+    for service in services:
+        with suppress(UnavailableError):  # the figures of the rest are wanted then all the more
+            found = service.describe()
+            telemetry.images.labels(service.name).set(found.facts.images)
+            telemetry.unindexed.labels(service.name).set(found.unindexed)
+    return telemetry.text()

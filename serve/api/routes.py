@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,27 +30,31 @@ from serve.api.schemas import (
 from serve.fetching import fetched
 from serve.permissions import Permissions
 from serve.queries import Asked, Together
-from serve.service import SearchService
+from serve.service import Facts, SearchService
 from serve.thumbnails import MISSING
 from serve.workers import Workers
 
 _QUERY = ("no-such-image", "model-mismatch", "no-model", "unusable-image")
 _SEARCH = documented(*BODY, *_QUERY, "urls-not-allowed", "not-fetched", *LOAD)
-_MEDIA_TYPE = "application/json"
 Options = Annotated[SearchParameters, Query()]
 BatchOptions = Annotated[BatchParameters, Query()]
 Key = Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])]
 Number = Annotated[int, Path(description="The id of an image.", ge=0)]
 
 
-def router(service: SearchService, workers: Workers) -> APIRouter:
-    """Everything a program can ask for."""
+def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRouter:
+    """Everything a program can ask for.
+
+    Args:
+        workers: for what is searched for; `pictures` for those that are shown. What is only looked up waits
+            for neither, nor for a thread of the web framework: the page's work may have all of them.
+    """
     routes = APIRouter()
 
     def encoded(answer: BaseModel, **how: Any) -> Response:
         """Bytes of an answer, made in the thread that made the answer."""
         with service.telemetry.stage("encode"):
-            return Response(answer.model_dump_json(**how), media_type=_MEDIA_TYPE)
+            return Response(answer.model_dump_json(**how), media_type=JSON)
 
     def one(query: Asked, options: SearchOptions, fingerprint: str | None) -> Response:
         found = service.find([query], options.options(), fingerprint=fingerprint)
@@ -57,8 +62,11 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         if isinstance(hits, InputError):
             raise hits
         return encoded(
-            schemas.SearchAnswer(hits=_hits(hits, service.address), fingerprint=found.facts.fingerprint)
+            schemas.SearchAnswer(hits=_hits(hits, found.facts), fingerprint=found.facts.fingerprint)
         )
+
+    def known(name: int | str) -> schemas.Image:
+        return schemas.Image(**about(service.item(name), service.facts()))
 
     @routes.post(
         "/search",
@@ -76,11 +84,12 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             asked = validated(SearchRequest, _merged(options, body, "image"))
             return asked if asked.url is not None else one(asked.asked(), asked, asked.fingerprint)
 
-        answer = await workers.run(work, request.receive)
-        if isinstance(answer, Response):
-            return answer
-        asked = await _fetched(answer, service.permissions)  # which keeps no worker waiting
-        return await workers.run(lambda: one(asked.asked(), asked, asked.fingerprint), request.receive)
+        async with workers.in_time():
+            answer = await workers.run(work, request.receive)
+            if isinstance(answer, Response):
+                return answer
+            asked = await _fetched(answer, service.permissions)  # which keeps no worker waiting
+            return await workers.run(lambda: one(asked.asked(), asked, asked.fingerprint), request.receive)
 
     @routes.post(
         "/search/by-id",
@@ -126,7 +135,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             answer = service.find(queries, asked.options(), fingerprint=asked.fingerprint)
             if asked.together and isinstance(answer.found[0], InputError):
                 raise answer.found[0]
-            results = [_result(hits, request, service.address) for hits in answer.found]
+            results = [_result(hits, request, answer.facts) for hits in answer.found]
             found = schemas.BatchAnswer(results=results, fingerprint=answer.facts.fingerprint)
             return encoded(found, exclude_unset=True)
 
@@ -159,9 +168,9 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         response_model=schemas.GalleryAnswer,
         responses=documented(*ANYWHERE),
     )
-    def gallery() -> schemas.GalleryAnswer:
+    async def gallery() -> schemas.GalleryAnswer:
         """Its size, its columns, its model and its index."""
-        found = service.describe()
+        found = await asyncio.to_thread(service.describe)
         return schemas.GalleryAnswer(**(vars(found) | vars(found.facts)))
 
     @routes.get(
@@ -170,9 +179,9 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         response_model=schemas.Image,
         responses=documented("no-such-image", "invalid-request", *ANYWHERE),
     )
-    def image_by_key(key: Key) -> schemas.Image:
+    async def image_by_key(key: Key) -> schemas.Image:
         """The same as by its id."""
-        return schemas.Image(**about(service.item(key), service.address))
+        return await asyncio.to_thread(known, key)
 
     @routes.get(
         "/images/{number:int}",
@@ -180,9 +189,9 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         response_model=schemas.Image,
         responses=documented("no-such-image", "invalid-request", *ANYWHERE),
     )
-    def image(number: Number) -> schemas.Image:
+    async def image(number: Number) -> schemas.Image:
         """Its key, its label and its metadata."""
-        return schemas.Image(**about(service.item(number), service.address))
+        return await asyncio.to_thread(known, number)
 
     @routes.get(
         "/images/{number:int}/thumbnail",
@@ -193,12 +202,14 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
                 "content": {"image/webp": {}, "image/svg+xml": {}},
                 "description": "A grey tile where the file is gone, or is not the one that was indexed.",
             },
-            **documented("no-such-image", "invalid-request", *ANYWHERE),
+            **documented("no-such-image", "invalid-request", *LOAD),
         },
     )
-    def thumbnail(number: Number) -> Response:
+    async def thumbnail(request: Request, number: Number) -> Response:
         """At most 512 pixels a side, encoded anew: nothing but pixels of the original leaves the server."""
-        found = service.thumbnail(number)
+        found = await asyncio.to_thread(service.kept_thumbnail, number)
+        if found is None:
+            found = await pictures.run(lambda: service.thumbnail(number), request.receive)
         # A missing file may come back; a picture under its id never changes.
         caching = "no-store" if found is MISSING else "private, max-age=3600"
         return Response(found.data, media_type=found.media_type, headers={"Cache-Control": caching})
@@ -219,27 +230,30 @@ def _merged(options: SearchOptions, body: Body, picture: str | None = None) -> d
     return {**options.model_dump(exclude_unset=True), **body.values(picture)}
 
 
-def _hits(found: list[Hit], address: str) -> list[schemas.Hit]:
-    return [schemas.Hit(**about(hit, address), score=hit.score) for hit in found]
+def _hits(found: list[Hit], facts: Facts) -> list[schemas.Hit]:
+    return [schemas.Hit(**about(hit, facts), score=hit.score) for hit in found]
 
 
-def about(item: Item, address: str) -> dict[str, Any]:
-    """What may be told of an item: its path is the server's own business."""
-    thumbnail = f"{address}/images/{item.id}/thumbnail"
+def about(item: Item, facts: Facts) -> dict[str, Any]:
+    """What may be told of an item of a gallery: its path is the server's own business."""
     return {
         "id": item.id,
         "key": item.key,
         "label": item.label,
         "metadata": item.metadata,
-        "thumbnail": thumbnail,
+        "thumbnail": facts.thumbnail(item.id),
     }
 
 
-def _result(hits: list[Hit] | InputError, request: Request, address: str) -> schemas.BatchResult:
+def problem_of(error: InputError, request: Request) -> schemas.ProblemDetails:
+    """What is wrong with one of several things that were asked for at once."""
+    return schemas.ProblemDetails(**of_error(error).members(instance(request.scope)))
+
+
+def _result(hits: list[Hit] | InputError, request: Request, facts: Facts) -> schemas.BatchResult:
     if isinstance(hits, InputError):
-        members = of_error(hits).members(instance(request.scope))
-        return schemas.BatchResult(problem=schemas.ProblemDetails(**members))
-    return schemas.BatchResult(hits=_hits(hits, address))
+        return schemas.BatchResult(problem=problem_of(hits, request))
+    return schemas.BatchResult(hits=_hits(hits, facts))
 
 
 def _numbers(vector: np.ndarray | InputError) -> list[float]:

@@ -239,7 +239,7 @@ class Image(BaseModel):
     label: str | None = Field(examples=["red"])
     metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
     thumbnail: str = Field(
-        description="Where a small picture of it is.", examples=["/v1/images/17/thumbnail"]
+        description="Where a small picture of it is.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
     )
 
 

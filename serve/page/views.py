@@ -53,9 +53,8 @@ def trouble(text: str) -> str:
 
 
 def picture(facts: Facts, item: int, alt: str) -> str:
-    """A picture of the gallery. The query keeps a browser from showing another gallery's of that number."""
-    source = f"{facts.address}/images/{item}/thumbnail?v={escape(facts.uuid[:8])}"
-    return f"<img src='{source}' alt='{escape(alt)}' loading='lazy' decoding='async'>"
+    """A picture of the gallery."""
+    return f"<img src='{escape(facts.thumbnail(item))}' alt='{escape(alt)}' loading='lazy' decoding='async'>"
 
 
 def called(item: Item) -> str:

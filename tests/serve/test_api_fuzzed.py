@@ -34,13 +34,16 @@ OPERATIONS = [
     ("GET", "/images/{number}/thumbnail"),
     ("POST", "/images"),
     ("DELETE", "/images/{number}"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
 ]
 RIGHT = [(method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS]
 # A request without parameters cannot be wrong.
 WRONG = [
     (method, path, GenerationMode.NEGATIVE)
     for method, path in OPERATIONS
-    if path not in ("/gallery", "/galleries")
+    if path not in ("/gallery", "/galleries", "/healthz", "/readyz", "/metrics")
 ]
 
 

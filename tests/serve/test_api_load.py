@@ -20,6 +20,8 @@ from retrieval.ingest.rebuilding import rebuild
 from serve.app import create_app
 from serve.batching import Batcher
 from serve.errors import BusyError, LateError
+from serve.originals import Original
+from serve.permissions import Permissions
 from serve.service import SearchService
 from serve.telemetry import Telemetry
 from serve.workers import Limits, Workers
@@ -28,6 +30,9 @@ from tests.serve.answering import answering
 from tests.serve.model import write_model
 
 BYTES = {"Content-Type": "application/octet-stream"}
+_MANY = httpx.Limits(max_connections=None)
+_DECODED = ("lookalike_stage_seconds_count", {"stage": "decode"})
+_LOOKED_UP = ("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/galleries", "/v1/images/1")
 
 
 @contextmanager
@@ -86,6 +91,87 @@ def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> N
         assert answer.status_code == 504
         assert answer.json()["code"] == "deadline-exceeded"
         until(lambda: _figure(service, "lookalike_workers_busy") == 0)
+
+
+def test_a_batch_stops_at_the_picture_where_its_time_is_over(shop_gallery: Path, picture: bytes) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(seconds=0.2))
+    with answering(app) as url:
+        with _decoding_is_slow(service):
+            files = [("images", ("a", picture))] * 20
+            assert httpx.post(f"{url}/v1/search:batch", files=files).status_code == 504
+        until(lambda: _figure(service, "lookalike_workers_busy") == 0)
+    decoded = service.telemetry.registry.get_sample_value(*_DECODED)
+    assert decoded is not None
+    assert decoded <= 1  # of the 20
+
+
+@contextmanager
+def _disk_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As the files of a gallery do that lie on another machine."""
+    go, read = threading.Event(), Original.read
+
+    def late(self: Original) -> bytes:
+        assert go.wait(30)
+        return read(self)
+
+    monkeypatch.setattr(Original, "read", late)
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def test_pictures_that_are_shown_keep_nobody_else_waiting(
+    shop_gallery: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.app._THUMBNAILS", 60)
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(threads=2, waiting=1))
+    with answering(app) as url, httpx.Client(base_url=url, limits=_MANY, timeout=60) as client:
+        assert client.get("/v1/images/1/thumbnail").status_code == 200
+        with ThreadPoolExecutor(61) as pool:
+            with _disk_hangs(monkeypatch):
+                numbers = [2 + i % 20 for i in range(61)]
+                asked = [pool.submit(client.get, f"/v1/images/{i}/thumbnail") for i in numbers]
+                until(lambda: _figure(service, "lookalike_queue_depth") == 60)
+                too_much = client.get("/v1/images/24/thumbnail")
+                assert (too_much.status_code, too_much.json()["code"]) == (503, "busy")
+                for path in (*_LOOKED_UP, "/v1/images/1/thumbnail"):  # the last one is in memory
+                    assert client.get(path).status_code == 200
+                assert client.post("/v1/search", content=picture, headers=BYTES).status_code == 200
+            assert [answer.result().status_code for answer in asked] == [200] * 61
+        assert _figure(service, "lookalike_thumbnails_total") == 1 + 61 + 1
+        assert _figure(service, "lookalike_thumbnails_made_total") == 1 + 20
+
+
+def test_searches_keep_no_picture_waiting(shop_gallery: Path, picture: bytes) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(threads=1, waiting=1))
+    with (
+        answering(app) as url,
+        httpx.Client(base_url=url, limits=_MANY, timeout=60) as client,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        with _decoding_is_slow(service):
+            asked = [pool.submit(client.post, "/v1/search", content=picture, headers=BYTES) for _ in range(2)]
+            until(lambda: _figure(service, "lookalike_queue_depth") == 1)
+            paths = [*_LOOKED_UP, *(f"/v1/images/{1 + i % 24}/thumbnail" for i in range(60))]
+            assert {answer.status_code for answer in pool.map(client.get, paths)} == {200}
+        assert [answer.result().status_code for answer in asked] == [200] * 2
+
+
+def test_looking_for_fetching_and_searching_have_one_time_together(
+    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(address: str) -> bytes:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    monkeypatch.setattr("serve.api.routes.fetched", never)
+    service = SearchService(shop_gallery, permissions=Permissions(urls=True))
+    with answering(create_app(service, page=False, limits=Limits(seconds=0.2))) as url:
+        answer = httpx.post(f"{url}/v1/search", json={"url": "https://pictures.example/a.jpg"}, timeout=30)
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline-exceeded")
 
 
 def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:

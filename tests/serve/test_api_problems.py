@@ -170,6 +170,29 @@ def test_everything_wrong_with_a_request_is_listed_with_its_place(api: httpx.Cli
     assert [fault["pointer"] for fault in by_query["errors"]] == ["#/query/k"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "pointer", "says"),
+    [
+        ("/search", {"id": 1, "threshold": 0.5}, "#/threshold", "did you mean 'min_score'?"),
+        ("/search?threshold=0.5", {"id": 1}, "#/query/threshold", "did you mean 'min_score'?"),
+        ("/search", {"id": 1, "wher": "x"}, "#/wher", "did you mean 'where'?"),
+        ("/search/by-id", {"id": 1, "x" * 10**6: 1}, f"#/{'x' * 10**6}", "there are "),
+        ("/search:batch", {"queries": [{"id": 1, "regoin": []}]}, "#/queries/0/regoin", "'region'?"),
+        ("/search:batch", {"queries": [{"id": 1, "k": 1}]}, "#/queries/0/k", "image, id, vector, region"),
+        ("/search:batch?fingerprnt=x", {"queries": [{"id": 1}]}, "#/query/fingerprnt", "there are k, where"),
+        ("/embed", {"images": ["AAAA"], "threshold": 1}, "#/threshold", "there are images"),
+    ],
+)
+def test_a_field_that_nobody_knows_is_told_with_what_was_meant(
+    api: httpx.Client, path: str, body: dict[str, Any], pointer: str, says: str
+) -> None:
+    problem = _problem(api.post(f"/v1{path}", json=body), 422, "invalid-request")
+    (fault,) = problem["errors"]
+    assert fault["pointer"] == pointer
+    assert fault["detail"].startswith("there is no such field; ")
+    assert says in fault["detail"]
+
+
 def test_the_servers_own_failure_is_told_as_such_and_no_more(
     tmp_path: Path, shop_gallery: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageCms
 
 from retrieval import Gallery, InputError
 from serve.app import create_app
@@ -74,6 +75,8 @@ def test_images_and_the_gallery_are_told_of(client: Client, gallery: Gallery) ->
     assert client.thumbnail(5).startswith(b"RIFF")
     told = client.gallery()
     assert (told.images, told.dim, told.index, told.embeds) == (24, 48, "flat", True)
+    (served,) = client.galleries()
+    assert (served.name, served.images, served.fingerprint) == (told.name, 24, told.fingerprint)
 
 
 def test_refusals_are_errors_that_say_all(client: Client) -> None:
@@ -95,31 +98,107 @@ def test_a_query_is_one_thing(client: Client, given: dict[str, object]) -> None:
         client.search(**given)  # type: ignore[arg-type]
 
 
-def test_credentials_are_sent_and_answers_of_others_are_understood() -> None:
+@pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA", "CMYK", "LAB", "F", "I;16"])
+def test_a_pillow_image_is_seen_as_its_file_is(client: Client, mode: str) -> None:
+    image, file = _drawn(mode), io.BytesIO()
+    image.save(file, "TIFF")
+    sent, read = np.array(client.embed([image, file.getvalue()]).vectors)
+    assert sent @ read > 0.9999
+
+
+@pytest.mark.parametrize("mode", ["HSV", "YCbCr", "La", "PA"])
+def test_a_pillow_image_of_a_kind_that_no_file_has_is_seen(client: Client, mode: str) -> None:
+    image = _drawn("LA" if mode in ("La", "PA") else "RGB")
+    same, plain = np.array(client.embed([image.convert(mode), image]).vectors)
+    assert same @ plain > 0.999
+
+
+def test_a_pillow_image_is_sent_upright(client: Client, shop: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    lying = io.BytesIO()
+    Image.open(shop / "green" / "3.png").convert("RGB").save(lying, "JPEG", exif=exif)
+    from_file, from_pillow = client.embed([lying.getvalue(), Image.open(lying)]).vectors
+    assert from_file == from_pillow
+
+
+def _drawn(mode: str) -> Image.Image:
+    grey = Image.linear_gradient("L").resize((48, 40))
+    if mode in ("LA", "I;16"):
+        return grey.convert(mode)
+    rgb = Image.merge("RGB", (grey, grey.rotate(90), grey.rotate(180)))
+    if mode != "LAB":
+        return rgb.convert(mode)
+    srgb, lab = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    found = ImageCms.profileToProfile(rgb, srgb, lab, outputMode="LAB")
+    assert found
+    return found
+
+
+def test_credentials_are_sent_and_problems_of_a_proxy_are_understood() -> None:
     heard: list[str | None] = []
 
     def proxy(request: httpx.Request) -> httpx.Response:
         """What may stand before a server."""
         heard.append(request.headers.get("authorization"))
-        if request.url.path == "/v1/images/1":
-            problem = {"code": "busy", "status": 503, "detail": "wait", "instance": "urn:x"}
-            return httpx.Response(503, json=problem, headers={"Retry-After": "7"})
-        return httpx.Response(502, text="<h1>Bad Gateway</h1>")
+        problem = {"code": "busy", "status": 503, "detail": "wait", "instance": "urn:x"}
+        return httpx.Response(503, json=problem, headers={"Retry-After": "7"})
 
     transport = httpx.MockTransport(proxy)
-    with Client("http://lookalike", token="secret", transport=transport) as client:
-        with pytest.raises(ApiError) as busy:
-            client.image(1)
-        with pytest.raises(ApiError) as lost:
-            client.gallery()
+    with (
+        Client("http://lookalike", token="secret", transport=transport) as client,
+        pytest.raises(ApiError) as busy,
+    ):
+        client.image(1)
     assert (busy.value.code, busy.value.retry_after) == ("busy", 7)
-    assert (lost.value.code, lost.value.status, lost.value.detail) == ("", 502, "Bad Gateway")
     with (
         Client("http://lookalike", user=("ann", "pass"), transport=transport) as client,
         pytest.raises(ApiError),
     ):
         client.gallery()
-    assert heard == ["Bearer secret", "Bearer secret", "Basic YW5uOnBhc3M="]
+    assert heard == ["Bearer secret", "Basic YW5uOnBhc3M="]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(502, html="<h1>Bad  Gateway</h1>"),
+        httpx.Response(502, json={"status": "error"}),
+        httpx.Response(502, json={"code": 1, "detail": "x", "status": "error"}),
+        httpx.Response(503, json=["sorry"]),
+        httpx.Response(302, headers={"Location": "https://login.example"}),
+        httpx.Response(200, html="<h1>Sign in</h1>"),
+        httpx.Response(200, json={"status": "ok"}),
+        httpx.Response(200, json=None),
+        httpx.Response(200, json={"hits": 1, "results": [{}], "galleries": [{}]}),
+        httpx.Response(200, content=b"\xff\xfe", headers={"Content-Type": "application/json"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.search(id=1),
+        lambda client: client.search_batch([b"x"]),
+        lambda client: client.embed([b"x"]),
+        lambda client: client.image(1),
+        lambda client: client.thumbnail(1),
+        lambda client: client.add([b"x"]),
+        lambda client: client.remove(1),
+        lambda client: client.gallery(),
+        lambda client: client.galleries(),
+    ],
+)
+def test_answers_of_others_are_errors_that_say_what_came(
+    answer: httpx.Response, ask: Callable[[Client], object]
+) -> None:
+    transport = httpx.MockTransport(lambda _: answer)
+    with Client("http://lookalike", transport=transport) as client, pytest.raises(ApiError) as lost:
+        ask(client)
+    error = lost.value
+    assert (error.code, error.status) == ("", answer.status_code)
+    assert str(error).startswith(f"{answer.status_code}: {answer.reason_phrase}: not the answer")
+    assert answer.headers.get("content-type", "no type").partition(";")[0] in error.detail
+    assert " ".join(answer.text.split())[:20] in error.detail
 
 
 def test_the_client_needs_nothing_heavy() -> None:

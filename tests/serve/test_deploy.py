@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from serve.commands import serve
 from serve.config import settings
 from serve.credentials import PASSWORD
+from tests.serve.listening import listening, measure
 from tests.serve.serving import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -46,11 +51,43 @@ def test_the_container_is_given_all_that_is_installed() -> None:
     assert set(re.findall(r'"(\w+)\*"', packages[1])) <= set(" ".join(copied).split())
 
 
-def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
+def test_the_container_asks_for_its_health_at_its_port() -> None:
+    health = re.search(
+        r"^HEALTHCHECK .* CMD \\\n +(\[.*\])$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE
+    )
+    assert health
+    python, *words = json.loads(health[1])
+    assert python == "python"
+    paths: list[str] = []
+
+    async def healthy(scope: Scope, receive: Receive, send: Send) -> None:
+        paths.append(scope["path"])
+        await measure(scope, receive, send)
+
+    def ask(port: int) -> int:
+        environment = {**os.environ, "LOOKALIKE_SERVE_PORT": str(port)}
+        return subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, check=False
+        ).returncode
+
+    with listening(healthy) as port:
+        assert ask(port) == 0
+    assert paths == ["/healthz"]
+    assert ask(port) != 0
+
+
+CHANGES = re.search(r"^    \[Service\]\n(    \w+=.*\n)+", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path, changes: bool) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     unit = tmp_path / "lookalike.service"
     text = (DEPLOY / "lookalike.service").read_text()
+    if changes:
+        assert CHANGES
+        text += textwrap.dedent(CHANGES[0])
     unit.write_text(text.replace("/opt/lookalike/bin/lookalike", sys.executable))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60

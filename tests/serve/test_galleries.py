@@ -45,6 +45,7 @@ def test_each_gallery_answers_under_its_name(both: Server, others: Path) -> None
     with Client(both.url, gallery="other-things") as client:
         assert client.gallery().name == "other-things"
         assert client.gallery().images == 5
+        assert [one.name for one in client.galleries()] == ["shop", "other-things"]
         hits = client.search(picture, k=5)
         assert [Path(hit.key).name for hit in hits[:1]] == ["3.png"]
         assert all(hit.thumbnail.startswith("/v1/galleries/other-things/images/") for hit in hits)

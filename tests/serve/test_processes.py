@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.conftest import until
-from tests.serve.serving import ROOT, SERVE, Server, files_in, serving
+from tests.serve.serving import ROOT, SERVE, Server, serving
 
 pytestmark = pytest.mark.slow  # they start servers
 
@@ -49,13 +49,17 @@ def _end(connection: socket.socket, body: bytes) -> str:
     return found.decode()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_what_was_accepted_is_finished(shop_gallery: Path, shop: Path, tmp_path: Path, workers: str) -> None:
+@pytest.mark.parametrize(
+    ("workers", "number"), [("1", signal.SIGTERM), ("1", signal.SIGHUP), ("2", signal.SIGTERM)]
+)
+def test_what_was_accepted_is_finished(
+    shop_gallery: Path, shop: Path, tmp_path: Path, workers: str, number: signal.Signals
+) -> None:
     picture = (shop / "red" / "1.png").read_bytes()
     with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", workers], tmp_path) as server:
         connection = _begin(server, picture)
         assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
 
         def refused() -> bool:
             try:
@@ -72,7 +76,14 @@ def test_what_was_accepted_is_finished(shop_gallery: Path, shop: Path, tmp_path:
         assert server.process.returncode == 0
         assert said.endswith("stopped\n")
         assert "Traceback" not in said
-    assert files_in(tmp_path) == set()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_started_it_with_nohup_may_hang_up(shop_gallery: Path, tmp_path: Path) -> None:
+    with serving(["nohup", *SERVE, str(shop_gallery), "--no-page"], tmp_path) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+        assert server.stop()[0] == 0
 
 
 def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_path: Path) -> None:

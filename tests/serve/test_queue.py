@@ -16,6 +16,7 @@ from starlette.types import Message
 
 from serve.errors import BusyError, LateError
 from serve.telemetry import Telemetry
+from serve.waiting import go_on
 from serve.workers import Limits, Workers
 
 
@@ -114,6 +115,62 @@ def test_one_who_leaves_late_has_no_part_in_what_goes_on() -> None:
     with _workers(1, Limits()) as (workers, telemetry):
         asyncio.run(main(workers))
         assert _figures(telemetry) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
+def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
+    begun, go, done = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        for step in range(100):
+            go_on()
+            done.append(step)
+            begun.set()
+            assert go.wait(30)
+
+    async def receive() -> Message:
+        if end == "the client leaves":
+            await asyncio.to_thread(begun.wait)
+        else:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def main(workers: Workers) -> None:
+        running = asyncio.create_task(workers.run(work, receive))
+        await asyncio.to_thread(begun.wait)
+        if end == "the time is over":
+            with pytest.raises(LateError):
+                await running
+        elif end == "the server stops":
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        else:
+            await asyncio.sleep(0.05)
+        go.set()
+        if end == "the client leaves":
+            with pytest.raises(ClientDisconnect):
+                await running
+        await workers.run(go_on)  # the thread is free again, for others
+
+    with _workers(1, Limits(seconds=0.5 if end == "the time is over" else 60)) as (workers, _):
+        asyncio.run(main(workers))
+    assert done == [0]
+    go_on()  # outside of requests there is nobody to be asked
+
+
+def test_what_is_done_in_several_steps_has_the_time_of_one() -> None:
+    async def main(workers: Workers) -> None:
+        async def steps() -> None:
+            async with workers.in_time():
+                while True:
+                    await workers.run(lambda: time.sleep(0.1))
+
+        with pytest.raises(LateError, match=r"within 0\.5 s:"):
+            await steps()
+
+    with _workers(1, Limits(seconds=0.5)) as (workers, _):
+        asyncio.run(main(workers))
 
 
 def test_hardly_anything_is_done_in_vain_where_the_queue_is_longer_than_the_time() -> None:

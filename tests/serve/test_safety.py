@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import io
 import logging
 import shutil
 import time
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,10 +21,9 @@ from serve.config import Settings
 from serve.service import SearchService
 from serve.stack import protect
 from serve.telemetry import Telemetry
-from tests.conftest import draw, unzip_shared
 from tests.serve.listening import answer, ask, get, listening, measure
 from tests.serve.page_events import upload
-from tests.serve.serving import ROOT, SERVE, Server, files_in, serving
+from tests.serve.serving import ROOT, Server, files_in
 
 SITE = "https://shop.example"
 
@@ -79,7 +74,7 @@ def test_a_site_that_is_listed_may_ask_and_others_may_not(api: ASGIApp) -> None:
     ):
         answers = [_send(api, "OPTIONS", "/v1/search", Origin=name, **asks)]
         answers += [_send(api, method, "/v1/gallery", Origin=name) for method in ("GET", "POST")]
-        assert [answered.status_code for answered in answers] == [400, 200, 403]
+        assert [answered.status_code for answered in answers] == [403, 200, 403]
         assert not any("access-control-allow-origin" in answered.headers for answered in answers)
 
 
@@ -238,99 +233,7 @@ def _raw(server: Server, line: bytes) -> bytes:
     return answer(ask(port, line + b"\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"))
 
 
-# ---- pictures
-
-
-def _bomb(width: int, height: int) -> bytes:
-    """A PNG of a few hundred kilobytes that says it has so many pixels, and has them."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
-    packer = zlib.compressobj(9)
-    rows = b"".join(packer.compress(bytes(1 + 3 * width)) for _ in range(height)) + packer.flush()
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def _originals(tmp_path: Path) -> list[bytes]:
-    """Small real files of every format that is opened, sound and broken."""
-    files = []
-    for form in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
-        buffer = io.BytesIO()
-        draw(len(files)).save(buffer, form)
-        files.append(buffer.getvalue())
-    folder = unzip_shared("bad_inputs.zip", tmp_path)
-    files += [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [content for content in files if len(content) < 100_000]
-
-
-def _mutations(originals: list[bytes], count: int) -> Iterator[bytes]:
-    """Files with a few bytes changed, cut off, repeated or swapped with those of another."""
-    random = np.random.default_rng(0)
-    for _ in range(count):
-        content = bytearray(originals[random.integers(len(originals))])
-        for _ in range(random.integers(1, 6)):
-            if not content:
-                break
-            start, stop = sorted(random.integers(0, len(content) + 1, 2))
-            way = random.integers(5)
-            if way == 0:
-                content[min(start, len(content) - 1)] = random.integers(256)
-            elif way == 1:
-                content[start : start + 4] = int(random.choice([0, 1, 2**31 - 1, 2**32 - 1])).to_bytes(
-                    4, "big"
-                )
-            elif way == 2:
-                del content[start:stop]
-            elif way == 3:
-                content[start:start] = content[start : min(stop, start + 512)]
-            else:
-                other = originals[random.integers(len(originals))]
-                content[start:stop] = other[start:stop]
-        yield bytes(content)
-
-
-def _peak_mb(server: Server) -> float:
-    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
-@pytest.mark.slow
-def test_no_picture_breaks_the_server(shop_gallery: Path, shop: Path, tmp_path: Path) -> None:
-    originals = _originals(tmp_path / "files")
-    good = (shop / "red" / "1.png").read_bytes()
-    with serving([*SERVE, str(shop_gallery), "--no-page"], tmp_path / "scratch") as server:
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-
-            def search(content: bytes) -> httpx.Response:
-                return client.post("/v1/search?k=1", content=content, headers={"Content-Type": "image/png"})
-
-            assert search(good).status_code == 200
-            before = _peak_mb(server)
-            statuses = set()
-            for content in (*originals, *_mutations(originals, 250)):
-                found = search(content)
-                statuses.add(found.status_code)
-                assert found.status_code in (200, 400, 422), (found.status_code, content[:40])
-                assert str(tmp_path) not in found.text
-            assert {200, 422} <= statuses
-            for width, height in ((13_000, 13_000), (2**31 - 1, 1), (60_000, 900)):
-                bomb = (
-                    _bomb(width, height)
-                    if height > 1
-                    else _bomb(100, 1).replace((100).to_bytes(4, "big"), width.to_bytes(4, "big"))
-                )
-                refused = search(bomb)
-                assert refused.status_code == 422
-                assert refused.json()["code"] == "unusable-image"
-            largest = search(_bomb(7_000, 7_000))  # 49 megapixels: just allowed
-            assert largest.status_code == 200
-            assert _peak_mb(server) - before < 400
-            assert search(good).json()["hits"][0]["label"] == "red"
-        code, said = server.stop()
-    assert code == 0
-    assert "Traceback" not in said
+# ---- uploads
 
 
 @pytest.mark.slow

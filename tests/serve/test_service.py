@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
 from retrieval.searching.query import Options
@@ -14,7 +16,7 @@ from serve.page import asking
 from serve.page.asking import Found
 from serve.page.wishes import Wishes
 from serve.service import Query, SearchService
-from serve.thumbnails import MISSING, encode
+from serve.thumbnails import MISSING, encode, shrink
 from tests.conftest import draw
 from tests.serve.model import write_model
 
@@ -89,6 +91,21 @@ def test_a_thumbnail_is_that_of_the_item(service: SearchService, shop: Path) -> 
     item = search(service, service.query_picture(shop / "blue" / "2.png")[0], 1).hits[0].id
     assert service.thumbnail(item) == encode(load_image(shop / "blue" / "2.png"))
     assert service.thumbnail(item) is service.thumbnail(item)  # from memory
+
+
+@pytest.mark.parametrize("size", [(3000, 2000), (1600, 1600), (900, 2400)])
+def test_a_thumbnail_of_a_photograph_looks_like_that_of_all_its_pixels(
+    tmp_path: Path, model_file: Path, size: tuple[int, int]
+) -> None:
+    draw(5, (60, 40)).resize(size, Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=90)
+    Gallery.create(tmp_path / "own.gallery", model_file).add([tmp_path / "a.jpg"])
+    found = Image.open(io.BytesIO(SearchService(tmp_path / "own.gallery").thumbnail(1).data))
+    expected = shrink(load_image(tmp_path / "a.jpg"))
+    lossy = Image.open(io.BytesIO(encode(expected).data))  # WebP alone changes this much
+    assert found.size == expected.size
+    off, allowed = (np.abs(np.asarray(one, int) - np.asarray(expected, int)) for one in (found, lossy))
+    assert off.max() <= allowed.max() + 5
+    assert off.mean() <= allowed.mean() + 0.5
 
 
 def test_a_missing_file_gives_the_grey_tile_until_it_is_back(own: tuple[Path, Path]) -> None:
