@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms import v2
 
 from retrieval.preprocess import Preprocess
 from train.config import AugmentConfig
@@ -20,6 +19,10 @@ def single(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], 
 
     Draws from torch's global generator. A random crop has the side `preprocess.size`.
     """
+    if config.crop == "center" and not config.color:
+        return None
+    from torchvision.transforms import v2  # which takes two seconds
+
     size, steps = preprocess.size, list[v2.Transform]()
     if config.crop == "random":
         steps.append(v2.RandomCrop(size, padding=config.padding or None))
@@ -29,7 +32,7 @@ def single(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], 
         steps.append(v2.RandomResizedCrop(size, scale=area, interpolation=how, antialias=True))
     if config.color:
         steps.append(v2.ColorJitter(config.color, config.color, config.color))
-    return v2.Compose(steps) if steps else None
+    return v2.Compose(steps)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-import torchvision
 import yaml
 from torch import Tensor, nn
 
@@ -28,6 +27,8 @@ _TENSORFLOW = ("googlenet", "inception_v3")
 @cache
 def torchvision_names() -> list[str]:
     """The classifiers of torchvision."""
+    import torchvision  # here and below: it loads torch's compiler, which takes two seconds
+
     return torchvision.models.list_models(module=torchvision.models)
 
 
@@ -36,6 +37,8 @@ def from_torchvision(name: str, size: int) -> Trunk:
 
     Pictures come normalised by ImageNet's mean and standard deviation, as torchvision does for all of them.
     """
+    import torchvision
+
     options: dict[str, Any] = {"init_weights": True} if name in _TENSORFLOW else {}
     if name.startswith("vit_"):
         options["image_size"] = size
@@ -53,6 +56,8 @@ def from_torchvision(name: str, size: int) -> Trunk:
 
 
 def _torchvision_weights(name: str) -> Weights:
+    import torchvision
+
     return torchvision.models.get_model(name, weights="DEFAULT").state_dict()
 
 
