@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -15,6 +17,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from PIL import Image
+
+from retrieval.cli import main
 
 # How long an example takes says more about the machine than about the code. New examples are for people who
 # can look into what they find; unattended runs repeat the same ones.
@@ -48,7 +52,7 @@ def untrained_run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
     """A run of no epochs: a real checkpoint of the network that training would begin with."""
     folder = tmp_path_factory.mktemp("runs") / "untrained"
     words = ["train", "--data", f"folder:{shop}", "--out", str(folder), "--set", "epochs=0"]
-    lookalike(*words, "--set", "preprocess.size=32", "--set", "model.embedding_dim=16")
+    lookalike_here(*words, "--set", "preprocess.size=32", "--set", "model.embedding_dim=16")
     return folder
 
 
@@ -56,7 +60,7 @@ def untrained_run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
 def model_file(untrained_run: Path) -> Path:
     """An exported model."""
     file = untrained_run.with_name("model.onnx")
-    lookalike("export", str(untrained_run), "--out", str(file))
+    lookalike_here("export", str(untrained_run), "--out", str(file))
     return file
 
 
@@ -64,6 +68,22 @@ def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess
     """Run the command as a user does, and insist on its exit code."""
     command = [sys.executable, "-m", "retrieval.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+    assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def lookalike_here(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As `lookalike`, in this process, which imports torch once: where the process as such is not tested."""
+    printed, said = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as as_before:
+        as_before.enter_context(contextlib.redirect_stdout(printed))
+        as_before.enter_context(contextlib.redirect_stderr(said))
+        as_before.enter_context(contextlib.chdir(cwd or Path.cwd()))
+        if "torch" in sys.modules:  # training draws random numbers
+            as_before.enter_context(sys.modules["torch"].random.fork_rng(devices=[]))
+        left = as_before.enter_context(pytest.raises(SystemExit))
+        main(words)
+    done = subprocess.CompletedProcess(words, int(left.value.code or 0), printed.getvalue(), said.getvalue())
     assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -23,7 +23,6 @@ _PER_QUERY = (
     "easiest_positive",
     "easiest_positive_row",
     "hardest_negative",
-    "hardest_negative_row",
     "average_precision",
     "map_at_r",
     "r_precision",
@@ -39,7 +38,7 @@ class Similarities:
         positive, negative: int64 [bins], pairs of one class and of two.
         easiest_positive, hardest_negative: float32 [N], the highest cosine with its class and with another;
             nan where there is none.
-        easiest_positive_row, hardest_negative_row: int32 [N], whose it is; -1 where there is none.
+        easiest_positive_row: int32 [N], whose it is; -1 where there is none.
         average_precision, map_at_r, r_precision: float64 [N], over the complete ranking, ties as in
             `retrieval.measures.ranking.Ranking`; nan where there is nothing to find.
     """
@@ -50,7 +49,6 @@ class Similarities:
     easiest_positive: np.ndarray
     easiest_positive_row: np.ndarray
     hardest_negative: np.ndarray
-    hardest_negative_row: np.ndarray
     average_precision: np.ndarray
     map_at_r: np.ndarray
     r_precision: np.ndarray
@@ -126,9 +124,7 @@ def _block(asked: Questions, part: slice, members: list[np.ndarray]) -> Similari
             rights.append(right)
             found.append(_count_from(row, right - TIE) + np.arange(1, count + 1))
         negative += _histogram(row)
-    worst = cosines.argmax(1)
-    hardest = cosines[np.arange(len(own)), worst]
-    none = hardest == _OUT
+    hardest = cosines.max(1)
     who, place = np.repeat(np.arange(len(own)), to_find), np.concatenate(found)  # of every right one
     return Similarities(
         edges=np.empty(0),
@@ -136,8 +132,7 @@ def _block(asked: Questions, part: slice, members: list[np.ndarray]) -> Similari
         negative=_within(negative),
         easiest_positive=easiest,
         easiest_positive_row=easiest_row,
-        hardest_negative=np.where(none, np.float32(np.nan), hardest),
-        hardest_negative_row=np.where(none, -1, worst).astype(np.int32),
+        hardest_negative=np.where(hardest == _OUT, np.float32(np.nan), hardest),
         average_precision=places.average_precision(who, place, to_find),
         map_at_r=places.average_precision(who, place, to_find, to_find),
         r_precision=places.r_precision(who, place, to_find),

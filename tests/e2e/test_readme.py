@@ -36,7 +36,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     for hue in range(20):
         (folder / "shop" / f"class{hue:02d}").mkdir(parents=True)
-        for seed in range(5):
+        for seed in range(4):
             draw(seed, hue=hue).save(folder / "shop" / f"class{hue:02d}" / f"{seed}.jpg", quality=95)
     (folder / "more").mkdir()
     draw(50).save(folder / "more" / "new.png")

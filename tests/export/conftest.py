@@ -1,16 +1,5 @@
-"""Networks of tests are small: threads only get in each other's way."""
+"""One thread for every test here: threads of small networks only get in each other's way."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
 import torch
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+torch.set_num_threads(1)

@@ -20,8 +20,7 @@ from export.graph import halved
 from export.model_file import export_model, export_run
 from export.pictures import Pictures
 from retrieval import Embedder, InputError, Preprocess
-from retrieval.cli import main
-from tests.conftest import draw
+from tests.conftest import draw, lookalike_here
 from tests.export.test_model_file import calibrate
 from train import data, settings
 from train.config import ModelConfig
@@ -142,9 +141,7 @@ def test_integers_have_a_scale_for_each_channel_and_single_precision_at_both_end
 
 
 @pytest.mark.slow
-def test_what_costs_too_much_is_not_kept(
-    untrained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) -> None:
     """A channel a million times as large as the others takes all of the 8 bits."""
     run = Run.open(untrained_run)
     config = settings.parse({**run.config.to_dict(), "seed": 5})
@@ -155,10 +152,8 @@ def test_what_costs_too_much_is_not_kept(
         model.backbone.network[8].weight[:, 0] *= 1e-6  # the third convolution takes it back
     spoilt.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     out = tmp_path / "out" / "m.onnx"
-    with pytest.raises(SystemExit) as left:
-        main(["export", str(spoilt.folder), "--out", str(out), "--precision", "int8"])
-    assert left.value.code == 1
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("lookalike: "))
+    done = lookalike_here("export", str(spoilt.folder), "--out", str(out), "--precision", "int8", code=1)
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("lookalike: "))
     assert "not kept, int8 costs too much: the mean cosine to fp32 is 0." in line
     assert line.endswith("--accept-loss keeps it")
     assert list(out.parent.iterdir()) == []

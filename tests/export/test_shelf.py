@@ -18,8 +18,7 @@ from timm.data import create_transform, resolve_data_config
 
 from export.shelf import export_from_shelf
 from retrieval import Embedder, InputError, Preprocess, metrics
-from retrieval.cli import main
-from tests.conftest import SHARED, draw, unzip_shared
+from tests.conftest import SHARED, draw, lookalike_here, unzip_shared
 from train import data, settings
 from train.data import LabelledImage
 from train.evaluation import evaluate_target
@@ -40,13 +39,6 @@ def by_library(network: torch.nn.Module, transform: object, pictures: list[Image
     return torch.nn.functional.normalize(features.flatten(1)).numpy()
 
 
-def export_here(*words: str) -> int:
-    """The command, in this process."""
-    with pytest.raises(SystemExit) as left:
-        main(["export", *words])
-    return int(left.value.code or 0)
-
-
 def test_timm_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model("test_efficientnet", num_classes=0)
@@ -55,7 +47,7 @@ def test_timm_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
     out = tmp_path / "m.onnx"
     words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
-    assert export_here("--from-timm", "test_efficientnet", *words) == 0
+    lookalike_here("export", "--from-timm", "test_efficientnet", *words)
     embedder = Embedder(out)
     config = resolve_data_config(model=theirs)
     assert (embedder.preprocess.size, embedder.preprocess.resize) == (160, 168)  # 160 / 0.95
@@ -87,7 +79,7 @@ def test_torchvision_is_the_same_as_in_torchvision(tmp_path: Path, pictures: lis
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
     out = tmp_path / "m.onnx"
     words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
-    assert export_here("--from-torchvision", "squeezenet1_1", *words) == 0
+    lookalike_here("export", "--from-torchvision", "squeezenet1_1", *words)
     whole.classifier = torch.nn.AdaptiveAvgPool2d(1)
     transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
     wanted = by_library(whole, transform, pictures)
@@ -179,24 +171,21 @@ def test_real_features_find_cars(
     ],
 )
 def test_wrong_usage_is_explained_and_leaves_nothing(
-    words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    assert export_here(*words, "--out", str(tmp_path / "new" / "m.onnx")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    done = lookalike_here("export", *words, "--out", str(tmp_path / "new" / "m.onnx"), code=2)
+    (line,) = done.stderr.splitlines()
     assert message in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_int8_of_the_shelf_is_calibrated_on_data(
-    tmp_path: Path, shop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_int8_of_the_shelf_is_calibrated_on_data(tmp_path: Path, shop: Path) -> None:
     torch.manual_seed(0)
     save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
     words = ("--weights", f"{tmp_path}/w.safetensors", "--size", "64", "--data", f"folder:{shop}", "--json")
     out = str(tmp_path / "m.onnx")
     last = ("--precision", "int8", "--accept-loss", "--out", out)
-    assert export_here("--from-timm", "test_efficientnet", *words, *last) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(lookalike_here("export", "--from-timm", "test_efficientnet", *words, *last).stdout)
     assert told["calibration"] == f"24 training images of folder:{shop}"
     assert Embedder(out).provenance["calibration"] == told["calibration"]
 

@@ -14,11 +14,6 @@ from train.analysis.step import batch, step
 from train.commands.analyze.step import step as command
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def images() -> Embeddings:
     random = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import torch
 
 from retrieval.errors import InputError
 from retrieval.figures import render
-from tests.conftest import lookalike
+from tests.conftest import lookalike_here
 from train import losses
 from train.analysis import training
 from train.commands.analyze.training import training as command
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
         "loss": "{name: triplet, negatives: optimal}",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    lookalike("train", "--data", f"folder:{shop}", "--out", str(folder), *words)
+    lookalike_here("train", "--data", f"folder:{shop}", "--out", str(folder), *words)
     return folder
 
 
@@ -110,7 +110,6 @@ def test_the_figure(tmp_path: Path) -> None:
 
 def test_share_of_hard_anchors() -> None:
     """Recorded by every loss: the anchors whose nearest neighbour in the batch is of another class."""
-    torch.set_num_threads(1)
     x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
     y = torch.arange(24) // 4
     y[-1] = 9  # alone, so that it has no positive

@@ -21,11 +21,6 @@ TRIPLETS = sum(p * n for p, n in [(3, 6)] * 4 + [(1, 8)] * 6)  # of the whole ba
 Weight = Callable[[float, list[float], list[float]], float]  # of s beside other positives and other negatives
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def curves(spec: str) -> weights.Curves:
     (of,) = read_losses((spec,))
     return weights.curves(of, similarity=SWEEP)
@@ -141,14 +136,6 @@ def test_losses_without_weights(spec: str, message: str) -> None:
     words = ["--loss", spec, "--out", "weights.svg"]
     with pytest.raises(InputError, match=message):
         click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
-
-
-def test_unusable_batches() -> None:
-    (of,) = read_losses(("raw",))
-    with pytest.raises(InputError, match="at least one positive"):
-        weights.curves(of, positives=())
-    with pytest.raises(InputError, match=r"-1\.\.1"):
-        weights.curves(of, negatives=(0.5, 1.5))
 
 
 def test_the_figure() -> None:

@@ -14,19 +14,14 @@ import pytest
 from retrieval import Embedder, Gallery
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
-from retrieval.cli import main
-from tests.conftest import lookalike
+from tests.conftest import lookalike_here
 from train.commands.analyze import analyze
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> tuple[str, str]:
+def analyze_here(*words: object, code: int = 0) -> tuple[str, str]:
     """`lookalike analyze` in this process -> stdout and stderr."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as left:
-        main(["analyze", *map(str, words)])
-    output = capsys.readouterr()
-    assert int(left.value.code or 0) == code, output.err
-    return output.out, output.err
+    done = lookalike_here("analyze", *map(str, words), code=code)
+    return done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +56,7 @@ def test_every_command_says_what_the_list_says() -> None:
 
 
 def test_run_model_and_gallery_give_the_same_embeddings(
-    tmp_path: Path,
-    untrained_run: Path,
-    model_file: Path,
-    gallery: Path,
-    shop: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, untrained_run: Path, model_file: Path, gallery: Path, shop: Path
 ) -> None:
     data = ("--data", f"folder:{shop}")
     for name, words in {
@@ -76,7 +66,7 @@ def test_run_model_and_gallery_give_the_same_embeddings(
         "gallery": (gallery,),
         "again": (gallery, *data),
     }.items():
-        run(capsys, "embed", *words, "--out", tmp_path / f"{name}.npz")
+        analyze_here("embed", *words, "--out", tmp_path / f"{name}.npz")
     files = {name: Embeddings.load(tmp_path / f"{name}.npz") for name in ("run", "untrained", "model")}
     files |= {name: Embeddings.load(tmp_path / f"{name}.npz") for name in ("gallery", "again")}
     pictures = sorted(map(str, shop.glob("*/*.png")))
@@ -88,18 +78,16 @@ def test_run_model_and_gallery_give_the_same_embeddings(
         np.testing.assert_allclose(found.vectors, [expected[path] for path in found.paths], atol=1e-5)
 
 
-def test_triplets_of_both_splits_before_and_after(
-    tmp_path: Path, untrained_run: Path, splits: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_triplets_of_both_splits_before_and_after(tmp_path: Path, untrained_run: Path, splits: str) -> None:
     out = tmp_path / "t.svg"
     words = ("triplets", untrained_run, "--data", splits, "--baseline", "untrained", "--out", out, "--png")
-    printed, said = run(capsys, *words, "--json")
+    printed, said = analyze_here(*words, "--json")
     facts = json.loads(printed)
     assert {split: [state["images"] for state in states] for split, states in facts.items()} == {
         "train": [16, 16],
         "test": [24, 24],
     }
-    run(capsys, "embed", untrained_run, "--data", splits, "--split", "train", "--out", tmp_path / "e.npz")
+    analyze_here("embed", untrained_run, "--data", splits, "--split", "train", "--out", tmp_path / "e.npz")
     share = triplets(Embeddings.load(tmp_path / "e.npz")).hard_share
     assert facts["train"][1]["hard_share"] == share
     assert [state["name"] for state in facts["test"]] == ["before training", "untrained"]
@@ -107,68 +95,57 @@ def test_triplets_of_both_splits_before_and_after(
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert f"written: {out}, {out.with_suffix('.png')}" in said
     first = out.read_bytes()
-    assert "test: untrained: " in run(capsys, *words)[0]
+    assert "test: untrained: " in analyze_here(*words)[0]
     assert out.read_bytes() == first
 
 
-def test_spectrum_of_several_targets(
-    tmp_path: Path, model_file: Path, gallery: Path, shop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_spectrum_of_several_targets(tmp_path: Path, model_file: Path, gallery: Path, shop: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        run(capsys, "embed", gallery, "--out", tmp_path / name / "e.npz")
+        analyze_here("embed", gallery, "--out", tmp_path / name / "e.npz")
     targets = (tmp_path / "one" / "e.npz", tmp_path / "two" / "e.npz")
-    printed, _ = run(capsys, "spectrum", *targets, "--out", tmp_path / "s.svg", "--json")
+    printed, _ = analyze_here("spectrum", *targets, "--out", tmp_path / "s.svg", "--json")
     facts = json.loads(printed)
     assert [found["name"] for found in facts] == ["one", "two"]  # what they do not share of their paths
     assert facts[0]["effective_rank"] == facts[1]["effective_rank"]
     assert set(facts[0]["classes"]) == {"red", "green", "blue"}
     assert is_svg(tmp_path / "s.svg")
-    table, _ = run(capsys, "spectrum", model_file, "--data", f"folder:{shop}", "--out", tmp_path / "s.svg")
+    table, _ = analyze_here("spectrum", model_file, "--data", f"folder:{shop}", "--out", tmp_path / "s.svg")
     assert table.splitlines()[1].startswith("model ")
 
 
-def test_tsne_of_a_gallery(tmp_path: Path, gallery: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tsne_of_a_gallery(tmp_path: Path, gallery: Path) -> None:
     out = tmp_path / "made" / "map.svg"
-    printed, _ = run(capsys, "tsne", gallery, "--class", "red", "--limit", 20, "--out", out, "--json")
+    printed, _ = analyze_here("tsne", gallery, "--class", "red", "--limit", 20, "--out", out, "--json")
     facts = json.loads(printed)
     assert (len(facts["points"]), facts["total"]) == (20, 24)
     assert is_svg(out)
     assert out.with_suffix(".html").read_text().count("data:image/webp;base64,") == 20
 
 
-def test_heatmap_of_two_pictures(
-    tmp_path: Path, model_file: Path, shop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heatmap_of_two_pictures(tmp_path: Path, model_file: Path, shop: Path) -> None:
     pictures = (shop / "red" / "0.png", shop / "blue" / "1.png")
     words = ("heatmap", model_file, *pictures, "--out", tmp_path / "h.svg")
-    facts = json.loads(run(capsys, *words, "--json")[0])
+    facts = json.loads(analyze_here(*words, "--json")[0])
     a, b = Embedder(model_file).embed(pictures)
     assert facts["cosine"] == pytest.approx(float(a @ b), abs=1e-6)
     for side in ("query", "result"):
         assert np.sum(facts[side]["contributions"]) == pytest.approx(facts["cosine"], abs=1e-5)
     assert is_svg(tmp_path / "h.svg")
-    assert run(capsys, *words)[0] == f"cosine similarity: {facts['cosine']:.4f}\n"
+    assert analyze_here(*words)[0] == f"cosine similarity: {facts['cosine']:.4f}\n"
 
 
-def test_what_cannot_be_read_is_listed_and_left_out(
-    tmp_path: Path, model_file: Path, shop: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read_is_listed_and_left_out(tmp_path: Path, model_file: Path, shop: Path) -> None:
     shutil.copytree(shop, tmp_path / "shop")
     (tmp_path / "shop" / "red" / "0.png").write_bytes(b"no picture")
     words = (model_file, "--data", f"folder:{tmp_path / 'shop'}", "--out", tmp_path / "e.npz")
-    _, said = run(capsys, "embed", *words, code=3)
+    _, said = analyze_here("embed", *words, code=3)
     assert f"left out: {tmp_path / 'shop' / 'red' / '0.png'}: it is not a" in said
     assert len(Embeddings.load(tmp_path / "e.npz")) == 23
 
 
 def test_unusable_input_is_one_line_and_exit_code_2(
-    tmp_path: Path,
-    model_file: Path,
-    shop: Path,
-    gallery: Path,
-    splits: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, model_file: Path, shop: Path, gallery: Path, splits: str
 ) -> None:
     data, out = ("--data", f"folder:{shop}"), ("--out", tmp_path / "x.svg")
     some = tmp_path / "some.npz"
@@ -188,7 +165,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         (("heatmap", gallery, shop, shop, *out), "a folder, not a model file"),
         (("heatmap", model_file, some, some, *out), "it is not a JPEG"),
     ):
-        printed, said = run(capsys, *words, code=2)
+        printed, said = analyze_here(*words, code=2)
         assert printed == ""
         assert why in said
         assert said.startswith("lookalike: ")
@@ -196,16 +173,9 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     assert not (tmp_path / "x.svg").exists()
 
 
-def test_without_images_that_have_labels(
-    tmp_path: Path, shop: Path, model_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_images_that_have_labels(tmp_path: Path, shop: Path, model_file: Path) -> None:
     loose = tmp_path / "loose"
     loose.mkdir()
     shutil.copy(shop / "red" / "0.png", loose)
     made = Gallery.create(tmp_path / "g", model_file)
-    assert "none of its images has a label" in run(capsys, "tsne", made.folder, "--out", "x.svg", code=2)[1]
-
-
-def test_help_needs_neither_torch_nor_the_sub_commands() -> None:
-    done = lookalike("analyze", "--help")
-    assert "Which figure answers which question?" in done.stdout
+    assert "none of its images has a label" in analyze_here("tsne", made.folder, "--out", "x.svg", code=2)[1]

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from retrieval import InputError, LookalikeError
-from tests.conftest import draw, lookalike
+from tests.conftest import draw, lookalike_here
 from train import data
 from train.data import pictures, unpack
 from train.data.download import Archive
@@ -382,7 +382,7 @@ def test_binary_archives_become_the_same_pixels(
 
 def test_commands_say_where_to_get_the_rest(tmp_path: Path) -> None:
     for name, where in (("cars196", "pytorch/vision"), ("inshop", "mmlab"), ("hotels50k", "GWUvision")):
-        assert where in lookalike("datasets", "fetch", name, "--root", str(tmp_path), code=2).stderr
+        assert where in lookalike_here("datasets", "fetch", name, "--root", str(tmp_path), code=2).stderr
     assert list(tmp_path.iterdir()) == []
-    listed = lookalike("datasets", "list").stdout
+    listed = lookalike_here("datasets", "list").stdout
     assert all(name in listed for name in data.KNOWN)

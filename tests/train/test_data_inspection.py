@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.conftest import draw, lookalike, unzip_shared
+from tests.conftest import draw, lookalike_here, unzip_shared
 from train import data
 from train.data.inspection import inspect
 
@@ -21,7 +21,7 @@ def test_counts_and_problems_of_a_folder(shop: Path, tmp_path: Path) -> None:
     shutil.copy(shop / "red" / "0.png", tmp_path / "train" / "red" / "again.png")
     shutil.copy(shop / "green" / "0.png", tmp_path / "test" / "blue" / "mixed up.png")
     (tmp_path / "train" / "red" / "1.png").write_bytes(b"not a picture")
-    done = lookalike("datasets", "info", f"folder:{tmp_path}", "--json", code=3)
+    done = lookalike_here("datasets", "info", f"folder:{tmp_path}", "--json", code=3)
     found = json.loads(done.stdout)
     assert (found["images"], found["classes"], found["coarse"]) == (27, 3, None)
     assert found["splits"] == {
@@ -37,13 +37,13 @@ def test_counts_and_problems_of_a_folder(shop: Path, tmp_path: Path) -> None:
     assert (milder["across_classes"], milder["across_splits"]) == (False, False)
     assert {Path(f["path"]).name for f in milder["files"]} == {"0.png", "again.png"}
     assert found["single"] == {"test": ["green"]}
-    text = lookalike("datasets", "info", f"folder:{tmp_path}", code=3).stdout
+    text = lookalike_here("datasets", "info", f"folder:{tmp_path}", code=3).stdout
     assert "it is not a JPEG" in text
     assert "in different classes and different splits" in text
 
 
 def test_good_data_has_no_problems(shop: Path) -> None:
-    done = lookalike("datasets", "info", f"folder:{shop}")
+    done = lookalike_here("datasets", "info", f"folder:{shop}")
     assert "24 images of 3 classes" in done.stdout
     assert "No problems found." in done.stdout
 

@@ -32,6 +32,7 @@ SMALL = [
     "batch.per_class=4",
     "split.validation=0.0",
 ]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # of other processes, for the same sums as in this one
 
 
 @pytest.fixture(scope="module")
@@ -106,53 +107,42 @@ def test_a_run_in_two_parts_is_the_run_in_one(
 
 @pytest.mark.slow
 def test_killed_at_any_instant_it_goes_on_from_what_it_kept(tmp_path: Path, shop: Path) -> None:
-    words = [
-        "--data",
-        f"folder:{shop}",
-        *(w for s in [*SMALL, "epochs=30", "save_every=1"] for w in ("--set", s)),
-    ]
-    command = [sys.executable, "-m", "retrieval.cli", "train", "--out"]
-    subprocess.run([*command, str(tmp_path / "whole"), *words], check=True, capture_output=True)
+    chosen = ["epochs=30", "save_every=1"]
+    trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
+    words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
+    command = [sys.executable, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "killed")]
     kept = tmp_path / "killed" / "checkpoints" / "last" / "state.safetensors"
-    resume: list[str] = words
-    for round_ in range(3):
-        process = subprocess.Popen(
-            [*command, str(tmp_path / "killed"), *resume],
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+    for more, delay in ((words, 0.0), (["--resume"], 0.03)):
         before, deadline = kept.stat().st_mtime_ns if kept.exists() else 0, time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            if kept.exists() and kept.stat().st_mtime_ns != before:
-                time.sleep(0.02 * round_)
-                process.kill()
-                break
-            time.sleep(0.005)
-        process.wait()
-        resume = ["--resume"]
-    subprocess.run([*command, str(tmp_path / "killed"), "--resume"], check=True, capture_output=True)
+        process = subprocess.Popen(
+            [*command, *more], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ONE_THREAD
+        )
+        while not (kept.exists() and kept.stat().st_mtime_ns != before):
+            assert process.poll() is None, "it was over, or failed, before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    run = Run.open(tmp_path / "killed")
+    Trainer(run, data.load(run.config.data)).train(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
 @pytest.mark.slow
 def test_torchrun_trains_on_two_processes_as_on_one(tmp_path: Path, shop: Path) -> None:
     """Also with a batch of half the size on each: frozen batch norm sees no difference."""
-    changed = [*SMALL, "batch.classes=2", "epochs=3", "model.batch_norm=frozen", "optimizer.name=sgd"]
-    words = ["--data", f"folder:{shop}", *(w for s in changed for w in ("--set", s)), "--json"]
-    one = subprocess.run(
-        [sys.executable, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "one"), *words],
-        check=True,
-        capture_output=True,
-    )
+    chosen = ["batch.classes=2", "epochs=3", "model.batch_norm=frozen", "optimizer.name=sgd"]
+    one = trainer(tmp_path / "one", f"folder:{shop}", *chosen).train()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s)), "--json"]
     two = subprocess.run(
         [*launcher, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "two"), *words],
         check=True,
         capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=ONE_THREAD,
     )
-    facts = [json.loads(done.stdout) for done in (one, two)]
-    assert facts[0]["steps"] == facts[1]["steps"] == 9
+    assert one["steps"] == json.loads(two.stdout)["steps"] == 9
     models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("one", "two")]
     for name, value in models[0].items():
         torch.testing.assert_close(value, models[1][name], rtol=1e-3, atol=1e-5)

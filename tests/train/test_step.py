@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+import itertools
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ SPECS = [
     {"name": "triplet", "mining": {"positive": "random", "negative": "random"}},
     {"name": "proxy-anchor"},
 ]
+CHUNKS = (None, 5)
 
 
 class Network(nn.Module):
@@ -132,25 +133,41 @@ def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
     assert not torch.equal(model.head.weight, before["head.weight"])
 
 
-def _process(rank: int, folder: str, spec: dict, chunk: int | None) -> None:
+def _process(rank: int, folder: str) -> None:
+    """The weights after every case of `test_two_processes_take_the_steps_of_one`."""
     torch.set_num_threads(1)
     # They meet at a file: a port that was free a moment ago may be somebody's by now.
     dist.init_process_group("gloo", f"file://{folder}/meeting", world_size=2, rank=rank)
-    model, loss, optimizer = parts(spec)
-    step = Step(model, loss, optimizer, World(torch.device("cpu"), rank, 2), chunk=chunk)
-    share = slice(12 * rank, 12 * rank + 12)
-    for number in range(3):
-        step(pixels()[share], LABELS[share], number)
-    torch.save(weights(model, loss), f"{folder}/weights{rank}")
+    share, found = slice(12 * rank, 12 * rank + 12), []
+    for spec, chunk in itertools.product(SPECS, CHUNKS):
+        model, loss, optimizer = parts(spec)
+        step = Step(model, loss, optimizer, World(torch.device("cpu"), rank, 2), chunk=chunk)
+        try:
+            for number in range(3):
+                step(pixels()[share], LABELS[share], number)
+        except Exception as error:
+            error.add_note(f"with {spec}, chunk {chunk}")
+            raise
+        found.append(weights(model, loss))
+    torch.save(found, f"{folder}/weights{rank}")
     dist.barrier()  # gloo aborts a process whose peer is gone before the last words are exchanged
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Tensor]]]:
+    """Of either process, its weights after every case; starting them takes longer than all the steps."""
+    folder = tmp_path_factory.mktemp("two")
+    mp.spawn(_process, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"weights{rank}", weights_only=True) for rank in range(2)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.get("mining", spec["name"])))
-def test_two_processes_take_the_steps_of_one(tmp_path: Path, spec: dict, chunk: int | None) -> None:
-    mp.spawn(_process, (str(tmp_path), spec, chunk), nprocs=2)
+def test_two_processes_take_the_steps_of_one(
+    two_processes: list[list[dict[str, Tensor]]], spec: dict, chunk: int | None
+) -> None:
     alone = after_steps(spec)
-    for rank in range(2):
-        assert_close(torch.load(tmp_path / f"weights{rank}", weights_only=True), alone)
+    for found in two_processes:
+        assert_close(found[len(CHUNKS) * SPECS.index(spec) + CHUNKS.index(chunk)], alone)

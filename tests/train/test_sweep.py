@@ -19,9 +19,8 @@ import torch
 from PIL import Image
 
 from retrieval import InputError, LookalikeError
-from retrieval.cli import main
 from retrieval.report import Report
-from tests.conftest import draw
+from tests.conftest import draw, lookalike_here
 from train.comparison import Comparison
 from train.loop import pixel_embedder
 from train.run import Run
@@ -160,16 +159,11 @@ def test_variants_and_seeds_can_be_added(tmp_path: Path, twins: str) -> None:
     assert found.baseline == "big"
 
 
-def test_the_command_that_results_show_asks_for_all_of_it(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_that_results_show_asks_for_all_of_it(finished: Path) -> None:
     kept = json.loads((finished / "results.json").read_text())
     assert f"\n```sh\n{kept['command']}\n```\n" in (finished / "results.md").read_text()
     before = state(finished)
-    with pytest.raises(SystemExit) as end:
-        main([*shlex.split(kept["command"])[1:], "--json"])
-    assert end.value.code == 0
-    again = json.loads(capsys.readouterr().out)
+    again = json.loads(lookalike_here(*shlex.split(kept["command"])[1:], "--json").stdout)
     assert {**again, "created": kept["created"]} == kept
     assert state(finished) == before
 
@@ -210,22 +204,17 @@ def test_a_wrong_variant_is_refused_before_the_first_run(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_fails_is_noted_and_the_others_go_on(
-    tmp_path: Path, twins: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path: Path, twins: str) -> None:
     words = ["sweep", "--data", twins, "--out", str(tmp_path), "--seeds", "0,", "--json"]
     words += [word for setting in SMALL for word in ("--set", setting)]
     words += ["--variant", "wild:optimizer={name: sgd, lr: 1.0e+30}", "--variant", "plain"]
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 1
-    printed = capsys.readouterr()
-    results = json.loads(printed.out)
+    done = lookalike_here(*words, code=1)
+    results = json.loads(done.stdout)
     assert [run["status"] for run in results["runs"]] == ["failed", "done"]
     message = results["runs"][0]["error"]
     assert "lower" in message, "what to do about a loss that is not finite"
-    assert "run 2 of 2: plain, seed 0" in printed.err
-    assert "1 of 2 runs failed" in printed.err
+    assert "run 2 of 2: plain, seed 0" in done.stderr
+    assert "1 of 2 runs failed" in done.stderr
     failure = (tmp_path / "wild" / "seed-0" / "failure.txt").read_text()
     assert failure.startswith(message)
     assert "Traceback" in failure

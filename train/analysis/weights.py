@@ -18,6 +18,7 @@ from train.losses import pair_weights
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Cosines of the anchor with what it sees; the first of either is swept.
 POSITIVES, NEGATIVES = (0.7, 0.5, 0.3), (0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 CLASSES, SIZE = 1 + len(NEGATIVES) // 2, 1 + len(POSITIVES) + len(NEGATIVES)  # of the batch
 # Between the cosines above, for ties have no derivative; and not up to 1, towards which the weights of losses
@@ -34,15 +35,12 @@ class Curves:
 
     Attributes:
         name: of the loss.
-        positives, negatives: cosines of the anchor with what it sees; the first of either is swept.
         similarity: [n] cosines of the pair.
         positive: [n] weights if it is a positive pair, above 0 where it is pulled together.
         negative: [n] weights if it is a negative pair, above 0 where it is pushed apart.
     """
 
     name: str
-    positives: tuple[float, ...]
-    negatives: tuple[float, ...]
     similarity: np.ndarray
     positive: np.ndarray
     negative: np.ndarray
@@ -55,7 +53,7 @@ class Curves:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         arrays = {key: getattr(self, key).tolist() for key in ("similarity", "positive", "negative")}
-        held = {"positives": self.positives, "negatives": self.negatives}
+        held = {"positives": POSITIVES, "negatives": NEGATIVES}
         return {"loss": self.name, "batch": held, **arrays}
 
 
@@ -73,33 +71,21 @@ def batch(positives: Sequence[float], negatives: Sequence[float]) -> tuple[Tenso
     return cosines, torch.tensor(labels)
 
 
-def curves(
-    of: NamedLoss,
-    *,
-    positives: Sequence[float] = POSITIVES,
-    negatives: Sequence[float] = NEGATIVES,
-    similarity: np.ndarray = _SWEEP,
-) -> Curves:
+def curves(of: NamedLoss, *, similarity: np.ndarray = _SWEEP) -> Curves:
     """The weight that the anchor gives to one pair while all else it sees is held.
 
-    In the batch of `batch`, the first positive takes every cosine in turn, and then the first negative. The
-    weight is the derivative of the loss with respect to that cosine, times the size of the batch
-    (`losses.pair_weights`): by theorem 3.1 of RAW it says all there is to say about a loss's gradient. Of
-    miners that draw at random it is the mean over 24 draws. A memory is empty.
+    In the `batch` of `POSITIVES` and `NEGATIVES`, the first positive takes every cosine in turn, and then the
+    first negative. The weight is the derivative of the loss with respect to that cosine, times the size of
+    the batch (`losses.pair_weights`): by theorem 3.1 of RAW it says all there is to say about a loss's
+    gradient. Of miners that draw at random it is the mean over 24 draws. A memory is empty.
 
     Raises:
-        InputError: a loss that does not compare pairs of samples, such as one with proxies; or cosines
-            outside -1..1.
+        InputError: a loss that does not compare pairs of samples, such as one with proxies.
     """
-    if not positives or not negatives:
-        raise InputError("the anchor needs at least one positive and one negative")
-    if any(not -1 <= s <= 1 for s in (*positives, *negatives)):
-        raise InputError("the cosines of positives and negatives must lie in -1..1")
-    at_positive = [_weight(of, [s, *positives[1:]], negatives, 1) for s in similarity]
-    other = 1 + len(positives)
-    at_negative = [_weight(of, positives, [s, *negatives[1:]], other) for s in similarity]
-    seen = tuple(positives), tuple(negatives)
-    return Curves(of.name, *seen, similarity, np.array(at_positive), np.array(at_negative))
+    at_positive = [_weight(of, [s, *POSITIVES[1:]], NEGATIVES, 1) for s in similarity]
+    other = 1 + len(POSITIVES)
+    at_negative = [_weight(of, POSITIVES, [s, *NEGATIVES[1:]], other) for s in similarity]
+    return Curves(of.name, similarity, np.array(at_positive), np.array(at_negative))
 
 
 def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float], place: int) -> float:
@@ -137,7 +123,7 @@ def draw(found: Sequence[Curves], figure: Figure) -> None:
         axes.grid(alpha=0.3)
     pull.set_ylabel("weight (largest of each loss: 1)")
     wide = max(len(of_loss.name) for of_loss in found) > 45
-    positives, negatives = (", ".join(f"{s:g}" for s in x) for x in (found[0].positives, found[0].negatives))
+    positives, negatives = (", ".join(f"{s:g}" for s in x) for x in (POSITIVES, NEGATIVES))
     held = f"cosines of the anchor: positives {positives}; negatives {negatives}; the first of either varies"
     look = {"loc": "outside lower center", "frameon": False, "ncols": 1 if wide else 2}
     figure.legend(title=held, title_fontsize=10, **look)
