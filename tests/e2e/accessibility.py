@@ -24,6 +24,19 @@ _CONTROLS = """
 })()
 """
 
+# Colours change by and by: wait until nothing does any more, but for what goes on for ever.
+_STILL = """
+async () => {
+  const frame = () => new Promise(requestAnimationFrame);
+  const moving = () => document.getAnimations().filter(
+    a => a.playState === 'running' && Number.isFinite(a.effect.getComputedTiming().endTime));
+  for (let quiet = 0, tries = 0; quiet < 3 && tries < 100; tries++) {
+    await Promise.allSettled(moving().map(a => a.finished));
+    await frame();
+    quiet = moving().length ? 0 : quiet + 1;
+  }
+}
+"""
 _SEEN = "s => s.outlineStyle === 'auto' || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"
 _WIDTHS = "all => all.map(e => [e.scrollWidth, e.clientWidth])"
 _HIDDEN = "all => all.filter(e => !e.checkVisibility()).length"
@@ -59,7 +72,7 @@ def _look(page: Page, scheme: Any, width: int) -> Iterator[None]:
     assert before
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 844})
-    page.wait_for_timeout(300)  # milliseconds: colours change by and by
+    page.evaluate(_STILL)
     yield
     page.set_viewport_size(before)
     page.emulate_media(color_scheme="light")
@@ -67,7 +80,9 @@ def _look(page: Page, scheme: Any, width: int) -> Iterator[None]:
 
 def _violations(page: Page) -> Iterator[str]:
     options = {"runOnly": _RULES, "resultTypes": ["violations"]}
-    for broken in Axe().run(page, options=options).response["violations"]:
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(Axe().axe_script)
+    for broken in page.evaluate("options => axe.run(options)", options)["violations"]:
         for node in broken["nodes"]:
             why = " ".join(check["message"] for check in node["any"] + node["all"] + node["none"])
             yield f"{broken['impact']}, {broken['id']}: {node['target']} {node['html'][:200]} {why[:300]}"

@@ -1,85 +1,71 @@
-"""The page in a real browser: a server over a small gallery, and what a visitor does with it."""
+"""The page in a real browser: how it is opened, and what a visitor does with it."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, Request, expect
 
-from retrieval import Gallery
 from retrieval.gallery import Hit
-from retrieval.gallery_evaluation import evaluate_gallery
-from tests.e2e.page_gallery import stock
-from tests.serve.serving import SERVE, Server, serving
+from tests.serve.serving import Server
 
 expect.set_options(timeout=30_000)  # milliseconds: machines may be busy
 
-_QUIET = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-)
+
+def below(server: Server, name: str) -> Server:
+    """The page of another gallery of the server."""
+    return replace(server, url=f"{server.url}/galleries/{name}")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests; LOOKALIKE_REQUIRE_BROWSER=1 makes its absence a failure."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        reason = "needs Chromium on the PATH to drive the page"
-        if os.environ.get("LOOKALIKE_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(_QUIET))
-        yield browser
-        browser.close()
+def noting(page: Page, server: Server) -> Page:
+    """From now on, requests to elsewhere, errors of scripts and answers still to come are noted."""
+    foreign: list[str] = []
+    broken: list[str] = []
+    awaited: set[Request] = set()
+
+    def begun(request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob") and parts.netloc != urlsplit(server.url).netloc:
+            foreign.append(request.url)
+        if request.is_navigation_request():
+            awaited.clear()
+        elif "/queue/" in parts.path:
+            awaited.add(request)
+
+    page.on("request", begun)
+    for event in ("requestfinished", "requestfailed"):
+        page.on(event, lambda request: awaited.discard(request))
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    page.foreign, page.broken, page.awaited = foreign, broken, awaited  # type: ignore[attr-defined]
+    return page
 
 
-@pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Gallery:
-    """The shop, indexed and evaluated; not to be changed."""
-    folder = tmp_path_factory.mktemp("page")
-    gallery = stock(folder, shop)
-    evaluate_gallery(gallery)
-    return gallery
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterator[Server]:
-    with serving([*SERVE, str(gallery.folder)], tmp_path_factory.mktemp("scratch")) as running:
-        yield running
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Page]:
-    """The page, opened and ready; every request it makes must stay on the server."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        yield watched(page, server)
-        assert page.foreign == []  # type: ignore[attr-defined]
-        assert page.broken == []  # type: ignore[attr-defined]
+def opened(page: Page, server: Server) -> Page:
+    """Open the server's page and wait until it is ready."""
+    page.goto(server.url, wait_until="domcontentloaded")
+    expect(page.locator("#status")).to_contain_text("Drop, paste or choose a picture")
+    return page
 
 
 def watched(page: Page, server: Server) -> Page:
     """Open the server's page; requests to elsewhere and errors of scripts are noted."""
-    foreign: list[str] = []
-    broken: list[str] = []
+    return opened(noting(page, server), server)
 
-    def note(url: str) -> None:
-        if urlsplit(url).scheme not in ("data", "blob") and not url.startswith(f"{server.url}/"):
-            foreign.append(url)
 
-    page.on("request", lambda request: note(request.url))
-    page.on("pageerror", lambda error: broken.append(str(error)))
-    page.foreign, page.broken = foreign, broken  # type: ignore[attr-defined]
-    page.goto(server.url, wait_until="domcontentloaded")
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose a picture", timeout=30_000)
-    return page
+@contextmanager
+def visiting(tab: Page, server: Server) -> Iterator[Page]:
+    """A visit of its own, in a tab that others may have used before."""
+    tab.goto(urljoin(server.url, "/healthz"))  # what the last visit began ends here
+    tab.mouse.move(0, 0)
+    tab.foreign.clear()  # type: ignore[attr-defined]
+    tab.broken.clear()  # type: ignore[attr-defined]
+    yield opened(tab, server)
+    assert tab.foreign == tab.broken == []  # type: ignore[attr-defined]
 
 
 def upload(page: Page, path: Path) -> None:
@@ -105,12 +91,13 @@ def expect_pictures_loaded(page: Page) -> None:
 def settle(page: Page) -> None:
     """Wait for the grid that stays: it may be drawn once more when the last event behind an upload ends,
     and what is replaced between press and release is not clicked."""
-    for _ in range(20):
+    for _ in range(150):
         page.evaluate("document.querySelector('#results button').seen = true")
-        page.wait_for_timeout(500)
-        if page.evaluate("document.querySelector('#results button')?.seen === true"):
+        page.wait_for_timeout(200)
+        stays = page.evaluate("document.querySelector('#results button')?.seen === true")
+        if stays and not page.awaited:  # type: ignore[attr-defined]
             return
-    pytest.fail("the results are drawn again and again")
+    pytest.fail("the results are drawn again and again, or an answer does not come")
 
 
 def caption(rank: int, hit: Hit, label: str | None) -> str:

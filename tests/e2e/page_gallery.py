@@ -1,64 +1,29 @@
-"""What the tests of the page search in: a model with a map, and pictures with metadata."""
+"""What the tests of the page search in: pictures with metadata, pictures that are there twice, mistakes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import onnx
-from onnx import TensorProto, helper
+import numpy as np
+from PIL import Image
 
-from retrieval import Gallery, Preprocess
+from retrieval import Gallery
 from tests.conftest import draw
+from tests.serve.model import write_model
 
-SIZE, DIM = 32, 48
 BRANDS = ("acme", "<b>zeta</b> & co")
+ODD = "it's <b>odd</b>"
+MORE = 26  # pictures that are there twice, so that there are two pages of groups
 
 
-def write_map_model(path: Path) -> Path:
-    """A model file with a map, written without a training run: the colours within sixteen squares.
-
-    The embedding is the mean of the map over its places, scaled to unit length.
-    """
-    nodes = [
-        helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
-        helper.make_node("Sub", ["numbers", "middle"], ["centred"]),
-        helper.make_node("Transpose", ["centred"], ["planes"], perm=[0, 3, 1, 2]),  # [N, 3, 32, 32]
-        helper.make_node("AveragePool", ["planes"], ["small"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("SpaceToDepth", ["small"], ["squares"], blocksize=4),  # [N, 48, 4, 4]
-        helper.make_node("Transpose", ["squares"], ["embedding_map"], perm=[0, 2, 3, 1]),
-        helper.make_node("ReduceMean", ["embedding_map", "places"], ["mean"], keepdims=0),
-        helper.make_node("LpNormalization", ["mean"], ["embedding"], axis=1, p=2),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "colours of places",
-        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["N", SIZE, SIZE, 3])],
-        [
-            helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["N", DIM]),
-            helper.make_tensor_value_info("embedding_map", TensorProto.FLOAT, ["N", 4, 4, DIM]),
-        ],
-        [
-            helper.make_tensor("middle", TensorProto.FLOAT, [], [127.5]),
-            helper.make_tensor("places", TensorProto.INT64, [2], [1, 2]),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    facts = {
-        "lookalike.format": {"version": 1},
-        "lookalike.preprocess": Preprocess(size=SIZE).to_dict(),
-        "lookalike.embedding": {"dim": DIM, "metric": "cosine", "unit_length": True},
-        "lookalike.provenance": {},
-    }
-    helper.set_model_props(model, {name: json.dumps(value) for name, value in facts.items()})
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save_model(model, path)
-    return path
+def create(folder: Path, name: str) -> Gallery:
+    """An empty gallery whose model has a map."""
+    return Gallery.create(folder / f"{name}.gallery", write_model(folder / f"{name}.onnx", maps=True))
 
 
-def stock(folder: Path, shop: Path) -> Gallery:
+def stock(folder: Path, shop: Path, name: str = "shop") -> Gallery:
     """The shop in a gallery, every picture with a brand and a price, and a file that cannot be read."""
-    gallery = Gallery.create(folder / "shop.gallery", write_map_model(folder / "model.onnx"))
+    gallery = create(folder, name)
     paths = sorted(shop.glob("*/*.png"))
     rows = [
         {"label": path.parent.name, "brand": BRANDS[n % 2], "price": n + 0.5} for n, path in enumerate(paths)
@@ -70,9 +35,53 @@ def stock(folder: Path, shop: Path) -> Gallery:
 
 def large(folder: Path, shop: Path, more: int) -> Gallery:
     """The shop and more pictures than a page of the gallery shows."""
-    gallery = Gallery.create(folder / "large.gallery", write_map_model(folder / "model.onnx"))
+    gallery = create(folder, "large")
     (folder / "more").mkdir()
     for seed in range(more):
         draw(100 + seed).save(folder / "more" / f"{seed}.png")
     gallery.add([shop, folder / "more"])
+    return gallery
+
+
+def colourful(seed: int) -> Image.Image:
+    """A picture that is like no other: sixteen squares of any colours."""
+    squares = np.random.default_rng(seed).integers(0, 2, (4, 4, 3), np.uint8) * 255
+    return Image.fromarray(squares).resize((60, 50), Image.Resampling.NEAREST)
+
+
+def twice(folder: Path, shop: Path) -> Gallery:
+    """The shop, and pictures that are there twice, under labels of their own."""
+    pictures = folder / "twice"
+    pictures.mkdir()
+    gallery = stock(folder, shop, "twice")
+    for name in ("first", "second"):
+        (pictures / name).mkdir()
+        for seed in range(MORE):
+            colourful(seed).save(pictures / name / f"{seed}.png")
+    paths = sorted((pictures / "first").iterdir()) + sorted((pictures / "second").iterdir())
+    labels = [ODD] * MORE + [ODD] * (MORE - 2) + ["other"] * 2
+    gallery.add(paths, metadata=[{"label": label} for label in labels])
+    gallery.add([pictures / "second" / "3.png"], metadata=[{"label": ""}])
+    return gallery
+
+
+def confused(folder: Path, name: str) -> Gallery:
+    """Pictures whose labels say nothing about them, so that there are mistakes to look at."""
+    (folder / name).mkdir()
+    paths = [folder / name / f"{seed}.png" for seed in range(30)]
+    for seed, path in enumerate(paths):
+        draw(seed, hue=seed % 3).save(path)
+    gallery = create(folder, name)
+    gallery.add(paths, metadata=[{"label": f"class {seed % 5}"} for seed in range(30)])
+    return gallery
+
+
+def formulas(folder: Path) -> Gallery:
+    """Pictures whose names and labels a spreadsheet would take for formulas."""
+    gallery, pictures, rows = create(folder, "formulas"), folder / "formulas", []
+    pictures.mkdir()
+    for seed, label in enumerate(("=1+1", "+2", "-3 apples", "@SUM(A1)", 'a "b", c', "plain")):
+        draw(seed).save(pictures / f"{seed}.png")
+        rows.append({"label": label, "change": -seed - 0.5})
+    gallery.add(sorted(pictures.iterdir()), metadata=rows)
     return gallery

@@ -14,7 +14,6 @@ from playwright.sync_api import Browser, Page, expect
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.tsne import tsne_map
 from retrieval.analysis.tsne_page import page as page_of
-from tests.e2e.test_page import browser  # noqa: F401  the one Chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -31,7 +30,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
 
 
 @pytest.fixture
-def page(browser: Browser, file: Path) -> Iterator[Page]:  # noqa: F811
+def page(browser: Browser, file: Path) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, offline=True) as context:
         page = context.new_page()
         broken: list[object] = []

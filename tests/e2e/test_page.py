@@ -1,7 +1,5 @@
 """The search tab in a real browser: what a visitor does, and what they see."""
 
-# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
-
 from __future__ import annotations
 
 import base64
@@ -13,14 +11,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
 from tests.e2e.page_driver import (
-    browser,
     caption,
     captions,
     expect_pictures_loaded,
     expect_results,
-    gallery,
-    page,
-    server,
     settle,
     upload,
     watched,
@@ -218,18 +212,26 @@ def test_hits_are_judged_by_colour_and_symbol(page: Page, server: Server, galler
         expect(card).to_contain_text("✓" if right else "✗")
 
 
-def test_an_unreadable_upload_gets_a_sentence_and_no_stale_results(
-    page: Page, shop: Path, tmp_path: Path
+def test_pictures_dropped_right_after_one_another_are_each_told(
+    page: Page, gallery: Gallery, shop: Path, tmp_path: Path
 ) -> None:
-    upload(page, shop / "green" / "5.png")
-    expect_results(page, 10)
-    (tmp_path / "broken.png").write_bytes(b"not a picture")
-    upload(page, tmp_path / "broken.png")
-    expect(page.locator("#status")).to_contain_text("This picture cannot be used: it is not a JPEG")
-    expect(page.locator("#results li")).to_have_count(0)
-    expect(page.locator("#asked img")).to_have_count(0)
-    upload(page, shop / "red" / "0.png")  # and the page goes on
-    expect_results(page, 10)
+    box = page.locator("#query input[type=file]")
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"not a picture")
+    for name in ("green", "red", "blue"):
+        box.set_input_files(shop / name / "5.png")
+        hits = gallery.search(shop / name / "5.png")
+        expect(page.locator("#results img").first).to_have_attribute("alt", f"1 · 1.0000 · {name}")
+        expect_results(page, 10)
+        assert captions(page) == [f"{n} · {hit.score:.4f} · {hit.label}" for n, hit in enumerate(hits, 1)]
+        expect(page.locator("#asked img")).to_have_count(1)
+        box.set_input_files(broken)
+        expect(page.locator("#status")).to_contain_text("This picture cannot be used: it is not a JPEG")
+        expect(page.locator("#results li")).to_have_count(0)  # nothing stale
+        expect(page.locator("#asked img")).to_have_count(0)
+    for name in ("green", "red"):  # and two good ones
+        box.set_input_files(shop / name / "5.png")
+        expect(page.locator("#results img").first).to_have_attribute("alt", f"1 · 1.0000 · {name}")
 
 
 def test_an_upload_that_is_too_large_says_so_and_leaves_the_search_as_it_was(

@@ -1,7 +1,5 @@
 """The gallery tab in a real browser: what it consists of, near-duplicates, adding and removing pictures."""
 
-# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
-
 from __future__ import annotations
 
 import shutil
@@ -9,78 +7,82 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
-from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.searching.duplicates import find_duplicates
-from tests.e2e.page_driver import browser, settle, watched
-from tests.e2e.page_gallery import BRANDS, stock
+from tests.e2e.page_driver import below, noting, settle, visiting, watched
+from tests.e2e.page_gallery import BRANDS, ODD, colourful
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-ODD = "it's <b>odd</b>"
-MORE = 26  # pictures that are there twice, so that there are two pages of groups
-
-
-def colourful(seed: int) -> Image.Image:
-    """A picture that is like no other: sixteen squares of any colours."""
-    squares = np.random.default_rng(seed).integers(0, 2, (4, 4, 3), np.uint8) * 255
-    return Image.fromarray(squares).resize((60, 50), Image.Resampling.NEAREST)
-
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+def home(galleries: dict[str, Gallery]) -> Path:
     """A gallery with pictures that are there twice, under labels of their own; not to be changed."""
-    folder = tmp_path_factory.mktemp("gallery-tab")
-    gallery = stock(folder, shop)
-    for name in ("first", "second"):
-        (folder / name).mkdir()
-        for seed in range(MORE):
-            colourful(seed).save(folder / name / f"{seed}.png")
-    paths = sorted((folder / "first").iterdir()) + sorted((folder / "second").iterdir())
-    labels = [ODD] * MORE + [ODD] * (MORE - 2) + ["other"] * 2
-    gallery.add(paths, metadata=[{"label": label} for label in labels])
-    gallery.add([folder / "second" / "3.png"], metadata=[{"label": ""}])
-    return gallery.folder
+    return galleries["twice"].folder
 
 
 @pytest.fixture(scope="module")
-def looked_at(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[Server]:
-    with serving([*SERVE, str(home)], tmp_path_factory.mktemp("scratch")) as running:
+def server(site: Server) -> Server:
+    """Its page, on a server in which nothing may be changed."""
+    return below(site, "twice")
+
+
+@pytest.fixture
+def page(tab: Page, server: Server) -> Iterator[Page]:
+    with visiting(tab, server) as page:
+        yield on_its_tab(page)
+
+
+@pytest.fixture(scope="module")
+def allowing(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[Server]:
+    """A server in which everything is allowed, over a gallery that `put` replaces."""
+    folder = tmp_path_factory.mktemp("changed")
+    shutil.copytree(home, folder / "shop.gallery")
+    with serving([*SERVE, str(folder / "shop.gallery"), "--allow-changes"], folder / "scratch") as running:
         yield running
 
 
 @pytest.fixture
-def changed(tmp_path: Path, home: Path) -> Iterator[Server]:
-    """A server over a copy of the gallery, in which everything is allowed."""
-    folder = shutil.copytree(home, tmp_path / "shop.gallery")
-    with serving([*SERVE, str(folder), "--allow-changes"], tmp_path / "scratch") as running:
-        yield running
+def changed(allowing: Server, home: Path) -> Server:
+    """The server over a fresh copy of the gallery."""
+    put(allowing, home)
+    return allowing
 
 
-def opened(browser: Browser, server: Server, **how: object) -> Iterator[Page]:
-    """The gallery tab of a server."""
-    with browser.new_context(**how) as context:  # type: ignore[arg-type]
-        page = watched(context.new_page(), server)
-        page.get_by_role("tab", name="Gallery").click()
-        expect(page.locator("#browse li").first).to_be_visible()
-        yield page
-        assert page.foreign == page.broken == []  # type: ignore[attr-defined]
+@pytest.fixture(scope="module")
+def other_tab(browser: Browser, allowing: Server) -> Iterator[Page]:
+    with browser.new_context() as context:
+        yield noting(context.new_page(), allowing)
 
 
 @pytest.fixture
-def page(browser: Browser, looked_at: Server) -> Iterator[Page]:
-    yield from opened(browser, looked_at)
-
-
-@pytest.fixture
-def free(browser: Browser, changed: Server) -> Iterator[Page]:
+def free(other_tab: Page, changed: Server) -> Iterator[Page]:
     """The page of the gallery that may be changed."""
-    yield from opened(browser, changed)
+    with visiting(other_tab, changed) as page:
+        yield on_its_tab(page)
+
+
+def put(server: Server, gallery: Path) -> None:
+    """Put a copy of the gallery in the place of the one that is served."""
+    old = folder_of(server)
+    new = shutil.copytree(gallery, old.with_name("new"))
+    gone = old.rename(old.with_name("gone"))
+    new.rename(old)
+    images = httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"]
+    assert images == len(Gallery(gallery))
+    shutil.rmtree(gone)
+
+
+def on_its_tab(page: Page) -> Page:
+    page.get_by_role("tab", name="Gallery").click()
+    expect(page.locator("#browse li").first).to_be_visible()
+    return page
 
 
 def unfold(page: Page, part: str) -> Locator:
@@ -199,11 +201,13 @@ def test_pictures_are_added_and_seen_at_once(free: Page, changed: Server, tmp_pa
         colourful(ord(name)).save(tmp_path / f"{name}.png")
     (tmp_path / "<i>no.png").write_bytes(b"not a picture")
     free.get_by_role("button", name="Add images").press("Enter")
+    outcome = free.locator("#add-outcome")
+    free.get_by_role("button", name="Add", exact=True).click()
+    expect(outcome.locator(".trouble")).to_have_text("choose images first")
     files = [*sorted(tmp_path.glob("*.png")), shop / "red" / "2.png"]
     choose(free, files)
     free.get_by_label("Label of all of them").fill(ODD)
     free.get_by_role("button", name="Add", exact=True).click()
-    outcome = free.locator("#add-outcome")
     expect(outcome).to_contain_text("2 pictures added.")
     everything = gallery.items(gallery.snapshot.ids.tolist()).values()
     known = next(item.id for item in everything if item.path == str(shop / "red" / "2.png"))
@@ -319,33 +323,35 @@ def test_what_goes_wrong_is_said_in_the_dialog(free: Page, changed: Server) -> N
     dialog.get_by_role("button", name="Close").click()
 
 
-def test_the_last_picture_can_go_and_a_first_one_come(browser: Browser, tmp_path: Path, home: Path) -> None:
+def test_the_last_picture_can_go_and_a_first_one_come(
+    other_tab: Page, allowing: Server, tmp_path: Path, home: Path
+) -> None:
     gallery = Gallery.create(tmp_path / "g", home / "model" / "model.onnx")
-    (tmp_path / "one.png").write_bytes((home.parent / "first" / "1.png").read_bytes())
+    for name in ("one", "two"):
+        colourful(ord(name[0])).save(tmp_path / f"{name}.png")
     gallery.add([tmp_path / "one.png"])
-    with serving([*SERVE, str(gallery.folder), "--allow-changes"], tmp_path / "scratch") as server:
-        for page in opened(browser, server):
-            page.locator("#browse li button").first.click()
-            button = page.get_by_role("dialog").locator("button.remove")
-            button.click()
-            page.wait_for_timeout(600)
-            button.click()
-            expect(page.locator("#browse")).to_contain_text("There are no pictures yet.")
-            unfold(page, "#statistics")
-            expect(page.locator("#statistics")).to_contain_text("There are no pictures yet.")
-            unfold(page, "#duplicates").get_by_role("button", name="Find").click()
-            expect(page.locator("#duplicates")).to_contain_text("No two pictures are as alike as that.")
-            page.get_by_role("button", name="Add images").click()
-            choose(page, [home.parent / "first" / "2.png"])
-            page.get_by_role("button", name="Add", exact=True).click()
-            expect(page.locator("#browse li")).to_have_count(1)
-            expect(page.locator("#header")).to_contain_text("1 image")
+    put(allowing, gallery.folder)
+    with visiting(other_tab, allowing) as page:
+        on_its_tab(page).locator("#browse li button").first.click()
+        button = page.get_by_role("dialog").locator("button.remove")
+        button.click()
+        page.wait_for_timeout(600)
+        button.click()
+        expect(page.locator("#browse")).to_contain_text("There are no pictures yet.")
+        unfold(page, "#statistics")
+        expect(page.locator("#statistics")).to_contain_text("There are no pictures yet.")
+        unfold(page, "#duplicates").get_by_role("button", name="Find").click()
+        expect(page.locator("#duplicates")).to_contain_text("No two pictures are as alike as that.")
+        page.get_by_role("button", name="Add images").click()
+        choose(page, [tmp_path / "two.png"])
+        page.get_by_role("button", name="Add", exact=True).click()
+        expect(page.locator("#browse li")).to_have_count(1)
+        expect(page.locator("#header")).to_contain_text("1 image")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_all_of_it(browser: Browser, changed: Server, scheme: str) -> None:
-    size = {"width": 390, "height": 844}
-    for page in opened(browser, changed, viewport=size, color_scheme=scheme):
+def test_a_phone_shows_all_of_it(browser: Browser, changed: Server) -> None:
+    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
+        page = on_its_tab(watched(context.new_page(), changed))
         unfold(page, "#statistics")
         find(page)
         page.get_by_role("button", name="Add images").click()
@@ -357,3 +363,4 @@ def test_a_phone_shows_all_of_it(browser: Browser, changed: Server, scheme: str)
             assert box
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= 390
+        assert page.foreign == page.broken == []  # type: ignore[attr-defined]

@@ -1,38 +1,51 @@
-"""The page after something went wrong: a visitor is told, and can go on."""
-
-# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
+"""The page where something is in the way: a visitor is told, and can go on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from tests.conftest import draw
-from tests.e2e.page_driver import browser, expect_results, settle, upload, watched
-from tests.e2e.page_gallery import stock
-from tests.serve.serving import SERVE, serving
+from tests.e2e.page_driver import expect_pictures_loaded, expect_results, noting, settle, upload, watched
+from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-
-@pytest.fixture
-def gallery(tmp_path: Path, shop: Path) -> Gallery:
-    return stock(tmp_path, shop)
+SIGNED_IN = {"username": "ann", "password": "correct horse: battery ☂"}
 
 
-def test_a_lost_server_is_told(browser: Browser, gallery: Gallery, shop: Path, tmp_path: Path) -> None:
-    with serving([*SERVE, str(gallery.folder)], tmp_path) as server, browser.new_context() as context:
-        page = watched(context.new_page(), server)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterator[Server]:
+    """A server that asks for a password, and fetches pictures from the web."""
+    folder = tmp_path_factory.mktemp("locked")
+    password = folder / "password"
+    password.write_text(SIGNED_IN["password"])
+    password.chmod(0o600)
+    words = ["--allow-urls", "--user", SIGNED_IN["username"], "--password-file", str(password)]
+    with serving([*SERVE, str(gallery.folder), *words], folder / "scratch") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, server: Server) -> Iterator[Page]:
+    with browser.new_context(http_credentials=SIGNED_IN) as context:
+        yield noting(context.new_page(), server)
+
+
+def test_a_browser_asks_for_the_password_and_then_works(browser: Browser, server: Server, shop: Path) -> None:
+    with browser.new_context(http_credentials=SIGNED_IN) as context:
+        page = context.new_page()
+        refused: list[str] = []
+        page.on("response", lambda found: refused.append(found.url) if found.status in (401, 403) else None)
+        watched(page, server)
         upload(page, shop / "green" / "5.png")
         expect_results(page, 10)
-        settle(page)
-        server.process.kill()
-        page.locator("#results .grid button").first.click()
-        expect(page.get_by_test_id("toast-body")).to_contain_text("Connection to the server was lost")
-        assert page.broken == []  # type: ignore[attr-defined]
+        expect_pictures_loaded(page)
+        expect(page.locator("#asked img")).to_be_visible()
+        assert set(refused) <= {f"{server.url}/"}
 
 
 @pytest.mark.parametrize(
@@ -44,40 +57,33 @@ def test_a_lost_server_is_told(browser: Browser, gallery: Gallery, shop: Path, t
     ids=["busy", "limited"],
 )
 def test_a_refusal_is_told_and_the_page_goes_on(
-    browser: Browser, gallery: Gallery, shop: Path, tmp_path: Path, status: int, body: str, told: str
+    page: Page, shop: Path, status: int, body: str, told: str
 ) -> None:
-    with serving([*SERVE, str(gallery.folder)], tmp_path) as server, browser.new_context() as context:
-        page = watched(context.new_page(), server)
-        upload(page, shop / "green" / "5.png")
-        expect_results(page, 10)
-        settle(page)
-        join = "**/queue/join*"
-        page.route(
-            join, lambda route: route.fulfill(status=status, content_type="application/json", body=body)
-        )
-        page.locator("#results .grid button").first.click()
-        expect(page.get_by_test_id("toast-body")).to_contain_text(told)
-        page.unroute(join)
-        page.locator("#results .grid button").first.click()
-        expect(page.get_by_role("dialog").locator("img")).to_have_count(2)
-        assert page.broken == []  # type: ignore[attr-defined]
+    upload(page, shop / "green" / "5.png")
+    expect_results(page, 10)
+    settle(page)
+    join = "**/queue/join*"
+    page.route(join, lambda route: route.fulfill(status=status, content_type="application/json", body=body))
+    page.locator("#results .grid button").first.click()
+    expect(page.get_by_test_id("toast-body")).to_contain_text(told)
+    page.unroute(join)
+    page.locator("#results .grid button").first.click()
+    expect(page.get_by_role("dialog").locator("img")).to_have_count(2)
 
 
-def test_files_can_be_added_after_none_were_chosen(
-    browser: Browser, gallery: Gallery, tmp_path: Path
-) -> None:
-    for seed in range(2):
-        draw(100 + seed).save(tmp_path / f"new {seed}.png")
-    words = [*SERVE, str(gallery.folder), "--allow-changes"]
-    with serving(words, tmp_path / "scratch") as server, browser.new_context() as context:
-        page = watched(context.new_page(), server)
-        page.get_by_role("tab", name="Gallery").click()
-        page.get_by_role("button", name="Add images").click()
-        add = page.get_by_role("button", name="Add", exact=True)
-        add.click()
-        expect(page.locator("#add-outcome .trouble")).to_have_text("choose images first")
-        page.locator("#add-files input[type=file]").set_input_files(sorted(tmp_path.glob("new*.png")))
-        expect(page.locator("#add-files")).to_contain_text("new 1")
-        add.click()
-        expect(page.locator("#add-outcome")).to_contain_text("2 pictures added.")
-        assert page.broken == []  # type: ignore[attr-defined]
+def test_a_picture_that_is_not_on_the_web_is_not_fetched(page: Page) -> None:
+    page.get_by_label("Address of a picture").fill("https://127.0.0.1/picture.png")
+    page.get_by_label("Address of a picture").press("Enter")
+    expect(page.locator("#status .trouble")).to_be_visible()  # its own machine is none of the web
+    expect(page.locator("#results li")).to_have_count(0)
+    assert "127.0.0.1" not in page.locator("#status").inner_text()
+
+
+def test_a_lost_server_is_told(page: Page, server: Server, shop: Path) -> None:
+    """The last test of this file: it ends its server."""
+    upload(page, shop / "green" / "5.png")
+    expect_results(page, 10)
+    settle(page)
+    server.process.kill()
+    page.locator("#results .grid button").first.click()
+    expect(page.get_by_test_id("toast-body")).to_contain_text("Connection to the server was lost")

@@ -1,13 +1,10 @@
 """The search tab in a real browser: parts of pictures, several as one, a camera, and ways back."""
 
-# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
-
 from __future__ import annotations
 
 import csv
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +15,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
 from retrieval.gallery import Hit
-from tests.conftest import draw
-from tests.e2e.page_driver import (
-    browser,
-    expect_results,
-    gallery,
-    page,
-    server,
-    settle,
-    upload,
-    watched,
-)
-from tests.e2e.page_gallery import write_map_model
-from tests.serve.serving import SERVE, Server, serving
+from tests.e2e.page_driver import below, expect_results, noting, settle, upload, watched
+from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -235,6 +221,7 @@ def test_pictures_of_the_gallery_join_the_query_and_its_link(
 
 
 def test_examples_are_of_all_labels_and_begin_a_search(page: Page, gallery: Gallery) -> None:
+    expect(page.locator("#address")).to_have_count(0)  # the server fetches no picture from the web
     expect(page.locator("#trail")).to_contain_text("Or start with one of these")
     cards = page.locator("#trail .examples button")
     items = [gallery.item(int(str(card.get_attribute("data-item")))) for card in cards.all()]
@@ -307,39 +294,13 @@ def test_a_camera_can_take_the_picture(browser: Browser, server: Server) -> None
         expect(page.locator("#asked img")).to_be_visible()
 
 
-def test_a_picture_on_the_web_is_asked_for_only_where_the_server_may_fetch_it(
-    browser: Browser, page: Page, gallery: Gallery, tmp_path: Path
-) -> None:
-    expect(page.locator("#address")).to_have_count(0)
-    words = [*SERVE, str(gallery.folder), "--allow-urls"]
-    with serving(words, tmp_path) as allowing, browser.new_context() as context:
-        other = watched(context.new_page(), allowing)
-        other.get_by_label("Address of a picture").fill("https://127.0.0.1/picture.png")
-        other.get_by_label("Address of a picture").press("Enter")
-        expect(other.locator("#status .trouble")).to_be_visible()  # its own machine is none of the web
-        expect(other.locator("#results li")).to_have_count(0)
-        assert "127.0.0.1" not in other.locator("#status").inner_text()
-
-
 # ---- results as files
 
 
-@pytest.fixture
-def formulas(tmp_path: Path) -> Iterator[Server]:
-    """A server over pictures whose names and labels a spreadsheet would take for formulas."""
-    gallery = Gallery.create(tmp_path / "formulas.gallery", write_map_model(tmp_path / "model.onnx"))
-    rows = []
-    for seed, label in enumerate(("=1+1", "+2", "-3 apples", "@SUM(A1)", 'a "b", c', "plain")):
-        draw(seed).save(tmp_path / f"{seed}.png")
-        rows.append({"label": label, "change": -seed - 0.5})
-    gallery.add(sorted(tmp_path.glob("*.png")), metadata=rows)
-    with serving([*SERVE, str(gallery.folder)], tmp_path / "scratch") as running:
-        yield running
-
-
-def test_results_are_downloaded_as_csv_and_json(browser: Browser, formulas: Server, tmp_path: Path) -> None:
+def test_results_are_downloaded_as_csv_and_json(browser: Browser, site: Server, tmp_path: Path) -> None:
+    formulas = below(site, "formulas")
     with browser.new_context(accept_downloads=True) as context:
-        page = watched(context.new_page(), formulas)
+        page = noting(context.new_page(), formulas)
         page.goto(f"{formulas.url}/?id=6", wait_until="domcontentloaded")
         expect_results(page, 5)
         settle(page)

@@ -1,7 +1,5 @@
 """All but the search tab in a real browser: one picture in large, the gallery, its evaluation; any screen."""
 
-# ruff: noqa: F401, F811  the fixtures among what is imported are used by their names
-
 from __future__ import annotations
 
 import re
@@ -13,19 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
 from retrieval.evaluation import evaluate
-from tests.conftest import draw
-from tests.e2e.page_driver import (
-    browser,
-    expect_results,
-    gallery,
-    page,
-    server,
-    settle,
-    upload,
-    watched,
-)
-from tests.e2e.page_gallery import large
-from tests.serve.serving import SERVE, Server, serving
+from tests.e2e.page_driver import expect_results, settle, upload, watched
+from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -95,23 +82,6 @@ def test_the_gallery_tab_says_what_there_is(page: Page, gallery: Gallery) -> Non
     expect(filter_box).to_have_value("price >")
 
 
-def test_a_larger_gallery_has_pages(browser: Browser, shop: Path, tmp_path: Path) -> None:
-    gallery = large(tmp_path, shop, 46)
-    with serving([*SERVE, str(gallery.folder)], tmp_path / "scratch") as server, browser.new_context() as c:
-        page = watched(c.new_page(), server)
-        page.get_by_role("tab", name="Gallery").click()
-        browse = page.locator("#browse")
-        expect(browse.locator("nav")).to_contain_text("1 to 60 of 70 pictures")
-        expect(browse.get_by_role("button", name="Previous")).to_be_disabled()
-        browse.get_by_role("button", name="Next").click()
-        expect(browse.locator("nav")).to_contain_text("61 to 70 of 70 pictures")
-        expect(browse.locator("li")).to_have_count(10)
-        expect(browse.get_by_role("button", name="Next")).to_be_disabled()
-        browse.get_by_role("button", name="Previous").click()
-        expect(browse.locator("li")).to_have_count(60)
-        assert page.foreign == page.broken == []  # type: ignore[attr-defined]
-
-
 def test_a_picture_of_the_gallery_can_be_searched_with(page: Page, gallery: Gallery) -> None:
     page.get_by_role("tab", name="Gallery").click()
     page.locator("#browse button[data-item='9']").click()
@@ -143,12 +113,8 @@ def test_the_header_names_the_gallery_and_its_model(page: Page, gallery: Gallery
     expect(page.locator("footer")).to_have_count(0)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_everything_within_its_width(
-    browser: Browser, server: Server, shop: Path, scheme: str
-) -> None:
-    size = {"width": 390, "height": 844}
-    with browser.new_context(viewport=size, color_scheme=scheme) as context:  # type: ignore[arg-type]
+def test_a_phone_shows_everything_within_its_width(browser: Browser, server: Server, shop: Path) -> None:
+    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = watched(context.new_page(), server)
         upload(page, shop / "green" / "5.png")
         expect_results(page, 10)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 class Page(HTMLParser):
-    """The tags of a page with their attributes, and its text."""
+    """The tags of a page, a file or its text, with their attributes; and what is read between them."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, page: Path | str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.feed(file.read_text(encoding="utf-8"))
+        self.feed(page.read_text(encoding="utf-8") if isinstance(page, Path) else page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))

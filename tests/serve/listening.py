@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Literal
 
 import httpx
@@ -19,8 +19,10 @@ from serve.protocol import Protocol
 
 @contextmanager
 def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[int]:
-    """Serve the application on a port of this machine."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as bound:
+    """Serve the application on a port of this machine; one with a lifespan is left to end in order."""
+    # Only where the protocol is known does asyncio send small answers at once.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
+        bound.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
             uvicorn.Config(app, http=Protocol, lifespan=lifespan, log_config=None, ws="none")
         )
@@ -32,8 +34,15 @@ def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[
                 time.sleep(0.01)
             yield bound.getsockname()[1]
         finally:
-            server.should_exit = server.force_exit = True
+            server.should_exit, server.force_exit = True, lifespan == "off"
             thread.join()
+
+
+@contextmanager
+def answering(app: ASGIApp) -> Iterator[str]:
+    """Serve an application with its lifespan; gives its address."""
+    with listening(app, lifespan="on") as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def measure(scope: Scope, receive: Receive, send: Send) -> None:

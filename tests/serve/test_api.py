@@ -21,7 +21,7 @@ from retrieval.searching.query import Options
 from serve.app import create_app
 from serve.service import SearchService
 from tests.conftest import draw
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
 

@@ -19,7 +19,7 @@ from serve.client import Added, ApiError, Client
 from serve.permissions import Permissions
 from serve.service import SearchService
 from tests.conftest import draw
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 from tests.serve.serving import SERVE, Server, serving
 
 

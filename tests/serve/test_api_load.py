@@ -26,7 +26,7 @@ from serve.service import SearchService
 from serve.telemetry import Telemetry
 from serve.workers import Limits, Workers
 from tests.conftest import draw, until
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 from tests.serve.model import write_model
 
 BYTES = {"Content-Type": "application/octet-stream"}

@@ -14,7 +14,7 @@ from retrieval import Gallery
 from serve.app import create_app
 from serve.service import SearchService
 from serve.telemetry import STAGES
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
 

@@ -17,7 +17,7 @@ from serve.api.problems import CODES
 from serve.app import create_app
 from serve.service import SearchService
 from tests.conftest import unzip_shared
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
 JSON = {"Content-Type": "application/json"}

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +32,7 @@ from serve.page.report_choice import Choice, Reports
 from serve.service import SearchService
 from tests.conftest import draw
 from tests.retrieval.filling import bare_gallery, commit, new_items, unit_vectors
+from tests.retrieval.html_page import Page
 from tests.serve.page_events import send_event
 from tests.serve.serving import SERVE, serving
 
@@ -67,25 +68,13 @@ def opened(service: SearchService, choice: Choice | None = None) -> tuple[str, d
     return Evaluation(service).opened(choice or Choice())
 
 
-class Page(HTMLParser):
-    """The tags of a page, and the buttons that search with a picture: what each has in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    @property
-    def searching(self) -> list[tuple[int, str | None]]:
-        """The item that each button searches with, and the file name of the picture on it."""
-        found = []
-        for (tag, attributes), (_, inside) in zip(self.tags, self.tags[1:], strict=False):
-            if tag == "button" and "data-search" in attributes:
-                found.append((int(str(attributes["data-search"])), inside.get("alt")))
-        return found
+def searching(page: Page) -> list[tuple[int, str | None]]:
+    """The item that each button searches with, and the file name of the picture on it."""
+    return [
+        (int(str(attributes["data-search"])), inside.get("alt"))
+        for (tag, attributes), (_, inside) in pairwise(page.tags)
+        if tag == "button" and "data-search" in attributes
+    ]
 
 
 # ---- measuring
@@ -220,14 +209,15 @@ def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService
     assert "broken: not readable" in titles
 
 
-@pytest.mark.parametrize("name", ["../../shop", "/etc", "..", "nowhere", "\0"])
-def test_no_visitor_names_a_path(service: SearchService, name: str) -> None:
+def test_no_visitor_names_a_path(service: SearchService) -> None:
     evaluate_gallery(service.gallery).save(service.folder.parent / "shop")
     (folder,) = kept(service.folder)
-    for choice in (Choice(name), Choice(folder.name, name)):
-        _, form, _ = opened(service, choice)
-        assert (form["report"], form["against"]) == (folder.name, "")
-        assert "not there any more" in Evaluation(service).shown(choice)
+    tab = Evaluation(service)
+    for name in ("../../shop", "/etc", "..", "nowhere", "\0"):
+        for choice in (Choice(name), Choice(folder.name, name)):
+            _, form, _ = tab.opened(choice)
+            assert (form["report"], form["against"]) == (folder.name, "")
+            assert "not there any more" in tab.shown(choice)
 
 
 def test_what_a_browser_sends_is_read_with_care() -> None:
@@ -249,7 +239,7 @@ def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: Sear
     findings = Report.load(folder).findings
     assert findings is not None
     page = Evaluation(service).shown(Choice(folder.name))
-    found = Page(page).searching
+    found = searching(Page(page))
     assert len(found) == page.count("<img")
     for item, name in found:
         assert Path(service.item(item).path).name == name
@@ -261,7 +251,7 @@ def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: Sear
     item = found[0][0]
     service.gallery.remove([item])
     page = Evaluation(service).shown(Choice(folder.name))
-    assert item not in [one for one, _ in Page(page).searching]
+    assert item not in [one for one, _ in searching(Page(page))]
     assert "not in this gallery" in page
 
 
@@ -277,7 +267,7 @@ def test_pictures_that_the_gallery_lacks_are_no_buttons(
     evaluate_gallery(others).save(service.folder / "reports" / "others")
     page = Evaluation(service).shown(Choice("others"))
     assert "<img" in page
-    assert Page(page).searching == []
+    assert searching(Page(page)) == []
     assert "are not in this gallery, so they cannot" in page
 
 

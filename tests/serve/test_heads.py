@@ -10,8 +10,7 @@ import pytest
 
 from serve.app import create_app
 from serve.service import SearchService
-from tests.serve.answering import answering
-from tests.serve.listening import answer, ask
+from tests.serve.listening import answer, answering, ask
 
 _ITS_OWN = ("date", "x-request-id", "content-length")  # the last of /metrics, whose figures change
 

@@ -14,7 +14,7 @@ from serve.app import create_app
 from serve.service import SearchService
 from serve.workers import Limits
 from tests.conftest import until
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 
 @pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])

@@ -21,7 +21,7 @@ from serve.regions import Region
 from serve.service import SearchService
 from serve.thumbnails import MISSING
 from tests.conftest import draw
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 PICTURE, SECRET = b"a picture", b"a secret of the server's"
 

@@ -23,6 +23,7 @@ from benchmarks._arrivals import Answer, arriving, ask, get, in_turn, post
 from retrieval.decoding import cores
 from serve.workers import Limits
 from tests.conftest import draw
+from tests.serve.processes import memory, processes
 from tests.serve.serving import SERVE, Server, serving
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -67,26 +68,14 @@ def requests_of(tmp_path: Path) -> list[bytes]:
     return pictures
 
 
-def _processes(server: Server) -> list[Path]:
-    """The server's process and those it has started."""
-    root = Path(f"/proc/{server.process.pid}")
-    children = (root / f"task/{server.process.pid}/children").read_text().split()
-    return [root, *(Path(f"/proc/{child}") for child in children)]
-
-
-def _memory(server: Server) -> int:
-    pages = [int((process / "statm").read_text().split()[1]) for process in _processes(server)]
-    return sum(pages) * os.sysconf("SC_PAGESIZE")
-
-
 def _processor(server: Server) -> float:
     """Seconds that the server's processes have used."""
-    stats = [(process / "stat").read_text().rpartition(")")[2].split() for process in _processes(server)]
+    stats = [(process / "stat").read_text().rpartition(")")[2].split() for process in processes(server)]
     return sum(int(user) + int(system) for *_, user, system in (stat[:13] for stat in stats)) / _TICKS
 
 
 def _threads(server: Server) -> int:
-    return sum(len(list((process / "task").iterdir())) for process in _processes(server))
+    return sum(len(list((process / "task").iterdir())) for process in processes(server))
 
 
 def _listen(server: Server) -> list[str]:
@@ -111,17 +100,17 @@ async def _steady(server: Server, requests: Sequence[bytes]) -> Seen:
 async def _overloaded(server: Server, requests: Sequence[bytes], rate: float) -> Seen:
     async def watch() -> tuple[int, int]:
         await asyncio.sleep(OVERLOAD / 2)
-        middle = _memory(server)
+        middle = memory(server)
         await asyncio.sleep(OVERLOAD / 2)
-        return middle, _memory(server)
+        return middle, memory(server)
 
     before = _processor(server)
-    answers, health, memory = await asyncio.gather(
+    answers, health, held = await asyncio.gather(
         arriving(server.url, requests, rate, OVERLOAD),
         arriving(server.url, [get(server.url, "/healthz")], 10, OVERLOAD),
         watch(),
     )
-    return Seen(answers, _processor(server) - before, health, memory)
+    return Seen(answers, _processor(server) - before, health, held)
 
 
 async def _quiet(server: Server) -> None:

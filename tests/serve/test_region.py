@@ -27,7 +27,7 @@ from serve.queries import Cropped, Together
 from serve.regions import MIN_SIDE, Region, load_part
 from serve.service import SearchService
 from tests.conftest import draw
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 MIDDLE = Region(0.25, 0.1, 0.75, 0.6)
 VALUES = [0.25, 0.1, 0.75, 0.6]

@@ -14,7 +14,7 @@ from retrieval.storage.transfer import import_vectors
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.service import SearchService
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 
 KEYS = [
     "red/1.png",

@@ -22,7 +22,7 @@ from serve.errors import BusyError
 from serve.permissions import Permissions
 from serve.service import SearchService
 from serve.workers import Limits
-from tests.serve.answering import answering
+from tests.serve.listening import answering
 from tests.serve.serving import SERVE, serving
 from tests.serve.web import Web, http, web
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -25,27 +24,13 @@ from serve.page.visit import Visit
 from serve.page.wishes import MAX_K, Wishes
 from serve.service import Facts, Query, SearchService
 from serve.thumbnails import encode
+from tests.retrieval.html_page import Page
 
 _SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
 _NASTY = "<img src=x onerror=alert(1)>'\"&${1+1}{{2}}"
 
 
-class _Parsed(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
+class _Parsed(Page):
     @property
     def cards(self) -> list[dict[str, str | None]]:
         return [button for button in self.all("button") if "data-item" in button]

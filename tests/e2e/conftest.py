@@ -1,0 +1,87 @@
+"""One Chromium, and one server over galleries of several kinds, for all tests of the page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from retrieval import Gallery
+from retrieval.gallery_evaluation import evaluate_gallery
+from tests.e2e.page_driver import noting, visiting
+from tests.e2e.page_gallery import confused, formulas, stock, twice
+from tests.serve.serving import SERVE, Server, serving
+
+_QUIET = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests; LOOKALIKE_REQUIRE_BROWSER=1 makes its absence a failure."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        reason = "needs Chromium on the PATH to drive the page"
+        if os.environ.get("LOOKALIKE_REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(_QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str, Gallery]:
+    """What `site` serves, by name; not to be changed.
+
+    The shop has a report, `mixed` has one of its 30 pictures and one of the 29 that are left, `fresh` none.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    made = {"shop": stock(folder, shop), "twice": twice(folder, shop), "formulas": formulas(folder)}
+    made |= {name: confused(folder, name) for name in ("mixed", "fresh")}
+    evaluate_gallery(made["shop"])
+    evaluate_gallery(made["mixed"])
+    made["mixed"].remove([1])
+    evaluate_gallery(made["mixed"])
+    return made
+
+
+@pytest.fixture(scope="package")
+def site(tmp_path_factory: pytest.TempPathFactory, galleries: dict[str, Gallery]) -> Iterator[Server]:
+    """A server over all of them, in which visitors may only look."""
+    folders = [str(gallery.folder) for gallery in galleries.values()]
+    with serving([*SERVE, *folders], tmp_path_factory.mktemp("scratch")) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def gallery(galleries: dict[str, Gallery]) -> Gallery:
+    """The shop."""
+    return galleries["shop"]
+
+
+@pytest.fixture(scope="package")
+def server(site: Server) -> Server:
+    """Where its page is."""
+    return site
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, server: Server) -> Iterator[Page]:
+    """One tab for all tests of a file: what it has loaded before opens at once."""
+    with browser.new_context() as context:
+        yield noting(context.new_page(), server)
+
+
+@pytest.fixture
+def page(tab: Page, server: Server) -> Iterator[Page]:
+    """The page, opened and ready; every request it makes must stay on the server."""
+    with visiting(tab, server) as page:
+        yield page
