@@ -98,8 +98,10 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def hear_ctrl_c() -> None:
-    """For a child process: below a shell that runs things in the background, SIGINT is ignored."""
+    """For a child process: below a shell that runs things in the background, SIGINT is ignored, and below
+    nohup SIGHUP."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def unzip_shared(name: str, target: Path) -> Path:

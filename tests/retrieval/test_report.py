@@ -136,11 +136,11 @@ def test_report_of_version_1_from_before_there_were_columns_and_notes(ours: Repo
     assert Report.load(tmp_path) == ours
 
 
-def test_newest_report_of_a_gallery(ours: Report, tmp_path: Path) -> None:
-    assert report.latest(tmp_path) is None
+def test_reports_of_a_gallery_are_told_oldest_first(ours: Report, tmp_path: Path) -> None:
+    assert report.kept(tmp_path) == []
     for name in ("2026-02-01", "2026-01-01"):
         ours.save(tmp_path / "reports" / name)
-    assert report.latest(tmp_path) == tmp_path / "reports" / "2026-02-01"
+    assert [folder.name for folder in report.kept(tmp_path)] == ["2026-01-01", "2026-02-01"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 9}', '{"format": 1, "what": 2}'])
