@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.limits import client_of
+from serve.clients import client_of
 from serve.refusals import refusal
 from serve.telemetry import Telemetry
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve.clients import unmapped
+
 _SECRET = 16  # bytes at the beginning, without which nobody knows who shares a row with whom
 _SLOT = struct.Struct("=8sdd")  # who, level, when
 _ROWS, _SLOTS_OF_ROW = 64, 64
@@ -110,10 +112,9 @@ def _mapped(file: Path) -> mmap.mmap:
 
 def _key(client: str) -> str:
     try:
-        address = ipaddress.ip_address(client.partition("%")[0])
+        address = ipaddress.ip_address(unmapped(client).partition("%")[0])
     except ValueError:
         return client[:64]
     if isinstance(address, ipaddress.IPv6Address):
-        mapped = address.ipv4_mapped
-        return str(mapped) if mapped else str(ipaddress.ip_network((address, 64), strict=False))
+        return str(ipaddress.ip_network((address, 64), strict=False))
     return str(address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.addresses import within_page
 from serve.buckets import Buckets
+from serve.clients import client_of
 from serve.refusals import refusal
 
 _FREE = ("/healthz", "/assets/", "/static/")  # answered from a file, if that
@@ -66,18 +66,3 @@ class StreamLimit:
             self._open[client] -= 1
             if not self._open[client]:
                 del self._open[client]
-
-
-def client_of(scope: Scope) -> str:
-    """The address of who asks; one of IPv4 looks the same on a socket that takes both kinds."""
-    client = scope.get("client")
-    return _unmapped(str(client[0])) if client else ""
-
-
-def _unmapped(text: str) -> str:
-    """`192.0.2.1` of `::ffff:192.0.2.1`; anything else as it is."""
-    try:
-        mapped = getattr(ipaddress.ip_address(text), "ipv4_mapped", None)
-    except ValueError:
-        return text
-    return str(mapped or text)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from serve.limits import client_of
+from serve.clients import client_of
 
 _CLAIMS = (b"x-forwarded-", b"forwarded")
 

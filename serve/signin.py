@@ -8,8 +8,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.buckets import Buckets
+from serve.clients import client_of
 from serve.credentials import Credentials
-from serve.limits import client_of
 from serve.refusals import refusal
 
 # Wrong tries of one client: ten at once, then one in six seconds.

@@ -93,8 +93,8 @@ def lay_out() -> Parts:
 class Changing:
     """What happens when pictures are added or removed: everything that counts them is shown anew."""
 
-    def __init__(self, service: SearchService, counted: Counted) -> None:
-        self._service, self._counted = service, counted
+    def __init__(self, service: SearchService) -> None:
+        self._service, self._counted = service, Counted()
 
     def add(self, files: Sequence[tuple[str, str]], label: str) -> tuple[Any, ...]:
         """Add files, by path and the name that the visitor has for each -> what became of each, no files, and
@@ -125,13 +125,17 @@ class Changing:
 
     def anew(self, where: str, page: int) -> tuple[str, str, Any, str]:
         """The header, what there is, statistics where they were looked at, and a page of the pictures."""
-        service, counted = self._service, self._counted
+        service = self._service
         return (
             guarded(lambda: views.header(service.facts())),
             guarded(lambda: gallery_view.stock(service.gallery)),
-            guarded(lambda: statistics(counted.of(service.gallery))) if counted.used else gr.skip(),
+            self.counted() if self._counted.used else gr.skip(),
             shown(service, where, page),
         )
+
+    def counted(self) -> str:
+        """The statistics, from now on shown anew with the rest."""
+        return guarded(lambda: statistics(self._counted.of(self._service.gallery)))
 
 
 def shown(service: SearchService, where: str, page: int) -> str:

@@ -12,6 +12,7 @@ from retrieval.gallery_evaluation import state_of
 from retrieval.searching.duplicates import Group, find_duplicates
 from serve.page.background import Background, Look, still
 from serve.page.failures import nameless
+from serve.recent import Recent
 from serve.service import SearchService
 
 LOWEST = 0.8  # below it, groups are large and say little
@@ -34,7 +35,7 @@ class Duplicates:
     def __init__(self, service: SearchService) -> None:
         self._service = service
         self._work: Background[None] = Background()
-        self._found: dict[str, _Found] = {}  # by threshold, the newest last
+        self._found: Recent[str, _Found] = Recent(_KEPT)  # by threshold
 
     def begin(self, min_score: float) -> None:
         """Look for them, unless that goes on or was done for the gallery as it is.
@@ -74,10 +75,7 @@ class Duplicates:
             gallery = still(self._service)
             uuid = str(gallery.store.meta["gallery_uuid"])
             found = _Found(find_duplicates(gallery, min_score), uuid, state_of(gallery))
-        self._found.pop(str(min_score), None)
-        self._found[str(min_score)] = found
-        for forgotten in list(self._found)[:-_KEPT]:
-            del self._found[forgotten]
+        self._found.put(str(min_score), found)
 
 
 def _alive(group: Group, gallery: Gallery) -> Group:

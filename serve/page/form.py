@@ -8,7 +8,8 @@ from serve.page.wishes import MAX_K, Wishes
 
 _FORM = f"""
 <form novalidate autocomplete="off"><details><summary>Settings</summary><div>
-  <label>Results (K)<input name="k" type="number" min="1" max="{MAX_K}" step="1"></label>
+  <label>Results (K)<input name="k" type="number" min="1" max="{MAX_K}" step="1"
+    value="{Wishes.k}"></label>
   <label>Lowest score<input name="min_score" type="number" min="-1" max="1" step="0.05"
     placeholder="any"></label>
   <label class="wide">Filter<input name="where" type="text" maxlength="4096" spellcheck="false"
@@ -44,8 +45,8 @@ const read = () => {  // also what is typed and not sent yet goes with the next 
 };
 const text = () => names.map(name => props.value[name]).join('\\n');
 const send = () => {
-  const {value, min, max} = form.k;  // what is shown is what is searched for
-  form.k.value = value === '' ? 10 : Math.min(Math.max(Math.trunc(value), min), max);
+  const {value, min, max, defaultValue} = form.k;  // what is shown is what is searched for
+  form.k.value = value === '' ? defaultValue : Math.min(Math.max(Math.trunc(value), min), max);
   read();
   if (text() === sent) return;
   sent = text();

@@ -8,14 +8,13 @@ from typing import Any
 
 import gradio as gr
 
-from serve.page import changing, detail_view, duplicates_view, gallery_view, statistics_view
+from serve.page import changing, detail_view, duplicates_view, gallery_view
 from serve.page.background import POLL, progress
 from serve.page.changing import CONFIRM, Changing, shown
 from serve.page.duplicates import LOWEST, Duplicates
 from serve.page.failures import guarded, sentence
 from serve.page.newest import NEWEST
 from serve.page.searching import PICK
-from serve.page.statistics import Counted
 from serve.service import SearchService
 
 _BROWSE = """
@@ -156,8 +155,7 @@ class GalleryTab:
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
-        self._counted = Counted()
-        self._changing = Changing(service, self._counted)
+        self._changing = Changing(service)
         self._duplicates = Duplicates(service)
 
     def listen(self, tab: gr.Tab, parts: Parts, header: gr.HTML, detail: gr.HTML) -> list[Any]:
@@ -168,7 +166,7 @@ class GalleryTab:
         tab.select(self.opened, [parts.browse], [parts.stock, parts.browse], js=_PLACE, **quiet)
         for part in (parts.browse, parts.statistics):
             part.submit(self.turned, None, [parts.browse], trigger_mode="multiple", **quiet)
-        parts.statistics.expand(self.counted, None, [parts.statistics], **still)
+        parts.statistics.expand(self._changing.counted, None, [parts.statistics], **still)
         parts.duplicates.submit(self.compared, None, [parts.duplicates], **still)
         parts.duplicates.tick(self.looked, None, [parts.duplicates], **still)
         parts.duplicates.turn(self.groups_turned, None, [parts.duplicates], **still)
@@ -198,10 +196,6 @@ class GalleryTab:
     def turned(self, event: gr.EventData) -> str:
         """Other pictures are wanted."""
         return shown(self._service, str(event.where).strip(), int(event.page))
-
-    def counted(self) -> str:
-        """The statistics were unfolded."""
-        return guarded(lambda: statistics_view.statistics(self._counted.of(self._service.gallery)))
 
     def compared(self, event: gr.EventData) -> str:
         """Near-duplicates are wanted."""

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from retrieval import Gallery
 from retrieval.gallery_evaluation import evaluate_gallery
-from tests.e2e.page_driver import noting, visiting
+from tests.e2e.page_driver import in_a_tab, visiting
 from tests.e2e.page_gallery import confused, formulas, stock, twice
 from tests.serve.serving import SERVE, Server, serving
 
@@ -76,8 +76,8 @@ def server(site: Server) -> Server:
 @pytest.fixture(scope="module")
 def tab(browser: Browser, server: Server) -> Iterator[Page]:
     """One tab for all tests of a file: what it has loaded before opens at once."""
-    with browser.new_context() as context:
-        yield noting(context.new_page(), server)
+    with in_a_tab(browser, server) as page:
+        yield page
 
 
 @pytest.fixture

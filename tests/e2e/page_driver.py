@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from retrieval.gallery import Hit
 from tests.serve.serving import Server
@@ -43,6 +44,13 @@ def noting(page: Page, server: Server) -> Page:
     page.on("pageerror", lambda error: broken.append(str(error)))
     page.foreign, page.broken, page.awaited = foreign, broken, awaited  # type: ignore[attr-defined]
     return page
+
+
+@contextmanager
+def in_a_tab(browser: Browser, server: Server, **how: Any) -> Iterator[Page]:
+    """A tab of its own, for pages of the server; `how` is what Playwright's `new_context` takes."""
+    with browser.new_context(**how) as context:
+        yield noting(context.new_page(), server)
 
 
 def opened(page: Page, server: Server) -> Page:
@@ -93,11 +101,19 @@ def settle(page: Page) -> None:
     and what is replaced between press and release is not clicked."""
     for _ in range(150):
         page.evaluate("document.querySelector('#results button').seen = true")
-        page.wait_for_timeout(200)
-        stays = page.evaluate("document.querySelector('#results button')?.seen === true")
-        if stays and not page.awaited:  # type: ignore[attr-defined]
+        rest(page)
+        if page.evaluate("document.querySelector('#results button')?.seen === true"):
             return
-    pytest.fail("the results are drawn again and again, or an answer does not come")
+    pytest.fail("the results are drawn again and again")
+
+
+def rest(page: Page) -> None:
+    """Wait until nothing is on its way any more."""
+    for _ in range(150):
+        page.wait_for_timeout(200)
+        if not page.awaited:  # type: ignore[attr-defined]
+            return
+    pytest.fail("an answer does not come")
 
 
 def caption(rank: int, hit: Hit, label: str | None) -> str:

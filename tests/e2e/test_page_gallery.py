@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.searching.duplicates import find_duplicates
-from tests.e2e.page_driver import below, noting, settle, visiting, watched
+from tests.e2e.page_driver import below, in_a_tab, settle, visiting, watched
 from tests.e2e.page_gallery import BRANDS, ODD, colourful
 from tests.serve.serving import SERVE, Server, serving
 
@@ -57,8 +57,8 @@ def changed(allowing: Server, home: Path) -> Server:
 
 @pytest.fixture(scope="module")
 def other_tab(browser: Browser, allowing: Server) -> Iterator[Page]:
-    with browser.new_context() as context:
-        yield noting(context.new_page(), allowing)
+    with in_a_tab(browser, allowing) as page:
+        yield page
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.page_driver import expect_results, settle
+from tests.e2e.page_driver import expect_results, rest, settle
 from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -58,7 +58,7 @@ def test_the_gallery_is_found_as_it_was_left(far: Page) -> None:
     far.get_by_role("button", name="Search with this one").click()
     expect_results(far, 10)
     far.get_by_role("tab", name="Gallery").click()
-    settle_tab(far)
+    rest(far)
     expect(far.locator("#browse li")).to_have_count(8)
     expect(field).to_have_value("label = 'green'")
 
@@ -148,12 +148,3 @@ def test_a_camera_that_is_refused_is_told(page: Page) -> None:
     page.get_by_label("Capture from camera").click()
     page.get_by_text("Click to Access Webcam").click()
     expect(page.locator("#status .trouble")).to_contain_text(re.compile("camera"))
-
-
-def settle_tab(page: Page) -> None:
-    """Wait until nothing is on its way any more."""
-    for _ in range(150):
-        page.wait_for_timeout(200)
-        if not page.awaited:  # type: ignore[attr-defined]
-            return
-    pytest.fail("an answer does not come")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from tests.e2e.page_driver import expect_pictures_loaded, expect_results, noting, settle, upload, watched
+from tests.e2e.page_driver import expect_pictures_loaded, expect_results, in_a_tab, settle, upload, watched
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -31,8 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterat
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, server: Server) -> Iterator[Page]:
-    with browser.new_context(http_credentials=SIGNED_IN) as context:
-        yield noting(context.new_page(), server)
+    with in_a_tab(browser, server, http_credentials=SIGNED_IN) as page:
+        yield page
 
 
 def test_a_browser_asks_for_the_password_and_then_works(browser: Browser, server: Server, shop: Path) -> None:

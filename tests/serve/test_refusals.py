@@ -10,9 +10,10 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.app import create_app
+from serve.clients import client_of
 from serve.config import Settings
 from serve.credentials import TOKEN, read_credentials
-from serve.limits import RateLimit, client_of
+from serve.limits import RateLimit
 from serve.permissions import Permissions
 from serve.proxies import Proxies
 from serve.service import SearchService
