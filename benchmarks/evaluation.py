@@ -26,8 +26,8 @@ import faiss
 import numpy as np
 
 from retrieval import metrics
-from retrieval.evaluation import evaluate
-from retrieval.measures import bootstrap, per_query
+from retrieval.evaluation.score import evaluate
+from retrieval.metrics import bootstrap, per_query
 
 BLOCK = 1024
 KS = (1, 10, 100, 1000)

@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image
 
 from retrieval import Embedder, Gallery
-from retrieval.decoding import BATCH, Decoded, cores, decode_ahead
+from retrieval.images.decode import BATCH, Decoded, cores, decode_ahead
 
 
 def decoding_alone(paths: Sequence[Path], embedder: Embedder) -> None:

@@ -34,9 +34,9 @@ import numpy as np
 from usearch.index import Index as USearch
 
 from retrieval.files import sha256_of
-from retrieval.searching.index import Index, make, save
-from retrieval.searching.snapshot import Snapshot
-from retrieval.searching.vectors import Vectors
+from retrieval.search.index import Index, make, save
+from retrieval.search.snapshot import Snapshot
+from retrieval.search.vectors import Vectors
 
 K = 10
 SEGMENT = 4096

@@ -46,9 +46,9 @@ from benchmarks._arrivals import arriving, post
 from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
 from benchmarks.indexing import draw, untrained
 from retrieval import Embedder, Gallery, load_image
-from retrieval.decoding import cores
-from retrieval.searching.query import Options
-from retrieval.storage.transfer import import_vectors
+from retrieval.images.decode import cores
+from retrieval.search.query import Options
+from retrieval.upkeep.transfer import import_vectors
 
 BATCH = 32
 OPTIONS = Options(k=10)

@@ -10,9 +10,9 @@ import numpy as np
 
 from export.pictures import Pictures, noise, sampled
 from retrieval import metrics
-from retrieval.decoding import embed_files
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
+from retrieval.images.decode import embed_files
 from retrieval.latency import latency
 from retrieval.progress import Progress
 from train.data import class_numbers

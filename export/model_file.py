@@ -24,7 +24,7 @@ from export.pictures import Pictures
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import now, replacing
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 from train.model import EmbeddingModel
 from train.run import Run
 

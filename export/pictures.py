@@ -8,9 +8,9 @@ from itertools import islice
 
 import numpy as np
 
-from retrieval.decoding import Decoded, decode_ahead
 from retrieval.errors import InputError
-from retrieval.preprocess import Preprocess
+from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.preprocess import Preprocess
 from train import data
 from train.data import DataSet, LabelledImage
 

@@ -14,7 +14,7 @@ from export.model_file import Exported, export_model, versions
 from export.pictures import NOISE, Pictures
 from retrieval.errors import InputError, did_you_mean
 from retrieval.files import now, sha256_of
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 from train.config import Config, ModelConfig
 from train.libraries import torchvision_names
 from train.model import EmbeddingModel

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from retrieval.errors import LookalikeError as LookalikeError
     from retrieval.gallery import Gallery as Gallery
     from retrieval.gallery import Hit as Hit
-    from retrieval.images import load_image as load_image
-    from retrieval.preprocess import Preprocess as Preprocess
+    from retrieval.images.load import load_image as load_image
+    from retrieval.images.preprocess import Preprocess as Preprocess
 
 # Both are read once, when the libraries are first imported. ONNX Runtime reports its use to its makers unless
 # told not to. OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as
@@ -30,8 +30,8 @@ _HOMES = {
     "ImageError": "errors",
     "InputError": "errors",
     "LookalikeError": "errors",
-    "Preprocess": "preprocess",
-    "load_image": "images",
+    "Preprocess": "images.preprocess",
+    "load_image": "images.load",
 }
 __all__ = list(_HOMES)
 

@@ -37,7 +37,7 @@ COMMANDS = {
         "train.commands.analyze:analyze",
         "Draw the papers' figures from a run, a model or embeddings.",
     ),
-    "compare": ("train.commands.compare:compare", "Put several reports side by side."),
+    "compare": ("retrieval.commands.compare:compare", "Put several reports side by side."),
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 

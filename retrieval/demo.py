@@ -13,7 +13,7 @@ import click
 
 from retrieval.cli import cli, emit, json_option, say
 from retrieval.errors import InputError
-from retrieval.report import Report
+from retrieval.evaluation.report import Report
 
 _PARTS = ("digits", "run", "model.onnx", "gallery", "report")
 

@@ -18,8 +18,8 @@ import onnxruntime as ort
 from PIL import Image
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.images import ImageSource, load_image
-from retrieval.preprocess import Preprocess
+from retrieval.images.load import ImageSource, load_image
+from retrieval.images.preprocess import Preprocess
 
 FORMAT_VERSION = 1
 _PREFIX = "lookalike."

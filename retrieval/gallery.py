@@ -13,15 +13,15 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.images import DECODE_POLICY, ImageSource
-from retrieval.searching.index import Index, make, save
-from retrieval.searching.query import Options, Searcher
-from retrieval.searching.snapshot import Snapshot
+from retrieval.images.load import DECODE_POLICY, ImageSource
+from retrieval.search.index import Index, make, save
+from retrieval.search.query import Options, Searcher
+from retrieval.search.snapshot import Snapshot
+from retrieval.storage.contents import stored
 from retrieval.storage.identity import check_same, own_model, probe_pixels
-from retrieval.storage.inventory import inventory
 from retrieval.storage.records import OWN, BadFile, State, StoredItem
 from retrieval.storage.store import Store
-from retrieval.stored import stored
+from retrieval.upkeep.inventory import inventory
 
 if TYPE_CHECKING:
     from retrieval.ingest.indexing import Outcome
@@ -171,7 +171,7 @@ class Gallery:
     ) -> None:
         """Index everything committed and put the index to use. Call it inside `store.writing()`.
 
-        What is left out is as it was asked for the last time; `retrieval.searching.index.make` says what it
+        What is left out is as it was asked for the last time; `retrieval.search.index.make` says what it
         means.
         """
         given = {"kind": kind, "recall": recall, "memory": memory}
@@ -193,7 +193,7 @@ class Gallery:
 
         Args:
             image: a path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
-            options: where, exclude, min_score, group_by and rerank, see `retrieval.searching.query.Options`.
+            options: where, exclude, min_score, group_by and rerank, see `retrieval.search.query.Options`.
 
         Raises:
             ImageError: the picture cannot be read.
@@ -276,7 +276,7 @@ class Gallery:
         return removed
 
     def info(self) -> dict[str, Any]:
-        """What the gallery holds, as plain values; see `retrieval.storage.inventory`."""
+        """What the gallery holds, as plain values; see `retrieval.upkeep.inventory`."""
         return inventory(self)
 
     def bad_files(self) -> list[BadFile]:

@@ -14,8 +14,8 @@ import numpy as np
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Item
-from retrieval.ingest.keeping import Given, Kept, keep
-from retrieval.searching.where import is_text
+from retrieval.ingest.uploads import Given, Kept, keep
+from retrieval.search.where import is_text
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.store import Store
 from serve.errors import BusyError, NotAllowedError, UnavailableError, UnknownItemError, UnwritableError

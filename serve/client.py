@@ -361,7 +361,7 @@ def _bytes(image: Picture) -> bytes:
         return image
     if isinstance(image, str | Path):
         return Path(image).read_bytes()
-    from retrieval.images import load_image  # what it needs is there where a Pillow image is
+    from retrieval.images.load import load_image
 
     buffer = io.BytesIO()
     load_image(image).save(buffer, "PNG")

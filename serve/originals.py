@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError
 from retrieval.gallery import Gallery
-from retrieval.images import read_bytes
+from retrieval.images.load import read_bytes
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # else a pipe would be waited for
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
-from retrieval.decoding import cores
 from retrieval.errors import LookalikeError
+from retrieval.images.decode import cores
 from serve import logs
 from serve.app import create_app
 from serve.buckets import Tallies, share

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.searching.rerank import mean_query
+from retrieval.search.rerank import mean_query
 from serve.regions import Region
 
 MAX_TOGETHER = 16  # pictures that a visitor's query is made of

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from retrieval.errors import InputError
-from retrieval.images import load_image
+from retrieval.images.load import load_image
 
 MIN_SIDE = 4  # pixels
 _DIGITS = 4  # of a fraction in an address: a ten-thousandth is less than a pixel of most pictures
@@ -84,7 +84,7 @@ def load_part(source: Path | bytes, region: Region | None, *, side: int | None =
     """Decode a picture, or a region of it, to 8-bit RGB, upright.
 
     Args:
-        side: as for `retrieval.images.load_image`, of the region: one that is small is taken from a picture
+        side: as for `retrieval.load_image`, of the region: a small region is taken from a picture
             that is decoded so much larger.
 
     Raises:

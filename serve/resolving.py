@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from retrieval.decoding import cores
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery, Item
+from retrieval.images.decode import cores
 from serve.errors import NoModelError, UnknownItemError
 from serve.live import State
 from serve.originals import Original, original

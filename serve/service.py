@@ -11,8 +11,8 @@ from PIL import Image
 
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
-from retrieval.images import load_image
-from retrieval.searching.query import Options
+from retrieval.images.load import load_image
+from retrieval.search.query import Options
 from serve.addresses import API
 from serve.errors import OtherModelError, UnknownItemError
 from serve.live import LiveGallery, State

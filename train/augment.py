@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 from train.config import AugmentConfig
 
 

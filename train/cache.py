@@ -25,12 +25,12 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from retrieval.decoding import decode_ahead
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import replacing
-from retrieval.images import DECODE_POLICY
+from retrieval.images.decode import decode_ahead
+from retrieval.images.load import DECODE_POLICY
+from retrieval.images.preprocess import Preprocess
 from retrieval.locking import locked
-from retrieval.preprocess import Preprocess
 from retrieval.progress import Progress
 
 _FORMAT = 1

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval import text
-from retrieval.evaluation import Result
-from retrieval.figures import COLOURS, svg
+from retrieval.evaluation.score import Result
 from retrieval.files import now, write_texts
-from retrieval.measures.significance import Summary, Welch, p_value, summarize, welch
+from retrieval.metrics.significance import Summary, Welch, p_value, summarize, welch
+from retrieval.reports.figures import COLOURS, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

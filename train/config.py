@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from retrieval.errors import InputError
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 
 _PIXELS_SIDE = 32
 # What rows are called; of a run whose last epoch is not its best there are two in place of AFTER.

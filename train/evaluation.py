@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from retrieval import metrics
-from retrieval.decoding import Embedded, embed_files
 from retrieval.errors import InputError
-from retrieval.evaluation import CURVE_KS, KS, Evaluation, Result, evaluate
+from retrieval.evaluation.findings import Findings, Pictures, find
+from retrieval.evaluation.gallery import protocol_in
+from retrieval.evaluation.report import Report, keep
+from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.gallery import Gallery
-from retrieval.gallery_evaluation import protocol_in
-from retrieval.measures.clustering import less_effort
+from retrieval.images.decode import Embedded, embed_files
+from retrieval.metrics.clustering import less_effort
 from retrieval.progress import Progress
-from retrieval.report import Report, keep
-from retrieval.reports.findings import Findings, Pictures, find
 from train.contestants import Contestant, baseline, open_target
 from train.data import DataSet, LabelledImage
 

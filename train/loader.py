@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from retrieval.decoding import cores
 from retrieval.errors import ImageError, InputError, LookalikeError
+from retrieval.images.decode import cores
 from train.augment import draw, move, single
 from train.config import Config
 from train.pixels import Files, Pictures, pictures, training_scale

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from retrieval.errors import InputError
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 from train import backbones
 from train.config import ModelConfig
 

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from retrieval.measures import neighbours
-from retrieval.measures.neighbours import Search
+from retrieval.metrics import neighbours
+from retrieval.metrics.neighbours import Search
 from retrieval.progress import Progress
 
 _CELLS = 1 << 26  # of queries x gallery at once: 256 MB
@@ -35,7 +35,7 @@ def nearest(
 
     Returns:
         scores float32 [N, k] and rows int32 [N, k], best first; equal ones in any order, which
-        `retrieval.measures.ranking.rank` puts right.
+        `retrieval.metrics.ranking.rank` puts right.
     """
     scores = np.empty((len(query), k), np.float32)
     rows = np.empty((len(query), k), np.int32)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.decoding import decode_ahead
 from retrieval.errors import ImageError
-from retrieval.images import load_image
-from retrieval.preprocess import Preprocess
+from retrieval.images.decode import decode_ahead
+from retrieval.images.load import load_image
+from retrieval.images.preprocess import Preprocess
 from train.cache import Kept, Scale, keep, keep_for_now
 from train.config import Config, LoaderConfig
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.evaluation import Result
+from retrieval.evaluation.report import Report
+from retrieval.evaluation.score import Result
 from retrieval.files import replacing
 from retrieval.locking import locked
-from retrieval.report import Report
 from train import data
 from train.comparison import Comparison, Outcome, compare
 from train.config import Config

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.figures import named, write
+from retrieval.reports.figures import named, write
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
-    from retrieval.stored import Stored
+    from retrieval.storage.contents import Stored
 
 # Kinds of NumPy's types.
 _TEXT, _NAMES, _MARKS = "U", "Uiu", "b"

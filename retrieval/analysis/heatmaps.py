@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from retrieval.embedder import Embedder
-from retrieval.figures import COLOURS
-from retrieval.images import ImageSource
+from retrieval.images.load import ImageSource
+from retrieval.reports.figures import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
-from retrieval.figures import COLOURS, MARKERS, caption
+from retrieval.reports.figures import COLOURS, MARKERS, caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

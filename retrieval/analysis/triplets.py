@@ -10,8 +10,8 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
-from retrieval.figures import COLOURS, MANY, caption
-from retrieval.measures.similarities import similarities
+from retrieval.metrics.similarities import similarities
+from retrieval.reports.figures import COLOURS, MANY, caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError, did_you_mean
-from retrieval.figures import COLOURS, GREY, MANY, MARKERS, caption
+from retrieval.reports.figures import COLOURS, GREY, MANY, MARKERS, caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.analysis.tsne import Map
-from retrieval.figures import COLOURS, GREY
+from retrieval.reports.figures import COLOURS, GREY
 
 _WIDTH = 1000  # of the map, in its own units
 _EDGE = 20

@@ -13,8 +13,8 @@ from retrieval.cli import emit, json_option, say
 from retrieval.commands.options import sheet_option
 from retrieval.gallery import Gallery
 from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
-from retrieval.searching.duplicates import Group, find_duplicates
 from retrieval.text import columns
+from retrieval.upkeep.duplicates import Group, find_duplicates
 
 
 @click.command()

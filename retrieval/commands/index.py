@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from retrieval.commands import building, upkeep
+from retrieval.commands import ingest, upkeep
 
 
 @click.group()
@@ -13,11 +13,11 @@ def index() -> None:
 
 
 for command in (
-    building.build,
-    building.add,
-    building.update,
-    building.sync,
-    building.rebuild,
+    ingest.build,
+    ingest.add,
+    ingest.update,
+    ingest.sync,
+    ingest.rebuild,
     upkeep.remove,
     upkeep.info,
     upkeep.verify,

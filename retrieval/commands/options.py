@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from retrieval.ingest.indexing import MAX_BAD
-from retrieval.searching.index import KINDS
+from retrieval.search.index import KINDS
 
 _SIZE = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from retrieval.cli import emit, json_option, say
 from retrieval.commands.options import sheet_option
-from retrieval.decoding import embed_files
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
+from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
-from retrieval.searching.query import RERANKS, Options
-from retrieval.searching.rerank import mean_query
+from retrieval.search.query import RERANKS, Options
+from retrieval.search.rerank import mean_query
 from retrieval.text import columns
 
 

@@ -9,11 +9,11 @@ import click
 
 from retrieval.cli import emit, json_option
 from retrieval.gallery import Gallery
-from retrieval.storage.compact import compact as compact_gallery
-from retrieval.storage.transfer import export, import_vectors
-from retrieval.storage.verify import Problem
-from retrieval.storage.verify import verify as verify_gallery
 from retrieval.text import columns
+from retrieval.upkeep.compact import compact as compact_gallery
+from retrieval.upkeep.transfer import export, import_vectors
+from retrieval.upkeep.verify import Problem
+from retrieval.upkeep.verify import verify as verify_gallery
 
 _FILE = click.Path(path_type=Path)
 _gallery_argument = click.argument("gallery", type=_FILE)

@@ -1,1 +1,1 @@
-"""How pictures come into a gallery."""
+"""Ingestion: from image files, tables and archives to items of a gallery."""

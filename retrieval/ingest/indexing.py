@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.decoding import BATCH, Decoded, Familiar, read_ahead
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
-from retrieval.ingest.planning import Contents, Plan, duplicates, make_plan, moved
+from retrieval.images.decode import BATCH, Decoded, Familiar, read_ahead
+from retrieval.ingest.plan import Contents, Plan, duplicates, make_plan, moved
 from retrieval.ingest.sources import Metadata, Picture, Scan, collect, exists
 from retrieval.progress import Progress
 from retrieval.storage.records import BadFile, Change, NewItem, StoredItem

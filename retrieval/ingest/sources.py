@@ -12,8 +12,9 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError, InputError
-from retrieval.images import SUFFIXES
-from retrieval.ingest import shards, tables
+from retrieval.images import shards
+from retrieval.images.load import SUFFIXES
+from retrieval.ingest import tables
 from retrieval.storage import schema
 from retrieval.storage.records import BadFile, FileStamp, Value
 

@@ -1,1 +1,1 @@
-"""What people read of an evaluation, a comparison or a search."""
+"""Rendering: reports, comparisons and contact sheets as HTML, figures as SVG."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retrieval.figures import svg
+from retrieval.reports.figures import svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

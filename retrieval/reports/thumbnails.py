@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from retrieval.decoding import Decoded, decode_ahead
+from retrieval.images.decode import Decoded, decode_ahead
 
 SIDE = 112  # pixels
 # What stands for a picture that cannot be read any more: a tile that fits light and dark pages.

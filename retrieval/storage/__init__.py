@@ -1,1 +1,1 @@
-"""What a gallery keeps on disk, and how it stays whole."""
+"""Storage of a gallery: one SQLite file as the commit point, immutable vector segments. All SQL is here."""

@@ -20,8 +20,8 @@ from pydantic import model_validator as validator
 from pydantic_core import from_json
 
 from retrieval.errors import InputError
-from retrieval.searching.query import RERANKS, Options
-from retrieval.searching.where import MAX_LENGTH
+from retrieval.search.query import RERANKS, Options
+from retrieval.search.where import MAX_LENGTH
 from serve.fetching import LONGEST, MAX_BYTES, SECONDS
 from serve.queries import Cropped, One
 from serve.regions import MIN_SIDE, Region

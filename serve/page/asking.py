@@ -12,7 +12,7 @@ from PIL import Image
 
 from retrieval.errors import InputError
 from retrieval.gallery import Hit
-from retrieval.searching.query import Options
+from retrieval.search.query import Options
 from serve.errors import OtherModelError
 from serve.page.wishes import Wishes
 from serve.queries import One, Together

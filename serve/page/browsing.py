@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrieval.gallery import Gallery, Item
-from retrieval.searching.query import nameable
-from retrieval.searching.where import Value, compile_sql, parse
+from retrieval.search.query import nameable
+from retrieval.search.where import Value, compile_sql, parse
 from retrieval.storage.schema import ALIVE
 
 SIZE = 60

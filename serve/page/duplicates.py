@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
-from retrieval.gallery_evaluation import state_of
-from retrieval.searching.duplicates import Group, find_duplicates
+from retrieval.upkeep.duplicates import Group, find_duplicates
 from serve.page.background import Background, Look, still
 from serve.page.failures import nameless
 from serve.recent import Recent

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from retrieval.searching.duplicates import Group
 from retrieval.text import count
+from retrieval.upkeep.duplicates import Group
 from serve.page.browsing import last_page
 from serve.page.changing import remove_button
 from serve.page.gallery_view import card

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from retrieval.errors import InputError
-from retrieval.gallery_evaluation import check_labels, evaluate_gallery, state_of
+from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
 from serve.errors import BusyError
 from serve.page import evaluation_view, figures_tab, views
 from serve.page.background import POLL, Background, progress, still

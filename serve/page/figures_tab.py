@@ -14,8 +14,8 @@ from retrieval.analysis.triplets import triplets
 from retrieval.analysis.tsne import SHOWN, tsne_map
 from retrieval.analysis.tsne_marks import WALK
 from retrieval.errors import InputError
-from retrieval.gallery_evaluation import check_labels, state_of
-from retrieval.stored import stored
+from retrieval.evaluation.gallery import check_labels, state_of
+from retrieval.storage.contents import stored
 from serve.errors import BusyError
 from serve.page import figures_view
 from serve.page.background import POLL, Background, progress, still

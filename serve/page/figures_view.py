@@ -9,8 +9,8 @@ import numpy as np
 
 from retrieval.analysis import triplets, tsne
 from retrieval.analysis.tsne_marks import marks
-from retrieval.figures import render
 from retrieval.reports import page
+from retrieval.reports.figures import render
 from serve.page.views import note, picture
 from serve.service import Facts
 

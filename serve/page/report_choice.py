@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError
-from retrieval.gallery_evaluation import state_of
-from retrieval.report import Report, kept, render
-from retrieval.reports.contenders import Contender
-from retrieval.reports.numbers import percent
-from retrieval.stored import finder
+from retrieval.evaluation.contenders import Contender
+from retrieval.evaluation.gallery import state_of
+from retrieval.evaluation.numbers import percent
+from retrieval.evaluation.report import Report, kept, render
+from retrieval.storage.contents import finder
 from serve.page import evaluation_view, views
 from serve.service import SearchService
 
@@ -121,11 +121,11 @@ def _side_by_side(reports: list[Report], pick: Callable[[Path], int | None]) -> 
     names = [report.created[:19].replace("T", " ") for report in reports]
     if names[0] == names[1]:
         names = [f"{name} ({which})" for name, which in zip(names, ("this", "the other"), strict=True)]
-    from retrieval.reports import compare_page  # what it tests with takes a second to import
-    from retrieval.reports.compare import compare
+    from retrieval.evaluation.comparison import compare
+    from retrieval.reports import comparison
 
     this, other = (Contender(name, (report,)) for name, report in zip(names, reports, strict=True))
-    return compare_page.render(compare([other, this]), pick)
+    return comparison.render(compare([other, this]), pick)
 
 
 def _written(folder: Path) -> int:

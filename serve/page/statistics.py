@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
-from retrieval.gallery_evaluation import state_of
 from retrieval.storage.schema import ALIVE, quoted
 from retrieval.storage.store import Store
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from retrieval.searching.query import Options
+from retrieval.search.query import Options
 
 MAX_K = 100
 
@@ -19,7 +19,7 @@ class Wishes:
 
     Attributes:
         k: how many, 1 to `MAX_K`.
-        where: a condition they fulfil, see `retrieval.searching.where`; empty: any.
+        where: a condition they fulfil, see `retrieval.search.where`; empty: any.
         min_score: the lowest score; `None`: any.
         group_by: a column, of whose values each gives its best picture alone; empty: none.
     """

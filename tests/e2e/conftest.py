@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from retrieval import Gallery
-from retrieval.gallery_evaluation import evaluate_gallery
+from retrieval.evaluation.gallery import evaluate_gallery
 from tests.e2e.page_driver import in_a_tab, visiting
 from tests.e2e.page_gallery import confused, formulas, stock, twice
 from tests.serve.serving import SERVE, Server, serving

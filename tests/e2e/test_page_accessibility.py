@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from retrieval.gallery_evaluation import evaluate_gallery
+from retrieval.evaluation.gallery import evaluate_gallery
 from tests.conftest import lookalike_here
 from tests.e2e.accessibility import cut_off, violations, walk
 from tests.e2e.page_driver import below, expect_results, settle, upload, visiting, watched

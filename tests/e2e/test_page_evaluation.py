@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
-from retrieval.report import Report, kept
+from retrieval.evaluation.report import Report, kept
 from tests.e2e.page_driver import below, expect_results, visiting, watched
 from tests.serve.serving import Server
 

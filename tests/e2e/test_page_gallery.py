@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
-from retrieval.searching.duplicates import find_duplicates
+from retrieval.upkeep.duplicates import find_duplicates
 from tests.e2e.page_driver import below, in_a_tab, settle, visiting, watched
 from tests.e2e.page_gallery import BRANDS, ODD, colourful
 from tests.serve.serving import SERVE, Server, serving

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from retrieval.evaluation import evaluate
+from retrieval.evaluation.score import evaluate
 from tests.e2e.page_driver import expect_results, settle, upload, watched
 from tests.serve.serving import Server
 

@@ -18,7 +18,7 @@ import export.model_file
 from export.model_file import export_model, export_run
 from export.pictures import Pictures
 from retrieval import Embedder, InputError, LookalikeError, Preprocess, load_image
-from retrieval.decoding import embed_files
+from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import draw
 from train import settings

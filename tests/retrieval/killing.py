@@ -26,11 +26,11 @@ import faiss
 import numpy as np
 
 from retrieval import Gallery
-from retrieval.ingest.keeping import Given, keep
-from retrieval.storage.compact import compact, merge_newest
+from retrieval.ingest.uploads import Given, keep
 from retrieval.storage.records import Change
 from retrieval.storage.store import Store
-from retrieval.storage.verify import verify
+from retrieval.upkeep.compact import compact, merge_newest
+from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import new_items, unit_vectors
 

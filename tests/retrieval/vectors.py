@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrieval.searching.index import Index
-from retrieval.searching.snapshot import Snapshot
+from retrieval.search.index import Index
+from retrieval.search.snapshot import Snapshot
 
 
 def clustered(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, load_image
-from retrieval.searching.query import Options
+from retrieval.search.query import Options
 from serve.app import create_app
 from serve.service import SearchService
 from tests.conftest import draw

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery
-from retrieval.decoding import cores
-from retrieval.ingest.rebuilding import rebuild
+from retrieval.images.decode import cores
+from retrieval.ingest.rebuild import rebuild
 from serve.app import create_app
 from serve.batching import Batcher
 from serve.errors import BusyError, LateError

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from retrieval.storage.transfer import import_vectors
+from retrieval.upkeep.transfer import import_vectors
 from serve.api.problems import CODES
 from serve.app import create_app
 from serve.service import SearchService

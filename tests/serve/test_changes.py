@@ -23,8 +23,8 @@ from PIL import Image
 from retrieval import Gallery, InputError
 from retrieval.embedder import Embedder
 from retrieval.errors import ImageError
-from retrieval.ingest.rebuilding import rebuild
-from retrieval.storage.verify import verify
+from retrieval.ingest.rebuild import rebuild
+from retrieval.upkeep.verify import verify
 from serve import changes
 from serve.changes import Added
 from serve.errors import BusyError, NotAllowedError, UnavailableError, UnknownItemError, UnwritableError

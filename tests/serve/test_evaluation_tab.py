@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from retrieval import Gallery
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
-from retrieval.gallery_evaluation import evaluate_gallery
-from retrieval.report import Report, kept
-from retrieval.stored import stored
+from retrieval.evaluation.gallery import evaluate_gallery
+from retrieval.evaluation.report import Report, kept
+from retrieval.storage.contents import stored
 from serve.page import figures_tab
 from serve.page.background import Background
 from serve.page.evaluation_tab import Evaluation
@@ -32,7 +32,7 @@ from serve.page.report_choice import Choice, Reports
 from serve.service import SearchService
 from tests.conftest import draw
 from tests.retrieval.filling import bare_gallery, commit, new_items, unit_vectors
-from tests.retrieval.html_page import Page
+from tests.retrieval.reports.html_page import Page
 from tests.serve.page_events import send_event
 from tests.serve.serving import SERVE, serving
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
-from retrieval.searching.duplicates import Group, find_duplicates
-from retrieval.searching.where import parse
+from retrieval.search.where import parse
 from retrieval.storage.records import FileStamp, NewItem
+from retrieval.upkeep.duplicates import Group, find_duplicates
 from serve import changes
 from serve.errors import BusyError, UnavailableError
 from serve.page import browsing, duplicates, statistics_view

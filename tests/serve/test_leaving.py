@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from retrieval.decoding import cores
+from retrieval.images.decode import cores
 from serve.app import create_app
 from serve.service import SearchService
 from serve.workers import Limits

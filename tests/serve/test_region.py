@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from retrieval import Embedder, Gallery, InputError
-from retrieval.searching.query import Options
+from retrieval.search.query import Options
 from retrieval.storage.identity import DECLARED
 from serve.app import create_app
 from serve.client import ApiError, Client

@@ -25,7 +25,7 @@ from serve.page.wishes import Wishes
 from serve.permissions import Permissions
 from serve.service import SearchService
 from tests.conftest import draw, unzip_shared
-from tests.retrieval.bombs import BOMBS, chunk, saved
+from tests.retrieval.images.bombs import BOMBS, chunk, saved
 from tests.serve.listening import answering
 from tests.serve.page_events import search_with, upload
 from tests.serve.processes import memory, most_memory

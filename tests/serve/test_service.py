@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
-from retrieval.searching.query import Options
+from retrieval.search.query import Options
 from serve.page import asking
 from serve.page.asking import Found
 from serve.page.wishes import Wishes

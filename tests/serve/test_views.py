@@ -24,7 +24,7 @@ from serve.page.visit import Visit
 from serve.page.wishes import MAX_K, Wishes
 from serve.service import Facts, Query, SearchService
 from serve.thumbnails import encode
-from tests.retrieval.html_page import Page
+from tests.retrieval.reports.html_page import Page
 
 _SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
 _NASTY = "<img src=x onerror=alert(1)>'\"&${1+1}{{2}}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from retrieval.errors import InputError
-from retrieval.figures import render
+from retrieval.reports.figures import render
 from train import losses
 from train.analysis import gradients
 from train.commands.analyze.gradients import gradients as command

@@ -8,7 +8,7 @@ import pytest
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
-from retrieval.figures import render
+from retrieval.reports.figures import render
 from train.analysis import synthetic
 from train.commands.analyze.synthetic import synthetic as command
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrieval.errors import InputError
-from retrieval.figures import render
+from retrieval.reports.figures import render
 from tests.conftest import lookalike_here
 from train import losses
 from train.analysis import training

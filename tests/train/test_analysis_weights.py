@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from retrieval.errors import InputError
-from retrieval.figures import render
+from retrieval.reports.figures import render
 from train.analysis import weights
 from train.analysis.specs import read_losses
 from train.commands.analyze.weights import weights as command

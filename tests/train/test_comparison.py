@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retrieval.evaluation import Result
+from retrieval.evaluation.score import Result
 from train.comparison import Outcome, compare
 
 

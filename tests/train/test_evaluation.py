@@ -14,9 +14,10 @@ import torch
 import yaml
 
 from export.model_file import export_run
-from retrieval import Embedder, Gallery, InputError, metrics, report
-from retrieval.evaluation import CURVE_KS
-from retrieval.measures import clustering
+from retrieval import Embedder, Gallery, InputError, metrics
+from retrieval.evaluation import report
+from retrieval.evaluation.score import CURVE_KS
+from retrieval.metrics import clustering
 from tests.conftest import draw
 from train import data, settings
 from train.data import DataSet, LabelledImage

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from retrieval import InputError, LookalikeError, metrics
-from retrieval.decoding import embed_files
+from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import draw
 from train import data, settings

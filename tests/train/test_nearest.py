@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retrieval import metrics
-from retrieval.measures import neighbours
+from retrieval.metrics import neighbours
 from train import nearest
 
 CPU = torch.device("cpu")

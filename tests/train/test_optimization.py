@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from retrieval.preprocess import Preprocess
+from retrieval.images.preprocess import Preprocess
 from train import losses
 from train.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from train.model import EmbeddingModel

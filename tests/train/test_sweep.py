@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from retrieval import InputError, LookalikeError
-from retrieval.report import Report
+from retrieval.evaluation.report import Report
 from tests.conftest import draw, lookalike_here
 from train.comparison import Comparison
 from train.loop import pixel_embedder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.figures import COLOURS
+from retrieval.reports.figures import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
-from retrieval.figures import COLOURS, MARKERS, caption
-from retrieval.measures.ranking import rank
+from retrieval.metrics.ranking import rank
+from retrieval.reports.figures import COLOURS, MARKERS, caption
 from train.losses.arcs import closest_points
 from train.losses.negatives import Interpolated, Symmetric
 from train.losses.pairs import alternate_pairs

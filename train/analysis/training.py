@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.figures import COLOURS, caption
+from retrieval.reports.figures import COLOURS, caption
 from train.run import Run
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retrieval.errors import InputError
-from retrieval.figures import COLOURS
+from retrieval.reports.figures import COLOURS
 from train.analysis.specs import NamedLoss
 from train.losses import pair_weights
 

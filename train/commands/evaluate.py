@@ -13,7 +13,7 @@ from train import data as datasets_by_name
 from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
-    from retrieval.report import Report
+    from retrieval.evaluation.report import Report
 
 
 @click.command()
@@ -70,7 +70,7 @@ def evaluate(
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
     """
-    from retrieval.report import table
+    from retrieval.evaluation.report import table
 
     if data is None:
         if baselines or which or linear_probe:
@@ -94,8 +94,8 @@ def evaluate(
 
 
 def _by_itself(target: Path) -> Report:
+    from retrieval.evaluation.gallery import evaluate_gallery
     from retrieval.gallery import Gallery
-    from retrieval.gallery_evaluation import evaluate_gallery
 
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from retrieval.decoding import Decoded, decode_ahead
 from retrieval.errors import ImageError
-from retrieval.preprocess import Preprocess
+from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
 from train.data.labels import DataSet, LabelledImage
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrieval.errors import InputError
-from retrieval.images import SUFFIXES
+from retrieval.images.load import SUFFIXES
 from train.data.classes import CIFAR100_SUPER_CLASS
 from train.data.labels import LabelledImage, Splits
 

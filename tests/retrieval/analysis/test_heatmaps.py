@@ -9,7 +9,7 @@ import pytest
 
 from retrieval import Embedder, InputError
 from retrieval.analysis.heatmaps import draw, heatmaps, overlay
-from retrieval.figures import render
+from retrieval.reports.figures import render
 from tests.conftest import draw as picture
 from tests.retrieval.commands.test_model import linear_model
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retrieval import InputError
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.spectrum import Spectrum, draw, spectrum
-from retrieval.figures import render
+from retrieval.reports.figures import render
 
 
 def cloud(seed: int, sizes: tuple[int, ...] = (5, 9, 2, 1), dim: int = 6) -> Embeddings:

@@ -12,7 +12,7 @@ import pytest
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import draw, same_images, size, triplets
-from retrieval.figures import MANY, render
+from retrieval.reports.figures import MANY, render
 
 
 def random_embeddings(seed: int, labels: str = "aaabbbbccd") -> Embeddings:

@@ -15,7 +15,7 @@ from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.tsne import Map, draw, tsne_map
 from retrieval.analysis.tsne_page import page
-from retrieval.figures import render
+from retrieval.reports.figures import render
 from tests.conftest import draw as picture
 
 

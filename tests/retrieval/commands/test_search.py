@@ -12,7 +12,7 @@ import pytest
 
 from retrieval import Embedder, Gallery
 from tests.conftest import draw, lookalike
-from tests.retrieval.html_page import Page
+from tests.retrieval.reports.html_page import Page
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
-from retrieval.images import read_bytes
+from retrieval.images.load import read_bytes
 from retrieval.ingest.indexing import add_images
 from tests.conftest import draw
 

@@ -9,7 +9,7 @@ import pytest
 from retrieval.errors import InputError
 from retrieval.reports.sheet import Row, Tile, write_sheet
 from tests.conftest import draw
-from tests.retrieval.html_page import Page
+from tests.retrieval.reports.html_page import Page
 
 
 def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:

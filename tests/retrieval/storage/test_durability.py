@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
-from retrieval.storage.compact import compact
 from retrieval.storage.store import Store
-from retrieval.storage.verify import verify
+from retrieval.upkeep.compact import compact
+from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, commit, contents, new_items, unit_vectors
 from tests.retrieval.format_1 import old_gallery
 from tests.retrieval.killing import OPERATIONS

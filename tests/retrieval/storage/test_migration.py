@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery, LookalikeError
-from retrieval.ingest.planning import present
-from retrieval.storage.verify import verify
+from retrieval.ingest.plan import present
+from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import commit, contents, unit_vectors
 from tests.retrieval.format_1 import old_gallery
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
-from retrieval.storage.compact import compact
 from retrieval.storage.records import BadFile, Change, FileStamp, NewItem, Value
 from retrieval.storage.store import Store
-from retrieval.storage.verify import verify
+from retrieval.upkeep.compact import compact
+from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, commit, contents, new_items, small_gallery, unit_vectors
 
 

@@ -10,7 +10,7 @@ import click
 
 from retrieval.cli import emit, json_option
 from retrieval.errors import InputError
-from retrieval.figures import save
+from retrieval.reports.figures import save
 from train.commands.analyze.targets import out_option, png_option, say_written
 
 

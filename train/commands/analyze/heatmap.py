@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from retrieval.cli import emit, json_option, say
-from retrieval.figures import caption, save
+from retrieval.reports.figures import caption, save
 from train.commands.analyze.targets import out_option, png_option
 
 

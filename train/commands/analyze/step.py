@@ -10,7 +10,7 @@ import click
 
 from retrieval.cli import emit, json_option
 from retrieval.errors import InputError
-from retrieval.figures import caption, save
+from retrieval.reports.figures import caption, save
 from train.commands.analyze.targets import (
     TARGET,
     data_option,

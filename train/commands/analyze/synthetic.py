@@ -11,7 +11,7 @@ import click
 from retrieval import text
 from retrieval.cli import emit, json_option
 from retrieval.errors import InputError
-from retrieval.figures import save
+from retrieval.reports.figures import save
 from train.commands.analyze.targets import (
     TARGET,
     baseline_option,

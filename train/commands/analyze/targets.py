@@ -12,12 +12,12 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.cli import say
-from retrieval.decoding import embed_files
 from retrieval.errors import InputError
-from retrieval.figures import named
 from retrieval.gallery import Gallery
+from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from retrieval.stored import stored
+from retrieval.reports.figures import named
+from retrieval.storage.contents import stored
 from train import data as datasets_by_name
 from train.commands import DATA_HELP
 from train.contestants import Contestant, baseline, open_target

@@ -9,7 +9,7 @@ import click
 
 from retrieval import text
 from retrieval.cli import emit, json_option
-from retrieval.figures import save
+from retrieval.reports.figures import save
 from train.commands.analyze.targets import names_of, out_option, png_option, say_written
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from retrieval.cli import emit, json_option
-from retrieval.figures import save, write
+from retrieval.reports.figures import save, write
 from train.commands.analyze.targets import (
     TARGET,
     data_option,

@@ -1,0 +1,1 @@
+"""Evaluations as numbers: scores, findings, reports, comparisons. `retrieval.reports` renders them."""

@@ -1,1 +1,0 @@
-"""How good embeddings are: from neighbours to metrics and their intervals."""

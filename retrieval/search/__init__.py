@@ -1,0 +1,1 @@
+"""Search in a gallery: FAISS indexes, query options, filters and re-ranking."""

@@ -1,1 +1,0 @@
-"""How a gallery is searched."""

@@ -1,0 +1,1 @@
+"""Gallery maintenance: verify, compact, export and import, near-duplicates, statistics."""

@@ -1,0 +1,269 @@
+"""Reports side by side: differences, tests and queries as counted by hand; strangers are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import InputError
+from retrieval.evaluation.comparison import Comparison, compare
+from retrieval.evaluation.contenders import Contender, contenders
+from retrieval.evaluation.findings import Pictures, find
+from retrieval.evaluation.report import Report
+from retrieval.evaluation.score import evaluate
+from retrieval.reports import comparison
+from tests.conftest import draw, lookalike
+
+NAMES = ("cat", "dog", "<i>cow</i>", "hen")
+
+
+def report(
+    root: Path, seed: int, *, noise: float = 0.7, kept: Sequence[int] = range(40), data: str = "folder:zoo"
+) -> Report:
+    """A model of four classes, the worse the noisier, on some of 40 pictures."""
+    random = np.random.default_rng(seed)
+    labels = np.arange(40) % 4
+    vectors = (np.eye(4, 8)[labels] + noise * random.normal(size=(40, 8)))[list(kept)]
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    numbers = labels[list(kept)]
+    paths = [root / f"class{labels[i]}" / f"{i}.png" for i in kept]
+    side = Pictures(paths, [NAMES[number] for number in numbers], [f"{i:064x}" for i in kept])
+    evaluation = evaluate("after training", vectors, numbers)
+    return Report(
+        data=data,
+        protocol="each searched for among all the others",
+        images=len(numbers),
+        classes=4,
+        fingerprint=None,
+        results=[evaluation.result],
+        seed=seed,
+        findings=find(evaluation, side, side),
+    )
+
+
+def right(report: Report) -> np.ndarray:
+    """Which queries find their class first, bool [N]."""
+    assert report.findings is not None
+    return np.array(report.findings.queries.first_right) == 1
+
+
+def side_by_side(**reports: Report | Sequence[Report]) -> Comparison:
+    return compare(
+        [Contender(name, (r,) if isinstance(r, Report) else tuple(r)) for name, r in reports.items()]
+    )
+
+
+def test_two_models_on_the_same_queries(tmp_path: Path) -> None:
+    poor, good = report(tmp_path, 1, noise=1.0), report(tmp_path, 2, noise=0.5)
+    found = side_by_side(poor=poor, good=good)
+    first, other = found.rows
+    assert first.differences == {}
+    assert other.differences["recall_at_1"] == pytest.approx(right(good).mean() - right(poor).mean())
+    assert other.differences["nmi"] == pytest.approx(good.results[0].nmi - poor.results[0].nmi)  # type: ignore[operator]
+    assert other.welch is None
+    (pair,) = found.pairs
+    gained, lost = right(good) & ~right(poor), right(poor) & ~right(good)
+    assert (pair.queries, pair.gained, pair.lost) == (40, gained.sum(), lost.sum())
+    assert pair.mcnemar is not None
+    assert (pair.mcnemar.only_ours, pair.mcnemar.only_theirs) == (gained.sum(), lost.sum())
+    assert poor.findings is not None
+    paths = np.array(poor.findings.queries.path)
+    assert {query.path for query in pair.gained_queries} == set(paths[gained])
+    assert {query.path for query in pair.lost_queries} == set(paths[lost])
+    assert all((query.first, query.other) == (0, 1) for query in pair.gained_queries)
+    changes = {change.name: change for change in pair.classes}
+    labels = np.array([NAMES[i % 4] for i in range(40)])
+    for name in NAMES:
+        assert changes[name].queries == 10
+        assert changes[name].first == pytest.approx(right(poor)[labels == name].mean())
+        assert changes[name].other == pytest.approx(right(good)[labels == name].mean())
+    differences = [change.other - change.first for change in pair.classes]
+    assert differences == sorted(differences, reverse=True)
+    assert found.notes == []
+
+
+def test_groups_are_compared_over_their_runs(tmp_path: Path) -> None:
+    poor = [report(tmp_path, seed, noise=1.0) for seed in (1, 2, 3)]
+    good = [report(tmp_path, seed, noise=0.6) for seed in (4, 5, 6)]
+    found = side_by_side(poor=poor, good=good)
+    first, other = found.rows
+    recalls = [[r.results[0].recall[1] for r in group] for group in (poor, good)]
+    assert first.numbers["recall_at_1"].mean == pytest.approx(statistics.mean(recalls[0]))
+    assert first.numbers["recall_at_1"].std == pytest.approx(statistics.stdev(recalls[0]))
+    assert (first.runs, first.seeds, other.seeds) == (3, [1, 2, 3], [4, 5, 6])
+    spread = sum(statistics.variance(group) / 3 for group in recalls) ** 0.5
+    assert other.welch is not None
+    assert other.welch.t == pytest.approx(
+        (statistics.mean(recalls[1]) - statistics.mean(recalls[0])) / spread
+    )
+    (pair,) = found.pairs
+    assert pair.mcnemar is None
+    share = np.mean([right(r) for r in good], 0) - np.mean([right(r) for r in poor], 0)
+    assert (pair.gained, pair.lost) == ((share > 1e-9).sum(), (share < -1e-9).sum())
+    clearest = pair.gained_queries[0]
+    assert clearest.other - clearest.first == pytest.approx(share.max())
+
+
+def test_a_group_beside_a_single_report_has_no_test(tmp_path: Path) -> None:
+    found = side_by_side(one=report(tmp_path, 1), many=[report(tmp_path, 2), report(tmp_path, 3)])
+    assert (found.rows[1].welch, found.pairs[0].mcnemar) == (None, None)
+    assert comparison.table(found).splitlines()[2].split()[-1] == "-"
+
+
+def test_other_images_are_refused_unless_some_are_shared(tmp_path: Path) -> None:
+    ours = report(tmp_path, 1)
+    elsewhere = report(tmp_path, 2, data="folder:farm")
+    assert ours.findings is not None
+    assert elsewhere.findings is not None
+    strangers = dataclasses.replace(elsewhere.findings.queries, content=["ffffffffffff"] * 40)
+    other_files = dataclasses.replace(
+        elsewhere, findings=dataclasses.replace(elsewhere.findings, queries=strangers)
+    )
+    with pytest.raises(InputError, match="data 'folder:farm', not 'folder:zoo'"):
+        side_by_side(ours=ours, theirs=other_files)
+    with pytest.raises(InputError, match="files of other names or contents"):
+        side_by_side(ours=ours, theirs=dataclasses.replace(other_files, data=ours.data))
+    found = side_by_side(ours=ours, theirs=elsewhere)
+    assert found.pairs[0].queries == 40
+    assert "data 'folder:farm', not 'folder:zoo'" in found.notes[0]
+
+
+def test_only_shared_queries_are_compared(tmp_path: Path) -> None:
+    found = side_by_side(all=report(tmp_path, 1), some=report(tmp_path, 2, kept=range(8, 40)))
+    assert found.pairs[0].queries == 32
+    assert "images '32', not '40'" in found.notes[0]
+
+
+def test_reports_that_do_not_know_their_queries_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    old = dataclasses.replace(report(tmp_path, 1), findings=None)
+    found = side_by_side(old=old, new=report(tmp_path, 2))
+    assert found.pairs == []
+    assert "recall_at_1" in found.rows[1].differences
+    assert "nothing is known of old" in found.notes[0]
+    with pytest.raises(InputError, match="other things"):
+        side_by_side(old=old, new=report(tmp_path, 2, kept=range(8, 40)))
+
+
+def test_one_is_not_enough_and_seeds_should_differ(tmp_path: Path) -> None:
+    ours = report(tmp_path, 1)
+    with pytest.raises(InputError, match="two reports or more"):
+        side_by_side(ours=ours)
+    found = side_by_side(twice=[ours, ours], other=report(tmp_path, 2))
+    assert "twice has several runs of one seed" in found.notes[0]
+
+
+def test_the_page_is_safe_and_has_the_pictures(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"class{number % 4}").mkdir(exist_ok=True)
+        draw(number, hue=number % 4).save(tmp_path / f"class{number % 4}" / f"{number}.png")
+    models = {"<b>poor</b>": report(tmp_path, 1, noise=1.0), "good $x_1$": report(tmp_path, 2, noise=0.5)}
+    found = side_by_side(**models)
+    comparison.save(found, tmp_path / "out")
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "&lt;b&gt;poor&lt;/b&gt;" in page
+    assert "<b>poor" not in page
+    assert "<i>cow" not in page
+    assert "<script" not in page
+    assert page.count("src='data:image/webp;base64,") == min(14, found.pairs[0].gained) + min(
+        14, found.pairs[0].lost
+    )
+    kept = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert kept["rows"][1]["differences"]["recall_at_1"] == found.rows[1].differences["recall_at_1"]
+    assert kept == json.loads(json.dumps(found.to_dict()))
+
+
+def test_the_table_has_differences_and_p(tmp_path: Path) -> None:
+    found = side_by_side(poor=report(tmp_path, 1, noise=1.5), good=report(tmp_path, 2, noise=0.3))
+    head, poor, good, *notes = comparison.table(found).splitlines()
+    assert head.split()[:5] == ["runs", "R@1", "R@2", "R@4", "R@8"]
+    assert poor.split()[-2:] == ["-", "-"]
+    assert good.split()[-2] == f"{100 * found.rows[1].differences['recall_at_1']:+.1f}"
+    assert "McNemar" in notes[0]
+
+
+# ---- what a person names
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports as the commands leave them."""
+    folder = tmp_path_factory.mktemp("runs")
+    places = ("a/report", "b/report", "sweep/sct/seed-0", "sweep/sct/seed-1", "sweep/raw/seed-0", "lr=1")
+    for seed, place in enumerate(places):
+        report(folder / "pictures", seed).save(folder / place)
+    (folder / "sweep" / "results.json").write_text("{}")
+    (folder / "zoo").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a/report", "b/report"], {"a": [0], "b": [1]}),
+        (["a/report", "b/report/report.json"], {"a": [0], "b": [1]}),
+        (["a", "sweep/sct"], {"a": [0], "sct": [2, 3]}),
+        (["sweep/sct/seed-0", "sweep/raw/seed-0"], {"sct": [2], "raw": [4]}),
+        (["sweep/sct/seed-0", "sweep/sct/seed-1", "a"], {"seed-0": [2], "seed-1": [3], "a": [0]}),
+        (
+            ["sweep/sct/seed-0", "sweep/raw/seed-0", "sweep/sct/seed-1"],
+            {"sct/seed-0": [2], "raw/seed-0": [4], "sct/seed-1": [3]},
+        ),
+        (["sweep/sct/", "sweep/raw/"], {"sct": [2, 3], "raw": [4]}),
+        (["old=a/report", "new=b/report,sweep/raw/seed-0"], {"old": [0], "new": [1, 4]}),
+        (["sct=sweep/sct/seed-*", "a/report"], {"sct": [2, 3], "report": [0]}),
+        (["x=sweep/sct,sweep/sct/seed-1", "b/report"], {"x": [2, 3], "report": [1]}),
+    ],
+)
+def test_what_words_mean(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: dict[str, list[int]]
+) -> None:
+    monkeypatch.chdir(runs)
+    found = contenders(words)
+    assert {c.name: [report.seed for report in c.reports] for c in found} == expected
+
+
+def test_a_path_may_hold_an_equals_sign(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    assert [contender.name for contender in contenders(["lr=1", "b"])] == ["lr=1", "b"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("nowhere", "nowhere: no such report"),
+        ("x=a/report,nowhere-*", "nowhere-.*: no such report"),
+        ("zoo", "zoo: no report.json here"),
+        ("sweep/results.json", "no report.json here"),
+        ("x=", "NAME=REPORT"),
+        ("=a", "NAME=REPORT"),
+    ],
+)
+def test_what_is_no_report_is_refused(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
+) -> None:
+    monkeypatch.chdir(runs)
+    with pytest.raises(InputError, match=message):
+        contenders([word, "b/report"])
+
+
+def test_a_name_cannot_be_given_twice(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    with pytest.raises(InputError, match="x: named twice"):
+        contenders(["x=a", "x=b"])
+    with pytest.raises(InputError, match="named twice"):
+        contenders(["a", "a"])
+
+
+def test_the_command(runs: Path, tmp_path: Path) -> None:
+    words = ["compare", "old=a/report", "sweep/sct/", "--out", str(tmp_path / "c"), "--json"]
+    printed = json.loads(lookalike(*words, cwd=runs).stdout)
+    assert [(row["name"], row["runs"]) for row in printed["rows"]] == [("old", 1), ("sct", 2)]
+    assert json.loads((tmp_path / "c" / "compare.json").read_text()) == printed
+    assert (tmp_path / "c" / "compare.html").is_file()
+    assert "no such report" in lookalike("compare", "a", "nowhere", code=2, cwd=runs).stderr

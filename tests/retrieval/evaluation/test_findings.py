@@ -1,0 +1,158 @@
+"""What a report says about mistakes is what one finds by looking at every query in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval.evaluation.findings import (
+    CONFUSIONS,
+    HARDEST,
+    NEIGHBOURS,
+    Findings,
+    Pictures,
+    common_root,
+    find,
+)
+from retrieval.evaluation.score import Evaluation, evaluate
+
+NAMES = "abcdefg"
+
+
+def random_case(seed: int, count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors float32 [N, 6] and their class numbers, every class at least twice."""
+    random = np.random.default_rng(seed)
+    labels = np.r_[np.repeat(np.arange(classes), 2), random.integers(0, classes, count)]
+    vectors = random.normal(size=(len(labels), 6)) + random.normal(size=(classes, 6))[labels]
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def pictures(labels: np.ndarray) -> Pictures:
+    paths = [Path(f"/data/{NAMES[label]}/{number}.png") for number, label in enumerate(labels)]
+    return Pictures(
+        paths, [NAMES[label] for label in labels], [f"{number:064x}" for number in range(len(labels))]
+    )
+
+
+def findings_of(vectors: np.ndarray, labels: np.ndarray) -> tuple[Evaluation, Findings]:
+    evaluation = evaluate("ours", vectors, labels, ks=(1, 4))
+    return evaluation, find(evaluation, pictures(labels), pictures(labels))
+
+
+def neighbours_in_turn(vectors: np.ndarray) -> list[list[int]]:
+    """The others of every query, best first."""
+    cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    return [
+        sorted((j for j in range(len(vectors)) if j != i), key=lambda j, row=row: -row[j])
+        for i, row in enumerate(cosines)
+    ]
+
+
+@given(st.integers(0, 10_000), st.integers(2, 25), st.integers(2, 6))
+def test_everything_is_as_one_query_after_the_other(seed: int, count: int, classes: int) -> None:
+    vectors, labels = random_case(seed, count, classes)
+    _, found = findings_of(vectors, labels)
+    order = neighbours_in_turn(vectors)
+    ranks = [next(r for r, j in enumerate(row, 1) if labels[j] == labels[i]) for i, row in enumerate(order)]
+    assert found.queries.first_right == [rank if rank <= 4 else None for rank in ranks]
+    mistakes = Counter((labels[i], labels[order[i][0]]) for i, rank in enumerate(ranks) if rank > 1)
+    asked = Counter(labels.tolist())
+
+    assert found.classes.name == list(NAMES[:classes])
+    for number in range(classes):
+        right = sum(rank == 1 for rank, label in zip(ranks, labels, strict=True) if label == number)
+        assert found.classes.recall_at_1[number] == pytest.approx(right / asked[number])
+        taken = {other: n for (label, other), n in mistakes.items() if label == number}
+        worst = found.classes.mistaken_for[number]
+        assert (worst is None) == (not taken)
+        assert worst is None or taken[NAMES.index(worst)] == max(taken.values())
+
+    assert sum(map(sum, (confusion.counts for confusion in found.confusions))) == sum(mistakes.values())
+    for confusion in found.confusions:
+        a, b = map(NAMES.index, confusion.classes)
+        assert confusion.counts == (mistakes[a, b], mistakes[b, a])
+        assert confusion.queries == (asked[a], asked[b])
+        assert {found.label_of(confusion.query), confusion.answer.label} == set(confusion.classes)
+        best = max(
+            vectors[i] @ vectors[order[i][0]]
+            for i in range(len(labels))
+            if {labels[i], labels[order[i][0]]} == {a, b}
+        )
+        assert confusion.answer.score == pytest.approx(best, abs=1e-4)
+    totals = [sum(confusion.counts) for confusion in found.confusions]
+    assert totals == sorted(totals, reverse=True)
+
+    missed = [i for i, rank in enumerate(ranks) if rank > 1]
+    depth = {i: min(ranks[i], 5) for i in missed}
+    hardest = [hard.query for hard in found.hardest]
+    assert len(set(hardest)) == len(hardest) == min(len(missed), HARDEST)
+    assert sorted((depth[i] for i in missed), reverse=True)[:HARDEST] == [depth[i] for i in hardest]
+    for hard in found.hardest:
+        shown = order[hard.query][: min(NEIGHBOURS, 4)]
+        assert [n.path for n in hard.neighbours] == [f"{NAMES[labels[j]]}/{j}.png" for j in shown]
+        assert [n.right for n in hard.neighbours] == [labels[j] == labels[hard.query] for j in shown]
+        first = order[hard.query][ranks[hard.query] - 1]
+        assert hard.nearest_right.path == f"{NAMES[labels[first]]}/{first}.png"
+
+
+def test_similarities_are_those_of_all_pairs() -> None:
+    vectors, labels = random_case(3, 40, 4)
+    evaluation, found = findings_of(vectors, labels)
+    same = labels[:, None] == labels
+    assert sum(found.similarities.positive) == same.sum() - len(labels)
+    assert sum(found.similarities.negative) == (~same).sum()
+    assert 0 < found.similarities.overlap < 1
+    for ours, theirs in zip(
+        found.queries.average_precision, evaluation.similarities.average_precision, strict=True
+    ):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_it_survives_json() -> None:
+    found = findings_of(*random_case(1, 30, 5))[1]
+    assert Findings.from_dict(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+
+
+def test_what_cannot_be_answered_and_has_no_class_is_no_mistake() -> None:
+    """A query whose class is nowhere else, and a picture of the gallery without a class."""
+    query = np.eye(3, dtype=np.float32)
+    gallery = np.concatenate([query, 0.8 * query + 0.6 * np.roll(query, 1, axis=1)])
+    labels = np.array([0, 1, 2])
+    evaluation = evaluate("ours", query, labels, gallery, np.array([-1, 1, 3, 0, 3, 3]), ks=(1, 4))
+    searched = Pictures([Path(f"/shop/{i}.png") for i in range(6)], [None, "b", "d", "a", "d", "d"])
+    found = find(evaluation, pictures(labels), searched)
+    assert found.queries.first_right[1:] == [1, None]
+    assert found.queries.average_precision[2] is None
+    assert found.classes.queries == [1, 1, 0]
+    assert found.classes.recall_at_1 == [0.0, 1.0, None]
+    assert found.classes.mistaken_for == [None, None, None]
+    assert found.confusions == []
+    assert [hard.query for hard in found.hardest] == [0]
+    assert found.hardest[0].neighbours[0].label is None
+    assert found.hardest[0].nearest_right.path == "/shop/3.png"
+
+
+def test_many_classes_keep_the_most_confused_pairs_only() -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(400), 2)
+    vectors = random.normal(size=(800, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    side = Pictures(
+        [Path(f"/data/{i}.png") for i in range(800)], [str(label) for label in labels], ["0"] * 800
+    )
+    found = find(evaluate("ours", vectors, labels), side, side)
+    assert len(found.confusions) == CONFUSIONS
+    assert len(found.hardest) == HARDEST
+
+
+def test_the_root_is_what_all_paths_have_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert common_root([Path("shop/red/1.png"), Path("shop/blue/1.png")]) == tmp_path / "shop"
+    assert common_root([Path("shop/red/1.png")]) == tmp_path / "shop" / "red"

@@ -1,0 +1,201 @@
+"""A gallery measured on its own labelled images, against brute force; and the reports it keeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval import Gallery, InputError
+from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
+from retrieval.evaluation.report import Report, kept
+from retrieval.progress import Progress, Stage, told_to
+from retrieval.storage.contents import Places, finder, stored
+from retrieval.storage.records import OWN, Change, FileStamp, NewItem
+from tests.conftest import draw, lookalike_here
+from tests.retrieval.filling import bare_gallery, small_gallery, unit_vectors
+
+
+def filled(folder: Path, labels: Sequence[str | None], seed: int = 0) -> Gallery:
+    """A gallery of random vectors with these labels, whose files are not there."""
+    gallery = bare_gallery(folder)
+    items = [
+        NewItem(FileStamp("/pictures", f"{n}.jpg", 1, 1, label), f"{n:064x}", 4, 3)
+        for n, label in enumerate(labels)
+    ]
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(len(labels), seed), items)
+    gallery.refresh()
+    return gallery
+
+
+def recall_at(k: int, vectors: np.ndarray, labels: Sequence[str | None], asked: Sequence[int]) -> float:
+    """Of the queries that have one of their label to find, how many do within k: one by one."""
+    found = []
+    for query in asked:
+        others = [row for row in range(len(labels)) if row != query]
+        right = [labels[row] == labels[query] for row in others]
+        if any(right):
+            nearest = np.argsort(-(vectors[others] @ vectors[query]), kind="stable")[:k]
+            found.append(any(right[n] for n in nearest))
+    return float(np.mean(found))
+
+
+@given(
+    labels=st.lists(st.sampled_from(["a", "b", "c", None]), min_size=6, max_size=40), seed=st.integers(0, 9)
+)
+@settings(max_examples=15)
+def test_every_labelled_image_searches_all_the_others(
+    tmp_path_factory: pytest.TempPathFactory, labels: list[str | None], seed: int
+) -> None:
+    labels = ["a", "a", "b", *labels]
+    gallery = filled(tmp_path_factory.mktemp("g") / "g", labels, seed)
+    with pytest.MonkeyPatch.context() as without_figures:  # they take longer than all the rest
+        without_figures.setattr("retrieval.evaluation.report.render", lambda report: "")
+        report = evaluate_gallery(gallery)
+    asked = [row for row, label in enumerate(labels) if label]
+    (result,) = report.results
+    for k in (1, 2, 8):
+        assert result.recall[k] == pytest.approx(recall_at(k, unit_vectors(len(labels), seed), labels, asked))
+    assert (report.images, report.classes) == (len(asked), len(set(labels) - {None}))
+    assert report.fingerprint == gallery.fingerprint
+    assert any("without a label" in note for note in report.notes) == (None in labels)
+    assert report.findings is not None
+    assert report.findings.queries.content == [f"{row:064x}"[:12] for row in asked]
+
+
+def test_the_gallery_keeps_what_it_found(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g", ["a", "a", "b", "b", None])
+    reports = [evaluate_gallery(gallery) for _ in range(3)]
+    places = kept(gallery.folder)
+    assert [Report.load(place) for place in places] == reports, "also those of the same second"
+    assert {report.gallery_state for report in reports} == {state_of(gallery)}
+    (gallery.folder / "reports" / "9999").mkdir()
+    (gallery.folder / "reports" / "9999" / "report.html").touch()
+    assert kept(gallery.folder) == places, "one that was cut off is none"
+
+
+def test_of_many_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
+    labels = [None if n % 5 == 0 else "ab"[n % 2] for n in range(60)]
+    gallery = filled(tmp_path / "g", labels)
+    report = evaluate_gallery(gallery, limit=20)
+    assert report == Report(**{**vars(evaluate_gallery(gallery, limit=20)), "created": report.created})
+    assert (report.images, len(report.notes)) == (20, 2)
+    assert "sample of the 48" in report.notes[0]
+    assert report.findings is not None
+    asked = [int(Path(path).stem) for path in report.findings.queries.path]
+    assert all(labels[row] for row in asked)
+    assert report.results[0].recall[1] == pytest.approx(recall_at(1, unit_vectors(60), labels, asked))
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ([], "none of its images has a label"),
+        ([None, None, ""], "none of its images has a label"),
+        (["a", "a", None], "of one class"),
+        (["a", "b", None], "no two of its images share a label"),
+    ],
+)
+def test_labels_that_cannot_say_what_is_right(tmp_path: Path, labels: list[str | None], why: str) -> None:
+    gallery = filled(tmp_path / "g", labels)
+    for refusing in (check_labels, evaluate_gallery):
+        with pytest.raises(InputError, match=why):
+            refusing(gallery)
+    assert kept(gallery.folder) == []
+
+
+def test_the_state_is_another_when_what_it_holds_is(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
+    states = [state_of(gallery)]
+    evaluate_gallery(gallery)
+    with gallery.store.writing():
+        gallery.build_index("hnsw")
+    assert state_of(Gallery.open(gallery.folder)) == states[0], "neither a report nor an index is a change"
+    with gallery.store.writing():
+        gallery.store.amend([Change(4, stamp=FileStamp("/pictures", "3.jpg", 1, 1, "a"))])
+    states.append(state_of(gallery))
+    gallery.remove([1])
+    states.append(state_of(gallery))
+    states.append(state_of(filled(tmp_path / "h", ["a", "a", "b", "b"])))
+    assert len(set(states)) == 4
+
+
+def test_a_gallery_that_cannot_keep_a_report_is_not_measured(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g", ["a", "a", "b"])
+    (gallery.folder / "reports").rmdir()
+    (gallery.folder / "reports").touch()
+    stages: list[Stage] = []
+    with told_to(stages.append), pytest.raises(InputError, match="cannot keep a report"):
+        evaluate_gallery(gallery)
+    assert stages == [], "before any work"
+
+
+def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g", ["a", "b"] * 20)
+    stages: list[Stage] = []
+    with told_to(stages.append):
+        evaluate_gallery(gallery)
+    assert list(dict.fromkeys(stage.what for stage in stages)) == [
+        *("reading", "searching", "comparing all pairs", "clustering", "writing the report"),
+    ]
+    for what in {stage.what for stage in stages}:
+        done = [stage.done for stage in stages if stage.what == what]
+        assert done == sorted(done)
+        assert (done[0], done[-1]) == (0, stages[-1].total if what == stages[-1].what else 40)
+
+    def end(stage: Stage) -> None:
+        if stage.what == "clustering":
+            raise TimeoutError
+
+    with told_to(end), pytest.raises(TimeoutError):
+        evaluate_gallery(gallery)
+    assert len(kept(gallery.folder)) == 1
+    with Progress("nobody listens any more", 1, show=False) as progress:
+        progress.update()
+    assert stages[-1].what == "writing the report"
+
+
+def test_items_are_found_by_where_they_are(tmp_path: Path, shop: Path) -> None:
+    """Those of a folder, those that the gallery keeps itself, and those without a file."""
+    gallery = small_gallery(tmp_path)
+    gallery.add([shop])
+    (gallery.folder / OWN).mkdir()
+    draw(77).save(gallery.folder / OWN / "kept.png")
+    stamps = [FileStamp(OWN, "kept.png", 1, 1), FileStamp("", "", 0, 0), FileStamp("", "", 0, 0)]
+    items = [NewItem(stamp, "", 0, 0, key=key) for stamp, key in zip(stamps, "kxy", strict=True)]
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(3), items)
+    gallery.refresh()
+    ids = stored(gallery).ids.tolist()
+    assert len(ids) == 27
+    item_at = finder(gallery)
+    places = list(Places(gallery, ids))
+    assert [item_at(place) for place in places] == ids
+    assert sum(place.is_file() for place in places) == 25
+    assert [item_at(place) for place in (shop, shop / "red" / "9.png", tmp_path / "elsewhere")] == [None] * 3
+    gallery.remove([ids[0], ids[-1]])
+    assert [finder(gallery)(places[n]) for n in (0, 1, -1)] == [None, ids[1], None]
+
+
+def test_the_command_needs_no_other_images_and_no_torch(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['yaml'] = None\n"
+        f"from retrieval.cli import main; main(['evaluate', {str(gallery.folder)!r}, '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (folder,) = kept(gallery.folder)
+    assert json.loads(done.stdout) == json.loads((folder / "report.json").read_text())
+    assert "no such run" in lookalike_here("evaluate", str(tmp_path / "nowhere"), code=2).stderr
+    assert "--data" in lookalike_here("evaluate", str(tmp_path), code=2).stderr
+    refused = lookalike_here("evaluate", str(gallery.folder), "--baseline", "pixels", code=2)
+    assert "--data" in refused.stderr

@@ -1,0 +1,244 @@
+"""Reports: every number kept, nothing from outside, and no name can break the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import InputError
+from retrieval.evaluation import report
+from retrieval.evaluation.findings import Classes, Findings, Histogram, Pictures, Queries, find
+from retrieval.evaluation.report import Report
+from retrieval.evaluation.score import CURVE_KS, Result, evaluate
+from tests.conftest import draw
+
+
+def result(name: str, base: float) -> Result:
+    return Result(name, {k: min(1.0, base + 0.01 * i) for i, k in enumerate(CURVE_KS)}, base / 2, base / 3)
+
+
+@pytest.fixture
+def ours() -> Report:
+    return Report(
+        data="folder:<b>shop</b>",
+        protocol="each searched for among all the others",
+        images=30,
+        classes=3,
+        fingerprint="ab" * 32,
+        results=[result("raw pixels", 0.5), result("<script>x</script>", 0.75)],
+        bad_files=[("a<i>.png", "the file is empty")],
+    )
+
+
+def test_numbers_survive(ours: Report, tmp_path: Path) -> None:
+    ours.save(tmp_path)
+    assert Report.load(tmp_path) == ours
+    kept = json.loads((tmp_path / "report.json").read_text())
+    assert kept["results"][1]["recall"]["1"] == 0.75
+
+
+def read(page: str) -> tuple[set[str], list[str]]:
+    """The tags of a page, and everything that it refers to outside itself."""
+    tags, links = set(), []
+
+    class Reader(html.parser.HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.add(tag)
+            links.extend(v for k, v in attrs if k in ("src", "href", "xlink:href") and v and v[0] != "#")
+
+    Reader().feed(page)
+    return tags, links
+
+
+def test_page_is_self_contained_and_safe(ours: Report, tmp_path: Path) -> None:
+    ours.save(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    tags, links = read(page)
+    assert "script" not in tags
+    assert {"table", "svg", "figure"} <= tags
+    assert links == []
+    assert "75.0" in page
+    assert "&lt;b&gt;shop" in page
+
+
+def test_same_report_gives_the_same_page(ours: Report) -> None:
+    assert report.render(ours) == report.render(ours)
+
+
+def test_table_is_in_percent(ours: Report) -> None:
+    lines = report.table(ours).splitlines()
+    assert lines[0].split() == ["R@1", "R@2", "R@4", "R@8", "NMI", "F1"]
+    assert lines[1].split()[-6:] == ["50.0", "51.0", "52.0", "53.0", "25.0", "16.7"]
+
+
+@pytest.fixture
+def beside_theirs() -> Report:
+    """Published numbers with gaps, and a row that asks something else."""
+    return Report(
+        data="sop:x",
+        protocol="each searched for among all the others",
+        images=30,
+        classes=3,
+        fingerprint=None,
+        results=[
+            Result("published (a paper)", {1: 0.819, 10: 0.926}, nmi=0.9),
+            Result("after training", {1: 0.7, 10: 0.95, 1000: 1.0}, nmi=0.8, f1=0.3),
+            Result("after training", {1: 0.8, 10: 0.99, 1000: 1.0}, nmi=0.85, f1=0.4, by="chain"),
+        ],
+        ks=(1, 10, 1000),
+        notes=("They crop <b>.",),
+    )
+
+
+def test_what_is_not_known_is_a_gap(beside_theirs: Report, tmp_path: Path) -> None:
+    lines = report.table(beside_theirs).splitlines()
+    assert lines[0].split() == ["R@1", "R@10", "R@1000", "NMI", "F1"]
+    assert lines[1].split()[-5:] == ["81.9", "92.6", "-", "90.0", "-"]
+    assert lines[3].startswith("after training, by chain")
+    assert lines[4] == "They crop <b>."
+    beside_theirs.save(tmp_path)
+    assert Report.load(tmp_path) == beside_theirs
+
+
+def test_best_is_bold_among_those_that_ask_the_same(beside_theirs: Report) -> None:
+    rows = re.findall(r"<tr><th scope='row'>.*?</tr>", report.render(beside_theirs))
+    bold = {row[20:].partition("<")[0]: re.findall(r"<td class=best>([^<]*)", row) for row in rows}
+    assert bold == {
+        "Recall@1": ["81.9"],
+        "Recall@10": ["95.0"],
+        "Recall@1000": ["100.0"],
+        "NMI": ["90.0"],
+        "F1": ["30.0"],
+    }
+    assert "They crop &lt;b&gt;." in report.render(beside_theirs)
+
+
+def test_curve_of_gaps_and_of_nothing(beside_theirs: Report) -> None:
+    nothing = dataclasses.replace(beside_theirs, results=[Result("published (a paper)", nmi=0.5)])
+    assert "<svg" in report.render(nothing)
+    assert "<svg" in report.render(beside_theirs)
+
+
+def test_report_of_version_1_from_before_there_were_columns_and_notes(ours: Report, tmp_path: Path) -> None:
+    values = json.loads(json.dumps(ours.to_dict())) | {"format": 1}
+    for name in ("ks", "notes", "seed", "findings"):
+        del values[name]
+    for kept in values["results"]:
+        for name in [name for name in kept if name not in ("name", "recall", "nmi", "f1")]:
+            del kept[name]
+    (tmp_path / "report.json").write_text(json.dumps(values))
+    assert Report.load(tmp_path) == ours
+
+
+def test_reports_of_a_gallery_are_told_oldest_first(ours: Report, tmp_path: Path) -> None:
+    assert report.kept(tmp_path) == []
+    for name in ("2026-02-01", "2026-01-01"):
+        ours.save(tmp_path / "reports" / name)
+    assert [folder.name for folder in report.kept(tmp_path)] == ["2026-01-01", "2026-02-01"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 9}', '{"format": 1, "what": 2}'])
+def test_unreadable_report_says_so(tmp_path: Path, content: str) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(InputError, match="evaluate again"):
+        Report.load(tmp_path)
+
+
+# ---- with what the model got wrong
+
+
+@pytest.fixture
+def looked_into(tmp_path: Path) -> Report:
+    """A report on four classes that a poor model mixes up; two of the names would break a careless page."""
+    labels, paths = [], []
+    for label, name in enumerate(("cat", "<script>alert(1)</script>", 'it\'s a "dog"', "$x_1$ & co")):
+        folder = tmp_path / "data" / f"class{label}"
+        folder.mkdir(parents=True)
+        for seed in range(6):
+            paths.append(folder / f"{seed}'&.png")
+            draw(seed, hue=label).save(paths[-1])
+            labels.append(name)
+    random = np.random.default_rng(0)
+    numbers = np.unique(labels, return_inverse=True)[1]
+    vectors = random.normal(size=(24, 8)) + random.normal(size=(4, 8))[numbers] / 2
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    evaluation = evaluate("ours", vectors, numbers)
+    side = Pictures(paths, labels, [f"{number:064x}" for number in range(24)])
+    findings = find(evaluation, side, side)
+    return Report("folder:data", "each among the others", 24, 4, None, [evaluation.result], findings=findings)
+
+
+def test_findings_survive_and_show(looked_into: Report, tmp_path: Path) -> None:
+    looked_into.save(tmp_path / "report")
+    assert Report.load(tmp_path / "report") == looked_into
+    page = (tmp_path / "report" / "report.html").read_text()
+    tags, links = read(page)
+    assert "script" not in tags
+    assert all(link.startswith("data:image/webp;base64,") for link in links)
+    assert looked_into.findings is not None
+    assert len(links) >= 6 * len(looked_into.findings.hardest) > 0
+    for title in ("How similar", "Classes taken for each other", "The hardest queries", "Class by class"):
+        assert f"<h3>{title}" in page
+    for name in looked_into.findings.classes.name:
+        assert html.escape(name) in page.replace("<wbr>", "")
+
+
+def test_right_and_wrong_differ_in_more_than_colour(looked_into: Report) -> None:
+    page = report.render(looked_into)
+    assert looked_into.findings is not None
+    hardest = [[n.right for n in hard.neighbours] for hard in looked_into.findings.hardest]
+    right = sum(max(1, sum(rights)) for rights in hardest)  # the one that should be first, if no other
+    assert page.count("<li class='right'>") == page.count("\u2713 right") == right
+    mistakes = len(looked_into.findings.confusions[:12]) + sum(rights.count(False) for rights in hardest)
+    assert page.count("<li class='wrong'>") == page.count("\u2717 wrong") == mistakes
+
+
+def test_pictures_that_are_gone_are_grey(looked_into: Report, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "data")
+    _, links = read(report.render(looked_into))
+    assert len(set(links)) == 1
+    assert links[0].startswith("data:image/svg+xml;base64,")
+
+
+def test_a_model_without_mistakes() -> None:
+    vectors = np.repeat(np.eye(2, 4, dtype=np.float32), 3, axis=0)
+    labels = np.repeat([0, 1], 3)
+    evaluation = evaluate("ours", vectors, labels)
+    side = Pictures([Path(f"/nowhere/{i}.png") for i in range(6)], [str(x) for x in labels], ["0"] * 6)
+    perfect = Report("x", "y", 6, 2, None, [evaluation.result], findings=find(evaluation, side, side))
+    page = report.render(perfect)
+    assert "Every query finds its own class first." in page
+    assert "<img" not in page
+    assert "taken for each other" not in page
+
+
+def test_intervals_are_shown(looked_into: Report) -> None:
+    low, high = (f"{100 * end:.1f}" for end in looked_into.results[0].intervals["recall_at_1"])
+    assert f"{low} to {high}" in report.render(looked_into)
+    assert f"R@1 of ours: {low} to {high} with 95% confidence." in report.table(looked_into)
+
+
+def test_a_report_of_many_queries_stays_small(tmp_path: Path) -> None:
+    """Of 60,502 queries, as many as Stanford Online Products has, there are a few megabytes."""
+    count = 60_502
+    names = [f"class {number}" for number in range(11_316)]
+    queries = Queries(
+        [f"bicycle_final/{number:012}_{number % 10}.JPG" for number in range(count)],
+        ["0123456789ab"] * count,
+        [number % len(names) for number in range(count)],
+        [7] * count,
+        [0.123456] * count,
+    )
+    classes = Classes(names, [5] * len(names), [0.6] * len(names), [None] * len(names))
+    histogram = Histogram([0.0, 1.0], [1], [1], 1.0)
+    findings = Findings("ours", "/data", 64, queries, classes, histogram)
+    Report("sop:x", "y", count, len(names), None, [result("ours", 0.5)], findings=findings).save(tmp_path)
+    assert (tmp_path / "report.json").stat().st_size < 7e6
+    assert (tmp_path / "report.html").stat().st_size < 5e5

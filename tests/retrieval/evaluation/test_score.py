@@ -1,0 +1,76 @@
+"""One model's result: every metric, its interval, and its trip through JSON."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from retrieval import InputError, metrics
+from retrieval.evaluation.score import Result, evaluate
+
+
+def digits(count: int) -> tuple[np.ndarray, np.ndarray]:
+    points, labels = load_digits(return_X_y=True)
+    points = points[:count] - points.mean(0)
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32), labels[:count]
+
+
+def test_says_what_the_metrics_say() -> None:
+    """The evaluation takes them from one pass over all pairs, the metrics from neighbours."""
+    points, labels = digits(400)
+    for arrays in ((points, labels), (points[:100], labels[:100], points[50:], labels[50:])):
+        evaluation = evaluate("pixels", *arrays, ks=(1, 10))
+        found = evaluation.result
+        assert found.recall == pytest.approx(metrics.recall_at_k(*arrays, ks=(1, 10)))
+        assert found.precision == pytest.approx(metrics.precision_at_k(*arrays, ks=(1, 10)))
+        assert found.map_at_r == pytest.approx(metrics.map_at_r(*arrays))
+        assert found.r_precision == pytest.approx(metrics.r_precision(*arrays))
+        assert found.mean_ap == pytest.approx(metrics.mean_average_precision(*arrays))
+        assert evaluation.ranking.rows.shape == (len(arrays[0]), 10)
+        names = {f"{metric}_at_{k}" for metric in ("recall", "precision") for k in (1, 10)}
+        assert set(found.intervals) == names | {"map_at_r", "r_precision", "mean_ap"}
+        for name, value in (("recall_at_1", found.recall[1]), ("mean_ap", found.mean_ap)):
+            low, high = found.intervals[name]
+            assert low < value < high
+            assert high - low < 0.15
+
+
+def test_survives_json_and_older_reports_are_read() -> None:
+    found = evaluate("pixels", *digits(120), by="digit").result
+    assert Result.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    old = {"name": "a model", "recall": {"1": 0.5, "10": 0.75}, "nmi": 0.6, "f1": None, "by": None}
+    assert Result.from_dict(old) == Result("a model", {1: 0.5, 10: 0.75}, nmi=0.6)
+
+
+def test_nothing_that_can_be_answered() -> None:
+    with pytest.raises(InputError, match="no query has another image of its class"):
+        evaluate("nothing", np.eye(3), np.arange(3))
+
+
+def test_linear_probe_is_about_as_good_as_discriminant_analysis() -> None:
+    """Both are linear; on the digits, whose classes nearly are, they differ little."""
+    points, labels = digits(1797)
+    train, test = slice(0, 1200), slice(1200, 1797)
+    ours = metrics.linear_probe(points[train], labels[train], points[test], labels[test])
+    other = LinearDiscriminantAnalysis().fit(points[train], labels[train]).score(points[test], labels[test])
+    assert ours == pytest.approx(other, abs=0.03)
+    words = np.array([f"digit {label}" for label in labels])
+    assert metrics.linear_probe(points[train], words[train], points[test], words[test]) == ours
+
+
+def test_linear_probe_never_gets_a_class_right_that_it_has_not_seen() -> None:
+    points = np.eye(4)[[0, 1] * 10]
+    labels = np.array([0, 1] * 10)
+    assert metrics.linear_probe(points, labels, points[:4], np.array([0, 1, 7, 8])) == 0.5
+
+
+def test_linear_probe_says_what_it_needs() -> None:
+    points, labels = np.eye(4)[[0, 1] * 3], np.array([0, 1] * 3)
+    with pytest.raises(InputError, match="one class only"):
+        metrics.linear_probe(points, labels * 0, points, labels)
+    with pytest.raises(InputError, match="3 dimensions to train on and 4 to test"):
+        metrics.linear_probe(np.eye(3), np.arange(3), points, labels)

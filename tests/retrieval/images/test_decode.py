@@ -1,0 +1,98 @@
+"""Decoding many files at once: in order, whatever is wrong with some, and in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retrieval import ImageError, Preprocess, load_image
+from retrieval.images import decode
+from retrieval.images.decode import Decoded, Familiar, decode_ahead, read_ahead
+from tests.conftest import draw
+
+PREPROCESS = Preprocess(size=16)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """A hundred pictures of different sizes; every tenth file is none."""
+    paths = [tmp_path / f"{number}.png" for number in range(100)]
+    for number, path in enumerate(paths):
+        if number % 10 == 3:
+            path.write_text("no picture")
+        else:
+            draw(number, (20 + number % 7, 30)).save(path)
+    return paths
+
+
+def test_in_order_and_the_same_as_one_by_one(paths: list[Path]) -> None:
+    files = list(decode_ahead(paths, PREPROCESS, side=PREPROCESS.scaled))
+    assert len(files) == 100
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        if number % 10 == 3:
+            assert isinstance(file, ImageError)
+            assert file.source == str(path)
+            continue
+        assert isinstance(file, Decoded)
+        np.testing.assert_array_equal(file.pixels, PREPROCESS(load_image(path)))
+        assert file.content_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert (file.width, file.height) == (20 + number % 7, 30)
+
+
+def test_known_bytes_are_not_decoded(paths: list[Path]) -> None:
+    known = {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[:50]}
+    files = list(read_ahead(paths, PREPROCESS, side=None, known=known.__contains__))
+    # Those that are no pictures all hold the same bytes, which are known.
+    assert [isinstance(file, Familiar) for file in files[:50]] == [True] * 50
+    assert sum(isinstance(file, Familiar) for file in files[50:]) == 5
+
+
+def test_pixels_in_decoding_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [(100, 100), (300, 300), (50, 50), (400, 500), (100, 100)] * 8
+    paths = [tmp_path / f"{number}.png" for number in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        Image.new("RGB", size).save(path)
+    monkeypatch.setattr(decode, "PIXELS_IN_FLIGHT", 120_000)
+    monkeypatch.setattr(decode, "cores", lambda: 8)
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def count(image: Image.Image) -> np.ndarray:
+        pixels = image.width * image.height
+        with lock:
+            now[0] += min(pixels, 120_000)
+            most[0] = max(most[0], now[0])
+        small = PREPROCESS(image)
+        with lock:
+            now[0] -= min(pixels, 120_000)
+        return small
+
+    assert len(list(decode_ahead(paths, count))) == 40
+    assert 0 < most[0] <= 120_000
+
+
+def test_stopping_early_leaves_no_thread_behind(paths: list[Path]) -> None:
+    files = decode_ahead(paths, PREPROCESS)
+    next(files)
+    files.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+
+def test_few_files_are_read_ahead_of_their_use(tmp_path: Path) -> None:
+    draw(0).save(tmp_path / "0.png")
+    taken = []
+
+    def endless() -> object:
+        while True:
+            taken.append(1)
+            yield tmp_path / "0.png"
+
+    files = decode_ahead(endless(), PREPROCESS)  # type: ignore[arg-type]
+    for _ in range(10):
+        next(files)
+    assert len(taken) <= 10 + 2 * decode.BATCH
+    files.close()

@@ -1,0 +1,349 @@
+"""A gallery kept in step with its files, rebuilt with another model, interrupted and killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import Embedder, Gallery, InputError
+from retrieval.ingest import rebuild as rebuilding
+from retrieval.ingest.rebuild import rebuild
+from retrieval.ingest.sync import compare, sync, update
+from retrieval.upkeep.verify import verify
+from tests.conftest import draw, hear_ctrl_c, lookalike, unzip_shared
+from tests.serve.model import write_model
+
+
+def held(gallery: Gallery) -> dict[str, tuple[str | None, str]]:
+    """Path -> label and content of everything the gallery holds, each with the vector of its file."""
+    rows = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
+    stored = gallery.store.items([i for (i,) in rows])
+    gallery.refresh()
+    if stored:
+        vectors = gallery.embedder.embed([Path(item.root, item.path) for item in stored])
+        np.testing.assert_allclose([gallery.vector(item.id) for item in stored], vectors, atol=1e-6)
+    return {str(Path(item.root, item.path)): (item.label, item.content_sha256) for item in stored}
+
+
+def lying(folder: Path) -> dict[str, tuple[str | None, str]]:
+    """The same of a folder of pictures."""
+    return {
+        str(path): (path.parent.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in folder.rglob("*.png")
+    }
+
+
+def rows_written(gallery: Gallery) -> int:
+    return sum(segment.n for segment in gallery.store.segments())
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 10**9))
+
+
+# ---- sync
+
+
+def test_sync_after_random_changes_is_the_folder(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    """Files are written, removed, moved, copied, exchanged and touched; the folder is the truth."""
+    random = np.random.default_rng(5)
+    other = tmp_path / "other" / "a"
+    other.mkdir(parents=True)
+    draw(500).save(other / "x.png")
+    gallery.add([other.parent])
+    for step in range(12):
+        for _ in range(int(random.integers(1, 6))):
+            files = sorted(photos.rglob("*.png"))
+            target = photos / str(random.choice(["red", "green", "blue"])) / f"{random.integers(6)}.png"
+            target.parent.mkdir(exist_ok=True)
+            action = random.choice(["write", "remove", "move", "copy", "touch"])
+            if action == "write" or len(files) < 3:
+                draw(int(random.integers(1000))).save(target)
+                touch(target)
+                continue
+            file = files[random.integers(len(files))]
+            if action == "remove":
+                file.unlink()
+            elif action == "move":
+                file.rename(target)
+            elif action == "copy" and file != target:
+                shutil.copy(file, target)
+            else:
+                touch(file)
+        expected = compare(gallery, photos)
+        outcome = sync(gallery, photos)
+        assert held(gallery) == {**lying(photos), **lying(other.parent)}, step
+        assert outcome.added + outcome.moved <= expected.new + expected.changed
+        again = sync(gallery, photos)
+        assert (again.added, again.moved, again.removed) == (0, 0, 0), step
+    assert verify(gallery.folder).problems == []
+
+
+def test_sync_embeds_nothing_that_it_knows(gallery: Gallery, photos: Path) -> None:
+    sync(gallery, photos)
+    before = rows_written(gallery)
+    (photos / "red").rename(photos / "rouge")
+    touch(photos / "green" / "0.png")
+    assert vars(compare(gallery, photos)) == {
+        "new": 3,
+        "changed": 1,
+        "unchanged": 2,
+        "gone": [str(photos / "red" / f"{n}.png") for n in range(3)],
+    }
+    outcome = sync(gallery, photos)
+    assert (outcome.moved, outcome.removed, rows_written(gallery)) == (3, 0, before)
+
+
+def test_sync_of_nothing_is_refused(gallery: Gallery, photos: Path) -> None:
+    """A disk that is not mounted must not empty the gallery."""
+    sync(gallery, photos)
+    shutil.rmtree(photos)
+    with pytest.raises(InputError, match="no such folder"):
+        sync(gallery, photos)
+    photos.mkdir()
+    with pytest.raises(InputError, match="no image files"):
+        sync(gallery, photos)
+    gallery.refresh()
+    assert len(gallery) == 6
+
+
+def test_sync_leaves_what_it_does_not_scan(gallery: Gallery, photos: Path) -> None:
+    with tarfile.open(photos / "s.tar", "w") as tar:
+        tar.add(photos / "red" / "0.png", "x.png")
+    (photos / "red" / "1.png").rename(photos / "picture")
+    gallery.add([photos / "s.tar", photos / "picture"])
+    outcome = sync(gallery, photos)
+    assert (outcome.removed, len(gallery)) == (0, 7)
+    (photos / "picture").unlink()
+    assert sync(gallery, photos).removed == 1
+
+
+def test_sync_forgets_bad_files_that_are_gone(gallery: Gallery, photos: Path) -> None:
+    (photos / "red" / "bad.png").write_text("no picture")
+    assert len(sync(gallery, photos).bad) == 1
+    (photos / "red" / "bad.png").unlink()
+    sync(gallery, photos)
+    assert gallery.bad_files() == []
+
+
+# ---- update
+
+
+def test_update_looks_at_the_files_again(gallery: Gallery, photos: Path) -> None:
+    gallery.add([photos])
+    draw(50).save(photos / "red" / "0.png")
+    touch(photos / "red" / "0.png")
+    touch(photos / "red" / "1.png")
+    (photos / "green" / "0.png").rename(photos / "green" / "moved.png")
+    (photos / "green" / "1.png").unlink()
+    draw(51).save(photos / "green" / "new.png")
+    done = update(gallery)
+    assert (done.outcome.added, done.outcome.replaced, done.outcome.moved) == (1, 1, 1)
+    assert done.gone == [str(photos / "green" / "1.png")]
+    assert len(gallery) == 6
+    assert rows_written(gallery) == 7
+    pruned = update(gallery, prune=True)
+    assert (pruned.outcome.removed, pruned.outcome.added, len(gallery)) == (1, 0, 5)
+    expected = lying(photos)
+    del expected[str(photos / "green" / "new.png")]
+    assert held(gallery) == expected
+    assert update(gallery).gone == []
+
+
+def test_update_without_its_disk_is_refused(gallery: Gallery, photos: Path) -> None:
+    gallery.add([photos])
+    photos.rename(photos.with_name("away"))
+    with pytest.raises(InputError, match="all its files are gone"):
+        update(gallery, prune=True)
+    gallery.refresh()
+    assert len(gallery) == 6
+
+
+# ---- rebuild
+
+
+@pytest.fixture
+def better(tmp_path: Path) -> Embedder:
+    return Embedder(write_model(tmp_path / "better.onnx", "better"))
+
+
+def facts(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, object]]]:
+    rows = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
+    return {item.key: (item.label, item.metadata) for item in gallery.store.items([i for (i,) in rows])}
+
+
+@pytest.fixture
+def described(gallery: Gallery, photos: Path) -> Gallery:
+    """A gallery whose pictures have ids, labels and metadata."""
+    table = photos / "t.csv"
+    table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\nred/1.png,b,,3\n")
+    gallery.add([photos], metadata=table)
+    return gallery
+
+
+def test_rebuild_keeps_everything_but_the_vectors(described: Gallery, better: Embedder) -> None:
+    before, reader = facts(described), Gallery(described.folder)
+    done = rebuild(described, better)
+    assert facts(done.gallery) == before
+    assert done.gallery.fingerprint == better.fingerprint
+    assert (done.outcome.added, done.resumed) == (6, 0)
+    held(done.gallery)
+    assert verify(done.gallery.folder).problems == []
+    assert done.old == described.folder.with_name("g.old")
+    assert facts(Gallery(done.old)) == before
+    assert reader.replaced()
+    reader.refresh()
+    assert reader.embedder.fingerprint == better.fingerprint
+    with pytest.raises(InputError, match=r"g\.old: an older gallery lies there"):
+        rebuild(done.gallery, better)
+    assert rebuild(done.gallery, better, keep_old=False).old is None
+    assert not list(described.folder.parent.glob(".g*"))
+
+
+def test_rebuild_reports_pictures_that_are_gone(described: Gallery, better: Embedder, photos: Path) -> None:
+    (photos / "red" / "0.png").unlink()
+    done = rebuild(described, better)
+    assert [bad.stamp.path for bad in done.outcome.bad] == ["red/0.png"]
+    assert set(facts(Gallery(done.old or ""))) - set(facts(done.gallery)) == {"a"}
+
+
+@pytest.mark.parametrize("where", ["_check", "_exchange", "shutil.rmtree", "sync_folder"])
+def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
+    described: Gallery, better: Embedder, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Cut off before each step of the end; the same command again finishes it without embedding again."""
+
+    class PowerCut(BaseException):
+        pass
+
+    def cut(*_: object, **__: object) -> None:
+        raise PowerCut
+
+    before = facts(described)
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding if "." not in where else rebuilding.shutil, where.rpartition(".")[2], cut)
+        with pytest.raises(PowerCut):
+            rebuild(described, better, keep_old=where != "shutil.rmtree")
+    there = Gallery(described.folder)
+    assert facts(there) == before
+    assert verify(there.folder).problems == []
+    swapped = where not in ("_check", "_exchange")
+    assert (there.fingerprint == better.fingerprint) == swapped
+    if where != "sync_folder":  # then it had been done
+        done = rebuild(there, better)
+        assert (done.outcome.added, done.resumed) == (0, 6)
+        assert facts(done.gallery) == before
+        assert done.gallery.fingerprint == better.fingerprint
+    assert not list(described.folder.parent.glob(".g*"))
+
+
+def test_rebuild_begun_with_another_model_starts_again(
+    described: Gallery, better: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Embedder(write_model(tmp_path / "other.onnx", "other"))
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding, "_exchange", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rebuild(described, other)
+    done = rebuild(described, better)
+    assert (done.resumed, done.outcome.added) == (0, 6)
+    assert done.gallery.fingerprint == better.fingerprint
+
+
+def test_exchange_where_the_system_cannot_do_it_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    rebuilding._exchange(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "a").exists()
+    monkeypatch.setattr(rebuilding.ctypes, "CDLL", lambda *_, **__: object())
+    rebuilding._exchange(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "b").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+# ---- cut off
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A command in a process of its own that commits often; returns once it has committed something."""
+    program = (
+        "import sys; from retrieval import cli; from retrieval.ingest import indexing\n"
+        "indexing.COMMIT_ITEMS = 32; cli.main(sys.argv[1:])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
+    while not (folder / "gallery.db").exists() or not len(Gallery(folder)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return process
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Many names of a few files."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(8):
+        draw(number, (400, 300)).save(tmp_path / f"{number}.png")
+    for number in range(600):
+        (folder / f"{number:04}.png").symlink_to(tmp_path / f"{number % 8}.png")
+    return folder
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(many: Path, tmp_path: Path) -> None:
+    model, folder = str(write_model(tmp_path / "m.onnx")), tmp_path / "g"
+    words = ["index", "build", str(folder), str(many), "--model", model]
+    process = start(folder, *words)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = errors.splitlines()[-1]
+    done = len(Gallery(folder))
+    assert 32 <= done < 600
+    assert f"interrupted; {done} images are in the gallery now; the same command again" in last
+    assert f"{done} there already" in lookalike(*words).stdout
+    assert len(Gallery(folder)) == 600
+
+
+def test_killed_rebuild_leaves_the_old_gallery_and_goes_on(many: Path, tmp_path: Path) -> None:
+    model, folder = str(write_model(tmp_path / "m.onnx")), tmp_path / "g"
+    lookalike("index", "build", str(folder), str(many), "--model", model)
+    words = ["index", "rebuild", str(folder), "--model", str(write_model(tmp_path / "n.onnx", "new"))]
+    process = start(tmp_path / ".g.rebuild", *words)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    old = Gallery(folder)
+    assert len(old) == 600
+    assert old.fingerprint == Embedder(model).fingerprint
+    done = lookalike(*words)
+    assert "had been done by an earlier rebuild" in done.stderr
+    assert Gallery(folder).fingerprint == Embedder(tmp_path / "n.onnx").fingerprint
+
+
+@pytest.mark.slow
+def test_awkward_files_through_the_whole_command(tmp_path: Path) -> None:
+    folder = unzip_shared("bad_inputs.zip", tmp_path / "bad")
+    model = str(write_model(tmp_path / "m.onnx"))
+    words = ["index", "build", str(tmp_path / "g"), str(folder), "--model", model]
+    first = lookalike(*words, code=3)
+    gallery = Gallery(tmp_path / "g")
+    assert len(gallery) > 120
+    assert len(gallery.bad_files()) > 20
+    assert all(bad.reason and bad.detail for bad in gallery.bad_files())
+    assert len(first.stderr.splitlines()) < 40, "the rest is counted"
+    assert "nothing new to add" in lookalike(*words, code=3).stdout
+    assert verify(gallery.folder).problems == []

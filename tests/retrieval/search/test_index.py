@@ -1,0 +1,299 @@
+"""Indexes propose, the stored vectors decide: every kind is held to what it promises."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from retrieval import InputError, LookalikeError
+from retrieval.files import sha256_of
+from retrieval.search import kinds
+from retrieval.search.index import KINDS, Built, Index, make, save
+from retrieval.search.snapshot import Snapshot
+from retrieval.search.vectors import Vectors
+from tests.retrieval.vectors import brute_force, clustered, snapshot
+
+DIM = 24
+VECTORS = clustered(12_000, DIM, 1)
+QUERIES = clustered(300, DIM, 2)
+APPROXIMATE = list(kinds.APPROXIMATE)
+EVERY_KIND = pytest.mark.parametrize("kind", APPROXIMATE)
+
+
+def stored(vectors: np.ndarray) -> Vectors:
+    return Vectors(np.array_split(vectors, 3), vectors.shape[1])
+
+
+def reopened(built: Built | None, folder: Path) -> Index:
+    assert built is not None
+    name, sha256 = save(built, folder)
+    return Index(folder / name, sha256, sha256_of(folder / name / "card.json"))
+
+
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
+    """One index of each kind over all the vectors."""
+    folder = tmp_path_factory.mktemp("indexes")
+    return {kind: reopened(make(stored(VECTORS), kind), folder) for kind in APPROXIMATE}
+
+
+def state(index: Index, **options: list[int]) -> Snapshot:
+    return snapshot(np.array_split(VECTORS, 5), index=index, covered=len(VECTORS), **options)
+
+
+def share_found(scores: np.ndarray, expected: np.ndarray) -> float:
+    return float((scores >= expected[:, -1:] - 1e-6).mean())
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("k", [1, 10, 60])
+def test_reaches_its_recall_with_exact_scores(indexes: dict[str, Index], kind: str, k: int) -> None:
+    scores, rows = state(indexes[kind]).nearest(QUERIES, k)
+    expected, _ = brute_force(VECTORS, QUERIES, k)
+    assert indexes[kind].card["at_least"] >= 0.99
+    assert share_found(scores, expected) >= 0.98, "other queries than it was examined with"
+    found = np.einsum("nd,nkd->nk", QUERIES.astype(np.float64), VECTORS[rows].astype(np.float64))
+    np.testing.assert_allclose(scores, found, rtol=0, atol=1e-7)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    assert all(len(set(line)) == k for line in rows.tolist())
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("share", [0.002, 0.05, 0.3, 0.9])
+def test_filter_narrow_and_broad(indexes: dict[str, Index], kind: str, share: float) -> None:
+    allowed = np.random.default_rng(0).random(len(VECTORS)) < share
+    scores, rows = state(indexes[kind]).nearest(QUERIES, 10, allowed)
+    expected, _ = brute_force(VECTORS, QUERIES, 10, allowed)
+    assert allowed[rows].all()
+    assert (rows >= 0).all()
+    assert share_found(scores, expected) >= 0.98
+
+
+@EVERY_KIND
+def test_filter_of_classes_far_from_the_query(indexes: dict[str, Index], kind: str) -> None:
+    """What is allowed lies where the index would not look: it must be found all the same."""
+    _, order = brute_force(VECTORS, VECTORS[:1], len(VECTORS))
+    allowed = np.ones(len(VECTORS), bool)
+    allowed[order[0, :1500]] = False
+    scores, rows = state(indexes[kind]).nearest(VECTORS[:1], 10, allowed)
+    assert allowed[rows].all()
+    assert (rows >= 0).all()
+    assert (scores <= brute_force(VECTORS, VECTORS[:1], 10, allowed)[0] + 1e-6).all()
+
+
+@EVERY_KIND
+def test_removed_rows_are_never_found(indexes: dict[str, Index], kind: str) -> None:
+    _, nearest = brute_force(VECTORS, QUERIES[:20], 5)
+    removed = sorted(set(nearest.ravel().tolist()))
+    _, rows = state(indexes[kind], removed=removed).nearest(QUERIES[:20], 10)
+    assert not np.isin(rows, removed).any()
+    assert (rows >= 0).all()
+
+
+@EVERY_KIND
+def test_many_threads_at_once_each_with_its_own_filter(indexes: dict[str, Index], kind: str) -> None:
+    opened = indexes[kind]
+    fresh = state(Index(opened.folder, opened._sha256, opened._card_sha256))
+    filters = [np.arange(len(VECTORS)) % 9 != number for number in range(9)]
+    alone = [fresh.nearest(QUERIES[:5], 10, allowed)[1] for allowed in filters]
+    again = state(Index(opened.folder, opened._sha256, opened._card_sha256))
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda allowed: again.nearest(QUERIES[:5], 10, allowed)[1], filters))
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@EVERY_KIND
+def test_more_than_there_is(indexes: dict[str, Index], kind: str) -> None:
+    _, rows = state(indexes[kind]).nearest(QUERIES[:2], len(VECTORS) + 5)
+    assert (np.sort(rows, axis=1)[:, 5:] == np.arange(len(VECTORS))).all()
+
+
+@EVERY_KIND
+def test_newer_vectors_are_found_outside_the_index(kind: str, tmp_path: Path) -> None:
+    old = reopened(make(stored(VECTORS[:8000]), kind), tmp_path)
+    both = snapshot(np.array_split(VECTORS, 4), index=old, covered=8000)
+    _, rows = both.nearest(VECTORS[8000:8100], 1)
+    assert rows[:, 0].tolist() == list(range(8000, 8100))
+    expected, _ = brute_force(VECTORS, QUERIES, 10)
+    assert share_found(both.nearest(QUERIES, 10)[0], expected) >= 0.98
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("count", [1, 2, 7, 30])
+def test_a_handful_of_vectors(kind: str, count: int, tmp_path: Path) -> None:
+    few = VECTORS[:count]
+    index = reopened(make(Vectors([few], DIM), kind), tmp_path)
+    proposed = index.propose(QUERIES, 3)
+    assert np.isin(proposed, np.arange(-1, count)).all()
+    _, rows = snapshot([few], index=index, covered=count).nearest(QUERIES, 3)
+    np.testing.assert_array_equal(rows, brute_force(few, QUERIES, 3)[1])
+
+
+@EVERY_KIND
+def test_equal_vectors_only(kind: str, tmp_path: Path) -> None:
+    same = np.repeat(VECTORS[:1], 200, 0)
+    index = reopened(make(Vectors([same], DIM), kind), tmp_path)
+    assert len(set(index.propose(VECTORS[:1], 10)[0].tolist()) - {-1}) >= 10
+    assert snapshot([same], index=index, covered=200).nearest(VECTORS[:1], 4)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_index_and_card_are_checked_before_they_are_used(tmp_path: Path) -> None:
+    index = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path)
+    expected = index.propose(QUERIES, 5)
+    for name in ("index.faiss", "card.json"):
+        path = index.folder / name
+        good = path.read_bytes()
+        path.write_bytes(good[:-100] + bytes(byte ^ 1 for byte in good[-100:]))
+        damaged = Index(index.folder, index._sha256, index._card_sha256)
+        with pytest.raises(LookalikeError, match=r"damaged.*verify"):
+            damaged.propose(QUERIES, 5)
+        path.unlink()
+        with pytest.raises(LookalikeError, match="missing"):
+            Index(index.folder, index._sha256, index._card_sha256)
+        path.write_bytes(good)
+    again = Index(index.folder, index._sha256, index._card_sha256)
+    np.testing.assert_array_equal(again.propose(QUERIES, 5), expected)
+
+
+def test_index_that_was_opened_stays_whole_when_a_writer_clears_it_away(tmp_path: Path) -> None:
+    expected = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path).propose(QUERIES, 5)
+    index = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path)
+    shutil.rmtree(index.folder)
+    np.testing.assert_array_equal(index.propose(QUERIES, 5), expected)
+
+
+@EVERY_KIND
+def test_vectors_of_an_index_stay_on_the_disk(indexes: dict[str, Index], kind: str) -> None:
+    """Its pages are the file's own, which all processes share: hardly any memory is written to open it."""
+    program = (
+        "import sys, faiss\n"
+        "def written():\n"
+        "    lines = dict(line.split(':') for line in open('/proc/self/smaps_rollup').readlines()[1:])\n"
+        "    return int(lines['Anonymous'].split()[0]) * 1024\n"
+        "flags = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY\n"
+        "before = written()\n"
+        "index = faiss.read_index(sys.argv[1], flags)\n"
+        "print(written() - before)"
+    )
+    if not Path("/proc/self/smaps_rollup").is_file():
+        pytest.skip("needs Linux to say which memory is a process's own")
+    path = indexes[kind].folder / "index.faiss"
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    own_numbers = 8 * len(VECTORS) * (3 if kind == "hnsw" else 1)
+    assert int(done.stdout) < own_numbers + 2**20
+
+
+def centres(built: Built | None) -> np.ndarray:
+    assert built is not None
+    return faiss.downcast_index(built.index.quantizer).reconstruct_n(0, built.index.nlist)
+
+
+@EVERY_KIND
+def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
+    first = make(stored(VECTORS[:8000]), kind)
+    extended = make(stored(VECTORS), kind, previous=reopened(first, tmp_path))
+    assert extended is not None
+    assert extended.index.ntotal == len(VECTORS)
+    if kind.startswith("ivf"):
+        np.testing.assert_array_equal(centres(extended), centres(first))
+    index = reopened(extended, tmp_path)
+    scores, _ = state(index).nearest(QUERIES, 10)
+    assert share_found(scores, brute_force(VECTORS, QUERIES, 10)[0]) >= 0.98
+    _, rows = state(index).nearest(VECTORS[::40], 1)
+    assert (rows[:, 0] == np.arange(0, len(VECTORS), 40)).mean() >= 0.98
+
+
+@pytest.mark.parametrize("new", [0, 3])
+def test_hardly_anything_new_changes_nothing_else(new: int, tmp_path: Path) -> None:
+    first = reopened(make(stored(VECTORS[:8000]), "ivf-pq"), tmp_path)
+    again = make(stored(VECTORS[: 8000 + new]), "ivf-pq", previous=first)
+    assert again is not None
+    assert again.index.ntotal == 8000 + new
+    kept = ("effort", "oversample", "recall", "recall_wanted", "chosen_for")
+    assert [again.card[name] for name in kept] == [first.card[name] for name in kept]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"recall": 0.9}, "another recall was asked for"),
+        ({"memory": 10**9}, "another memory was asked for"),
+        ({"kind": "ivf-pq"}, "another kind was asked for"),
+        ({"vectors": clustered(40_000, DIM, 3)}, "there are many times as many vectors"),
+        (
+            {"vectors": np.concatenate([VECTORS[:6000], clustered(6000, DIM, 4, shift=3.0)])},
+            "the new vectors all lie in one corner, where the old cells cannot tell them apart",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_built_anew_where_extending_will_not_do(change: dict, why: str, tmp_path: Path) -> None:
+    first = make(stored(VECTORS[:6000]), "ivf-sq8")
+    options = {"kind": "ivf-sq8", "vectors": VECTORS, **change}
+    vectors = options.pop("vectors")
+    second = make(stored(vectors), previous=reopened(first, tmp_path), **options)
+    assert not np.array_equal(centres(second), centres(first)), why
+
+
+def test_damaged_index_is_built_anew(tmp_path: Path) -> None:
+    index = reopened(make(stored(VECTORS[:2000]), "pq"), tmp_path)
+    (index.folder / "index.faiss").write_bytes(b"nothing")
+    again = make(stored(VECTORS), "pq", previous=index)
+    assert again is not None
+    assert again.index.ntotal == len(VECTORS)
+
+
+def test_disk_that_is_full(tmp_path: Path) -> None:
+    built = make(stored(VECTORS[:2000]), "sq8")
+    assert built is not None
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(LookalikeError, match="not written"):
+            save(built, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not list(tmp_path.rglob("*.faiss*"))
+
+
+def test_no_index_for_few_vectors_or_when_none_is_wanted() -> None:
+    assert make(stored(VECTORS), "auto") is None
+    assert make(stored(VECTORS), "flat") is None
+    assert make(Vectors([], DIM), "hnsw") is None
+
+
+def test_wishes_that_cannot_be_met() -> None:
+    with pytest.raises(InputError, match="did you mean 'hnsw'"):
+        make(stored(VECTORS), "hnws")
+    for recall in (0.0, 1.5, -1.0):
+        with pytest.raises(InputError, match="recall"):
+            make(stored(VECTORS), recall=recall)
+    with pytest.raises(InputError, match="memory"):
+        make(stored(VECTORS), memory=0)
+    for kind in ("flat", "hnsw"):
+        with pytest.raises(InputError, match=rf"{kind} needs [1-9],\d+,\d+ bytes"):
+            make(stored(VECTORS), kind, memory=100_000)
+    assert set(KINDS) == {"auto", "flat", *APPROXIMATE}
+
+
+def test_auto_takes_what_fits_and_keeps_the_trials(tmp_path: Path) -> None:
+    memory = kinds.memory_needed("sq8", DIM, len(VECTORS))
+    index = reopened(make(stored(VECTORS), memory=memory), tmp_path)
+    assert index.card["kind"] in {trial["kind"] for trial in index.card["tried"]} <= {"pq", "sq8", "ivf-pq"}
+    assert (index.folder / "index.faiss").stat().st_size <= 1.15 * memory
+    scores, _ = state(index).nearest(QUERIES, 10)
+    assert share_found(scores, brute_force(VECTORS, QUERIES, 10)[0]) >= 0.98
+    with pytest.raises(LookalikeError, match="allow more memory"):
+        make(stored(VECTORS), memory=1000)

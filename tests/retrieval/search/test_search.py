@@ -1,0 +1,344 @@
+"""What one can ask of a search, against plain numpy over everything the gallery holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval import Gallery, InputError
+from retrieval.search.query import CANDIDATES, Options
+from retrieval.search.rerank import k_reciprocal
+from retrieval.storage.records import FileStamp, NewItem
+from retrieval.storage.store import Store
+
+COUNT, DIM = 240, 12
+META = {"fingerprint": "", "dim": DIM, "embedding": "random"}
+LABELS = ["hat", "shoe", "coat", None]
+BRANDS = ["acme", "zenith", None, "o'neil"]
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def clustered(seed: int, count: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(0).normal(size=(9, DIM))
+    return unit(centres[random.integers(0, 9, count)] + 0.5 * random.normal(size=(count, DIM)))
+
+
+def facts(i: int) -> dict[str, Any]:
+    """What is known about the i-th picture; prices are whole, broken or missing."""
+    price = [i % 70, i / 10, None][i % 3]
+    return {"key": f"k{i}", "label": LABELS[i * 7 % 4], "brand": BRANDS[i * 5 % 11 % 4], "price": price}
+
+
+def make(folder: Path, pieces: int = 1) -> Gallery:
+    """A gallery of vectors with metadata, committed in so many pieces."""
+    store = Store.create(folder, META, None, None)
+    vectors = clustered(1, COUNT)
+    with store.writing():
+        for some in np.array_split(np.arange(COUNT), pieces):
+            items = [
+                NewItem(
+                    FileStamp("/pictures", f"{i}.jpg", 1, 1, facts(i)["label"]),
+                    *(f"{i:064x}", 300 + i, 200),
+                    {name: facts(i)[name] for name in ("brand", "price")},
+                    f"k{i}",
+                )
+                for i in some.tolist()
+            ]
+            store.commit(vectors[some], items)
+    return Gallery.open(folder)
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    return make(tmp_path_factory.mktemp("galleries") / "whole")
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    """The same pictures in many segments, with some that were removed since."""
+    made = make(tmp_path_factory.mktemp("galleries") / "pieces", pieces=17)
+    extra = [NewItem(FileStamp("/pictures", f"x{i}.jpg", 1, 1), "", 1, 1, {}, f"x{i}") for i in range(40)]
+    with made.store.writing():
+        made.store.commit(clustered(1, COUNT)[:40], extra)  # copies, which would come up
+        made.refresh()
+        made.store.remove(made.ids_of([f"x{i}" for i in range(40)]))
+    made.refresh()
+    return made
+
+
+def brute_force(query: np.ndarray, holds: Callable[[dict[str, Any]], bool] = lambda _: True) -> list[int]:
+    """Every picture that something holds of, nearest first."""
+    scores = clustered(1, COUNT).astype(float) @ query.astype(float)
+    return [i for i in np.argsort(-scores, kind="stable").tolist() if holds(facts(i))]
+
+
+def keys(hits: list[Any]) -> list[str]:
+    return [hit.key for hit in hits]
+
+
+def numbered(rows: list[int]) -> list[str]:
+    return [f"k{i}" for i in rows]
+
+
+QUERY = clustered(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "holds"),
+    [
+        ("label = 'hat'", lambda f: f["label"] == "hat"),
+        ("price < 5", lambda f: f["price"] is not None and f["price"] < 5),
+        (
+            "price is null and brand != 'acme'",
+            lambda f: f["price"] is None and f["brand"] not in ("acme", None),
+        ),
+        ("brand = 'o''neil' or label is null", lambda f: f["brand"] == "o'neil" or f["label"] is None),
+        ("key in ('k3', 'k77')", lambda f: f["key"] in ("k3", "k77")),
+        (
+            "path like '1_.jpg' and width >= 312",
+            lambda f: f["key"][1:].isdigit() and 12 <= int(f["key"][1:]) < 20,
+        ),
+        ("BRAND like 'A%'", lambda f: f["brand"] == "acme"),
+        ("height = 7", lambda f: False),
+    ],
+)
+def test_only_what_fulfils_the_condition(gallery: Gallery, where: str, holds: Any) -> None:
+    hits = gallery.search_vectors(QUERY, 20, where=where)[0]
+    assert keys(hits) == numbered(brute_force(QUERY[0], holds)[:20])
+
+
+def test_hits_say_what_is_known(gallery: Gallery) -> None:
+    best = brute_force(QUERY[0])[0]
+    (hit,) = gallery.search_vectors(QUERY, 1)[0]
+    assert (hit.key, hit.label, hit.path) == (f"k{best}", facts(best)["label"], f"/pictures/{best}.jpg")
+    assert {name: hit.metadata.get(name) for name in ("brand", "price")} == {
+        name: facts(best)[name] for name in ("brand", "price")
+    }
+    assert hit.score == pytest.approx(float(clustered(1, COUNT)[best] @ QUERY[0]), abs=1e-6)
+
+
+def test_excluded_by_id_and_by_key(gallery: Gallery) -> None:
+    order = brute_force(QUERY[0])
+    (third,) = gallery.ids_of([f"k{order[2]}"])
+    hits = gallery.search_vectors(QUERY, 5, exclude=[f"k{order[0]}", third])[0]
+    assert keys(hits) == numbered([order[1], *order[3:7]])
+
+
+def test_by_item_leaves_the_item_out(gallery: Gallery) -> None:
+    order = brute_force(clustered(1, COUNT)[5])
+    assert order[0] == 5
+    (number,) = gallery.ids_of(["k5"])
+    assert keys(gallery.search_id("k5", 6)) == numbered(order[1:7])
+    assert keys(gallery.search_id(number, 6, exclude=[f"k{order[1]}"])) == numbered(order[2:8])
+
+
+def test_nothing_below_the_lowest_score(gallery: Gallery) -> None:
+    scores = np.sort(clustered(1, COUNT) @ QUERY[0])[::-1]
+    lowest = float(scores[7] + scores[8]) / 2
+    assert len(gallery.search_vectors(QUERY, 50, min_score=lowest)[0]) == 8
+    assert gallery.search_vectors(QUERY, 50, min_score=1.0)[0] == []
+
+
+@pytest.mark.parametrize("column", ["label", "brand", "price", "key"])
+@pytest.mark.parametrize("k", [1, 3, 9, 200])
+def test_one_hit_of_each_value(gallery: Gallery, column: str, k: int) -> None:
+    expected, seen = [], set()
+    for i in brute_force(QUERY[0]):
+        value = facts(i)[column]
+        if value is None or value not in seen:
+            expected.append(i)
+            seen.add(value)
+    assert keys(gallery.search_vectors(QUERY, k, group_by=column)[0]) == numbered(expected[:k])
+
+
+def test_one_hit_of_each_value_of_what_fulfils_the_condition(gallery: Gallery) -> None:
+    rows = brute_force(QUERY[0], lambda f: f["price"] is not None and f["brand"] is not None)
+    brands = [facts(i)["brand"] for i in rows]
+    expected = sorted(brands.index(brand) for brand in ("acme", "zenith", "o'neil"))
+    hits = gallery.search_vectors(
+        QUERY, 9, group_by="brand", where="price is not null and brand is not null"
+    )[0]
+    assert keys(hits) == numbered([rows[i] for i in expected])
+
+
+def test_query_expansion_searches_again(gallery: Gallery) -> None:
+    vectors = clustered(1, COUNT)
+    hats = brute_force(QUERY[0], lambda f: f["label"] == "hat")
+    near = vectors[hats[:10]].astype(float)
+    moved = QUERY[0] + (np.maximum(near @ QUERY[0], 0) ** 3) @ near
+    moved /= np.linalg.norm(moved)
+    hits = gallery.search_vectors(QUERY, 20, where="label = 'hat'", rerank="query-expansion")[0]
+    assert keys(hits) == numbered(brute_force(moved, lambda f: f["label"] == "hat")[:20])
+    by_key = {f"k{i}": float(vectors[i] @ moved) for i in hats}
+    np.testing.assert_allclose([hit.score for hit in hits], [by_key[hit.key] for hit in hits], atol=1e-6)
+
+
+def test_k_reciprocal_orders_the_candidates(gallery: Gallery) -> None:
+    candidates = brute_force(QUERY[0])[:CANDIDATES]
+    distances = k_reciprocal(QUERY[0], clustered(1, COUNT)[candidates])
+    hits = gallery.search_vectors(QUERY, 30, rerank="k-reciprocal")[0]
+    order = np.argsort(distances, kind="stable")[:30]
+    assert keys(hits) == numbered([candidates[i] for i in order])
+    np.testing.assert_allclose([hit.score for hit in hits], 1 - distances[order], atol=1e-6)
+    assert keys(hits) != numbered(candidates[:30])
+    grouped = gallery.search_vectors(QUERY, 3, rerank="k-reciprocal", group_by="key", min_score=-1)[0]
+    assert keys(grouped) == keys(hits)[:3]
+
+
+def test_several_queries_are_answered_like_one_at_a_time(gallery: Gallery) -> None:
+    queries = clustered(3, 30)
+    for options in ({}, {"group_by": "label"}, {"rerank": "query-expansion"}, {"rerank": "k-reciprocal"}):
+        together = gallery.search_vectors(queries, 5, **options)
+        for query, hits in zip(queries, together, strict=True):
+            assert keys(hits) == keys(gallery.search_vectors(query[None], 5, **options)[0])
+    assert gallery.search_vectors(queries[:0], 5) == []
+
+
+conditions = st.none() | st.sampled_from(
+    [
+        "label = 'hat'",
+        "price between 3 and 20",
+        "brand is null",
+        "not (label = 'shoe' or price > 9)",
+        "id < 9",
+    ]
+)
+options = st.builds(
+    Options,
+    k=st.sampled_from([1, 4, 30, 1000]),
+    where=conditions,
+    exclude=st.lists(st.integers(0, COUNT - 1).map(lambda i: f"k{i}"), max_size=5),
+    min_score=st.none() | st.floats(-1, 1),
+    group_by=st.none() | st.sampled_from(["label", "brand", "Price"]),
+    rerank=st.sampled_from(["none", "query-expansion", "k-reciprocal"]),
+)
+
+
+@settings(max_examples=60)
+@given(options=options, seed=st.integers(0, 50))
+def test_segments_and_removed_items_make_no_difference(
+    gallery: Gallery, pieces: Gallery, options: Options, seed: int
+) -> None:
+    query = clustered(seed, 1)
+    (whole,), (parts,) = gallery.find(query, options), pieces.find(query, options)
+    assert keys(whole) == keys(parts)
+    np.testing.assert_array_equal([hit.score for hit in whole], [hit.score for hit in parts])
+    assert [hit.score for hit in whole] == sorted((hit.score for hit in whole), reverse=True)
+    assert len(whole) <= options.k
+    assert not set(keys(whole)) & set(options.exclude)
+    assert all(hit.score >= (options.min_score or -9) for hit in whole)
+
+
+def test_every_allowed_item_is_found_when_k_is_large(gallery: Gallery) -> None:
+    everything = brute_force(QUERY[0], lambda f: f["label"] == "coat")
+    assert keys(gallery.search_vectors(QUERY, 10_000, where="label = 'coat'")[0]) == numbered(everything)
+
+
+def test_all_of_it_over_an_approximate_index(tmp_path: Path) -> None:
+    """An index proposes; what is asked for is kept all the same, and scores are exact."""
+    count = 13_000  # few enough are compared one by one
+    vectors, store = clustered(4, count), Store.create(tmp_path / "g", META, None, None)
+    with store.writing():
+        items = [
+            NewItem(FileStamp("", "", 0, 0, LABELS[i % 4]), "", 1, 1, {"price": i}, f"k{i}")
+            for i in range(count)
+        ]
+        store.commit(vectors, items)
+        store.remove([7, 8])
+    made = Gallery.open(tmp_path / "g")
+    with made.store.writing():
+        made.build_index("ivf-sq8", recall=0.9)
+    assert made.index is not None
+    scores = {f"k{i}": float(score) for i, score in enumerate(vectors.astype(float) @ QUERY[0])}
+    for asked in (
+        Options(20, where="price > 500"),
+        Options(20, exclude=made.ids_of(["k100", "k101"])),
+        Options(20, group_by="label", where="price != 3"),
+        Options(20, rerank="k-reciprocal"),
+        Options(20, rerank="query-expansion", min_score=-1),
+    ):
+        (hits,) = made.find(QUERY, asked)
+        assert len(hits) == 20
+        assert not {"k6", "k7"} & set(keys(hits)), "they were removed"
+        if asked.rerank == "none":
+            np.testing.assert_allclose(
+                [hit.score for hit in hits], [scores[hit.key] for hit in hits], atol=1e-6
+            )
+        if asked.where == "price > 500":
+            assert all(hit.metadata["price"] > 500 for hit in hits)
+        if asked.exclude:
+            assert not {"k100", "k101"} & set(keys(hits))
+        if asked.group_by:
+            labels = [hit.label for hit in hits if hit.label]
+            assert sorted(labels) == ["coat", "hat", "shoe"]
+
+
+def test_conditions_see_what_was_committed_since(tmp_path: Path) -> None:
+    made = make(tmp_path / "g")
+    assert made.search_vectors(QUERY, 5, where="brand = 'new'") == [[]]
+    item = NewItem(FileStamp("/pictures", "new.jpg", 1, 1), "", 1, 1, {"brand": "new"}, "new")
+    with made.store.writing():
+        made.store.commit(QUERY, [item])
+    assert made.search_vectors(QUERY, 5, where="brand = 'new'") == [[]], "until it is refreshed"
+    made.refresh()
+    assert keys(made.search_vectors(QUERY, 5, where="brand = 'new'")[0]) == ["new"]
+    with made.store.writing():
+        made.store.remove(made.ids_of(["new"]))
+    made.refresh()
+    assert made.search_vectors(QUERY, 5, where="brand = 'new'") == [[]]
+
+
+def test_an_empty_gallery_has_nothing_to_find(tmp_path: Path) -> None:
+    Store.create(tmp_path / "g", META, None, None)
+    empty = Gallery.open(tmp_path / "g")
+    for rerank in ("none", "query-expansion", "k-reciprocal"):
+        assert empty.search_vectors(QUERY, 5, rerank=rerank) == [[]]
+    assert empty.search_vectors(QUERY, 5, where="label = 'hat'", group_by="label") == [[]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be at least 1"),
+        ({"min_score": 1.5}, "from -1 to 1, got 1.5"),
+        ({"min_score": float("nan")}, "from -1 to 1"),
+        ({"rerank": "k-reciprocl"}, "did you mean 'k-reciprocal'"),
+        (
+            {"where": "brnd = 'acme'"},
+            r"no column 'brnd' \(character 1 of the condition\); did you mean 'brand'",
+        ),
+        ({"where": "deleted_at is null"}, "no column 'deleted_at'"),
+        ({"where": "brand ="}, "at character 8, expected a value"),
+        ({"group_by": "lable"}, "no column 'lable'; did you mean 'label'"),
+        ({"exclude": ["k1", "nobody"]}, "no item 'nobody'"),
+        ({"exclude": [10_000]}, "no item 10000"),
+        ({"exclude": [2**70]}, "no item"),
+    ],
+)
+def test_what_cannot_be_asked(gallery: Gallery, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gallery.search_vectors(QUERY, **options)
+
+
+def test_unknown_items_and_vectors_of_another_model(gallery: Gallery) -> None:
+    for unknown in ("nobody", 10_000, -1, "\ud800"):
+        with pytest.raises(InputError, match="no item"):
+            gallery.search_id(unknown)
+    for wrong in (
+        np.full((1, DIM), np.nan, np.float32),
+        np.zeros((1, 3), np.float32),
+        np.zeros(DIM, np.float32),
+    ):
+        for rerank in ("none", "query-expansion", "k-reciprocal"):
+            with pytest.raises(InputError, match="finite"):
+                gallery.search_vectors(wrong, rerank=rerank)

@@ -1,0 +1,176 @@
+"""Near-duplicates against a comparison of every pair, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage.records import FileStamp, NewItem
+from retrieval.storage.store import Store
+from retrieval.upkeep.duplicates import find_duplicates
+from tests.conftest import lookalike, unzip_shared
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def crowd(seed: int, count: int, dim: int) -> np.ndarray:
+    """Pictures, and others at all distances from near to far of some of them."""
+    random = np.random.default_rng(seed)
+    originals = random.normal(size=(max(1, count // 3), dim))
+    noise = random.uniform(0, 0.6, size=(count, 1)) * random.normal(size=(count, dim))
+    return unit(originals[random.integers(0, len(originals), count)] + noise)
+
+
+def make(
+    folder: Path,
+    vectors: np.ndarray,
+    contents: Sequence[str] | None = None,
+    labels: Sequence[str | None] | None = None,
+    pieces: int = 1,
+) -> Gallery:
+    """A gallery of vectors whose keys are their numbers."""
+    meta = {"fingerprint": "", "dim": vectors.shape[1], "embedding": "random"}
+    store = Store.create(folder, meta, None, None)
+    with store.writing():
+        for some in np.array_split(np.arange(len(vectors)), pieces):
+            items = [
+                NewItem(
+                    FileStamp("/pictures", f"{i}.jpg", 1, 1, labels[i] if labels else None),
+                    *(contents[i] if contents else f"{i}", 1, 1),
+                    key=str(i),
+                )
+                for i in some.tolist()
+            ]
+            store.commit(vectors[some], items)
+    return Gallery.open(folder)
+
+
+def found(gallery: Gallery, min_score: float) -> set[frozenset[int]]:
+    groups = find_duplicates(gallery, min_score)
+    assert all(len(group.members) > 1 for group in groups)
+    return {frozenset(int(item.key) for item in group.members) for group in groups}
+
+
+def one_by_one(vectors: np.ndarray, min_score: float) -> set[frozenset[int]]:
+    """Groups grown pair by pair."""
+    group = {i: {i} for i in range(len(vectors))}
+    for i, a in enumerate(vectors.astype(float)):
+        for j in np.flatnonzero(vectors[:i].astype(float) @ a >= min_score):
+            if group[i] is not group[int(j)]:
+                group[i] |= group[int(j)]
+                for member in group[i]:
+                    group[member] = group[i]
+    return {frozenset(members) for members in group.values() if len(members) > 1}
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 150),
+    st.sampled_from([2, 9, 65, 200]),
+    st.sampled_from([0.5, 0.9, 0.97]),
+)
+def test_every_pair_that_is_near_is_found(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, dim: int, min_score: float
+) -> None:
+    vectors = crowd(seed, count, dim)
+    gallery = make(tmp_path_factory.mktemp("crowd") / "g", vectors, pieces=1 + seed % 3)
+    assert found(gallery, min_score) == one_by_one(vectors, min_score)
+
+
+def test_more_pictures_than_are_compared_at_once(tmp_path: Path) -> None:
+    vectors = crowd(5, 5000, 100)
+    vectors[4900] = vectors[10]  # in the first and in the last block
+    gallery = make(tmp_path / "g", vectors, pieces=7)
+    with gallery.store.writing():
+        gallery.store.remove(gallery.ids_of(["11", "12", "4999"]))
+    gallery.refresh()
+    alive = np.delete(np.arange(5000), [11, 12, 4999])
+    expected = {frozenset(alive[list(group)].tolist()) for group in one_by_one(vectors[alive], 0.93)}
+    assert len(expected) > 100
+    assert found(gallery, 0.93) == expected
+    assert any({10, 4900} <= group for group in expected)
+
+
+def test_a_thousand_copies_are_one_group(tmp_path: Path) -> None:
+    vectors = np.repeat(crowd(1, 2, 70), 1500, axis=0)
+    assert found(make(tmp_path / "g", vectors), 1.0) == {frozenset(range(1500)), frozenset(range(1500, 3000))}
+
+
+def test_the_same_file_is_found_whatever_its_vectors(tmp_path: Path) -> None:
+    vectors = np.eye(6, dtype=np.float32)
+    gallery = make(tmp_path / "g", vectors, contents=["a", "b", "a", "", "", "b"])
+    groups = find_duplicates(gallery, 0.9)
+    assert [[item.key for item in group.members] for group in groups] == [["0", "2"], ["1", "5"]]
+    assert all(group.identical for group in groups)
+    assert [group.lowest for group in groups] == [0.0, 0.0]
+
+
+def test_a_chain_says_how_unlike_its_ends_are(tmp_path: Path) -> None:
+    angles = np.radians([0, 10, 20, 30, 90])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    (group,) = find_duplicates(make(tmp_path / "g", vectors, contents=["a", "a", "c", "d", "e"]), 0.98)
+    assert [item.key for item in group.members] == ["0", "1", "2", "3"]
+    assert group.lowest == pytest.approx(np.cos(np.radians(30)), abs=1e-6)
+    assert not group.identical
+
+
+def test_groups_across_labels_come_first(tmp_path: Path) -> None:
+    vectors = np.zeros((8, 8), np.float32)  # four pairs, each in a plane of its own
+    for pair, angle in enumerate(np.radians([1, 10, 5, 20])):
+        vectors[2 * pair, 2 * pair] = 1
+        vectors[2 * pair + 1, 2 * pair : 2 * pair + 2] = np.cos(angle), np.sin(angle)
+    labels = ["a", "a", "a", "b", "c", "b", None, "a"]
+    groups = find_duplicates(make(tmp_path / "g", vectors, labels=labels), 0.9)
+    order = [([item.key for item in group.members], group.labels) for group in groups]
+    assert order[:2] == [(["4", "5"], ("b", "c")), (["2", "3"], ("a", "b"))]
+    assert {tuple(labels) for _, labels in order[2:]} == {("a",)}, "no label disagrees with none"
+
+
+def test_everything_is_one_group_at_the_lowest_threshold(tmp_path: Path) -> None:
+    vectors = crowd(2, 30, 5)
+    assert found(make(tmp_path / "g", vectors), -1.0) == {frozenset(range(30))}
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_to_be_twice(tmp_path: Path, count: int) -> None:
+    assert found(make(tmp_path / "g", crowd(0, 3, 4)[:count]), 0.0) == set()
+
+
+@pytest.mark.parametrize("wrong", [1.01, -2.0, float("nan")])
+def test_thresholds_that_are_none(tmp_path: Path, wrong: float) -> None:
+    with pytest.raises(InputError, match="from -1 to 1"):
+        find_duplicates(make(tmp_path / "g", crowd(0, 3, 4)), wrong)
+
+
+def test_a_damaged_vector_is_told(tmp_path: Path) -> None:
+    gallery = make(tmp_path / "g", crowd(0, 50, 8))
+    (segment,) = [path for path in (tmp_path / "g" / "segments").iterdir() if ".rows" not in path.name]
+    data = bytearray(segment.read_bytes())
+    data[-3] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(LookalikeError, match=r"damaged.*verify"):
+        find_duplicates(Gallery.open(gallery.folder))
+
+
+@pytest.mark.slow
+def test_known_duplicates_of_cars(tmp_path: Path, model_file: Path) -> None:
+    """Two folders of Cars196 hold the same file."""
+    cars = unzip_shared("cars196_256.zip", tmp_path / "cars")
+    for folder in cars.iterdir():
+        if not folder.name.startswith(("041", "042", "043", "044")):
+            for path in folder.iterdir():
+                path.unlink()
+    lookalike("index", "build", str(tmp_path / "g"), str(cars), "--model", str(model_file))
+    shown = lookalike("duplicates", str(tmp_path / "g"), "--min-score", "0.9999").stdout
+    assert "the same file, ACROSS LABELS" in shown
+    assert "00050.jpg" in shown
+    assert "03436.jpg" in shown

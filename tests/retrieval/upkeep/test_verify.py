@@ -1,0 +1,191 @@
+"""Verification: one changed byte anywhere is found, never served, and put right where that can be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import Gallery, LookalikeError
+from retrieval.upkeep.compact import compact
+from retrieval.upkeep.verify import verify
+from tests.retrieval.filling import commit, contents, small_gallery
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three segments, an index over two of them, one item removed, metadata."""
+    gallery = small_gallery(tmp_path_factory.mktemp("original"))
+    commit(gallery, [f"a{i}" for i in range(20)], seed=1, brand="acme", price=2.5)
+    commit(gallery, [f"b{i}" for i in range(20)], seed=2)
+    with gallery.store.writing():
+        gallery.build_index("sq8")
+    commit(gallery, [f"c{i}" for i in range(20)], seed=3)
+    gallery.remove(["a3.jpg"])
+    assert not verify(gallery.folder).problems
+    return gallery.folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "g")
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def one(folder: Path, pattern: str) -> Path:
+    return sorted(folder.glob(pattern))[0]
+
+
+def first_segment(folder: Path) -> Path:
+    return folder / "segments" / Gallery(folder).store.segments()[0].file
+
+
+def first_rows(folder: Path) -> Path:
+    return folder / "segments" / Gallery(folder).store.segments()[0].rows_file
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "segment": first_segment,
+    "rows": first_rows,
+    "index": lambda folder: one(folder, "indexes/*/index.faiss"),
+    "card": lambda folder: one(folder, "indexes/*/card.json"),
+    "model": lambda folder: folder / "model" / "model.onnx",
+    "probes": lambda folder: folder / "model" / "probes.npy",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_one_flipped_byte_is_found_and_mended(folder: Path, kind: str, share: float) -> None:
+    before = contents(Gallery(folder))
+    path = KINDS[kind](folder)
+    flip(path, int(share * path.stat().st_size))
+    found = verify(folder)
+    assert [path.name in problem.what for problem in found.problems] == [True]
+    assert found.left == found.problems, "looking changes nothing"
+    mended = verify(folder, repair=True)
+    if kind == "model":
+        assert mended.left
+        return
+    assert mended.problems
+    assert not mended.left
+    assert not verify(folder).problems
+    after = contents(Gallery(folder))
+    assert {key: before[key] for key in after} == after
+    assert len(before) - len(after) == mended.waiting <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_file_is_found(folder: Path, kind: str) -> None:
+    KINDS[kind](folder).unlink()
+    assert verify(folder).problems
+    mended = verify(folder, repair=True)
+    if kind == "model":
+        assert mended.left
+        return
+    assert not mended.left
+    assert mended.waiting == (19 if kind == "segment" else 0)  # of 20, one was removed
+
+
+def test_a_truncated_segment_loses_its_end_alone(folder: Path) -> None:
+    path = first_segment(folder)
+    path.write_bytes(path.read_bytes()[:-200])  # the last vector takes 192 bytes
+    mended = verify(folder, repair=True)
+    assert not mended.left
+    assert mended.waiting == 2
+    assert (folder / "quarantine" / path.name).exists()
+    gallery = Gallery(folder)
+    assert len(gallery) == 57
+    commit(gallery, ["a18", "a19"])  # as adding the sources again would
+    assert verify(folder).waiting == 0
+    assert contents(gallery)["a19.jpg"][1] == {"brand": "acme", "price": 2.5}, "metadata were kept"
+
+
+def test_segment_and_rows_lost_together(folder: Path) -> None:
+    for path in (first_segment(folder), first_rows(folder)):
+        path.unlink()
+    mended = verify(folder, repair=True)
+    assert not mended.left
+    assert mended.waiting == 19
+    assert len(contents(Gallery(folder))) == 40
+
+
+def test_every_byte_of_the_database_that_matters(folder: Path) -> None:
+    """Whatever byte changes: either it is found, or the gallery says what it said before."""
+    before = dump(folder)
+    database = folder / "gallery.db"
+    intact = database.read_bytes()
+    places = np.random.default_rng(0).choice(len(intact), 100, replace=False)
+    found = 0
+    for at in places.tolist():
+        flip(database, at)
+        try:
+            problems = bool(verify(folder).problems)
+        except LookalikeError:
+            problems = True
+        found += problems
+        assert problems or dump(folder) == before, f"byte {at}"
+        database.write_bytes(intact)
+    assert found > 10
+
+
+def dump(folder: Path) -> tuple[object, ...]:
+    gallery = Gallery(folder)
+    runs = gallery.store.rows("SELECT * FROM runs")
+    return contents(gallery), gallery.store.meta, gallery.store.segments(), gallery.bad_files(), runs
+
+
+def test_a_damaged_item_is_told_and_taken_out(folder: Path) -> None:
+    gallery = Gallery(folder)
+    (number,) = gallery.ids_of(["b1.jpg"])
+    with gallery.store.writing(), gallery.store.transaction() as db:
+        db.execute("UPDATE items SET path = 'other' WHERE id = ?", (number,))
+    assert [f"item {number}" in problem.what for problem in verify(folder).problems] == [True]
+    assert not verify(folder, repair=True).left
+    assert "b1.jpg" not in contents(Gallery(folder))
+
+
+def test_an_item_in_the_wrong_place_is_put_right(folder: Path) -> None:
+    gallery = Gallery(folder)
+    before = contents(gallery)
+    with gallery.store.writing(), gallery.store.transaction() as db:
+        db.execute("UPDATE items SET row = row + 1 WHERE id = 5")
+    assert verify(folder).problems
+    assert not verify(folder, repair=True).left
+    assert contents(Gallery(folder)) == before
+
+
+def test_damage_is_not_compacted_into_good_files(folder: Path) -> None:
+    flip(first_segment(folder), -1)
+    gallery = Gallery(folder)
+    with pytest.raises(LookalikeError, match="repair"):
+        compact(gallery)
+    assert len(Gallery(folder)) == 59
+
+
+def test_a_damaged_database_is_not_written_to(folder: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(folder / "gallery.db") as db:
+        db.execute("UPDATE runs SET command = 'x'")
+    db.close()
+    gallery = Gallery(folder)
+    with pytest.raises(LookalikeError, match="verify"):
+        gallery.remove([1])
+    assert not verify(folder, repair=True).left
+    assert gallery.remove([1]) == 1
+
+
+def test_leftovers_are_no_problem(folder: Path) -> None:
+    (folder / "segments" / "half.npy.tmp-1").touch()
+    found = verify(folder)
+    assert not found.problems
+    assert found.leftovers == 1
