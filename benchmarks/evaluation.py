@@ -76,9 +76,9 @@ def our_thousand_neighbours(data: Data) -> Work:
 def our_neighbours_in_torch(data: Data) -> Work:
     import torch
 
-    from train import nearest
+    from train.loop import knn
 
-    return lambda: nearest.nearest(data.points, data.points, 10, device=torch.device("cpu"))
+    return lambda: knn.nearest(data.points, data.points, 10, device=torch.device("cpu"))
 
 
 def bare_faiss(data: Data) -> Work:

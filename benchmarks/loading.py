@@ -27,9 +27,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from retrieval import Preprocess
-from train import pixels
 from train.config import AugmentConfig, Config, LoaderConfig
-from train.loader import Loader
+from train.input import pixel_source
+from train.input.loader import Loader
 
 PREPROCESS = Preprocess(size=224, resize=256)
 AUGMENT = AugmentConfig(crop="random", flip=True, rotate=0, scale=0, shift=0)
@@ -81,12 +81,12 @@ def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -
     """Our loader, with the pictures decoded beforehand or each time."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cache = str(folder / "cache") if kept else None
-    room, pixels._ROOM = pixels._ROOM, 0  # else so few pictures would be kept anyway
+    room, pixel_source._ROOM = pixel_source._ROOM, 0  # else so few pictures would be kept anyway
     settings = LoaderConfig(workers, cache)
     config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
     labels = np.zeros(len(paths), np.int64)
     loader = stack.enter_context(closing(Loader(paths, labels, config, device_type="cpu", folder=folder)))
-    pixels._ROOM = room
+    pixel_source._ROOM = room
     random = np.random.default_rng(0)
 
     def epoch() -> Iterable[Any]:

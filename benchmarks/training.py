@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from retrieval import Preprocess
 from train import data
 from train.config import AugmentConfig, BatchConfig, Config, LoaderConfig, ModelConfig, SplitConfig
-from train.loader import Loader
-from train.loop import Trainer
-from train.run import Run
+from train.input.loader import Loader
+from train.loop.run_folder import Run
+from train.loop.trainer import Trainer
 
 LOSS = {"name": "triplet", "negatives": "optimal", "margin": 0.2}
 CASES = {"cpu": [("conv4", 64), ("resnet18", 64)], "cuda": [("resnet50", 224)]}

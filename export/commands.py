@@ -94,11 +94,11 @@ def export(
     }  # fmt: skip
     if run is not None:
         from export.model_file import export_run  # torch takes seconds to import
-        from train.run import Run
+        from train.loop.run_folder import Run
 
         exported = export_run(Run.open(run), out, checkpoint or "best", **common)
     else:
-        from export.shelf import export_from_shelf
+        from export.pretrained import export_from_shelf
 
         library, name = ("timm", from_timm) if from_timm else ("torchvision", from_torchvision)
         exported = export_from_shelf(library, str(name), out, **given, **common)

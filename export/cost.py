@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from export.pictures import Pictures, noise, sampled
+from export.samples import Pictures, noise, sampled
 from retrieval import metrics
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError

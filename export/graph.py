@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import LookalikeError
-from train.model import EmbeddingModel
+from train.models.embedding_model import EmbeddingModel
 
 OPSET = 20
 

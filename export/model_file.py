@@ -20,13 +20,13 @@ from torch import nn
 from export.cost import Cost, compare
 from export.graph import halved, to_onnx
 from export.int8 import quantised
-from export.pictures import Pictures
+from export.samples import Pictures
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import now, replacing
 from retrieval.images.preprocess import Preprocess
-from train.model import EmbeddingModel
-from train.run import Run
+from train.loop.run_folder import Run
+from train.models.embedding_model import EmbeddingModel
 
 MAX_DIFFERENCE = 1e-4
 MIN_COSINE = 0.99999

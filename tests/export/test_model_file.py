@@ -16,16 +16,16 @@ from safetensors.torch import save_file
 
 import export.model_file
 from export.model_file import export_model, export_run
-from export.pictures import Pictures
+from export.samples import Pictures
 from retrieval import Embedder, InputError, LookalikeError, Preprocess, load_image
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import draw
 from train import settings
 from train.config import ModelConfig
-from train.loop import pixel_embedder
-from train.model import EmbeddingModel
-from train.run import Run, initial_model
+from train.loop.run_folder import Run, initial_model
+from train.loop.trainer import pixel_embedder
+from train.models.embedding_model import EmbeddingModel
 
 
 def test_file_is_as_the_contract_says(model_file: Path) -> None:

@@ -18,14 +18,14 @@ import export.cost
 from export.cost import Cost, Measured
 from export.graph import halved
 from export.model_file import export_model, export_run
-from export.pictures import Pictures
+from export.samples import Pictures
 from retrieval import Embedder, InputError, Preprocess
 from tests.conftest import draw, lookalike_here
 from tests.export.test_model_file import calibrate
 from train import data, settings
 from train.config import ModelConfig
-from train.model import EmbeddingModel
-from train.run import Run, initial_model
+from train.loop.run_folder import Run, initial_model
+from train.models.embedding_model import EmbeddingModel
 
 SINGLE, HALF, SIGNED, UNSIGNED = (getattr(onnx.TensorProto, n) for n in ("FLOAT", "FLOAT16", "INT8", "UINT8"))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.reports.figures import COLOURS, caption
-from train.run import Run
+from train.loop.run_folder import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -77,7 +77,7 @@ def evaluate(
             raise click.UsageError("--baseline, --which and --linear-probe embed images: name them by --data")
         report = _by_itself(target)
     else:
-        from train import evaluation
+        from train.experiments import evaluation
 
         dataset = datasets_by_name.load(data)
         report = evaluation.evaluate_target(

@@ -65,9 +65,9 @@ def sweep(
     DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline and a
     figure; DIR/results.json has every number; DIR/NAME/seed-0 is a run like any other.
     """
-    from train.comparison import table
-    from train.sweep import run_sweep
-    from train.variants import Experiment, make_plan, parse_seeds, parse_variants
+    from train.experiments.comparison import table
+    from train.experiments.plan import Experiment, make_plan, parse_seeds, parse_variants
+    from train.experiments.sweep import run_sweep
 
     plan = make_plan(
         out,

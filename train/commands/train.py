@@ -56,9 +56,9 @@ def train(
     elif data or recipe or overrides:
         raise InputError("--resume goes on as the run began: leave out --data, --recipe and --set")
 
-    from train import loop  # torch takes seconds to import: what is wrong with the words is said before
-    from train.run import Run
-    from train.world import join
+    from train.loop import trainer as loop
+    from train.loop.process_group import join
+    from train.loop.run_folder import Run
 
     if resume:
         config = Run.open(out).config

@@ -12,7 +12,7 @@ from retrieval.errors import ImageError
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
-from train.data.labels import DataSet, LabelledImage
+from train.data.dataset import DataSet, LabelledImage
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrieval.errors import InputError
-from train.data import layouts, pictures, unpack
+from train.data import arrays, layouts, unpack
 from train.data.classes import CIFAR10_TRANSITIONS, CIFAR100_TRANSITIONS, STL10_TRANSITIONS
+from train.data.dataset import Splits
 from train.data.download import Archive
-from train.data.labels import Splits
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ KNOWN = {
         counts={"train": (901, 5), "test": (896, 5)},
         read=layouts.by_folder,
         tops=("train", "test"),
-        unpack=pictures.digits,
+        unpack=arrays.digits,
         bundled=True,
     ),
     "cub200": Known(
@@ -197,7 +197,7 @@ KNOWN = {
         counts={"train": (50_000, 10), "test": (10_000, 10)},
         read=layouts.by_folder,
         tops=("train", "test"),
-        unpack=pictures.cifar10,
+        unpack=arrays.cifar10,
         archives=(_CIFAR10,),
         transitions=CIFAR10_TRANSITIONS,
     ),
@@ -208,7 +208,7 @@ KNOWN = {
         counts={"train": (50_000, 100), "test": (10_000, 100)},
         read=layouts.cifar100,
         tops=("train", "test"),
-        unpack=pictures.cifar100,
+        unpack=arrays.cifar100,
         archives=(_CIFAR100,),
         coarse_name="super-class",
         transitions=CIFAR100_TRANSITIONS,
@@ -220,7 +220,7 @@ KNOWN = {
         counts={"train": (50_000, 20), "test": (10_000, 20)},
         read=layouts.cifar100_20,
         tops=("train", "test"),
-        unpack=pictures.cifar100,
+        unpack=arrays.cifar100,
         archives=(_CIFAR100,),
     ),
     "stl10": Known(
@@ -230,7 +230,7 @@ KNOWN = {
         counts={"train": (5_000, 10), "test": (8_000, 10)},
         read=layouts.by_folder,
         tops=("train", "test"),
-        unpack=pictures.stl10,
+        unpack=arrays.stl10,
         archives=(_STL10,),
         transitions=STL10_TRANSITIONS,
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.images.load import SUFFIXES
 from train.data.classes import CIFAR100_SUPER_CLASS
-from train.data.labels import LabelledImage, Splits
+from train.data.dataset import LabelledImage, Splits
 
 
 def by_folder(root: Path) -> Splits:

@@ -20,8 +20,8 @@ from retrieval.reports.figures import named
 from retrieval.storage.contents import stored
 from train import data as datasets_by_name
 from train.commands import DATA_HELP
-from train.contestants import Contestant, baseline, open_target
 from train.data import LabelledImage
+from train.experiments.targets import Contestant, baseline, open_target
 
 ALL = "all"
 TARGET = "RUN|MODEL|GALLERY|FILE.npz"

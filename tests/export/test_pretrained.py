@@ -1,0 +1,202 @@
+"""Embedders off the shelf: the same as the library's own network on the library's own pixels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from timm.data import create_transform, resolve_data_config
+
+from export.pretrained import export_from_shelf
+from retrieval import Embedder, InputError, Preprocess, metrics
+from tests.conftest import SHARED, draw, lookalike_here, unzip_shared
+from train import data, settings
+from train.data import LabelledImage
+from train.experiments.evaluation import evaluate_target
+
+GREY = (128 / 255,) * 3
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    """Smooth ones, not square: what two ways of resizing agree on."""
+    return [draw(seed, (7, 5), hue=seed).resize((420, 300), Image.Resampling.BICUBIC) for seed in range(4)]
+
+
+@torch.inference_mode()
+def by_library(network: torch.nn.Module, transform: object, pictures: list[Image.Image]) -> np.ndarray:
+    """Unit features float32 [N, D], with nothing of ours."""
+    features = network.eval()(torch.stack([transform(picture) for picture in pictures]))  # type: ignore[operator]
+    return torch.nn.functional.normalize(features.flatten(1)).numpy()
+
+
+def test_timm_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model("test_efficientnet", num_classes=0)
+    whole = timm.create_model("test_efficientnet")
+    whole.load_state_dict({**whole.state_dict(), **theirs.state_dict()})
+    save_file(whole.state_dict(), tmp_path / "w.safetensors")
+    out = tmp_path / "m.onnx"
+    words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
+    lookalike_here("export", "--from-timm", "test_efficientnet", *words)
+    embedder = Embedder(out)
+    config = resolve_data_config(model=theirs)
+    assert (embedder.preprocess.size, embedder.preprocess.resize) == (160, 168)  # 160 / 0.95
+    wanted = by_library(theirs, create_transform(**config), pictures)
+    np.testing.assert_array_less(0.999, (embedder.embed(pictures) * wanted).sum(1))
+    assert embedder.dim == wanted.shape[1]
+    assert [o.name for o in onnx.load(out).graph.output] == ["embedding", "embedding_map"]
+    assert embedder.provenance["source"] == "timm:test_efficientnet"
+    assert settings.parse(embedder.provenance["config"]).model.embedding_dim == embedder.dim
+
+
+def test_class_token_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
+    torch.manual_seed(0)
+    whole = timm.create_model("test_vit")
+    save_file(whole.state_dict(), tmp_path / "w.safetensors")
+    out, weights = tmp_path / "m.onnx", f"{tmp_path}/w.safetensors"
+    export_from_shelf("timm", "test_vit", out, weights=weights, pooling="cls")
+    embedder = Embedder(out)
+    transform = create_transform(**resolve_data_config(model=whole))
+    whole.forward = lambda planes: whole.forward_features(planes)[:, 0]  # type: ignore[method-assign]
+    wanted = by_library(whole, transform, pictures)
+    np.testing.assert_array_less(0.999, (embedder.embed(pictures) * wanted).sum(1))
+    assert [o.name for o in onnx.load(out).graph.output] == ["embedding"]
+
+
+def test_torchvision_is_the_same_as_in_torchvision(tmp_path: Path, pictures: list[Image.Image]) -> None:
+    torch.manual_seed(0)
+    whole = torchvision.models.squeezenet1_1()
+    save_file(whole.state_dict(), tmp_path / "w.safetensors")
+    out = tmp_path / "m.onnx"
+    words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
+    lookalike_here("export", "--from-torchvision", "squeezenet1_1", *words)
+    whole.classifier = torch.nn.AdaptiveAvgPool2d(1)
+    transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
+    wanted = by_library(whole, transform, pictures)
+    np.testing.assert_array_less(0.999, (Embedder(out).embed(pictures) * wanted).sum(1))
+
+
+def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_file(torchvision.models.squeezenet1_1().state_dict(), tmp_path / "w.safetensors")
+    out, weights = tmp_path / "m.onnx", f"{tmp_path}/w.safetensors"
+    export_from_shelf(
+        "torchvision", "squeezenet1_1", out, weights=weights, size=112, mean=GREY, pooling="gem"
+    )
+    embedder = Embedder(out)
+    assert embedder.preprocess == Preprocess(size=112, resize=128, interpolation="bilinear", mean=GREY)
+    images = np.stack([embedder.pixels(draw(seed)) for seed in range(3)])
+    network = torchvision.models.squeezenet1_1()
+    network.load_state_dict(load_file(weights))
+    mean, std = (np.array(v, np.float32) for v in (embedder.preprocess.mean, embedder.preprocess.std))
+    planes = torch.from_numpy((images.astype(np.float32) / 255 - mean) / std).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        features = network.eval().features(planes).clamp(min=1e-6).numpy()
+    pooled = np.cbrt((features.astype(np.float64) ** 3).mean((2, 3)))  # generalised mean of power 3
+    wanted = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    np.testing.assert_allclose(embedder.embed_pixels(images), wanted, atol=1e-4)
+
+
+def test_class_token_needs_one(tmp_path: Path) -> None:
+    save_file(torchvision.models.squeezenet1_1().state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="squeezenet1_1 has no class token"):
+        export_from_shelf(
+            "torchvision",
+            "squeezenet1_1",
+            tmp_path / "m.onnx",
+            weights=f"{tmp_path}/w.safetensors",
+            pooling="cls",
+        )
+    assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+REAL = [
+    ("timm", "mobilenetv2_100:pad_type=same", "mobilenetv2_100_in1k_timm_same", {"mean": GREY, "std": GREY}),
+    ("torchvision", "squeezenet1_0", "squeezenet1_0_deepcompressed_torchvision", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def cars(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
+    """Fourteen each of 14 models of car: every fourteenth of the data set."""
+    folder = unzip_shared("cars196_256.zip", tmp_path_factory.mktemp("cars"))
+    images = data.load(f"folder:{folder}").test
+    return [
+        image for number, image in zip(data.class_numbers(images), images, strict=True) if number % 14 == 0
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "name", "weights", "normalisation"), REAL)
+def test_real_features_find_cars(
+    library: str,
+    name: str,
+    weights: str,
+    normalisation: dict[str, Any],
+    cars: list[LabelledImage],
+    tmp_path: Path,
+) -> None:
+    """Chance is 13 in 195. Over all 196 classes, these features of MobileNetV2 have Recall@1 0.209."""
+    file = SHARED / "weights" / f"{weights}.safetensors"
+    if not file.is_file():
+        pytest.skip(f"needs the weights {weights}, which are not on this machine")
+    export_from_shelf(library, name, tmp_path / "m.onnx", weights=str(file), **normalisation)
+    embeddings = Embedder(tmp_path / "m.onnx").embed([image.path for image in cars])
+    recall = metrics.recall_at_k(embeddings, data.class_numbers(cars), ks=(1,))[1]
+    assert recall > 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give one of RUN, --from-timm NAME and --from-torchvision NAME"),
+        (("run", "--from-timm", "resnet18"), "give one of RUN"),
+        (("run", "--pooling", "gem"), "--pooling is for --from-timm and --from-torchvision"),
+        (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint is for runs"),
+        (("--from-timm", "resnet81"), "timm: there is no model called 'resnet81'; did you mean 'resnet18'?"),
+        (("--from-torchvision", "resnet-50"), "did you mean 'resnet50'?"),
+        (("--from-torchvision", "conv4"), "there is no model called 'conv4'"),
+        (("--from-timm", "resnet18", "--precision", "int8"), "int8 has to be tried on pictures: give --data"),
+        (("--from-torchvision", "resnet18", "--weights", "nowhere"), "nowhere: not a readable safetensors"),
+    ],
+)
+def test_wrong_usage_is_explained_and_leaves_nothing(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = lookalike_here("export", *words, "--out", str(tmp_path / "new" / "m.onnx"), code=2)
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_of_the_shelf_is_calibrated_on_data(tmp_path: Path, shop: Path) -> None:
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
+    words = ("--weights", f"{tmp_path}/w.safetensors", "--size", "64", "--data", f"folder:{shop}", "--json")
+    out = str(tmp_path / "m.onnx")
+    last = ("--precision", "int8", "--accept-loss", "--out", out)
+    told = json.loads(lookalike_here("export", "--from-timm", "test_efficientnet", *words, *last).stdout)
+    assert told["calibration"] == f"24 training images of folder:{shop}"
+    assert Embedder(out).provenance["calibration"] == told["calibration"]
+
+
+def test_it_is_evaluated_as_what_it_is(tmp_path: Path, shop: Path) -> None:
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
+    out = tmp_path / "m.onnx"
+    export_from_shelf("timm", "test_efficientnet", out, weights=f"{tmp_path}/w.safetensors", size=64)
+    pictures = data.load(f"folder:{shop}")
+    report = evaluate_target(out, pictures, ["pixels"])
+    assert [result.name for result in report.results] == ["raw pixels", "off the shelf"]
+    with pytest.raises(InputError, match="not made by a training run"):
+        evaluate_target(out, pictures, ["untrained"])

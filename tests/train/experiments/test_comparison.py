@@ -1,0 +1,40 @@
+"""The variants of a sweep side by side."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval.evaluation.score import Result
+from train.experiments.comparison import Outcome, compare
+
+
+def outcome(variant: str, seed: int, **recalls: float) -> Outcome:
+    scores = {which: Result(which, {1: value}, 0.5, 0.4) for which, value in recalls.items()}
+    return Outcome(variant, seed, scores, None if scores else "it broke")
+
+
+def test_variants_are_compared_by_the_checkpoint_that_was_not_chosen_on_the_test_split() -> None:
+    runs = [
+        outcome("base", 0, before=0.2, best=0.50, last=0.60),
+        outcome("base", 1, before=0.2, best=0.54, last=0.90),
+        outcome("ours", 0, before=0.2, best=0.60, last=0.10),
+        outcome("ours", 1, before=0.2, best=0.62, last=0.10),
+        outcome("open", 0, before=0.2, last=0.70),
+        outcome("open", 1),
+        outcome("lost", 0),
+        outcome("lost", 1),
+    ]
+    rows = {
+        row.name: row for row in compare(dict.fromkeys(("base", "ours", "open", "lost"), ()), "base", runs)
+    }
+    assert [row.checkpoint for row in rows.values()] == ["best", "best", "last", None]
+    assert rows["base"].recalls == [0.50, 0.54]
+    assert rows["base"].difference is rows["base"].test is None
+    assert rows["ours"].difference == pytest.approx(0.09)
+    # By hand: variances 0.0008 and 0.0002, t = 0.09 / sqrt(0.0004 + 0.0001), df = 25 / (16 + 1).
+    assert rows["ours"].test is not None
+    assert rows["ours"].test.t == pytest.approx(0.09 / 0.0005**0.5)
+    assert rows["ours"].test.df == pytest.approx(25 / 17)
+    assert (rows["open"].difference, rows["open"].test) == (pytest.approx(0.18), None)
+    assert (rows["lost"].difference, rows["lost"].recalls) == (None, [])
+    assert rows["open"].runs == 2

@@ -1,0 +1,276 @@
+"""Evaluation: the numbers are those of brute force, ours stand beside theirs, and nothing is hidden."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from export.model_file import export_run
+from retrieval import Embedder, Gallery, InputError, metrics
+from retrieval.evaluation import report
+from retrieval.evaluation.score import CURVE_KS
+from retrieval.metrics import clustering
+from tests.conftest import draw
+from train import data, settings
+from train.data import DataSet, LabelledImage
+from train.experiments.evaluation import evaluate_target
+from train.loop.run_folder import Run, initial_model
+
+PUBLISHED = {"source": "a paper, Table 2", "recall": {1: 61.7, 4: 80.0}, "f1": 25.0, "note": "they crop."}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
+    """Six classes of six pictures, in two coarse groups; class 5 belongs to none."""
+    folder = tmp_path_factory.mktemp("pictures")
+    found = []
+    for label, seed in np.ndindex(6, 6):
+        file = folder / f"{label}{seed}.png"
+        draw(seed + 10, hue=label).save(file)
+        found.append(LabelledImage(file, f"class {label}", None if label == 5 else f"group {label % 2}"))
+    return found
+
+
+@pytest.fixture
+def run_with(untrained_run: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The untrained run, with other settings in its configuration."""
+
+    def change(**changed: object) -> Path:
+        folder = tmp_path / "run"
+        shutil.copytree(untrained_run, folder)
+        values = yaml.safe_load((folder / "config.yaml").read_text())
+        (folder / "config.yaml").write_text(yaml.safe_dump({**values, **changed}))
+        return folder
+
+    return change
+
+
+def brute_force(
+    model: Path, queries: list[LabelledImage], gallery: list[LabelledImage], label: str, k: int
+) -> float:
+    """Recall@K, one query at a time; queries without a label, or without anything to find, do not count.
+
+    Of pictures that are equally similar, to 1e-6, the wrong ones come first.
+    """
+    embedder = Embedder(model)
+    of = {image.path: embedder.embed(image.path)[0].astype(np.float64) for image in [*queries, *gallery]}
+    hits = []
+    for query in queries:
+        others = [image for image in gallery if image.path != query.path]
+        wanted = getattr(query, label)
+        cosines: dict[bool, list[float]] = {True: [], False: []}
+        for image in others:
+            cosines[getattr(image, label) == wanted].append(float(of[query.path] @ of[image.path]))
+        if wanted is not None and cosines[True]:
+            before = sum(cosine > max(cosines[True]) - 1e-6 for cosine in cosines[False])
+            hits.append(before < k)
+    return sum(hits) / len(hits)
+
+
+def test_queries_are_searched_in_the_gallery_of_the_data_set(
+    model_file: Path, pictures: list[LabelledImage]
+) -> None:
+    queries, gallery = pictures[::3], [image for i, image in enumerate(pictures) if i % 3]
+    theirs = DataSet("inshop:somewhere", [], queries, gallery, "hotel chain")
+    ours = evaluate_target(model_file, theirs, ["pixels"])
+    assert ours.protocol == "each searched for in the data set's gallery of 24 images"
+    assert (ours.images, ours.classes, ours.ks) == (12, 6, (1, 10, 20, 30))
+    titles = [result.title for result in ours.results]
+    assert titles == [
+        "raw pixels",
+        "raw pixels, by hotel chain",
+        "after training",
+        "after training, by hotel chain",
+    ]
+    for result, label in zip(ours.results[2:], ("label", "coarse"), strict=True):
+        assert result.recall[1] == pytest.approx(brute_force(model_file, queries, gallery, label, 1))
+        assert result.recall[10] == pytest.approx(brute_force(model_file, queries, gallery, label, 10))
+    assert report.table(ours).splitlines()[0].split()[:4] == ["R@1", "R@10", "R@20", "R@30"]
+
+
+def test_without_a_gallery_each_is_searched_among_the_others(
+    model_file: Path, pictures: list[LabelledImage]
+) -> None:
+    ours = evaluate_target(model_file, DataSet("csv:some.csv", [], pictures, coarse_name="group"))
+    fine, coarse = ours.results
+    assert ours.protocol == "each searched for among all the others"
+    assert set(fine.recall) == set(CURVE_KS)
+    for result, label in ((fine, "label"), (coarse, "coarse")):
+        for k in (1, 4):
+            assert result.recall[k] == pytest.approx(brute_force(model_file, pictures, pictures, label, k))
+    assert 0 < fine.recall[1] < 1, "pictures too easy or too hard to tell right from wrong"
+
+
+@pytest.mark.slow
+def test_published_numbers_stand_beside_ours(
+    run_with: Callable[..., Path], shop: Path, tmp_path: Path
+) -> None:
+    run = run_with(published=PUBLISHED)
+    export_run(Run.open(run), tmp_path / "model.onnx")
+    dataset = data.load(f"folder:{shop}")
+    for target in (run, tmp_path / "model.onnx"):
+        ours = evaluate_target(target, dataset)
+        theirs = ours.results[0]
+        assert theirs.title == "published (a paper, Table 2)"
+        assert theirs.recall == pytest.approx({1: 0.617, 4: 0.8})
+        text = report.table(ours)
+        assert text.splitlines()[1].split()[-7:] == ["61.7", "-", "80.0", "-", "-", "-", "25.0"]
+        assert "they crop." in text
+        ours.save(tmp_path / "report")
+        assert report.Report.load(tmp_path / "report") == ours
+        assert [r.name for r in evaluate_target(target, DataSet("sop:x", [], dataset.test)).results] == [
+            "after training"
+        ]
+
+
+def test_training_images_are_called_so(
+    untrained_run: Path, shop: Path, pictures: list[LabelledImage]
+) -> None:
+    assert "seen these images" in report.table(evaluate_target(untrained_run, data.load(f"folder:{shop}")))
+    assert not evaluate_target(untrained_run, DataSet("folder:other", [], pictures)).notes
+
+
+@pytest.fixture
+def two_checkpoints(run_with: Callable[..., Path]) -> Path:
+    """A run whose best epoch is not its last: two networks that nobody could mistake for each other."""
+    run = Run.open(run_with())
+    for step, which in enumerate(("best", "last")):
+        model = initial_model(run.config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += step * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+        optimizer = torch.optim.SGD(model.parameters())
+        run.save(which, {"step": step, "recall_at_1": 0.5 - step / 10}, optimizer, model=model)
+    return run.folder
+
+
+def test_clusters_that_took_less_effort_are_called_so(
+    model_file: Path, pictures: list[LabelledImage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustering, "_MANY", 1)
+    (note,) = evaluate_target(model_file, DataSet("folder:other", [], pictures)).notes
+    assert "5 iterations from one start" in note
+
+
+def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, pictures: list[LabelledImage]) -> None:
+    dataset = DataSet("csv:some.csv", [], pictures)
+
+    def numbers(which: str | None) -> Sequence[tuple[str, dict[int, float]]]:
+        return [(r.name, r.recall) for r in evaluate_target(two_checkpoints, dataset, which=which).results]
+
+    (last_name, last), (best_name, best) = numbers(None)
+    assert (last_name, best_name) == ("last epoch", "best epoch on held-out classes")
+    assert last != best
+    assert numbers("best") == [("after training", best)]
+    assert numbers("last") == [("after training", last)]
+
+
+def test_there_is_one_result_where_nothing_was_held_out(
+    untrained_run: Path, model_file: Path, shop: Path
+) -> None:
+    dataset = data.load(f"folder:{shop}")
+    names = [result.name for result in evaluate_target(untrained_run, dataset, ["untrained"]).results]
+    assert names == ["before training", "after training"]
+    with pytest.raises(InputError, match="--which"):
+        evaluate_target(model_file, dataset, which="last")
+
+
+@pytest.fixture
+def closed_set(pictures: list[LabelledImage]) -> DataSet:
+    """The same classes to learn from and to test on."""
+    train = [image for number, image in enumerate(pictures) if number % 2]
+    return DataSet("csv:some.csv", train, [image for number, image in enumerate(pictures) if not number % 2])
+
+
+def test_a_linear_probe_learns_from_the_training_images(model_file: Path, closed_set: DataSet) -> None:
+    plain, probed = (
+        evaluate_target(model_file, closed_set, ["pixels"], linear_probe=wanted) for wanted in (False, True)
+    )
+    assert [result.linear_probe for result in plain.results] == [None, None]
+    embedder = Embedder(model_file)
+    train, test = (
+        (embedder.embed([image.path for image in images]), [image.label for image in images])
+        for images in (closed_set.train, closed_set.test)
+    )
+    assert probed.results[1].linear_probe == pytest.approx(
+        metrics.linear_probe(train[0], np.array(train[1]), test[0], np.array(test[1]))
+    )
+    assert probed.results[0].linear_probe is not None
+    assert report.table(probed).splitlines()[0].split()[-1] == "probe"
+    assert "Linear probe" in report.render(probed)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"), [(slice(0), "no such split"), (slice(None), "no such split"), (slice(6), "class 1")]
+)
+def test_a_linear_probe_needs_the_same_classes(
+    model_file: Path, pictures: list[LabelledImage], train: slice, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate_target(model_file, DataSet("csv:x.csv", pictures[train], pictures), linear_probe=True)
+
+
+# ---- what the report looks into
+
+
+def test_the_report_looks_into_the_model_itself(
+    model_file: Path, pictures: list[LabelledImage], tmp_path: Path
+) -> None:
+    ours = evaluate_target(model_file, DataSet("csv:some.csv", [], pictures, coarse_name="group"), ["pixels"])
+    findings = ours.findings
+    assert findings is not None
+    assert (findings.name, ours.seed) == ("after training", 0)
+    assert ours.headline is ours.results[2], "by class, not by group"
+    ranks = findings.queries.first_right
+    assert np.mean([rank == 1 for rank in ranks]) == pytest.approx(ours.headline.recall[1])
+    assert np.mean(findings.queries.average_precision) == pytest.approx(ours.headline.mean_ap, abs=1e-5)
+    assert [findings.place(path) for path in findings.queries.path] == [image.path for image in pictures]
+    digests = [hashlib.sha256(image.path.read_bytes()).hexdigest() for image in pictures]
+    assert findings.queries.content == [digest[:12] for digest in digests]
+    ours.save(tmp_path)
+    assert report.Report.load(tmp_path) == ours
+    assert (tmp_path / "report.html").read_text().count("<img") > 0
+
+
+def test_a_gallery_is_looked_into_by_the_paths_of_its_items(
+    model_file: Path, shop: Path, tmp_path: Path
+) -> None:
+    Gallery.create(tmp_path / "g", Embedder(model_file)).add([shop])
+    ours = evaluate_target(tmp_path / "g", data.load(f"folder:{shop}"))
+    findings = ours.findings
+    assert findings is not None
+    embedder = Embedder(model_file)
+    for hard in findings.hardest:
+        query = findings.place(findings.queries.path[hard.query])
+        for neighbour in hard.neighbours:
+            there = findings.place(neighbour.path)
+            assert there != query
+            cosine = float(embedder.embed(query)[0] @ embedder.embed(there)[0])
+            assert neighbour.score == pytest.approx(cosine, abs=1e-3)
+    (kept,) = report.kept(tmp_path / "g")
+    assert report.Report.load(kept) == ours
+
+
+_opened: list[str] = []
+sys.addaudithook(lambda event, words: _opened.append(str(words[0])) if event == "open" else None)
+
+
+def test_a_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
+    _opened.clear()
+    ours = evaluate_target(model_file, data.load(f"folder:{shop}"), ["untrained"])
+    assert _opened.count(str(model_file)) == 1
+    assert ours.fingerprint == Embedder(model_file).fingerprint
+    before, after = (result.recall for result in ours.results)
+    assert before == after, "no epoch was trained"
+
+
+def test_settings_of_a_model_are_those_of_its_run(model_file: Path, untrained_run: Path) -> None:
+    assert settings.parse(Embedder(model_file).provenance["config"]) == Run.open(untrained_run).config

@@ -1,0 +1,116 @@
+"""What people may write to say what a sweep compares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrieval import InputError
+from train.experiments.plan import Experiment, Plan, make_plan, parse_seeds, parse_variants
+
+DIGITS = Experiment("digits", None, ("epochs=3", "loss={name: triplet, margin: 0.4, negatives: batch}"))
+
+
+def test_one_variant_in_every_spelling(tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text("loop: {loss: {negatives: optimal, margin: 0.1}, optimizer: {lr: 1.0e-4}}\n")
+    dotted = tmp_path / "dotted.yaml"
+    dotted.write_text("loop:\n  loss.negatives: optimal\n  loss.margin: 0.1\n  optimizer.lr: 1e-4\n")
+    spellings = [
+        parse_variants(["loop:loss.negatives=optimal; loss.margin=0.1;optimizer.lr=1e-4"]),
+        parse_variants(["loop:loss.negatives=optimal", "loop:loss.margin=0.1", "loop:optimizer.lr=1e-4"]),
+        parse_variants(["loop:loss={name: triplet, negatives: optimal, margin: 0.1}; optimizer={lr: 1e-4}"]),
+        parse_variants([], file),
+        parse_variants([], dotted),
+        parse_variants(["loop:optimizer.lr=1e-4"], file),
+    ]
+    configs = [DIGITS.config(spelling["loop"]) for spelling in spellings]
+    assert configs[0].loss == {"name": "triplet", "margin": 0.1, "negatives": "optimal"}
+    assert configs[0].optimizer.lr == 1e-4
+    assert configs[0].epochs == 3
+    assert configs.count(configs[0]) == len(configs)
+
+
+def test_a_loss_with_a_name_replaces_the_one_of_the_experiment(tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text("sct: {loss: {name: sct, lam: 0.1}}\nplain:\n")
+    found = parse_variants(["sct2:loss={name: sct, lam: 0.1}"], file)
+    assert list(found) == ["sct", "plain", "sct2"]
+    assert (
+        DIGITS.config(found["sct"]).loss == DIGITS.config(found["sct2"]).loss == {"name": "sct", "lam": 0.1}
+    )
+    assert DIGITS.config(found["plain"]) == DIGITS.config()
+
+
+def test_a_key_of_the_default_loss_can_be_changed() -> None:
+    config = Experiment("digits").config(["loss.margin=0.3"])
+    assert config.loss == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
+
+
+def test_a_semicolon_within_a_value_does_not_end_it() -> None:
+    assert parse_variants(['a:wandb="x; y"; epochs=2'])["a"] == ('wandb="x; y"', "epochs=2")
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("loss.margin=0.3", "cannot name a variant"),
+        (":loss.margin=0.3", "cannot name a variant"),
+        ("../up:loss.margin=0.3", "cannot name a variant"),
+        ("a/b", "cannot name a variant"),
+        (".hidden", "cannot name a variant"),
+        ("results.json", "cannot name a variant"),
+        ("a:", "expected key=value"),
+        ("a:epochs", "expected NAME:key=value"),
+        ("a:=3", "expected NAME:key=value"),
+        ("a:epochs=3;lr", "did you mean|expected int|epochs"),
+    ],
+)
+def test_what_is_not_a_variant_is_refused(word: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DIGITS.config(parse_variants([word])["a"])
+
+
+@pytest.mark.parametrize("text", ["[a, b]", "just words", "a: 3", "a: [loss]", "'x/y': {epochs: 1}", "{", ""])
+def test_what_is_not_a_file_of_variants_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"--variants .*variants\.yaml"):
+        parse_variants([], file)
+    with pytest.raises(InputError, match=r"missing\.yaml"):
+        parse_variants([], tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", (0, 1, 2)), ("0,1,2", (0, 1, 2)), ("7, 5", (7, 5)), ("4,", (4,)), ("1,1", (1,))]
+)
+def test_seeds_are_counted_or_listed(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "0,-1", "three", "1.5", ",", "0-2"])
+def test_what_is_not_a_seed_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="as in 0,1,2"):
+        parse_seeds(text)
+
+
+def test_a_plan_is_kept_and_grows(tmp_path: Path) -> None:
+    first = make_plan(tmp_path, DIGITS, parse_variants(["a", "b:loss.margin=0.5"]), None, None)
+    assert first == Plan(DIGITS, {"a": (), "b": ("loss.margin=0.5",)}, (0, 1, 2), "a")
+    first.save(tmp_path)
+    assert make_plan(tmp_path, Experiment(), {}, None, None) == first
+    grown = make_plan(tmp_path, DIGITS, parse_variants(["c:epochs=9", "b:loss.margin=0.50"]), (7,), "b")
+    assert grown.seeds == (0, 1, 2, 7)
+    assert list(grown.variants) == ["a", "b", "c"]
+    assert grown.baseline == "b"
+
+
+def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name the variants"):
+        make_plan(tmp_path, DIGITS, {}, None, None)
+    with pytest.raises(InputError, match="did you mean 'plain'"):
+        make_plan(tmp_path, DIGITS, {"plain": ()}, None, "plan")
+    (tmp_path / "sweep.yaml").write_text("variants: 3")
+    with pytest.raises(InputError, match="not a readable sweep"):
+        make_plan(tmp_path, DIGITS, {"plain": ()}, None, None)

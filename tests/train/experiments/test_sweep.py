@@ -1,0 +1,270 @@
+"""Sweeps: right numbers; they go on where they were, they grow, and they refuse what would spoil them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retrieval import InputError, LookalikeError
+from retrieval.evaluation.report import Report
+from tests.conftest import draw, lookalike_here
+from train.experiments.comparison import Comparison
+from train.experiments.plan import Experiment, make_plan, parse_variants
+from train.experiments.sweep import run_sweep
+from train.loop.run_folder import Run
+from train.loop.trainer import pixel_embedder
+
+SMALL = (
+    "preprocess.size=24",
+    "model.embedding_dim=8",
+    "batch.classes=3",
+    "batch.per_class=4",
+    "split.validation=0.34",
+    "epochs=2",
+)
+WORDS = ("plain", "wide:loss.margin=0.6; optimizer.lr=1e-2")
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Six classes of six pictures, two of each colour, hard to tell from each other."""
+    folder = tmp_path_factory.mktemp("twins")
+    for hue in range(6):
+        (folder / f"{hue}").mkdir()
+        for seed in range(6):
+            draw(seed, hue=hue).save(folder / f"{hue}" / f"{seed}.png")
+    return f"folder:{folder}"
+
+
+def sweep(
+    folder: Path,
+    data: str | None,
+    words: Sequence[str] = WORDS,
+    seeds: Sequence[int] | None = SEEDS,
+    baseline: str | None = None,
+    overrides: Sequence[str] = SMALL,
+) -> Comparison:
+    experiment = Experiment(data, None, tuple(overrides)) if data else Experiment()
+    plan = make_plan(folder, experiment, parse_variants(words), seeds, baseline)
+    return run_sweep(folder, plan, lambda message: None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, twins: str) -> Path:
+    """Two variants under two seeds."""
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    sweep(folder, twins)
+    return folder
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    """The files of every run."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.glob("*/seed-*/**/*") if p.is_file()}
+
+
+def recall_at_1(run: Run, which: str, data: str) -> float:
+    """By hand: every picture on its own, every other one compared with it; of equal ones the wrong first."""
+    files = sorted(Path(data.partition(":")[2]).glob("*/*.png"))
+    embed = pixel_embedder(run.trained(which) if which != "before" else run.untrained())
+    pixels = [run.config.preprocess(Image.open(file).convert("RGB")) for file in files]
+    vectors = np.concatenate([embed(np.stack([picture])) for picture in pixels])
+    right = 0
+    for i, vector in enumerate(vectors):
+        others = [j for j in range(len(files)) if j != i]
+        cosines = {True: [-1.0], False: [-1.0]}
+        for j in others:
+            cosines[files[j].parent == files[i].parent].append(float(vector @ vectors[j]))
+        right += max(cosines[True]) - 1e-6 > max(cosines[False])
+    return right / len(files)
+
+
+def test_every_run_is_measured_before_and_after(finished: Path, twins: str) -> None:
+    results = json.loads((finished / "results.json").read_text())
+    assert [(r["variant"], r["seed"], r["status"]) for r in results["runs"]] == [
+        (name, seed, "done") for seed in SEEDS for name in ("plain", "wide")
+    ]
+    for found in results["runs"]:
+        run = Run.open(finished / found["variant"] / f"seed-{found['seed']}")
+        assert run.config.seed == found["seed"]
+        assert run.config.loss["margin"] == (0.6 if found["variant"] == "wide" else 0.2)
+        for which in ("before", "best", "last"):
+            assert found["scores"][which]["recall_at_1"] == pytest.approx(recall_at_1(run, which, twins))
+
+
+def test_the_best_epoch_counts_where_classes_were_held_out(finished: Path) -> None:
+    results = json.loads((finished / "results.json").read_text())
+    assert {variant["checkpoint"] for variant in results["variants"]} == {"best"}
+    for variant in results["variants"]:
+        runs = [run for run in results["runs"] if run["variant"] == variant["name"]]
+        for which in ("before", "best", "last"):
+            for metric in ("recall_at_1", "recall_at_4", "nmi", "f1"):
+                values = [run["scores"][which][metric] for run in runs]
+                summary = variant["scores"][which][metric]
+                assert summary["mean"] == pytest.approx(statistics.mean(values))
+                assert summary["std"] == pytest.approx(statistics.stdev(values))
+        assert variant["recalls"] == [run["scores"]["best"]["recall_at_1"] for run in runs]
+    assert "the best epoch on held-out classes" in (finished / "results.md").read_text()
+    assert (finished / "results.svg").read_text().startswith("<?xml")
+
+
+def test_runs_of_one_seed_begin_with_the_same_network_measured_once(finished: Path) -> None:
+    before = {
+        (name, seed): next(
+            r for r in Report.load(finished / name / f"seed-{seed}").results if r.name == "before training"
+        )
+        for name in ("plain", "wide")
+        for seed in SEEDS
+    }
+    assert before["plain", 0] == before["wide", 0]
+    assert before["plain", 1] == before["wide", 1]
+
+
+def test_asked_again_it_does_nothing_again(finished: Path, twins: str) -> None:
+    before = state(finished)
+    found = sweep(finished, None, words=(), seeds=None)
+    assert state(finished) == before
+    assert [outcome.status for outcome in found.outcomes] == ["done"] * 4
+    sweep(finished, twins)
+    assert state(finished) == before
+
+
+def test_variants_and_seeds_can_be_added(tmp_path: Path, twins: str) -> None:
+    quick = (*SMALL, "epochs=0", "split.validation=0.0")  # the network as it is
+    sweep(tmp_path, twins, ["plain"], [0], overrides=quick)
+    before = state(tmp_path)
+    found = sweep(tmp_path, None, ["big:model.embedding_dim=16"], [3], baseline="big")
+    assert [(o.variant, o.seed) for o in found.outcomes] == [
+        ("plain", 0),
+        ("big", 0),
+        ("plain", 3),
+        ("big", 3),
+    ]
+    assert {row.checkpoint for row in found.rows} == {"last"}, "no classes are held out"
+    assert all("best" not in outcome.scores for outcome in found.outcomes)
+    assert before.items() <= state(tmp_path).items()
+    assert found.baseline == "big"
+
+
+def test_the_command_that_results_show_asks_for_all_of_it(finished: Path) -> None:
+    kept = json.loads((finished / "results.json").read_text())
+    assert f"\n```sh\n{kept['command']}\n```\n" in (finished / "results.md").read_text()
+    before = state(finished)
+    again = json.loads(lookalike_here(*shlex.split(kept["command"])[1:], "--json").stdout)
+    assert {**again, "created": kept["created"]} == kept
+    assert state(finished) == before
+
+
+def test_other_settings_are_refused(finished: Path, twins: str) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="epochs 2, not 3; variants and seeds may be added"):
+        sweep(finished, twins, overrides=(*SMALL, "epochs=3"))
+    with pytest.raises(InputError, match=r"variant wide: begun with loss.margin 0.6, not 0.7"):
+        sweep(finished, twins, ["wide:loss.margin=0.7; optimizer.lr=1e-2"])
+    config = finished / "plain" / "seed-0" / "config.yaml"
+    other = config.read_text().replace("epochs: 2", "epochs: 5")
+    config.write_text(other)
+    with pytest.raises(InputError, match="seed-0: trained with epochs 5, not 2"):
+        sweep(finished, None, words=(), seeds=None)
+    config.write_bytes(before[config])
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("odd:epoch=3", "variant odd: epoch: .* did you mean 'epochs'"),
+        ("odd:loss={name: tripled}", "variant odd: loss: .*triplet"),
+        ("odd:loss.margn=1", "variant odd: loss: .*margin"),
+        ("odd:model.backbone=resnet81", "variant odd: model.backbone"),
+        ("odd:batch.classes=1", "variant odd: batch.classes"),
+        ("odd:seed=4", "--seeds"),
+        ("odd:data=digits", "variant odd: data"),
+        ("odd:loss.margin=0.2", "plain and odd are the same"),
+    ],
+)
+def test_a_wrong_variant_is_refused_before_the_first_run(
+    tmp_path: Path, twins: str, word: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        sweep(tmp_path / "out", twins, ["plain", word])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path: Path, twins: str) -> None:
+    words = ["sweep", "--data", twins, "--out", str(tmp_path), "--seeds", "0,", "--json"]
+    words += [word for setting in SMALL for word in ("--set", setting)]
+    words += ["--variant", "wild:optimizer={name: sgd, lr: 1.0e+30}", "--variant", "plain"]
+    done = lookalike_here(*words, code=1)
+    results = json.loads(done.stdout)
+    assert [run["status"] for run in results["runs"]] == ["failed", "done"]
+    message = results["runs"][0]["error"]
+    assert "lower" in message, "what to do about a loss that is not finite"
+    assert "run 2 of 2: plain, seed 0" in done.stderr
+    assert "1 of 2 runs failed" in done.stderr
+    failure = (tmp_path / "wild" / "seed-0" / "failure.txt").read_text()
+    assert failure.startswith(message)
+    assert "Traceback" in failure
+    assert message in (tmp_path / "results.md").read_text()
+    (plain,) = [variant for variant in results["variants"] if variant["name"] == "plain"]
+    assert plain["difference"] is None, "there is nothing to compare with"
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_run_it_goes_on_to_the_same_end(tmp_path: Path, twins: str) -> None:
+    long = (*SMALL, "epochs=12")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    program = (
+        "import torch; torch.set_num_threads(1);"
+        "from pathlib import Path; from tests.train import test_sweep;"
+        f"test_sweep.sweep(Path({str(killed)!r}), {twins!r}, seeds=(0,), overrides={long!r})"
+    )
+    second = Run(killed / "wide" / "seed-0")
+    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (second.has("last") and any(record["epoch"] >= 2 for record in second.metrics())):
+        assert child.poll() is None, child.stderr.read() if child.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert not (second.folder / "report.json").exists()
+    first = {name: content for name, content in state(killed).items() if name.startswith("plain")}
+    assert "plain/seed-0/report.json" in first
+    sweep(killed, None, words=(), seeds=None)
+    assert first.items() <= state(killed).items(), "what was finished is not done again"
+    sweep(whole, twins, [WORDS[1]], (0,), overrides=long)
+    uninterrupted = Run(whole / "wide" / "seed-0")
+    for which in ("best", "last"):
+        ours, theirs = (run.trained(which).state_dict() for run in (second, uninterrupted))
+        assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert Report.load(second.folder).results == Report.load(uninterrupted.folder).results
+
+
+def test_a_run_does_not_depend_on_those_before_it(tmp_path: Path, twins: str) -> None:
+    """Also where the loss has parameters of its own, drawn at random."""
+    proxies = "proxies:loss={name: proxy-anchor}"
+    sweep(tmp_path / "second", twins, ["plain", proxies], (1,))
+    sweep(tmp_path / "first", twins, [proxies], (1,))
+    one, other = (Run(tmp_path / name / "proxies" / "seed-1").trained("last") for name in ("first", "second"))
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+def test_two_processes_do_not_share_a_sweep(finished: Path) -> None:
+    with (finished / "LOCK").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LookalikeError, match="another process"):
+            sweep(finished, None, words=(), seeds=None)

@@ -1,0 +1,159 @@
+"""Augmentation: crops by searching for them, motions by Pillow and by symmetry."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from retrieval import Preprocess
+from tests.conftest import draw as picture_of
+from train.config import AugmentConfig
+from train.input.augment import draw, move, single
+
+NOTHING = AugmentConfig(rotate=0, scale=0, shear=0, shift=0, flip=False)
+
+
+def noise(count: int, side: int) -> torch.Tensor:
+    return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=torch.manual_seed(0))
+
+
+def augmented(images: torch.Tensor, size: int, turn: int = 0, **config: object) -> torch.Tensor:
+    turns, settings = torch.full((len(images),), turn), dataclasses.replace(NOTHING, **config)
+    return move(images, draw(turns, settings, torch.Generator().manual_seed(1)), size)
+
+
+# ---- one picture
+
+
+def cut(picture: torch.Tensor, size: int, seed: int, **config: object) -> torch.Tensor:
+    change = single(dataclasses.replace(NOTHING, **config), Preprocess(size=size))
+    assert change is not None
+    torch.manual_seed(seed)
+    return change(picture)
+
+
+def places(part: torch.Tensor, whole: torch.Tensor) -> list[tuple[int, int]]:
+    """Every place where `part` [3, s, s] lies in `whole` [3, h, w]."""
+    windows = whole.unfold(1, part.shape[1], 1).unfold(2, part.shape[2], 1)  # [3, y, x, s, s]
+    return [tuple(place) for place in (windows == part[:, None, None]).all((0, 3, 4)).nonzero().tolist()]
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_random_crop_is_a_window_of_the_whole_picture(padding: int) -> None:
+    whole = noise(1, 40)[0].permute(2, 0, 1)[:, :16, :24]
+    padded = torch.zeros(3, 16 + 2 * padding, 24 + 2 * padding, dtype=torch.uint8)
+    padded[:, padding : padding + 16, padding : padding + 24] = whole
+    seen = set()
+    for seed in range(400):
+        [place] = places(cut(whole, 12, seed, crop="random", padding=padding), padded)
+        seen.add(place)
+    assert {y for y, _ in seen} == set(range(padded.shape[1] - 11))
+    assert {x for _, x in seen} == set(range(padded.shape[2] - 11))
+
+
+def test_resized_crop_takes_at_least_its_share() -> None:
+    """On a picture whose values say where they are, the span of the crop is the span of its values."""
+    y, x = torch.meshgrid(torch.arange(200), torch.arange(250), indexing="ij")
+    ramps = torch.stack([y, x, x * 0]).to(torch.uint8)
+    areas = []
+    for seed in range(200):
+        part = cut(ramps, 50, seed, crop="resized", min_area=0.3).int()
+        assert part.shape == (3, 50, 50)
+        height, width = ((part[i].amax() - part[i].amin()).item() * 50 / 49 for i in (0, 1))
+        areas.append(height * width / (200 * 250))
+    assert min(areas) > 0.27
+    assert min(areas) < 0.4
+    assert max(areas) > 0.8
+
+
+def test_colours_change_within_their_share() -> None:
+    grey = torch.full((3, 8, 8), 100, dtype=torch.uint8)
+    seen = [cut(grey, 8, seed, color=0.2) for seed in range(100)]
+    values = torch.stack(seen)
+    assert (values.amax((2, 3)) == values.amin((2, 3))).all()
+    assert values.min() >= 79
+    assert values.max() <= 121
+    assert values.float().std() > 5
+    red = torch.tensor([200, 0, 0], dtype=torch.uint8)[:, None, None].expand(3, 8, 8)
+    assert all(cut(red, 8, seed, color=0.2)[:, 0, 0].argmax() == 0 for seed in range(50))
+
+
+def test_nothing_is_done_to_one_picture_unless_asked_for() -> None:
+    assert single(AugmentConfig(), Preprocess(size=8)) is None
+
+
+# ---- batches
+
+
+def test_nothing_random_is_a_central_crop() -> None:
+    images = noise(3, 12)
+    assert torch.equal(augmented(images, 12), images)
+    assert torch.equal(augmented(images, 8), images[:, 2:10, 2:10])
+
+
+def test_symmetries_are_the_eight_of_the_square() -> None:
+    images = noise(4, 9)
+    seen = [augmented(images, 9, turn, symmetries=8) for turn in range(8)]
+    turned = [torch.rot90(images, turns, (1, 2)) for turns in range(4)]
+    mirrored = [torch.rot90(images.flip(2), turns, (1, 2)) for turns in range(4)]
+    for found, expected in ((seen[:4], turned), (seen[4:], mirrored)):
+        assert all(any(torch.equal(f, e) for f in found) for e in expected)
+    assert torch.equal(seen[0], images)
+
+
+def test_a_mirror_image_keeps_its_turn() -> None:
+    """Turned classes stay apart: what is mirrored at random is the picture, before it is turned."""
+    images = noise(100, 5)
+    for turn in range(4):
+        quarter, mirrored = (torch.rot90(start, turn, (1, 2)) for start in (images, images.flip(2)))
+        seen = augmented(images, 5, turn, flip=True, symmetries=4)
+        plain = (seen == quarter).all((1, 2, 3))
+        assert (plain ^ (seen == mirrored).all((1, 2, 3))).all()
+        assert 25 < plain.sum() < 75
+
+
+def test_flip_mirrors_about_half_of_them() -> None:
+    images = noise(400, 4)
+    flipped = augmented(images, 4, flip=True)
+    mirrored = (flipped == images.flip(2)).all((1, 2, 3))
+    assert ((flipped == images).all((1, 2, 3)) ^ mirrored).all()
+    assert 150 < mirrored.sum() < 250
+
+
+def test_shift_moves_by_at_most_its_share() -> None:
+    image = torch.zeros(500, 40, 40, 3, dtype=torch.uint8)
+    image[:, 18:22, 18:22] = 255
+    moved = augmented(image, 40, shift=0.25)[..., 0].double()
+    places = torch.arange(40) - 19.5
+    for axis in (1, 2):
+        centre = (moved.sum(3 - axis) * places).sum(1) / moved.sum((1, 2))
+        assert centre.abs().max() <= 10.01
+        assert centre.max() > 9
+        assert centre.min() < -9
+
+
+def test_rotation_by_pillow() -> None:
+    """The same map as Pillow's, up to its rounding, by an angle within the limit."""
+    picture = picture_of(0, (64, 64), 1).resize((64, 64), Image.Resampling.BICUBIC)
+    ours = augmented(torch.from_numpy(np.array(picture))[None], 64, rotate=30.0)[0].numpy()
+    errors = []
+    for angle in np.arange(-30, 30.1, 0.25):
+        theirs = np.array(picture.rotate(angle, Image.Resampling.BILINEAR), float)
+        errors.append(np.abs(theirs - ours)[20:44, 20:44].mean())
+    assert min(errors) < 1.0
+    assert np.median(errors) > 5.0
+
+
+@given(st.integers(2, 9), st.integers(0, 8), st.integers(1, 9))
+def test_a_share_of_a_batch_moves_as_it_does_within(count: int, start: int, length: int) -> None:
+    config = AugmentConfig(shear=0.2, symmetries=8)
+    images = noise(count, 10)
+    motion = draw(torch.arange(count) % 8, config, torch.Generator().manual_seed(count))
+    share = slice(start % count, start % count + length)
+    assert torch.equal(move(images, motion, 8)[share], move(images[share], motion[share], 8))

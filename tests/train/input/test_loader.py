@@ -1,0 +1,283 @@
+"""The loader: the same batches whoever makes them, and errors that come out as what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from retrieval import InputError, LookalikeError, Preprocess, load_image
+from tests.conftest import draw, hear_ctrl_c
+from train.config import AugmentConfig, Config, LoaderConfig
+from train.input import pixel_source
+from train.input.loader import Loader, default_workers
+
+PREPROCESS = Preprocess(size=20, resize=24)
+NOTHING = AugmentConfig(rotate=0, scale=0, shear=0, shift=0, flip=False)
+CENTER = AugmentConfig(symmetries=4)
+RANDOM = dataclasses.replace(NOTHING, crop="random", flip=True, padding=2)
+RESIZED = AugmentConfig(crop="resized", color=0.2)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # 3 on 2 cores
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """Three classes of four pictures."""
+    for number in range(12):
+        draw(number, (48, 30 + number), hue=number // 4).save(tmp_path / f"{number:02d}.png")
+    return sorted(tmp_path.glob("*.png"))
+
+
+LABELS = np.arange(12) // 4
+
+
+@contextmanager
+def loader(paths: list[Path], augment: AugmentConfig = NOTHING, **more: object) -> Iterator[Loader]:
+    settings = {name: more.pop(name) for name in ("workers", "cache") if name in more}
+    config = Config(data="", preprocess=PREPROCESS, augment=augment, loader=LoaderConfig(**settings), seed=3)
+    made = Loader(paths, LABELS, config, device_type="cpu", folder=paths[0].parent, **more)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def batches(epoch: int, count: int = 5, symmetries: int = 1) -> list[np.ndarray]:
+    random = np.random.default_rng(epoch)
+    return [random.integers(0, symmetries * 12, 6) for _ in range(count)]
+
+
+def load(ours: Loader, augment: AugmentConfig, start: int = 0) -> list[torch.Tensor]:
+    """Two epochs."""
+    found = []
+    for epoch in range(2):
+        loaded = list(ours.epoch(epoch, batches(epoch, symmetries=augment.symmetries), start))
+        assert [one.number for one in loaded] == list(range(start, 5))
+        found += [one.pixels for one in loaded]
+    return found
+
+
+@pytest.mark.parametrize("augment", [CENTER, RANDOM, RESIZED], ids=lambda augment: augment.crop)
+def test_batches_are_the_same_whoever_makes_them(
+    paths: list[Path], augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader(paths, augment, workers=0) as ours:
+        expected = load(ours, augment)
+        assert torch.equal(torch.stack(expected), torch.stack(load(ours, augment))), "an epoch, repeated"
+    assert {tuple(batch.shape) for batch in expected} == {(6, 20, 20, 3)}
+    for workers in (1, 3):
+        with loader(paths, augment, workers=workers) as ours:
+            assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
+            middle = load(ours, augment, start=3)
+            assert torch.equal(torch.stack(middle), torch.stack([*expected[3:5], *expected[8:]]))
+    for world in (2, 4):  # of a batch of six, four get one or two each
+        shares = []
+        for rank in range(world):
+            with loader(paths, augment, workers=0, rank=rank, world=world) as ours:
+                shares.append(load(ours, augment))
+        assert all(
+            torch.equal(torch.cat(s), e) for s, e in zip(zip(*shares, strict=True), expected, strict=True)
+        )
+    with loader(paths, augment, workers=0, cache=str(paths[0].parent / "cache")) as ours:
+        assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
+    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    with loader(paths, augment, workers=1) as ours:
+        assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
+
+
+@pytest.mark.parametrize("augment", [CENTER, RANDOM, RESIZED], ids=lambda augment: augment.crop)
+def test_draws_are_new_each_time_and_leave_the_global_generator_alone(
+    paths: list[Path], augment: AugmentConfig
+) -> None:
+    before = torch.get_rng_state()
+    same = np.zeros(2, np.int64)
+    with loader(paths, augment, workers=0) as ours:
+        seen = [one.pixels for epoch in range(3) for one in ours.epoch(epoch, [same] * 4)]
+    pictures = {picture.numpy().tobytes() for batch in seen for picture in batch}
+    assert len(pictures) > 20, "of 24"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_augmentation_it_is_what_the_model_sees_later(paths: list[Path]) -> None:
+    """The central crop of the picture at its scale, and nothing else."""
+    with loader(paths, workers=0) as ours:
+        [loaded] = ours.epoch(0, [np.arange(12)])
+    scaled = dataclasses.replace(PREPROCESS, size=24)
+    for picture, path in zip(loaded.pixels, paths, strict=True):
+        np.testing.assert_array_equal(picture, scaled(load_image(path))[2:22, 2:22])
+
+
+def test_a_position_is_an_image_and_a_symmetry(paths: list[Path]) -> None:
+    augment = dataclasses.replace(NOTHING, symmetries=8)
+    with loader(paths, augment, workers=0) as ours:
+        [plain, turned] = ours.epoch(0, [np.arange(12), np.arange(12) + 5 * 12])
+    mirrored = torch.rot90(plain.pixels.flip(2), 1, (1, 2))
+    assert torch.equal(turned.pixels, mirrored)
+
+
+def test_nothing_is_read_of_batches_passed_over(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    pipe = paths[0].parent / "pipe"
+    os.mkfifo(pipe)  # whoever reads it waits for ever
+    with loader([pipe, *paths[1:]], workers=1) as ours:
+        parts = [np.zeros(4, np.int64)] * 3 + [np.array([1, 2])]
+        assert [loaded.number for loaded in ours.epoch(0, parts, start=3)] == [3]
+
+
+def test_an_epoch_that_was_left_is_forgotten(paths: list[Path]) -> None:
+    with loader(paths, RANDOM, workers=2) as ours:
+        expected = [one.pixels for one in ours.epoch(1, batches(1, 20))]
+        next(ours.epoch(0, batches(0, 20)))
+        again = [one.pixels for one in ours.epoch(1, batches(1, 20))]
+    assert torch.equal(torch.stack(again), torch.stack(expected))
+
+
+# ---- files that cannot be read
+
+
+@pytest.mark.parametrize("room", [2**30, 0])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_replaced_by_one_of_their_class(
+    paths: list[Path], room: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pixel_source, "_ROOM", room)
+    paths[6].write_bytes(b"no")
+    paths[7].unlink()
+    with loader(paths, workers=workers) as ours:
+        loaded = list(ours.epoch(0, [np.array([0, 4, 5, 6, 7])] * 3))
+        assert [(e.source, e.reason) for e in ours.bad] == [
+            (str(paths[6]), "not-an-image"),
+            (str(paths[7]), "missing"),
+        ]
+    for one in loaded:
+        assert torch.equal(one.pixels[3], one.pixels[1]), "the next in turn"
+        assert torch.equal(one.pixels[4], one.pixels[1])
+        assert not torch.equal(one.pixels[0], one.pixels[1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_class_without_a_readable_image_is_named(
+    paths: list[Path], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in paths[4:8]:
+        path.write_bytes(b"no")
+    expected = r"05\.png: .*; none of the 4 images of its class can be read"
+    with pytest.raises(InputError, match=expected.replace("05", "04")), loader(paths, workers=workers):
+        pass
+    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    with loader(paths, workers=workers) as ours, pytest.raises(InputError, match=expected) as caught:
+        list(ours.epoch(0, [np.array([0, 1]), np.array([5, 1])]))
+    assert "\n" not in str(caught.value)
+
+
+# ---- workers
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_comes_out_in_one_line(paths: list[Path], workers: int) -> None:
+    with loader(paths, workers=workers) as ours, pytest.raises(LookalikeError) as caught:
+        list(ours.epoch(2, [np.array([1]), np.array([1.5])]))
+    assert str(caught.value).startswith("epoch 2, batch 1: cannot be loaded (")
+    assert "\n" not in str(caught.value)
+    assert "Traceback" in str(caught.value.__cause__)
+
+
+def test_a_worker_that_is_killed_is_an_error(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    pipe = paths[0].parent / "pipe"
+    os.mkfifo(pipe)
+
+    def kill() -> None:
+        with pipe.open("wb"):  # the worker is reading, so we are waiting for it
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+
+    with loader([pipe, *paths[1:]], workers=1) as ours:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(LookalikeError, match=r"ended unexpectedly.*loader.workers"):
+            list(ours.epoch(0, [np.array([0])]))
+        killer.join()
+
+
+def test_closing_ends_the_workers_also_within_an_epoch(paths: list[Path]) -> None:
+    with loader(paths, workers=2) as ours:
+        running = ours.epoch(0, batches(0))
+        next(running)
+        assert len(multiprocessing.active_children()) == 2
+    assert not multiprocessing.active_children()
+    assert next(running, None) is None
+
+
+def test_default_workers_leave_a_core_to_the_network() -> None:
+    for cores in (2, 4, 8, 64):
+        for world in (1, 2, 8):
+            workers = default_workers(cores, "cuda", decodes=True, world=world)
+            assert 1 <= workers <= 8
+            assert workers == 1 or world * workers < cores
+    assert default_workers(64, "cuda", decodes=False, world=1) == 8
+    assert default_workers(64, "cpu", decodes=False, world=1) == 0
+    assert default_workers(2, "cpu", decodes=True, world=1) == 1
+    assert default_workers(2, "cpu", decodes=True, world=2) == 0
+
+
+_TRAIN = """
+import sys, multiprocessing
+from pathlib import Path
+import numpy as np
+from train.config import Config, LoaderConfig
+from train.loader import Loader
+config = Config(data="", loader=LoaderConfig(workers=2))
+paths = [Path(p) for p in sys.argv[2:]]
+loader = Loader(paths, np.zeros(len(paths), int), config, device_type="cpu", folder=Path(sys.argv[1]))
+for loaded in loader.epoch(0, [np.arange(len(paths))] * 10**6):
+    if loaded.number == 0:
+        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+"""
+
+
+def alive(process: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_the_process_that_trains(paths: list[Path], how: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _TRAIN, str(paths[0].parent), *map(str, paths)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    workers = list(map(int, process.stdout.readline().split()))
+    assert len(workers) == 2
+    if how == signal.SIGINT:  # as Ctrl-C does: to all of them
+        os.killpg(process.pid, how)
+    else:
+        process.send_signal(how)
+    errors = process.communicate(timeout=60)[1]
+    end = time.monotonic() + 60
+    while any(map(alive, workers)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(alive, workers))
+    assert errors.count("Traceback") == (1 if how == signal.SIGINT else 0), errors

@@ -1,0 +1,173 @@
+"""A step: the same gradients at once, in chunks, and on several processes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from train import losses
+from train.loop.process_group import World
+from train.loop.step import Step
+
+HERE = World(torch.device("cpu"))
+LABELS = torch.arange(6).repeat_interleave(4)
+SPECS = [
+    {"name": "triplet", "negatives": "optimal", "margin": 0.2},
+    {"name": "triplet", "mining": {"positive": "random", "negative": "random"}},
+    {"name": "proxy-anchor"},
+]
+CHUNKS = (None, 5)
+
+
+class Network(nn.Module):
+    """Pixels -> embeddings [N, 8], by a convolution, with or without what treats images together."""
+
+    def __init__(self, *extra: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), *extra, nn.Tanh(), nn.Flatten())
+        self.head = nn.Linear(54, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.body(images.permute(0, 3, 1, 2) / 255 - 0.5))
+
+
+def pixels() -> Tensor:
+    return torch.randint(0, 256, (24, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+
+
+def parts(spec: dict, *extra: nn.Module) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model, loss = Network(*extra), losses.build(spec, num_classes=6, embedding_dim=8)
+    return model, loss, torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+
+
+def after_steps(spec: dict, *extra: nn.Module, steps: int = 3, **options: object) -> dict[str, Tensor]:
+    """All weights after a few steps."""
+    model, loss, optimizer = parts(spec, *extra)
+    step = Step(model, loss, optimizer, HERE, **options)
+    for number in range(steps):
+        step(pixels(), LABELS, number)
+    return weights(model, loss)
+
+
+def weights(model: nn.Module, loss: nn.Module) -> dict[str, Tensor]:
+    return {**model.state_dict(), **{f"loss.{name}": value for name, value in loss.state_dict().items()}}
+
+
+def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.get("mining", spec["name"])))
+@pytest.mark.parametrize("chunk", [5, 8, 23])
+def test_chunks_give_the_gradient_of_the_whole(spec: dict, chunk: int) -> None:
+    assert_close(after_steps(spec, chunk=chunk), after_steps(spec))
+
+
+def test_a_step_is_forward_backward_and_update() -> None:
+    """Against the plainest loop there is."""
+    model, loss, optimizer = parts(SPECS[0])
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(model(pixels()), LABELS).backward()
+        optimizer.step()
+    assert_close(after_steps(SPECS[0]), model.state_dict())
+
+
+def test_chunks_see_the_same_dropout_twice() -> None:
+    """The gradient of each chunk is taken where its embeddings were: finite differences would show it."""
+    torch.manual_seed(0)
+    model, loss = Network(nn.Dropout(0.5)), losses.build({"name": "triplet", "margin": 1.0})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = Step(model, loss, optimizer, HERE, chunk=7, seed=3)
+    before, _ = step(pixels(), LABELS, 0)
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    slope = sum(g.square().sum() for g in gradients.values())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter += 1e-3 / slope * gradients[name]
+    after, _ = step(pixels(), LABELS, 0)  # the same number: the same masks
+    assert (after - before).item() == pytest.approx(1e-3, rel=0.05)
+
+
+def test_batch_norm_learns_its_statistics_once() -> None:
+    chunked = after_steps(SPECS[0], nn.BatchNorm2d(6), steps=1, chunk=12)
+    model, _, _ = parts(SPECS[0], nn.BatchNorm2d(6))
+    with torch.no_grad():
+        for chunk in pixels().split(12):
+            model(chunk)
+    torch.testing.assert_close(chunked["body.1.running_var"], model.body[1].running_var)
+    torch.testing.assert_close(chunked["body.1.running_mean"], model.body[1].running_mean)
+
+
+def test_half_precision_is_for_the_network_alone() -> None:
+    seen = []
+    model, loss, optimizer = parts(SPECS[0])
+    model.head.register_forward_hook(lambda *given: seen.append(given[2].dtype))
+    loss.register_forward_pre_hook(lambda _, given: seen.append(given[0].dtype))
+    Step(model, loss, optimizer, HERE, precision="bf16")(pixels(), LABELS, 0)
+    assert seen == [torch.bfloat16, torch.float32]
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
+    model, loss, optimizer = parts(SPECS[0])
+    step = Step(model, loss, optimizer, HERE, precision="fp16")
+    before = copy.deepcopy(model.state_dict())
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**127})
+    step(pixels(), LABELS, 0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert step.scaler.get_scale() == 2.0**126
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**10})
+    step(pixels(), LABELS, 0)
+    assert not torch.equal(model.head.weight, before["head.weight"])
+
+
+def _process(rank: int, folder: str) -> None:
+    """The weights after every case of `test_two_processes_take_the_steps_of_one`."""
+    torch.set_num_threads(1)
+    # They meet at a file: a port that was free a moment ago may be somebody's by now.
+    dist.init_process_group("gloo", f"file://{folder}/meeting", world_size=2, rank=rank)
+    share, found = slice(12 * rank, 12 * rank + 12), []
+    for spec, chunk in itertools.product(SPECS, CHUNKS):
+        model, loss, optimizer = parts(spec)
+        step = Step(model, loss, optimizer, World(torch.device("cpu"), rank, 2), chunk=chunk)
+        try:
+            for number in range(3):
+                step(pixels()[share], LABELS[share], number)
+        except Exception as error:
+            error.add_note(f"with {spec}, chunk {chunk}")
+            raise
+        found.append(weights(model, loss))
+    torch.save(found, f"{folder}/weights{rank}")
+    dist.barrier()  # gloo aborts a process whose peer is gone before the last words are exchanged
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Tensor]]]:
+    """Of either process, its weights after every case; starting them takes longer than all the steps."""
+    folder = tmp_path_factory.mktemp("two")
+    mp.spawn(_process, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"weights{rank}", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.get("mining", spec["name"])))
+def test_two_processes_take_the_steps_of_one(
+    two_processes: list[list[dict[str, Tensor]]], spec: dict, chunk: int | None
+) -> None:
+    alone = after_steps(spec)
+    for found in two_processes:
+        assert_close(found[len(CHUNKS) * SPECS.index(spec) + CHUNKS.index(chunk)], alone)

@@ -1,0 +1,314 @@
+"""Training: it learns, it resumes to the bit, and it stops when there is nothing to be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from retrieval import InputError, LookalikeError, metrics
+from retrieval.images.decode import embed_files
+from retrieval.progress import Progress
+from tests.conftest import draw
+from train import data, settings
+from train.loop.interruption import Interrupted
+from train.loop.run_folder import Run, initial_model
+from train.loop.trainer import Trainer, pixel_embedder
+
+SMALL = [
+    "preprocess.size=24",
+    "model.embedding_dim=8",
+    "batch.classes=3",
+    "batch.per_class=4",
+    "split.validation=0.0",
+]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # of other processes, for the same sums as in this one
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve classes of six pictures."""
+    folder = tmp_path_factory.mktemp("many")
+    for hue in range(12):
+        (folder / f"{hue:02d}").mkdir()
+        for seed in range(6):
+            draw(seed, hue=hue).save(folder / f"{hue:02d}" / f"{seed}.png")
+    return folder
+
+
+def trainer(folder: Path, spec: str, *overrides: str) -> Trainer:
+    run = Run.start(folder, settings.resolve(spec, None, [*SMALL, *overrides]))
+    return Trainer(run, data.load(run.config.data))
+
+
+def test_it_learns(tmp_path: Path, shop: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=12", "loss={name: n-pair}")
+    ours.train()
+    records = [record for record in Run.open(tmp_path / "run").metrics() if "loss" in record]
+    assert records[-1]["loss"] < 0.5 * records[0]["loss"]
+    assert {"step", "epoch", "lr", "images_per_second"} <= set(records[0])
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, averages, optimizer and every recorded loss: to the bit."""
+    states = [load_file(run / "checkpoints" / "last" / "state.safetensors") for run in (one, other)]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+    losses = [{r["step"]: r["loss"] for r in Run.open(run).metrics() if "loss" in r} for run in (one, other)]
+    both = losses[0].keys() & losses[1].keys()  # where a run is broken off is recorded too
+    assert max(losses[0]) in both
+    assert all(losses[0][step] == losses[1][step] for step in both)
+
+
+@pytest.mark.parametrize(
+    "settings_of_run",
+    [
+        ["loss={name: triplet, negatives: optimal}", "optimizer.name=sgd"],
+        ["loss={name: triplet, mining: {positive: random, negative: random}}", "model.dropout=0.3"],
+        ["loss={name: proxy-anchor}", "optimizer.loss_lr=0.1", "ema=0.9", "loader.workers=1"],
+        ["loss={name: triplet, memory: 20}", "precision=bf16", "batch.layout=at-least", "batch.chunk=5"],
+    ],
+    ids=["sgd", "random", "proxies", "memory"],
+)
+@pytest.mark.parametrize("after", [3, 4], ids=["in the middle of an epoch", "between epochs"])
+def test_a_run_in_two_parts_is_the_run_in_one(
+    tmp_path: Path, shop: Path, settings_of_run: list[str], after: int
+) -> None:
+    """Ctrl-C comes during step `after`, in epochs of two steps."""
+    chosen = ["epochs=4", *settings_of_run]
+    trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
+    broken_off = trainer(tmp_path / "parts", f"folder:{shop}", *chosen)
+    forward = broken_off.loss.forward
+
+    def interrupted(*arguments: object, **more: object) -> object:
+        if broken_off.step == after - 1:
+            signal.raise_signal(signal.SIGINT)
+        return forward(*arguments, **more)
+
+    broken_off.loss.forward = interrupted
+    with pytest.raises(Interrupted, match=f"after step {after}, which is kept; --resume"):
+        broken_off.train()
+    run = Run.open(tmp_path / "parts")
+    Trainer(run, data.load(run.config.data)).train(resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_killed_at_any_instant_it_goes_on_from_what_it_kept(tmp_path: Path, shop: Path) -> None:
+    chosen = ["epochs=30", "save_every=1"]
+    trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
+    words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
+    command = [sys.executable, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "killed")]
+    kept = tmp_path / "killed" / "checkpoints" / "last" / "state.safetensors"
+    for more, delay in ((words, 0.0), (["--resume"], 0.03)):
+        before, deadline = kept.stat().st_mtime_ns if kept.exists() else 0, time.monotonic() + 120
+        process = subprocess.Popen(
+            [*command, *more], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ONE_THREAD
+        )
+        while not (kept.exists() and kept.stat().st_mtime_ns != before):
+            assert process.poll() is None, "it was over, or failed, before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    run = Run.open(tmp_path / "killed")
+    Trainer(run, data.load(run.config.data)).train(resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_torchrun_trains_on_two_processes_as_on_one(tmp_path: Path, shop: Path) -> None:
+    """Also with a batch of half the size on each: frozen batch norm sees no difference."""
+    chosen = ["batch.classes=2", "epochs=3", "model.batch_norm=frozen", "optimizer.name=sgd"]
+    one = trainer(tmp_path / "one", f"folder:{shop}", *chosen).train()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s)), "--json"]
+    two = subprocess.run(
+        [*launcher, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "two"), *words],
+        check=True,
+        capture_output=True,
+        env=ONE_THREAD,
+    )
+    assert one["steps"] == json.loads(two.stdout)["steps"] == 9
+    models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("one", "two")]
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_network_learns_the_same(tmp_path: Path, shop: Path) -> None:
+    settings_of_run = ["epochs=2", "loss={name: n-pair}", "optimizer.name=sgd"]  # Adam magnifies rounding
+    for name, compiled in (("plain", "false"), ("compiled", "true")):
+        trainer(tmp_path / name, f"folder:{shop}", *settings_of_run, f"compile={compiled}").train()
+    models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("plain", "compiled")]
+    for name, value in models[0].items():
+        torch.testing.assert_close(value, models[1][name], rtol=1e-2, atol=1e-4)
+
+
+def test_an_average_of_the_weights_is_what_counts(tmp_path: Path, many: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", "split.validation=0.25")
+    facts = ours.train()
+    assert ours.average is not None
+    trained = ours.run.trained("last")
+    for name, value in trained.state_dict().items():
+        torch.testing.assert_close(value, ours.average.state_dict()[name])
+    assert not torch.equal(trained.head.weight, ours.model.head.weight)
+    held_out = embed_files(
+        [image.path for image in ours.validation],
+        ours.config.preprocess,
+        pixel_embedder(trained),
+        Progress("", None, show=False),
+    )
+    labels = data.class_numbers(ours.validation)
+    recall = metrics.recall_at_k(held_out.vectors, labels, ks=(1,))[1]
+    assert recall == facts["recall_at_1_last"], "what is validated is what is kept"
+
+
+def test_it_stops_when_it_does_not_get_better(tmp_path: Path, many: Path) -> None:
+    settings_of_run = ["epochs=50", "patience=2", "split.validation=0.25", "optimizer.lr=1e-12"]
+    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run)
+    facts = ours.train()
+    assert facts["stopped_early"]
+    recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
+    best = recalls.index(max(recalls))
+    assert facts["epochs"] == best + 2 == len(recalls) - 1
+    again = Trainer(Run.open(tmp_path / "run"), data.load(ours.config.data)).train(resume=True)
+    assert again["epochs"] == facts["epochs"], "it stays stopped"
+    with pytest.raises(InputError, match="patience: no classes are held out"):
+        trainer(tmp_path / "other", f"folder:{many}", "patience=2")
+
+
+def test_collapse_is_seen_and_said(tmp_path: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A network that is made to give the same embedding for everything, and one that is not."""
+    run = Run.start(tmp_path / "run", settings.resolve(f"folder:{shop}", None, [*SMALL, "epochs=2"]))
+    ours = Trainer(run, data.load(run.config.data), show_progress=True)
+    torch.nn.init.zeros_(ours.model.head.weight)
+    torch.nn.init.ones_(ours.model.head.bias)
+    for group in ours.optimizer.param_groups:
+        group["initial_lr"] = 0.0
+    assert ours.train()["collapsed_at"] == 2
+    assert "collapsed: at step 2 all embeddings are nearly equal" in capsys.readouterr().err
+    assert trainer(tmp_path / "fine", f"folder:{shop}", "epochs=12").train()["collapsed_at"] is None
+
+
+def test_wrong_labels_are_kept_with_the_run_and_stay_out_of_validation(tmp_path: Path, many: Path) -> None:
+    noisy = ["noise.rate=0.25", "split.validation=0.25", "epochs=1"]
+    ours = trainer(tmp_path / "run", f"folder:{many}", *noisy)
+    lines = (tmp_path / "run" / "noise.csv").read_text().splitlines()
+    assert len(lines) == 1 + round(0.25 * 54)
+    assert all(Path(image.path).parent.name == image.label for image in ours.validation)
+    ours.train()
+
+
+def test_best_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "split.validation=0.25")
+    facts = ours.train()
+    assert facts["validation_classes"] == 3
+    assert len(set(ours.labels)) == 9
+    recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
+    assert len(recalls) == 4, "before the first epoch and after each"
+    assert facts["recall_at_1_best"] == max(recalls)
+    kept = ours.run.load("best", model=ours.run.untrained())
+    assert kept["recall_at_1"] == max(recalls)
+
+
+def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path: Path, shop: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
+    real = ours.loss.forward
+    ours.loss.forward = lambda *a, **k: real(*a, **k) * (float("nan") if ours.step >= 3 else 1.0)
+    with pytest.raises(LookalikeError, match=r"nan at step 4 \(learning rate"):
+        ours.train()
+    assert ours.run.load("last", model=ours.run.untrained())["epoch"] == 1
+
+
+def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, shop: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
+    ours.model.head.register_forward_hook(
+        lambda _, given, out: out * (float("inf") if ours.step == 3 else 1.0)
+    )
+    with pytest.raises(LookalikeError, match=r"at step 4 \(learning rate .*embeddings hold NaN, infinity"):
+        ours.train()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "out of memory at step 3: set batch.chunk"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "lower optimizer.lr. The last checkpoint"),
+    ],
+)
+def test_errors_of_a_gpu_say_what_to_do(tmp_path: Path, shop: Path, error: Exception, message: str) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
+
+    def fail(_: object, given: object) -> None:
+        if ours.step == 2:
+            raise error
+
+    ours.model.head.register_forward_pre_hook(fail)
+    with pytest.raises(LookalikeError, match=message):
+        ours.train()
+
+
+def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, shop: Path) -> None:
+    """The loss of the last step of an epoch was still fine."""
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
+    ours.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 3 else 1.0))
+    with pytest.raises(LookalikeError, match="weights are no longer finite at step 4"):
+        ours.train()
+    assert ours.run.load("last", model=ours.run.untrained())["epoch"] == 1
+
+
+def test_unreadable_training_image_is_left_out_and_named(tmp_path: Path) -> None:
+    for hue in range(3):
+        (tmp_path / "d" / str(hue)).mkdir(parents=True)
+        for seed in range(4):
+            draw(seed, hue=hue).save(tmp_path / "d" / str(hue) / f"{seed}.png")
+    (tmp_path / "d" / "0" / "bad.png").write_bytes(b"bad")
+    ours = trainer(tmp_path / "run", f"folder:{tmp_path / 'd'}", "epochs=1")
+    ours.train()
+    assert [Path(error.source).name for error in ours.bad_files] == ["bad.png"]
+
+
+def test_run_folder_keeps_what_it_was_made_of(tmp_path: Path, shop: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=0", "seed=5")
+    ours.train()
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert kept["seed"] == 5
+    assert settings.parse(kept) == ours.config
+    untrained = initial_model(ours.config).state_dict()
+    assert all(torch.equal(untrained[name], value) for name, value in ours.run.trained().state_dict().items())
+    with pytest.raises(InputError, match="--resume"):
+        Run.start(tmp_path / "run", ours.config)
+
+
+def test_checkpoint_of_another_network_is_refused(tmp_path: Path, shop: Path) -> None:
+    trainer(tmp_path / "run", f"folder:{shop}", "epochs=0").train()
+    other = settings.resolve(f"folder:{shop}", None, [*SMALL, "model.embedding_dim=9"])
+    (tmp_path / "run" / "config.yaml").write_text(other.to_yaml())
+    with pytest.raises(InputError, match="does not belong"):
+        Run.open(tmp_path / "run").trained()
+    (tmp_path / "run" / "checkpoints" / "best" / "state.safetensors").write_bytes(b"\x80\x04pickle")
+    with pytest.raises(InputError, match="does not belong"):
+        Run.open(tmp_path / "run").trained()
+
+
+def test_metrics_are_one_object_a_line(tmp_path: Path, shop: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=2")
+    ours.train()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(steps)

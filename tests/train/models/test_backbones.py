@@ -1,0 +1,319 @@
+"""Backbones: the same features as their libraries', every parameter in one stage, errors that help."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from retrieval import InputError, LookalikeError, Preprocess, load_image, metrics
+from tests.conftest import SHARED, unzip_shared
+from train.config import ModelConfig
+from train.models import backbones
+from train.models.backbones import Backbone, build
+from train.models.embedding_model import EmbeddingModel
+
+VIT = "timm:vit_tiny_patch16_224:depth=2"
+
+
+def lively(network: nn.Module) -> nn.Module:
+    """Batch norms with statistics as after training, so that no difference hides behind zeros and ones."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.bias, 0, 0.2)
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return network.eval()
+
+
+def saved(network: nn.Module, folder: Path) -> str:
+    file = folder / "weights.safetensors"
+    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, file)
+    return str(file)
+
+
+def planes(size: int) -> Tensor:
+    return torch.randn(2, 3, size, size)
+
+
+def pooled(backbone: Backbone, pictures: Tensor) -> Tensor:
+    return backbone.eval()(pictures).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier", "options"),
+    [
+        ("resnet18", "fc", {}),
+        ("googlenet", "fc", {"transform_input": True, "init_weights": False}),  # as when it is pretrained
+        ("inception_v3", "fc", {"transform_input": True, "init_weights": False}),
+        ("densenet121", "classifier", {}),
+        ("mobilenet_v3_small", "classifier", {}),
+        ("regnet_y_400mf", "fc", {}),
+        ("swin_t", "head", {}),
+    ],
+)
+def test_same_features_as_torchvision(
+    name: str, classifier: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    """From a file with the classifier's names up to what its last layer is given."""
+    theirs = lively(torchvision.models.get_model(name, weights=None, **options))
+    ours = build(name, saved(theirs, tmp_path), 80)
+    setattr(theirs, classifier, nn.Identity())
+    pictures = planes(80)
+    with torch.inference_mode():
+        torch.testing.assert_close(pooled(ours, pictures), theirs(pictures), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow  # torchvision has no small one
+def test_class_token_of_torchvision(tmp_path: Path) -> None:
+    theirs = torchvision.models.vit_b_32(weights=None, image_size=64).eval()
+    ours = build("vit_b_32", saved(theirs, tmp_path), 64).eval()
+    theirs.heads = nn.Identity()
+    pictures = planes(64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.class_token(pictures), theirs(pictures), rtol=1e-4, atol=1e-5)
+    assert [len(stage) for stage in ours.stages()] == [4, *[12] * 11, 14]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("mobilenetv2_050:pad_type=same", 72), ("convnext_atto", 64), ("mambaout_femto", 64)],
+)
+def test_same_features_as_timm(name: str, size: int, tmp_path: Path) -> None:
+    options = {"pad_type": "same"} if "same" in name else {}
+    theirs = lively(timm.create_model(name.partition(":")[0], **options))
+    ours = build(f"timm:{name}", saved(theirs, tmp_path), size)
+    pictures = planes(size)
+    with torch.inference_mode():
+        expected = theirs.forward_features(pictures)
+        places = (1, 2) if name.startswith("mambaout") else (2, 3)
+        torch.testing.assert_close(pooled(ours, pictures), expected.mean(places), rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_and_resampled_positions_are_timms(tmp_path: Path) -> None:
+    """A transformer trained on pictures of another size: timm's own resampling is the reference."""
+    large = timm.create_model("vit_tiny_patch16_224", depth=2)
+    nn.init.normal_(large.pos_embed)
+    theirs = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=80, num_classes=0).eval()
+    state = {k: v for k, v in large.state_dict().items() if not k.startswith("head.")}
+    theirs.load_state_dict(checkpoint_filter_fn(state, theirs))
+    ours = build(VIT, saved(large, tmp_path), 80).eval()
+    pictures = planes(80)
+    with torch.inference_mode():
+        tokens = theirs.forward_features(pictures)  # [2, 1 + 25, 192]
+        torch.testing.assert_close(ours.class_token(pictures), theirs(pictures), rtol=1e-4, atol=1e-5)
+        features = ours(pictures)
+    assert features.shape == (2, 192, 5, 5)
+    torch.testing.assert_close(features[:, :, 1, 3], tokens[:, 1 + 5 + 3], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stages"),
+    [
+        ("conv4", 32, 4),
+        ("vgg9", 32, 4),
+        ("bn-inception", 64, 5),
+        ("resnet18", 64, 5),
+        ("googlenet", 64, 5),
+        ("squeezenet1_0", 64, 4),
+        ("shufflenet_v2_x0_5", 64, 4),
+        ("swin_t", 64, 4),
+        ("timm:mobilenetv3_small_050", 64, 7),
+        ("timm:resnet18", 64, 5),
+        (VIT, 32, 3),
+    ],
+)
+def test_each_parameter_is_in_one_stage_and_gets_a_gradient(name: str, size: int, stages: int) -> None:
+    backbone = build(name, None, size)
+    found = [id(parameter) for stage in backbone.stages() for parameter in stage]
+    assert len(found) == len(set(found))
+    assert set(found) == {id(parameter) for parameter in backbone.parameters()}
+    assert len(backbone.stages()) == stages
+    features = backbone.eval()(planes(size))
+    assert features.shape == (2, backbone.channels, backbone.side, backbone.side)
+    features.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in backbone.parameters())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bn-inception", "timm:mobilenetv3_small_050", VIT])
+def test_stages_are_in_the_order_of_computation(name: str) -> None:
+    backbone = build(name, None, 64).eval()
+    order: dict[int, int] = {}
+
+    def note(module: nn.Module, *_: object) -> None:
+        for parameter in module.parameters(recurse=False):
+            order.setdefault(id(parameter), len(order))
+
+    for module in backbone.modules():
+        module.register_forward_hook(note)
+    backbone(planes(64))
+    spans = [[order[id(p)] for p in stage if id(p) in order] for stage in backbone.stages()]
+    assert all(max(before) < min(after) for before, after in pairwise(filter(None, spans)))
+
+
+def test_bn_inception_reads_the_published_layout(tmp_path: Path) -> None:
+    """Flat names, batch norms of [1, C], blue first; its classifier is left aside."""
+    network = lively(build("bn-inception", None, 64)).network
+    assert sum(p.numel() for p in network.parameters()) == 10_270_240  # 11,295,240 with 1,000 classes
+    published = {"last_linear.weight": torch.zeros(1000, 1024), "last_linear.bias": torch.zeros(1000)}
+    for name, value in network.state_dict().items():
+        flat = name.replace(".", "_", 1) if name.startswith("inception") else name
+        if "num_batches" not in flat:
+            published[flat] = (value[None] if "_bn." in flat else value).contiguous()
+    assert published["inception_4e_double_3x3_2_bn.running_var"].shape == (1, 256)
+    assert published["inception_5b_pool_proj.weight"].shape == (128, 1024, 1, 1)
+    save_file(published, tmp_path / "w.safetensors")
+    ours = build("bn-inception", str(tmp_path / "w.safetensors"), 64).eval()
+    pictures = planes(64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(pictures.flip(1)), network(pictures))
+
+
+def test_weights_come_over_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From a server on this machine: what arrives is checked, and only reports go to standard output."""
+    network = lively(build("bn-inception", None, 64)).network
+    flat = {re.sub(r"(inception_..)\.", r"\1_", name): value for name, value in network.state_dict().items()}
+    torch.save(flat, tmp_path / "draft")
+    digest = hashlib.sha256((tmp_path / "draft").read_bytes()).hexdigest()
+    (tmp_path / "draft").rename(tmp_path / f"w-{digest[:9]}.pth")
+    (tmp_path / "w-000000000.pth").write_bytes(b"other")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving(tmp_path) as address:
+        monkeypatch.setattr(backbones, "WEIGHTS_URL", f"{address}/w-{digest[:9]}.pth")
+        ours = build("bn-inception", "imagenet", 64).eval()
+        pictures = planes(64)
+        with torch.inference_mode():
+            torch.testing.assert_close(ours(pictures.flip(1)), network(pictures))
+        for name, says in (("w-000000000", "hash"), ("w-111111111", "404")):
+            monkeypatch.setattr(backbones, "WEIGHTS_URL", f"{address}/{name}.pth")
+            with pytest.raises(LookalikeError, match=f"bn-inception cannot be downloaded .*{says}"):
+                build("bn-inception", "imagenet", 64)
+    monkeypatch.setenv("https_proxy", address)  # nobody answers there any more
+    monkeypatch.delenv("no_proxy")
+    with pytest.raises(LookalikeError, match=r"resnet18 cannot be downloaded .* give a \.safetensors file"):
+        build("resnet18", "imagenet", 64)
+    assert capfd.readouterr().out == ""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("size", "side"), [(224, 7), (112, 4), (100, 3), (64, 2)])
+def test_bn_inception_takes_odd_sides(size: int, side: int) -> None:
+    assert build("bn-inception", None, size).side == side
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("resnet8", "did you mean 'resnet18'"),
+        ("vgg10", "did you mean 'vgg1"),
+        ("mobilenetv2_100", "write 'timm:mobilenetv2_100'"),
+        ("resnet18.a1_in1k", "write 'timm:resnet18.a1_in1k'"),
+        ("timm:resnt18", "did you mean 'timm:resnet18'"),
+        ("timm:hf-hub:someone/something", "timm has no model"),
+        ("no network at all", "there are conv4"),
+        ("timm:resnet18:chekpoint", "not an option"),
+        ("timm:resnet18:checkpoint_path=x.pth", "not an option"),
+        ("timm:resnet18:pretrained_cfg=x", "not an option"),
+        ("timm:resnet18:block_args={a: 1}", "not an option"),
+        ("timm:resnet18:padding=3", "unexpected keyword"),
+        ("timm:pit_ti_224", "which of its features belong where"),
+        ("timm:coat_mini", "one map of features"),
+        ("inception_v3", "cannot take pictures of 64 x 64"),
+        ("timm:vit_tiny_patch16_224:depth=1,patch_size=128", "64 x 64"),
+    ],
+)
+def test_what_cannot_be_built_says_why(name: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        build(name, None, 64)
+
+
+def test_unusable_weights_say_why(tmp_path: Path) -> None:
+    save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"broken")
+    for name, says in (
+        ("other", "another network"),
+        ("broken", "not a readable"),
+        ("none", "not a readable"),
+    ):
+        with pytest.raises(InputError, match=says):
+            build("resnet18", str(tmp_path / f"{name}.safetensors"), 32)
+    deeper = saved(torchvision.models.resnet34(weights=None), tmp_path)
+    with pytest.raises(InputError, match="another network"):
+        build("resnet18", deeper, 32)
+    with pytest.raises(InputError, match="no published weights"):
+        build("conv4", "imagenet", 32)
+
+
+def test_classifier_may_be_missing(tmp_path: Path) -> None:
+    state = torchvision.models.resnet18(weights=None).state_dict()
+    kept = {name: value.half() for name, value in state.items() if not name.startswith("fc.")}
+    save_file(kept, tmp_path / "w.safetensors")
+    loaded = build("resnet18", str(tmp_path / "w.safetensors"), 32).network.state_dict()
+    assert torch.equal(loaded["layer4.1.conv2.weight"], kept["layer4.1.conv2.weight"].float())
+    assert all(value.dtype != torch.float16 for value in loaded.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "statistics"),
+    [
+        (
+            "timm:mobilenetv2_100:pad_type=same",
+            "mobilenetv2_100_in1k_timm_same.safetensors",
+            ((128 / 255,) * 3, (128 / 255,) * 3),
+        ),
+        (
+            "squeezenet1_0",
+            "squeezenet1_0_deepcompressed_torchvision.safetensors",
+            ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ),
+    ],
+)
+def test_real_weights_tell_real_cars_apart(
+    name: str, file: str, statistics: tuple[tuple[float, float, float], ...], tmp_path: Path
+) -> None:
+    weights = SHARED / "weights" / file
+    if not weights.is_file():
+        pytest.skip(f"needs the weights {file}, which are not on this machine")
+    every = sorted(unzip_shared("cars196_256.zip", tmp_path).rglob("*.jpg"))
+    paths = [path for path in every if int(path.parent.name[:3]) % 20 == 1]
+    _, labels = np.unique([path.parent.name for path in paths], return_inverse=True)
+    preprocess = Preprocess(size=112, mean=statistics[0], std=statistics[1])
+    pixels = torch.from_numpy(np.stack([preprocess(load_image(path)) for path in paths]))
+    recall = {}
+    for which in (str(weights), None):
+        model = EmbeddingModel(ModelConfig(backbone=name, weights=which), preprocess).eval()
+        with torch.inference_mode():
+            features = [model.features(batch).mean((2, 3)) for batch in pixels.split(32)]
+        unit = nn.functional.normalize(torch.cat(features)).numpy()
+        recall[which] = metrics.recall_at_k(unit, labels, ks=(1,))[1]
+    assert recall[str(weights)] > recall[None] + 0.1

@@ -1,0 +1,231 @@
+"""The network: pooling, maps, and what stays as it is while the rest learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from retrieval import InputError, Preprocess
+from train.config import ModelConfig
+from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
+
+VIT = "timm:vit_tiny_patch16_224:depth=2"
+
+
+def network(size: int = 32, *, pretrained: bool = True, **settings: object) -> EmbeddingModel:
+    config = ModelConfig(**{"embedding_dim": 12, **settings})
+    return EmbeddingModel(config, Preprocess(size=size), pretrained=pretrained)
+
+
+def pictures(size: int = 32, count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(size)
+    return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size"),
+    [
+        ("conv4", 50),
+        ("vgg9", 32),
+        ("bn-inception", 96),
+        ("resnet18", 70),
+        ("squeezenet1_0", 64),
+        ("timm:mambaout_femto", 64),  # features come as [N, h, w, C]
+        (VIT, 48),
+    ],
+)
+@pytest.mark.parametrize("pooling", ["mean", "spatial"])
+def test_mean_of_the_map_is_the_embedding(backbone: str, size: int, pooling: str) -> None:
+    model = network(size, backbone=backbone, pooling=pooling).eval()
+    with torch.inference_mode():
+        raw, maps = model(pictures(size)), model.maps(pictures(size))
+    assert model.has_map
+    assert raw.shape == (3, 12)
+    assert maps.shape == (3, model.backbone.side, model.backbone.side, 12)
+    assert model.backbone.side > 1
+    torch.testing.assert_close(maps.mean((1, 2)), raw, rtol=1e-4, atol=1e-5)
+
+
+def test_map_lies_as_the_picture_does() -> None:
+    """A change in the lower left corner changes the lower left of the map."""
+    for backbone, size in (("conv4", 64), (VIT, 64)):
+        model = network(size, backbone=backbone).eval()
+        before = pictures(size, 1)
+        after = before.clone()
+        after[:, -4:, :4] = 255 - after[:, -4:, :4]
+        with torch.inference_mode():
+            change = (model.maps(before) - model.maps(after)).norm(dim=3)[0]  # [h, w]
+        assert change.argmax() == change.numel() - len(change), backbone
+
+
+def test_pixels_are_normalised_inside() -> None:
+    """A picture of the mean colour is all zeros to the backbone."""
+    preprocess = Preprocess(size=8, mean=(51 / 255, 102 / 255, 153 / 255))
+    model = EmbeddingModel(ModelConfig(embedding_dim=4), preprocess).eval()
+    image = torch.tensor([51, 102, 153], dtype=torch.uint8).expand(1, 8, 8, 3)
+    zeros = model.backbone(torch.zeros(1, 3, 8, 8))
+    torch.testing.assert_close(model.features(image), zeros, atol=1e-6, rtol=0)
+
+
+@given(st.floats(0.5, 8), st.integers(0, 2**16))
+def test_generalised_mean(power: float, seed: int) -> None:
+    """It is torch's own power-average pooling, and lies between the smallest and the largest."""
+    model = gem_model()
+    features = torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(seed)) + 1e-3
+    model.backbone = Given(features)
+    with torch.no_grad():
+        model.power.fill_(power)
+        pooled = model._pooled(pictures(8, 2))
+    expected = nn.functional.lp_pool2d(features, power, 4)[:, :, 0, 0] / 16 ** (1 / power)
+    torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-6)
+    assert (pooled >= features.amin((2, 3)) - 1e-5).all()
+    assert (pooled <= features.amax((2, 3)) + 1e-5).all()
+
+
+def gem_model() -> EmbeddingModel:
+    return network(8, pooling="gem")
+
+
+class Given(nn.Module):
+    """Features that a test chose, whatever the picture."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.chosen = features
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.chosen
+
+
+def test_generalised_mean_learns_its_power() -> None:
+    model = gem_model()
+    assert model.power is not None
+    assert model.power.item() == 3
+    assert any(p is model.power for p in model.head_parameters())
+    assert not model.has_map
+    model(pictures(8)).square().sum().backward()
+    assert model.power.grad is not None
+    assert torch.isfinite(model.power.grad)
+
+
+def test_class_token_is_of_transformers_only() -> None:
+    model = network(backbone=VIT, pooling="cls")
+    assert model(pictures()).shape == (3, 12)
+    assert not model.has_map
+    with pytest.raises(InputError, match="no class token"):
+        network(pooling="cls")
+
+
+@pytest.mark.parametrize(
+    ("init", "spread"),
+    [("uniform", 1 / 8 / 3**0.5), ("xavier", (2 / (64 + 256)) ** 0.5), ("kaiming", (2 / 256) ** 0.5)],
+)
+def test_embedding_layer_begins_as_asked(init: str, spread: float) -> None:
+    """The standard deviations that the papers give, for 64 inputs and 256 outputs."""
+    torch.manual_seed(0)
+    head = network(8, embedding_dim=256, init=init).head
+    assert head.weight.std().item() == pytest.approx(spread, rel=0.03)
+    assert not head.bias.any()
+
+
+def test_dropout_is_for_training() -> None:
+    model = network(dropout=0.5, backbone="vgg9")
+    assert not torch.equal(model(pictures()), model(pictures()))
+    model.eval()
+    assert torch.equal(model(pictures()), model(pictures()))
+
+
+def train_a_step(model: EmbeddingModel) -> set[str]:
+    """The names of everything in the backbone that a step in training mode changed."""
+    before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    learning = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.1)
+    model.eval()
+    model.train()
+    model(pictures()).square().sum().backward()
+    optimizer.step()
+    return {
+        name for name, value in model.backbone.state_dict().items() if not torch.equal(value, before[name])
+    }
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "timm:mobilenetv3_small_050"])
+def test_frozen_batch_norm_stays_to_the_bit(backbone: str) -> None:
+    model = network(backbone=backbone, batch_norm="frozen")
+    norms = {
+        f"{name}.{part}"
+        for name, module in model.backbone.named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+        for part in module.state_dict()
+    }
+    changed = train_a_step(model)
+    assert norms
+    assert not changed & norms
+    others = {name for name in model.backbone.state_dict() if name not in norms}
+    assert changed == others
+
+
+def test_batch_norm_learns_otherwise() -> None:
+    model = network(backbone="resnet18")
+    assert train_a_step(model) == set(model.backbone.state_dict())
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", VIT + ",drop_path_rate=0.5,proj_drop_rate=0.5"])
+@pytest.mark.parametrize("trainable", [0, 1, 2])
+def test_only_the_last_stages_learn(backbone: str, trainable: int) -> None:
+    model = network(backbone=backbone, trainable=trainable)
+    stages = model.stages()
+    learning = {id(p) for stage in stages[len(stages) - trainable :] for p in stage}
+    names = {name: id(p) for name, p in model.backbone.named_parameters()}
+    changed = train_a_step(model)
+    assert {names[name] for name in changed & set(names)} == learning
+    if trainable == 0:
+        assert not changed, "nor do running statistics"
+        assert torch.equal(model.features(pictures()), model.features(pictures())), "nor is anything dropped"
+    elif backbone.startswith(VIT):
+        dropping = [m.training for m in model.backbone.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+        assert any(dropping)
+        assert trainable == 2 or not all(dropping)
+
+
+def test_more_stages_than_there_are() -> None:
+    with pytest.raises(InputError, match="conv4 has 4 stages, not 5"):
+        network(trainable=5)
+
+
+def test_synchronised_batch_norm_needs_processes_with_gpus() -> None:
+    model = network(batch_norm="sync")
+    with pytest.raises(InputError, match="needs processes with a GPU each"):
+        synchronise_batch_norm(model)
+
+
+def test_architecture_needs_no_weights() -> None:
+    """A checkpoint can be opened where the pretrained weights are gone."""
+    model = network(backbone="resnet18", weights="/gone.safetensors", pretrained=False)
+    again = network(backbone="resnet18")
+    assert model.state_dict().keys() == again.state_dict().keys()
+    with pytest.raises(InputError, match=r"gone\.safetensors: not a readable"):
+        network(backbone="resnet18", weights="/gone.safetensors")
+
+
+def test_same_seed_same_network() -> None:
+    for backbone in ("vgg9", VIT):
+        states = []
+        for _ in range(2):
+            torch.manual_seed(7)
+            states.append(network(backbone=backbone, pooling="gem").state_dict())
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize(("backbone", "pooling"), [("conv4", "spatial"), ("conv4", "gem"), (VIT, "cls")])
+def test_half_precision_is_close(backbone: str, pooling: str) -> None:
+    torch.manual_seed(0)
+    model = network(backbone=backbone, pooling=pooling).eval()
+    with torch.inference_mode():
+        exact = nn.functional.normalize(model(pictures()))
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = nn.functional.normalize(model(pictures()).float())
+    assert (exact * rough).sum(1).min() > 0.999

@@ -1,0 +1,113 @@
+"""People's own images: `folder:DIR` and `csv:FILE`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval.errors import InputError
+from retrieval.ingest.sources import scan
+from train.data.dataset import SPLITS, LabelledImage, Splits
+
+ROLES = ("query", "gallery")
+
+
+def folder(place: Path) -> Splits:
+    """One folder a class, at any depth; top folders called train and test are splits."""
+    if not place.is_dir():
+        raise InputError(f"folder:{place}: there is no such folder")
+    stamps = [stamp for stamp in scan([place]).files.values() if stamp.label]
+    if not stamps:
+        raise InputError(f"folder:{place}: expected one folder of images for each class, found none")
+    every = [LabelledImage(stamp.full, str(stamp.label)) for stamp in stamps]
+    tops = [image.label.partition("/") for image in every]
+    stray = [image for image, (_, _, rest) in zip(every, tops, strict=True) if not rest]
+    if {top for top, _, _ in tops} != set(SPLITS) or len(stray) == len(every):
+        return Splits(every, every)
+    if stray:
+        raise InputError(f"{stray[0].path}: it is in a split, but in no class; move it into a class folder")
+    parts: dict[str, list[LabelledImage]] = {name: [] for name in SPLITS}
+    for image, (top, _, rest) in zip(every, tops, strict=True):
+        parts[top].append(LabelledImage(image.path, rest))
+    return Splits(parts["train"], parts["test"])
+
+
+def table(file: Path) -> Splits:
+    """A CSV file with the columns path and label, and optionally split, role and coarse.
+
+    Paths are relative to the file. `split` is train or test; `role`, for test rows, is query or gallery:
+    queries are searched in the gallery then. `coarse` is a second, coarser label.
+
+    Raises:
+        InputError: what is wrong, with the number of the line.
+    """
+    rows = list(_rows(file))
+    if not rows:
+        raise InputError(f"csv:{file}: it lists no images")
+    splits = {row.split for row in rows}
+    if splits == {None}:
+        every = [row.image for row in rows]
+        return Splits(every, every)
+    if None in splits:
+        line = next(row.line for row in rows if row.split is None)
+        raise InputError(f"csv:{file}, line {line}: it has no split, but other lines have one: all or none")
+    train = [row.image for row in rows if row.split == "train"]
+    test = [row for row in rows if row.split == "test"]
+    for name, split in zip(SPLITS, (train, test), strict=True):
+        if not split:
+            raise InputError(f"csv:{file}: its {name} split has no images")
+    if {row.role for row in test} == {None}:
+        return Splits(train, [row.image for row in test])
+    parts = {role: [row.image for row in test if row.role == role] for role in ROLES}
+    for row in test:
+        if row.role is None:
+            raise InputError(
+                f"csv:{file}, line {row.line}: it has no role, but other test lines have one: all or none"
+            )
+    for role in ROLES:
+        if not parts[role]:
+            raise InputError(f"csv:{file}: no test line has the role {role}; need queries and a gallery")
+    return Splits(train, parts["query"], parts["gallery"])
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    image: LabelledImage
+    split: str | None
+    role: str | None
+
+
+def _rows(file: Path) -> Iterator[_Row]:
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            missing = {"path", "label"} - set(reader.fieldnames or ())
+            if missing:
+                raise InputError(f"csv:{file}: no column {sorted(missing)[0]!r} in its first line")
+            for row in reader:
+                yield _row(file, reader.line_num, row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"csv:{file}: cannot be read ({error})") from error
+
+
+def _row(file: Path, line: int, row: dict[str, str]) -> _Row:
+    def refuse(detail: str) -> InputError:
+        return InputError(f"csv:{file}, line {line}: {detail}")
+
+    if None in row:
+        raise refuse("it has more fields than the first line has columns; put quotes around commas")
+    split, role = row.get("split") or None, row.get("role") or None
+    for column in ("path", "label"):
+        if not row[column]:
+            raise refuse(f"it has no {column}")
+    if split not in (None, *SPLITS):
+        raise refuse(f"its split is {split!r}; expected train, test, or nothing")
+    if role not in (None, *ROLES):
+        raise refuse(f"its role is {role!r}; expected query, gallery, or nothing")
+    if role and split != "test":
+        raise refuse(f"it has the role {role}, which is for lines whose split is test")
+    image = LabelledImage(file.parent / row["path"], row["label"], row.get("coarse") or None)
+    return _Row(line, image, split, role)

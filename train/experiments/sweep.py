@@ -1,0 +1,198 @@
+"""Every variant under every seed: trained, measured on the test split and compared. Goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from retrieval.errors import InputError, LookalikeError
+from retrieval.evaluation.report import Report
+from retrieval.evaluation.score import Result
+from retrieval.files import replacing
+from retrieval.locking import locked
+from train import data
+from train.config import Config
+from train.data import DataSet
+from train.experiments.comparison import Comparison, Outcome, compare
+from train.experiments.evaluation import evaluate_target
+from train.experiments.plan import Plan, differences
+from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
+from train.loop.run_folder import Run, initial_loss, initial_model
+from train.loop.trainer import Trainer
+
+_FAILURE = "failure.txt"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    variant: str
+    seed: int
+    folder: Path
+    config: Config
+
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed}"
+
+    def report(self) -> Report | None:
+        """What was measured; `None` before it was: report.json is written last of all."""
+        return Report.load(self.folder) if (self.folder / "report.json").is_file() else None
+
+    def outcome(self) -> Outcome:
+        """What became of it, as its folder says."""
+        report, failure = self.report(), self.folder / _FAILURE
+        if report is None:
+            error = failure.read_text().partition("\n")[0] if failure.is_file() else None
+            return Outcome(self.variant, self.seed, error=error)
+        rows = {result.name: result for result in report.results if result.by is None}
+        held_out = any("recall_at_1" in record for record in Run(self.folder).metrics())
+        found = {
+            "before": rows.get(BEFORE),
+            "last": rows.get(LAST_EPOCH) or rows[AFTER],
+            "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
+        }
+        scores = {which: result for which, result in found.items() if result is not None}
+        return Outcome(self.variant, self.seed, scores)
+
+
+def run_sweep(
+    folder: Path, plan: Plan, tell: Callable[[str], None], *, show_progress: bool = False
+) -> Comparison:
+    """Do what is left of a sweep, one run after the other, seed by seed.
+
+    A run that fails is noted and the others go on; asked again, it is tried again. results.json, results.md
+    and results.svg are kept up to date after every run.
+
+    Args:
+        tell: hears which run begins, and which one failed.
+        show_progress: the progress of each run, on stderr.
+
+    Raises:
+        InputError: settings that cannot be used, found before the first run begins.
+        LookalikeError: another process is at this sweep.
+    """
+    configs = plan.configs()
+    trials = [
+        Trial(name, seed, folder / name / f"seed-{seed}", dataclasses.replace(configs[name], seed=seed))
+        for seed in plan.seeds
+        for name in plan.variants
+    ]
+    dataset = data.load(plan.experiment.config().data)
+    waiting = [trial for trial in trials if trial.report() is None]
+    _check(trials, waiting, dataset)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def refuse(_: object) -> NoReturn:
+        raise LookalikeError(f"{folder}: another process is at this sweep; wait for it") from None
+
+    with locked(folder / "LOCK", refuse):
+        plan.save(folder)
+        began = time.monotonic()
+        for count, trial in enumerate(waiting):
+            number = len(trials) - len(waiting) + count + 1
+            left = (time.monotonic() - began) / count * (len(waiting) - count) if count else None
+            tell(f"run {number} of {len(trials)}: {trial}{_in_words(left)}")
+            try:
+                _run(trial, trials, dataset, show_progress)
+            except KeyboardInterrupt as error:
+                detail = "interrupted; the same command again goes on from there"
+                raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
+            except Exception as error:
+                tell(f"  failed: {_note_failure(trial, error)}")
+            gc.collect()  # what a run held on a device is free before the next one begins
+            _compare(folder, plan, trials).save(folder)
+        comparison = _compare(folder, plan, trials)
+        comparison.save(folder)
+    return comparison
+
+
+def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) -> None:
+    """Find out before the first run what could be found out in the last."""
+    for trial in trials:
+        if Run(trial.folder).has("last"):
+            changed = differences(Run.open(trial.folder).config, trial.config)
+            if changed:
+                what = "; ".join(changed)
+                raise InputError(f"{trial.folder}: trained with {what}; choose another name or another --out")
+    classes = len({image.label for image in dataset.train})
+    networks = set()
+    for trial in {trial.variant: trial for trial in waiting}.values():
+        config, network = trial.config, (trial.config.model, trial.config.preprocess)
+        try:
+            initial_loss(config, classes)
+            if network not in networks:
+                initial_model(config)
+        except LookalikeError as error:
+            raise InputError(f"variant {trial.variant}: {error}") from error
+        networks.add(network)
+
+
+def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress: bool) -> None:
+    """Train, or go on with it, and measure; report.json is what makes a run count as done."""
+    begun = Run(trial.folder).has("last")
+    run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
+    (trial.folder / _FAILURE).unlink(missing_ok=True)
+    trainer = Trainer(run, dataset, show_progress=show_progress)
+    trainer.train(resume=begun)
+    untrained = _untrained(trial, trials)
+    baselines = [] if untrained else ["untrained"]
+    report = evaluate_target(trial.folder, dataset, baselines, show_progress=show_progress)
+    bad = {*report.bad_files, *((bad.source, bad.detail) for bad in trainer.bad_files)}
+    results = [*untrained, *report.results]
+    dataclasses.replace(report, results=results, bad_files=sorted(bad)).save(trial.folder)
+
+
+def _untrained(trial: Trial, trials: Sequence[Trial]) -> list[Result]:
+    """The rows of the untrained network, if a run that began with the same one has been measured."""
+    ours = trial.config
+    for other in trials:
+        theirs = other.config
+        same = (ours.model, ours.preprocess, ours.seed) == (theirs.model, theirs.preprocess, theirs.seed)
+        if same and (report := other.report()) is not None:
+            return [result for result in report.results if result.name == BEFORE]
+    return []
+
+
+def _note_failure(trial: Trial, error: Exception) -> str:
+    """Keep the message and, for those who look for the cause, the traceback."""
+    known = isinstance(error, LookalikeError)
+    message = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    with replacing(trial.folder / _FAILURE) as draft:
+        draft.write_text("\n".join([message, "", *traceback.format_exception(error)]))
+    return message
+
+
+def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> Comparison:
+    reports = [report for trial in trials if (report := trial.report()) is not None]
+    outcomes = [trial.outcome() for trial in trials]
+    config = plan.experiment.config()
+    notes = dict.fromkeys(note for report in reports for note in report.notes)
+    if config.published is not None:
+        numbers = [f"Recall@{k} {percent}" for k, percent in config.published.recall.items()]
+        notes[f"Of the recipe as it is, {config.published.source} reports {', '.join(numbers)}."] = None
+    return Comparison(
+        data=config.data,
+        protocol=f"{reports[0].images} images, {reports[0].protocol}" if reports else "",
+        command=plan.command(folder),
+        baseline=plan.baseline,
+        rows=compare(plan.variants, plan.baseline, outcomes),
+        outcomes=outcomes,
+        notes=list(notes),
+        bad_files=sorted({bad for report in reports for bad in report.bad_files}),
+    )
+
+
+def _in_words(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    hours, minutes = divmod(round(seconds / 60), 60)
+    short = f"about {minutes} min" if minutes else "less than a minute"
+    return f" ({f'about {hours} h {minutes} min' if hours else short} left)"

@@ -1,0 +1,1 @@
+"""Input to the network: batch samplers, augmentation, the loader and its cache of decoded images."""

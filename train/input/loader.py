@@ -1,0 +1,250 @@
+"""From image files to batches of pixels, prepared by other processes while the network works."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from retrieval.errors import ImageError, InputError, LookalikeError
+from retrieval.images.decode import cores
+from train.config import Config
+from train.input.augment import draw, move, single
+from train.input.pixel_source import Files, Pictures, pictures, training_scale
+
+_MOST_WORKERS = 8
+
+
+class Loaded(NamedTuple):
+    """A batch, or this process's share of it."""
+
+    number: int  # of the batch within its epoch
+    pixels: Tensor  # uint8 [b, S, S, 3]
+    bad: list[tuple[int, str, str]]  # image, reason and detail of each file that was tried in vain
+
+
+class Loader:
+    """Loads the batches of an epoch, ahead of the network.
+
+    What is in a batch follows from the seed, the epoch and the number of the batch alone: it is the same
+    whoever prepares it, and wherever an epoch is entered. An image that cannot be read is replaced by the
+    next readable one of its class.
+
+    Args:
+        paths: the N training images.
+        labels: int64 [N], their classes.
+        config: of the run.
+        device_type: "cuda": batches lie in pinned memory.
+        folder: where temporary files may go.
+        rank, world: this process among those that train together; each gets a contiguous share of a batch.
+
+    Attributes:
+        bad: the files that could not be read, each once, as far as they have come up.
+
+    Raises:
+        InputError: a class without a readable image, here or while loading.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        labels: np.ndarray,
+        config: Config,
+        *,
+        device_type: str,
+        folder: Path,
+        rank: int = 0,
+        world: int = 1,
+        show_progress: bool = False,
+    ) -> None:
+        scale = training_scale(config)
+        show = show_progress and rank == 0
+        source = pictures(paths, scale, config.loader, folder=folder, world=world, show_progress=show)
+        batches = _Batches(source, labels, config, rank, world)
+        self._paths, self._bad = paths, dict(source.bad)
+        for image in source.bad:
+            batches.readable(image, {})
+        self._order = _Order()
+        workers = config.loader.workers
+        if workers is None:
+            decodes = isinstance(source, Files)
+            workers = default_workers(cores(), device_type, decodes=decodes, world=world)
+        self._data = DataLoader(
+            batches,
+            batch_size=None,
+            sampler=self._order,
+            num_workers=workers,
+            pin_memory=device_type == "cuda",
+            persistent_workers=workers > 0,
+            worker_init_fn=_begin_worker,
+            # Forked workers share the mapped pictures, and start at once.
+            multiprocessing_context="fork" if workers else None,
+            generator=torch.Generator(),  # else it would draw from the global one
+        )
+        self._running = self._load()
+
+    @property
+    def bad(self) -> list[ImageError]:
+        return list(self._bad.values())
+
+    def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[Loaded]:
+        """Load one epoch; one that was not gone through to its end is over then.
+
+        Args:
+            batches: all of its batches, as positions int64 [B]: s N + i is image i under symmetry s.
+            start: how many to pass over, without reading an image.
+
+        Raises:
+            LookalikeError: a batch cannot be loaded.
+        """
+        self._running.close()
+        self._order.requests = (
+            _Request(number, batch, positions) for batch, positions in islice(enumerate(batches), start, None)
+        )
+        self._running = self._load()
+        return self._running
+
+    def close(self) -> None:
+        """End the processes that load."""
+        self._running.close()
+        if isinstance(self._data._iterator, _MultiProcessingDataLoaderIter):
+            # Left to the garbage collector, torch waits five seconds for each of them.
+            self._data._iterator._shutdown_workers()
+
+    def _load(self) -> Generator[Loaded]:
+        loading = iter(self._data)
+        while True:
+            try:
+                loaded = next(loading)
+            except StopIteration:
+                return
+            except RuntimeError as error:  # how torch reports the end of a worker
+                what = f"a process that loads images has ended unexpectedly ({error})"
+                hint = "if memory or /dev/shm was full, lower loader.workers (0: none) or batch.classes"
+                raise LookalikeError(f"{what}; {hint}") from error
+            if isinstance(loaded, _Failure):
+                kind = InputError if loaded.is_input else LookalikeError
+                raise kind(loaded.message) from RuntimeError(loaded.trace)
+            for image, reason, detail in loaded.bad:
+                self._bad.setdefault(image, ImageError(str(self._paths[image]), reason, detail))
+            yield loaded
+
+
+def default_workers(cores: int, device_type: str, *, decodes: bool, world: int) -> int:
+    """How many processes load for each process that trains.
+
+    On a CPU the network needs the cores: one, where files have to be decoded, else none. For a GPU up to 8,
+    as far as there are cores.
+    """
+    if device_type == "cuda":
+        return max(1, min((cores - 1) // world, _MOST_WORKERS))
+    return 1 if decodes and cores > world else 0
+
+
+class _Request(NamedTuple):
+    epoch: int
+    number: int
+    positions: np.ndarray
+
+
+class _Failure(NamedTuple):
+    """An error on its way out of a worker."""
+
+    message: str
+    is_input: bool
+    trace: str
+
+
+class _Order(Sampler[_Request]):
+    """The batches of the epoch that is being loaded."""
+
+    def __init__(self) -> None:
+        self.requests: Iterable[_Request] = ()
+
+    def __iter__(self) -> Iterator[_Request]:
+        return iter(self.requests)
+
+
+@dataclass(frozen=True)
+class _Batches(Dataset[Loaded | _Failure]):
+    """Makes batches; this is what runs in the workers."""
+
+    pictures: Pictures
+    labels: np.ndarray
+    config: Config
+    rank: int
+    world: int
+
+    def __getitem__(self, request: _Request) -> Loaded | _Failure:
+        try:
+            return self._load(request)
+        except LookalikeError as error:
+            return _Failure(str(error), isinstance(error, InputError), traceback.format_exc())
+        except Exception as error:
+            what = f"epoch {request.epoch}, batch {request.number}: cannot be loaded"
+            message = f"{what} ({type(error).__name__}: {error}); --debug shows where"
+            return _Failure(message, False, traceback.format_exc())
+
+    def _load(self, request: _Request) -> Loaded:
+        augment, size = self.config.augment, self.config.preprocess.size
+        count = len(request.positions)
+        share = slice(count * self.rank // self.world, count * (self.rank + 1) // self.world)
+        # Everything is drawn for the whole batch, so that a share of it is what it would be without sharing.
+        random = np.random.SeedSequence(self.config.seed, spawn_key=(request.epoch, request.number))
+        first, *seeds = random.generate_state(1 + count).tolist()
+        turns, images = np.divmod(request.positions, len(self.labels))
+        motion = draw(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
+        tried: dict[int, ImageError] = {}
+        chosen = (self.readable(image, tried) for image in images[share].tolist())
+        change = single(augment, self.config.preprocess)
+        if change is None:
+            squares = torch.from_numpy(np.stack(list(chosen)))
+        else:
+            squares = _changed(chosen, change, seeds[share])
+        bad = [(image, error.reason, error.detail) for image, error in tried.items()]
+        return Loaded(request.number, move(squares, motion[share], size), bad)
+
+    def readable(self, image: int, tried: dict[int, ImageError]) -> np.ndarray:
+        """The picture of an image, or of the next one of its class that can be read; notes others tried."""
+        picture = self.pictures[image]
+        if not isinstance(picture, ImageError):
+            return picture
+        tried[image] = picture
+        members = np.flatnonzero(self.labels == self.labels[image])
+        for other in np.roll(members, -np.searchsorted(members, image))[1:].tolist():
+            instead = self.pictures[other]
+            if not isinstance(instead, ImageError):
+                return instead
+            tried[other] = instead
+        detail = f"none of the {len(members)} images of its class can be read"
+        raise InputError(f"{picture}; {detail}: repair them, or take the class {picture.source} is of out")
+
+
+def _changed(
+    images: Iterable[np.ndarray], change: Callable[[Tensor], Tensor], seeds: Sequence[int]
+) -> Tensor:
+    """Pictures uint8 [h, w, 3] as `change` makes them, each from a seed of its own -> uint8 [b, S, S, 3]."""
+    done = []
+    with torch.random.fork_rng(devices=[]):
+        for image, seed in zip(images, seeds, strict=True):
+            torch.default_generator.manual_seed(seed)
+            done.append(change(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0))
+    return torch.stack(done)
+
+
+def _begin_worker(number: int) -> None:
+    """Ctrl-C is for the process that trains, which then ends its workers. (Torch gives each one thread.)"""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Called only where the process that trains ends while it takes over a batch: not for the terminal.
+    sys.excepthook = lambda *error: None

@@ -1,0 +1,1 @@
+"""The training loop: trainer, step, optimization, run folder, tracking, distributed processes."""

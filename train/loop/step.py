@@ -1,0 +1,128 @@
+"""One training step: forward, loss, backward, update; on one device or many, in chunks or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from train.loop.process_group import World
+from train.losses import gather
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Step:
+    """Takes steps. Nothing in one waits for the device.
+
+    With several processes, each puts its share of the batch through the network, and every loss is that of
+    the whole batch: values and gradients equal those of one process (as far as the network treats images one
+    by one: batch normalisation in training mode looks at each share, or chunk, by itself).
+
+    Args:
+        model: pixels uint8 [b, H, W, 3] -> raw embeddings [b, D], on its device.
+        loss: of embeddings [B, D] and labels [B].
+        optimizer: over the parameters of both.
+        precision: "fp32", "bf16" or "fp16" (with loss scaling) for the network. Losses are in fp32.
+        chunk: images that go through the network at once; `None`: all of a batch. Chunks are gone through
+            twice: once for the embeddings, and again, chunk by chunk, for the gradient of what the loss says
+            about them ("Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", Gao et al.
+            2021). The gradient is that of the whole batch.
+        seed: of dropout, and of miners that draw at random.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        *,
+        precision: str = "fp32",
+        chunk: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.world = model, loss, optimizer, world
+        self.network: nn.Module = model
+        if world.size > 1:
+            self.network = DistributedDataParallel(model)
+        self.dtype = _DTYPES[precision]
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
+        self.chunk, self.seed = chunk, seed
+
+    def __call__(self, pixels: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Take a step.
+
+        Args:
+            pixels: uint8 [b, H, W, 3], this process's share; labels: int64 [b], both on its device.
+            number: of the step: what is drawn at random in it depends on the seed and on this alone.
+
+        Returns:
+            The loss, and the embeddings [B, D] that it was computed from; both detached.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        chunks = pixels.split(self.chunk or len(pixels))
+        backward = self._at_once if len(chunks) == 1 else self._in_chunks
+        value, embeddings = backward(chunks, labels, number)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return value, embeddings
+
+    def _at_once(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        value, everyone = self._evaluate(self._embed(chunks[0], number), labels, number)
+        self.scaler.scale(value).backward()
+        return value.detach(), everyone
+
+    def _in_chunks(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), _statistics_kept(self.model):
+            parts = [self._embed(chunk, number, i) for i, chunk in enumerate(chunks)]
+        embeddings = torch.cat(parts).requires_grad_()  # [b, D]
+        value, everyone = self._evaluate(embeddings, labels, number)
+        self.scaler.scale(value).backward()
+        assert embeddings.grad is not None
+        for i, (chunk, gradient) in enumerate(
+            zip(chunks, embeddings.grad.split(len(chunks[0])), strict=True)
+        ):
+            with self._exchange(i == len(chunks) - 1):
+                self._embed(chunk, number, i).backward(gradient)
+        return value.detach(), everyone
+
+    def _embed(self, pixels: Tensor, number: int, chunk: int = 0) -> Tensor:
+        _seed(self.seed, number, self.world.rank + 1, chunk)
+        with torch.autocast(self.world.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self.network(pixels).float()
+
+    def _evaluate(self, embeddings: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        if self.world.size > 1:
+            embeddings, labels = gather(embeddings, labels)
+        _seed(self.seed, number)  # the same for everyone: all must draw the same triplets
+        return self.loss(embeddings, labels), embeddings.detach()
+
+    def _exchange(self, last: bool) -> AbstractContextManager[object]:
+        """Gradients are exchanged between processes once, with the last chunk."""
+        if isinstance(self.network, DistributedDataParallel) and not last:
+            return self.network.no_sync()
+        return nullcontext()
+
+
+def _seed(*numbers: int) -> None:
+    torch.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
+
+
+@contextmanager
+def _statistics_kept(model: nn.Module) -> Iterator[None]:
+    """A forward pass in which batch normalisation works as in training, but learns nothing."""
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum

@@ -1,0 +1,1 @@
+"""Networks: backbones, the feature extractor around them, the embedding model, pretrained weights."""

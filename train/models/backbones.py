@@ -1,0 +1,187 @@
+"""The networks below the embedding: which there are, and how their features are laid out.
+
+    conv4, vgg9, bn-inception    our own
+    resnet50, googlenet, ...     the classifiers of torchvision
+    timm:NAME                    those of timm; timm:NAME:key=value,... hands options of the architecture on
+
+A backbone ends where its classifier begins, before global pooling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from math import isqrt
+
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import InputError, did_you_mean
+from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
+from train.models.feature_extractor import Trunk, tensors_of
+from train.models.library_backbones import from_timm, from_torchvision, torchvision_names
+from train.models.pretrained import download, downloading, fill, read_file
+
+
+class Backbone(nn.Module):
+    """A network without its classifier.
+
+    Args:
+        name: for error messages.
+        size: side of the pictures, in pixels.
+
+    Attributes:
+        channels: C of the features.
+        side: of the map of features, in locations.
+
+    Raises:
+        InputError: pictures of that size do not go through, or the features are not those of places.
+    """
+
+    def __init__(self, name: str, trunk: Trunk, size: int) -> None:
+        super().__init__()
+        self.network, self.method, self.layout = trunk.network, trunk.method, trunk.layout
+        self.prefix, self.has_class_token = trunk.prefix, trunk.has_class_token
+        sides: dict[str, int] = {}
+        with torch.no_grad(), _watching(self.network, sides):
+            shape = trunk.features(name, size).shape
+        if self.layout == "tokens":
+            places, self.channels = max(shape[1] - self.prefix, 0), shape[2]
+            self.side = isqrt(places)
+            if not places or self.side**2 != places:
+                raise InputError(f"model.backbone: {name} does not say which of its features belong where")
+        else:
+            self.channels, self.side = shape[1] if self.layout == "NCHW" else shape[3], shape[2]
+        self._stages = trunk.stages or _stages_by_side(self.network, sides)
+
+    def forward(self, planes: Tensor) -> Tensor:
+        """[N, 3, H, W] -> [N, C, h, w]."""
+        features = self._features(planes)
+        if self.layout == "tokens":
+            return features[:, self.prefix :].mT.unflatten(2, (self.side, self.side))
+        return features if self.layout == "NCHW" else features.permute(0, 3, 1, 2)
+
+    def class_token(self, planes: Tensor) -> Tensor:
+        """[N, 3, H, W] -> [N, C]; of transformers that have one."""
+        return self._features(planes)[:, 0]
+
+    def _features(self, planes: Tensor) -> Tensor:
+        return getattr(self.network, self.method)(planes)
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        """The parameters from input to output, each in one stage."""
+        parameters = dict(self.network.named_parameters())
+        return [[parameters[name] for name in stage] for stage in self._stages]
+
+
+def build(name: str, weights: str | None, size: int) -> Backbone:
+    """A backbone by name.
+
+    Args:
+        weights: `None`: random; imagenet: downloaded; or a .safetensors file with the names that the library
+            gives them in the whole classifier (for bn-inception, those of the published file).
+        size: side of the pictures, in pixels: transformers are built for it.
+
+    Raises:
+        InputError: an unknown name (the nearest known one is said), or an unusable size or file.
+        LookalikeError: weights that cannot be downloaded.
+    """
+    trunk = _trunk(name, size)
+    backbone = Backbone(name, trunk, size)
+    if weights is None:
+        return backbone
+    if trunk.published is None:
+        raise InputError(f"model.weights: {name} has no published weights; use null, or another backbone")
+    if weights == "imagenet":
+        with downloading(name):
+            found = trunk.published()
+    else:
+        found = read_file(weights)
+    fill(backbone, trunk.known, from_published(found) if name == "bn-inception" else found, weights)
+    return backbone
+
+
+def _trunk(name: str, size: int) -> Trunk:
+    if name in OWN:
+        return OWN[name]()
+    if name in torchvision_names():
+        return from_torchvision(name, size)
+    library, _, rest = name.partition(":")
+    if library == "timm":
+        return from_timm(rest, size)
+    import timm  # takes seconds
+
+    if timm.is_model(name.partition(".")[0]):
+        raise InputError(f"model.backbone: {name!r} is one of timm's; write 'timm:{name}'")
+    known = [*OWN, *torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
+    others = f"there are {', '.join(OWN)}, torchvision's classifiers such as resnet50, and timm:NAME"
+    hint = did_you_mean(name, known, others)
+    raise InputError(f"model.backbone: no backbone is called {name!r}; {hint}")
+
+
+def _bn_inception() -> Trunk:
+    network = bn_inception()
+    return Trunk(network, tensors_of(network), lambda: download(WEIGHTS_URL))
+
+
+def _conv4() -> Trunk:
+    """Four blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pooling, 64 channels each
+    (Vinyals et al. 2016, Matching Networks)."""
+    layers: list[nn.Module] = []
+    for inputs in (3, 64, 64, 64):
+        layers += [*_convolution(inputs, 64), nn.MaxPool2d(2, ceil_mode=True)]
+    return _own(layers)
+
+
+def _vgg9() -> Trunk:
+    """Eight 3 x 3 convolutions, each with batch norm and ReLU: two of 64, 128, 256 and 512 channels, with
+    2 x 2 max-pooling between. The embedding layer is the ninth.
+
+    Roy et al. (2022, Learning Deep Optimal Embeddings with Sinkhorn Divergences) name a network like VGG-9
+    without its widths; these are the first of VGG's own (Simonyan & Zisserman 2015, table 1).
+    """
+    layers: list[nn.Module] = []
+    inputs = 3
+    for outputs in (64, 128, 256, 512):
+        layers += [nn.MaxPool2d(2, ceil_mode=True)] if layers else []
+        layers += [*_convolution(inputs, outputs), *_convolution(outputs, outputs)]
+        inputs = outputs
+    return _own(layers)
+
+
+def _own(layers: list[nn.Module]) -> Trunk:
+    network = nn.Sequential(*layers)
+    return Trunk(network, tensors_of(network))
+
+
+def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+
+
+@contextmanager
+def _watching(network: nn.Module, sides: dict[str, int]) -> Iterator[None]:
+    """Note the side of the map after each layer of a chain."""
+
+    def note(name: str, _: nn.Module, __: object, output: Tensor) -> None:
+        sides[name] = output.shape[2] if output.ndim == 4 else 0
+
+    chain = network.named_children() if isinstance(network, nn.Sequential) else ()
+    hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in chain]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _stages_by_side(network: nn.Module, sides: Mapping[str, int]) -> list[list[str]]:
+    """The parameters of a chain of layers, by name: a stage begins where the map becomes smaller."""
+    stages: dict[int, list[str]] = {}
+    for child, layer in network.named_children():
+        stages.setdefault(sides[child], []).extend(f"{child}.{n}" for n, _ in layer.named_parameters())
+    return [stage for stage in stages.values() if stage]
+
+
+OWN: dict[str, Callable[[], Trunk]] = {"conv4": _conv4, "vgg9": _vgg9, "bn-inception": _bn_inception}

@@ -1,0 +1,210 @@
+"""The classifiers of torchvision and timm, cut off before global pooling."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from retrieval.errors import InputError, did_you_mean
+from train.models.feature_extractor import Trunk, Weights, tensors_of, unusable_size
+
+_HEADS = {"avgpool", "dropout", "flatten", "classifier", "fc", "head", "aux1", "aux2", "AuxLogits"}
+_CHAINS = {"features", "layers", "trunk_output", "blocks"}
+_TENSORFLOW = ("googlenet", "inception_v3")
+
+
+# ---- torchvision
+
+
+@cache
+def torchvision_names() -> list[str]:
+    """The classifiers of torchvision."""
+    import torchvision  # here and below: it loads torch's compiler, which takes two seconds
+
+    return torchvision.models.list_models(module=torchvision.models)
+
+
+def from_torchvision(name: str, size: int) -> Trunk:
+    """A classifier of torchvision by name.
+
+    Pictures come normalised by ImageNet's mean and standard deviation, as torchvision does for all of them.
+    """
+    import torchvision
+
+    options: dict[str, Any] = {"init_weights": True} if name in _TENSORFLOW else {}
+    if name.startswith("vit_"):
+        options["image_size"] = size
+    if name.startswith("maxvit_"):
+        options["input_size"] = (size, size)
+    try:
+        classifier = torchvision.models.get_model(name, weights=None, **options)
+    except (ValueError, AssertionError) as error:
+        raise unusable_size(name, size, error) from error
+    known, published = tensors_of(classifier), partial(_torchvision_weights, name)
+    if not isinstance(classifier, torchvision.models.VisionTransformer):
+        return Trunk(_chain(name, classifier), known, published)
+    network = _Transformer(classifier)
+    return Trunk(network, known, published, "forward", "tokens", 1, True, _stages_by_block(network))
+
+
+def _torchvision_weights(name: str) -> Weights:
+    import torchvision
+
+    return torchvision.models.get_model(name, weights="DEFAULT").state_dict()
+
+
+def _chain(name: str, classifier: nn.Module) -> nn.Sequential:
+    network = nn.Sequential()
+    if name in _TENSORFLOW:
+        network.add_module("scale", _TensorFlowScale())
+    for child, module in classifier.named_children():
+        if child in _CHAINS:
+            for number, layer in module.named_children():
+                network.add_module(f"{child}_{number}", layer)
+        elif child not in _HEADS:
+            network.add_module(child, module)
+    if name.startswith("densenet"):
+        network.add_module("relu", nn.ReLU(inplace=True))  # theirs is in `forward`
+    return network
+
+
+class _TensorFlowScale(nn.Module):
+    """From ImageNet's mean and standard deviation to -1..1: torchvision's `transform_input`.
+
+    Its GoogLeNet and Inception come from TensorFlow. Padding with zeros keeps this from being part of the
+    first convolution.
+    """
+
+    factor: Tensor
+    offset: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+        self.register_buffer("factor", (2 * std).view(3, 1, 1), persistent=False)
+        self.register_buffer("offset", (2 * mean - 1).view(3, 1, 1), persistent=False)
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return planes * self.factor + self.offset
+
+
+class _Transformer(nn.Module):
+    """torchvision's vision transformer up to its tokens: [N, 3, H, W] -> [N, 1 + T, C]."""
+
+    def __init__(self, vit: Any) -> None:
+        super().__init__()
+        self.class_token, self.conv_proj, self.encoder = vit.class_token, vit.conv_proj, vit.encoder
+
+    def forward(self, planes: Tensor) -> Tensor:
+        patches = self.conv_proj(planes).flatten(2).mT  # [N, T, C]
+        return self.encoder(torch.cat([self.class_token.expand(len(planes), -1, -1), patches], 1))
+
+
+def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """What comes before the blocks; then each of them; what comes after belongs to the last."""
+    stages: dict[int, list[str]] = defaultdict(list)
+    for name, _ in network.named_parameters():
+        block = re.match(r"encoder\.layers\.encoder_layer_(\d+)\.", name)
+        last = max(stages) if name.startswith("encoder.ln.") else 0
+        stages[1 + int(block[1]) if block else last].append(name)
+    return tuple(tuple(stages[number]) for number in sorted(stages))
+
+
+# ---- timm
+
+
+def from_timm(words: str, size: int) -> Trunk:
+    """A classifier of timm: NAME, or NAME:key=value,... with options of its architecture.
+
+    Raises:
+        InputError: an unknown name or option, or pictures of an unusable size.
+    """
+    import timm  # takes seconds
+
+    name, _, rest = words.partition(":")
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        known = (f"timm:{model}" for model in timm.list_models())
+        hint = did_you_mean(f"timm:{architecture}", known, "its documentation lists them")
+        raise InputError(f"model.backbone: timm has no model called {name!r}; {hint}")
+    options = _options(words, rest)
+    if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):
+        options["img_size"] = size
+    try:
+        classifier = timm.create_model(name, **options)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"model.backbone: timm:{words}, {size} x {size}: {reason}") from error
+    has_token = getattr(classifier, "cls_token", None) is not None
+    trunk = Trunk(
+        classifier,
+        tensors_of(classifier),
+        lambda: timm.create_model(name, pretrained=True, **options).state_dict(),
+        "forward_features",
+        getattr(classifier, "output_fmt", "NCHW"),
+        getattr(classifier, "num_prefix_tokens", int(has_token)),
+        has_token,
+    )
+    features = trunk.features(f"timm:{words}", size)
+    if not isinstance(features, Tensor) or features.ndim not in (3, 4):
+        raise InputError(f"model.backbone: timm:{words} does not give one map of features")
+    _cut(classifier, features)
+    return replace(
+        trunk,
+        layout="tokens" if features.ndim == 3 else trunk.layout,
+        stages=_stages_of_timm(classifier),
+    )
+
+
+def _cut(classifier: nn.Module, features: Tensor) -> None:
+    """Take away the parts that the features do not depend on: pooling, the classifier, what lies between."""
+    learned = {id(p): p for p in classifier.parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(features.sum(), list(learned.values()), allow_unused=True)
+    idle = {key for key, gradient in zip(learned, gradients, strict=True) if gradient is None}
+    for name, part in classifier.named_children():
+        parameters = {id(p) for p in part.parameters()}
+        if parameters and parameters <= idle:
+            setattr(classifier, name, nn.Identity())
+
+
+def _stages_of_timm(classifier: Any) -> tuple[tuple[str, ...], ...]:
+    """The library's own groups; one without a matrix (a last norm) belongs to the one before."""
+    from timm.models import group_parameters
+
+    parameters = dict(classifier.named_parameters())
+    try:
+        groups = group_parameters(classifier, classifier.group_matcher(coarse=True))
+    except (AttributeError, AssertionError):  # a few models have none, or only a fine one
+        groups = defaultdict(list)
+        for name in parameters:
+            groups[re.sub(r"^(\w+(\.\d+)?).*", r"\1", name)].append(name)
+    stages: list[list[str]] = []
+    for group in groups.values():
+        if stages and all(parameters[name].ndim < 2 for name in group):
+            stages[-1] += group
+        else:
+            stages.append(list(group))
+    return tuple(map(tuple, stages))
+
+
+def _options(words: str, text: str) -> dict[str, Any]:
+    """`key=value,...` -> options of an architecture: numbers, words, true and false."""
+    import timm
+
+    ours = {"num_classes", "in_chans", "img_size", "features_only", "global_pool"}
+    taken = ours | set(inspect.signature(timm.create_model).parameters)
+    options = {}
+    for option in filter(None, text.split(",")):
+        key, _, value = option.partition("=")
+        if not re.fullmatch(r"[\w.-]+", value) or key in taken or key.startswith("pretrained"):
+            raise InputError(f"model.backbone: timm:{words}: {option!r} is not an option of an architecture")
+        options[key] = yaml.safe_load(value)
+    return options

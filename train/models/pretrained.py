@@ -1,0 +1,82 @@
+"""Pretrained weights: from a file or a download into a network. Nothing in a file can run code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from math import isqrt
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from retrieval.errors import InputError, LookalikeError
+from train.models.feature_extractor import tensors_of
+
+
+def read_file(file: str) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, by name; an `InputError` where it is none."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"model.weights: {file}: not a readable safetensors file ({error})") from error
+
+
+def download(url: str) -> dict[str, Tensor]:
+    """Weights from the network, checked against the digest in the file's name and kept by torch.hub."""
+    return torch.hub.load_state_dict_from_url(url, map_location="cpu", check_hash=True, weights_only=True)
+
+
+@contextmanager
+def downloading(name: str) -> Iterator[None]:
+    """Says in one sentence what goes wrong with a download. What it prints goes to stderr."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (OSError, RuntimeError) as error:  # no network, not there; another digest, or none published
+        reason = " ".join(str(error).split())[:160]
+        raise LookalikeError(
+            f"model.weights: those of {name} cannot be downloaded ({reason}); give a .safetensors file"
+        ) from error
+
+
+def fill(network: nn.Module, known: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str) -> None:
+    """Fill a network with the weights of the classifier that it was cut out of.
+
+    Position embeddings are resampled where the picture has another size; half precision becomes single.
+
+    Args:
+        known: the classifier's tensors by name. Those that `network` does not hold may be missing in
+            `weights`, or have another shape.
+        source: where the weights come from, for the error message.
+
+    Raises:
+        InputError: a name is missing or unknown, or a shape differs.
+    """
+    held = {id(tensor) for tensor in tensors_of(network).values()}
+    wanted = {name: tensor for name, tensor in known.items() if id(tensor) in held}
+    # How many batches a batch norm has seen is missing in old files; nothing here uses it.
+    needed = {name for name in wanted if not name.endswith("num_batches_tracked")}
+    fitted = {name: _fit(name, weights[name], wanted[name].shape) for name in weights.keys() & wanted.keys()}
+    unfit = {name for name, value in fitted.items() if value.shape != wanted[name].shape}
+    wrong = sorted((needed - weights.keys()) | (weights.keys() - known.keys()) | unfit)
+    if wrong:
+        raise InputError(f"model.weights: {source}: made for another network (at {wrong[0]!r})")
+    with torch.no_grad():
+        for name, value in fitted.items():
+            wanted[name].copy_(value)
+
+
+def _fit(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    """Position embeddings [1, prefix + side^2, C], resampled to another side."""
+    if "pos_embed" not in name or value.ndim != 3 or value.shape == shape:
+        return value
+    from timm.layers import resample_abs_pos_embed  # takes seconds
+
+    side = isqrt(shape[1])
+    prefix = shape[1] - side**2
+    if isqrt(value.shape[1] - prefix) ** 2 != value.shape[1] - prefix:
+        return value
+    return resample_abs_pos_embed(value.float(), [side, side], num_prefix_tokens=prefix)
