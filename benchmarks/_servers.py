@@ -41,7 +41,7 @@ def gathering(gallery: Path) -> None:
     """Serve as it is done with a GPU: pictures that arrive together go through the model together."""
     from serve import processes
     from serve.config import Settings
-    from serve.service import SearchService
+    from serve.core.service import SearchService
 
     service = SearchService(gallery, batching=True)
     with socket.create_server(("127.0.0.1", 0)) as listening:

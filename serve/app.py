@@ -14,12 +14,11 @@ from starlette.responses import RedirectResponse, Response
 
 from retrieval.images.decode import cores
 from serve.addresses import API, api_of, page_of
-from serve.api import changes, documentation, failures, listing, operations, routes
-from serve.heads import Heads
-from serve.service import SearchService
-from serve.style import CSS, ICON
-from serve.telemetry import Measured
-from serve.workers import Limits, Workers
+from serve.api import changes, errors, listing, openapi, operations, routes
+from serve.core.service import SearchService
+from serve.core.telemetry import Measured
+from serve.core.workers import Limits, Workers
+from serve.http.head import Heads
 
 MAX_UPLOAD = "20mb"
 _GATHERING = 32  # threads whose pictures gather while a GPU is at work
@@ -59,7 +58,7 @@ def create_app(*services: SearchService, page: bool = True, limits: Limits | Non
         app.mount(api_of(service.name), _api(service, workers, pictures, APIRouter()))
     app.mount(API, _api(services[0], workers, pictures, listing.router(services)))
     app.include_router(operations.router(services))
-    failures.install(app, telemetry)
+    errors.install(app, telemetry)
     if page:
         _add_pages(app, services)
     return app
@@ -77,13 +76,14 @@ def _api(service: SearchService, workers: Workers, pictures: Workers, more: APIR
     api.include_router(more)
     api.include_router(routes.router(service, workers, pictures))
     api.include_router(changes.router(service, workers))
-    failures.install(api, service.telemetry)
-    documentation.describe(api)
+    errors.install(api, service.telemetry)
+    openapi.describe(api)
     return api
 
 
 def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
     """A page over each gallery: the first one's at the root, the others' under their names."""
+    from serve.page.style import ICON
 
     @app.get("/favicon.ico")
     async def favicon() -> Response:
@@ -114,6 +114,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     import gradio as gr  # takes seconds
 
     from serve import page
+    from serve.page.style import CSS
 
     blocks = page.build(service, names)
     gr.mount_gradio_app(

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from retrieval.cli import say
 from retrieval.errors import InputError, did_you_mean
 from serve.addresses import named
-from serve.credentials import PASSWORD, TOKEN, Credentials, read_credentials
-from serve.permissions import Permissions
+from serve.core.permissions import Permissions
+from serve.http.credentials import PASSWORD, TOKEN, Credentials, read_credentials
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _RATE = 50.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from serve.addresses import API, api_of
 from serve.config import Settings
-from serve.service import SearchService
-from serve.telemetry import Telemetry
+from serve.core.service import SearchService
+from serve.core.telemetry import Telemetry
 
 
 def open_all(settings: Settings) -> list[SearchService]:

@@ -21,16 +21,16 @@ from uvicorn.supervisors.multiprocess import Process
 
 from retrieval.errors import LookalikeError
 from retrieval.images.decode import cores
-from serve import logs
 from serve.app import create_app
-from serve.buckets import Tallies, share
 from serve.config import Settings
+from serve.core.service import SearchService
+from serve.core.telemetry import forget
+from serve.core.workers import Limits
+from serve.http import logs
+from serve.http.buckets import Tallies, share
+from serve.http.protocol import Protocol
+from serve.http.stack import protect
 from serve.opening import open_all
-from serve.protocol import Protocol
-from serve.service import SearchService
-from serve.stack import protect
-from serve.telemetry import forget
-from serve.workers import Limits
 
 
 def alone(

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
-from serve import logs
 from serve.config import Settings
+from serve.http import logs
 
 
 def run(settings: Settings) -> None:

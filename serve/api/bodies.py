@@ -9,8 +9,8 @@ from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from serve.api.problems import Problem
 from serve.api.schemas import MAX_BATCH
+from serve.http.problem import Problem
 
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
 _LISTS = ("exclude", "images")

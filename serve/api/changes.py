@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import InputError
-from serve import changes
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, read
-from serve.api.documentation import accepts
-from serve.api.failures import BODY, LOAD, documented, validated
+from serve.api.errors import BODY, LOAD, documented, validated
+from serve.api.openapi import accepts
 from serve.api.routes import about, problem_of
-from serve.service import Facts, SearchService
-from serve.workers import Workers
+from serve.core import changes
+from serve.core.service import Facts, SearchService
+from serve.core.workers import Workers
 
 _CHANGE = ("forbidden", "changes-not-allowed", "not-stored", *LOAD)
 Parameters = Annotated[schemas.AddParameters, Query()]

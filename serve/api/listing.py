@@ -9,8 +9,8 @@ from fastapi import APIRouter
 
 from serve.addresses import api_of
 from serve.api import schemas
-from serve.api.failures import ANYWHERE, documented
-from serve.service import SearchService, facts_of
+from serve.api.errors import ANYWHERE, documented
+from serve.core.service import SearchService, facts_of
 
 
 def router(services: Sequence[SearchService]) -> APIRouter:

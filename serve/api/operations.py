@@ -9,9 +9,9 @@ from contextlib import suppress
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from serve.errors import UnavailableError
-from serve.service import SearchService, facts_of
-from serve.telemetry import MEDIA_TYPE
+from serve.core.errors import UnavailableError
+from serve.core.service import SearchService, facts_of
+from serve.core.telemetry import MEDIA_TYPE
 
 _FRESH = {"Cache-Control": "no-store"}
 

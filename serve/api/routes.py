@@ -15,9 +15,8 @@ from retrieval.errors import InputError
 from retrieval.gallery import Hit, Item
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read
-from serve.api.documentation import accepts
-from serve.api.failures import ANYWHERE, BODY, LOAD, documented, of_error, validated
-from serve.api.problems import Problem, instance
+from serve.api.errors import ANYWHERE, BODY, LOAD, documented, of_error, validated
+from serve.api.openapi import accepts
 from serve.api.schemas import (
     BatchParameters,
     BatchRequest,
@@ -27,12 +26,13 @@ from serve.api.schemas import (
     SearchParameters,
     SearchRequest,
 )
-from serve.fetching import fetched
-from serve.permissions import Permissions
-from serve.queries import Asked, Together
-from serve.service import Facts, SearchService
-from serve.thumbnails import MISSING
-from serve.workers import Workers
+from serve.core.fetch_url import fetched
+from serve.core.permissions import Permissions
+from serve.core.queries import Asked, Together
+from serve.core.service import Facts, SearchService
+from serve.core.thumbnails import MISSING
+from serve.core.workers import Workers
+from serve.http.problem import Problem, instance
 
 _QUERY = ("no-such-image", "model-mismatch", "no-model", "unusable-image")
 _SEARCH = documented(*BODY, *_QUERY, "urls-not-allowed", "not-fetched", *LOAD)

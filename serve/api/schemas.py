@@ -22,9 +22,9 @@ from pydantic_core import from_json
 from retrieval.errors import InputError
 from retrieval.search.query import RERANKS, Options
 from retrieval.search.where import MAX_LENGTH
-from serve.fetching import LONGEST, MAX_BYTES, SECONDS
-from serve.queries import Cropped, One
-from serve.regions import MIN_SIDE, Region
+from serve.core.fetch_url import LONGEST, MAX_BYTES, SECONDS
+from serve.core.queries import Cropped, One
+from serve.core.regions import MIN_SIDE, Region
 
 MAX_K = 1000
 MAX_BATCH = 64

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import gradio as gr
 
-from serve.page import detail, evaluation_tab, gallery_tab, moving, search_tab, views
-from serve.service import SearchService
+from serve.core.service import SearchService
+from serve.page import detail, moving, views
+from serve.page import evaluation as evaluation_tab
+from serve.page import gallery as gallery_tab
+from serve.page import search as search_tab
 
 _SESSIONS = 500  # visits that are kept: each may hold some megabytes of pictures for an hour
 

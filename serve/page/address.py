@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from retrieval.errors import InputError
+from serve.core.queries import MAX_TOGETHER
+from serve.core.regions import Region
 from serve.page.wishes import Wishes
-from serve.queries import MAX_TOGETHER
-from serve.regions import Region
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from PIL import Image
 from retrieval.errors import InputError
 from retrieval.gallery import Hit
 from retrieval.search.query import Options
-from serve.errors import OtherModelError
+from serve.core.errors import OtherModelError
+from serve.core.queries import One, Together
+from serve.core.regions import Region
+from serve.core.service import Query, SearchService
+from serve.core.thumbnails import Thumbnail, encode
 from serve.page.wishes import Wishes
-from serve.queries import One, Together
-from serve.regions import Region
-from serve.service import Query, SearchService
-from serve.thumbnails import Thumbnail, encode
 
 _ICON = 96  # pixels
 REBUILT = "the gallery was rebuilt with another model: choose the picture again"

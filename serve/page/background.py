@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 from retrieval.gallery import Gallery
 from retrieval.progress import Stage, told_to
-from serve.errors import BusyError
+from serve.core.errors import BusyError
+from serve.core.service import SearchService
 from serve.page.failures import sentence
-from serve.service import SearchService
 
 T = TypeVar("T")
 

@@ -12,14 +12,14 @@ import gradio as gr
 
 from retrieval.errors import ImageError, InputError
 from retrieval.text import count
-from serve import changes
-from serve.changes import Added
+from serve.core import changes
+from serve.core.changes import Added
+from serve.core.service import Facts, SearchService
 from serve.page import browsing, gallery_view, views
 from serve.page.failures import guarded, sentence
 from serve.page.newest import fresh
 from serve.page.statistics import Counted
 from serve.page.statistics_view import statistics
-from serve.service import Facts, SearchService
 
 _LAST = 10**9  # there are never as many pages
 # `confirmed(button)` asks for a second click in the button's own place; a double click does not count. What

@@ -13,12 +13,12 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.storage.identity import DECLARED
 from retrieval.storage.records import StoredItem
+from serve.core.service import SearchService
 from serve.page import detail_view
 from serve.page.asking import REBUILT, Part
 from serve.page.changing import CONFIRM, remove_button
 from serve.page.failures import sentence
 from serve.page.visit import Visit
-from serve.service import SearchService
 
 # The dialog is no part of the template: the framework would take from it that it is open. What was shown is
 # forgotten when it closes, so that the same picture can be shown again.

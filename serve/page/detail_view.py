@@ -7,10 +7,10 @@ from html import escape
 from PIL import Image
 
 from retrieval.storage.records import StoredItem
+from serve.core.service import Facts
+from serve.core.thumbnails import Thumbnail, encode
 from serve.page.query_view import embedded
 from serve.page.views import definitions, picture
-from serve.service import Facts
-from serve.thumbnails import Thumbnail, encode
 
 
 def detail(

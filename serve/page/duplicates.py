@@ -10,10 +10,10 @@ from retrieval.errors import InputError
 from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
 from retrieval.upkeep.duplicates import Group, find_duplicates
+from serve.core.recent import Recent
+from serve.core.service import SearchService
 from serve.page.background import Background, Look, still
 from serve.page.failures import nameless
-from serve.recent import Recent
-from serve.service import SearchService
 
 LOWEST = 0.8  # below it, groups are large and say little
 MOST = 300_000  # pictures, which keep one core busy for two minutes; the work grows with their square

@@ -7,11 +7,11 @@ from html import escape
 
 from retrieval.text import count
 from retrieval.upkeep.duplicates import Group
+from serve.core.service import Facts
 from serve.page.browsing import last_page
 from serve.page.changing import remove_button
 from serve.page.gallery_view import card
 from serve.page.views import note, pages
-from serve.service import Facts
 
 GROUPS = 20  # on a page
 _MEMBERS = 24  # of a group that are shown

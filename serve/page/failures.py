@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from retrieval.errors import ImageError, InputError
-from serve.errors import BusyError, NotAllowedError, UnavailableError, UnwritableError
+from serve.core.errors import BusyError, NotAllowedError, UnavailableError, UnwritableError
+from serve.core.service import SearchService
 from serve.page import views
-from serve.service import SearchService
 
 _BROKEN = "Something went wrong here; the server's log has the details."
 _TOLD = (InputError, BusyError, NotAllowedError, UnavailableError, UnwritableError)

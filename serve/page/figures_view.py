@@ -11,8 +11,8 @@ from retrieval.analysis import triplets, tsne
 from retrieval.analysis.tsne_marks import marks
 from retrieval.reports import page
 from retrieval.reports.figures import render
+from serve.core.service import Facts
 from serve.page.views import note, picture
-from serve.service import Facts
 
 TITLES = {"triplets": "Triplet diagram", "map": "Map (t-SNE)"}
 

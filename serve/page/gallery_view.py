@@ -10,10 +10,10 @@ from typing import Any
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
 from retrieval.text import count
+from serve.core.service import Facts
 from serve.page.browsing import SIZE, Page
 from serve.page.views import called, definitions, known_as, model, note, pages, picture, table
 from serve.page.wishes import example
-from serve.service import Facts
 
 _LISTED = 100  # files that could not be read
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from html import escape
 
+from serve.core.regions import Region
+from serve.core.service import Facts
+from serve.core.thumbnails import Thumbnail
 from serve.page.asking import Asked, Part
 from serve.page.views import picture
 from serve.page.visit import Visit
-from serve.regions import Region
-from serve.service import Facts
-from serve.thumbnails import Thumbnail
 
 _CORNERS = ("top left", "top right", "bottom left", "bottom right")
 _KEYS = (

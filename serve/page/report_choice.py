@@ -14,8 +14,8 @@ from retrieval.evaluation.gallery import state_of
 from retrieval.evaluation.numbers import percent
 from retrieval.evaluation.report import Report, kept, render
 from retrieval.storage.contents import finder
+from serve.core.service import SearchService
 from serve.page import evaluation_view, views
-from serve.service import SearchService
 
 _SUMMARIES = 256
 _DRAWN = 4  # of some hundred kilobytes each

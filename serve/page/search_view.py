@@ -8,9 +8,9 @@ from html import escape
 
 from retrieval.gallery import Hit
 from retrieval.text import count
+from serve.core.service import Facts, Query
 from serve.page.asking import Found
 from serve.page.views import called, known_as, note, picture, table, trouble
-from serve.service import Facts, Query
 
 _SHOWN = 2  # values of metadata on a card; the table and the large view have all
 _SAVE = (

@@ -9,12 +9,12 @@ import gradio as gr
 
 from retrieval.gallery import Item
 from retrieval.text import count
+from serve.core.service import Facts
 from serve.page.newest import NEWEST
 from serve.page.query_view import icon
 from serve.page.views import picture
 from serve.page.visit import Entry, Visit
 from serve.page.wishes import Wishes
-from serve.service import Facts
 
 _FILTER = 24  # characters of one that are shown
 _SCRIPT = (

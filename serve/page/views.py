@@ -9,8 +9,8 @@ from pathlib import Path
 from retrieval.gallery import Item
 from retrieval.storage.records import KEPT
 from retrieval.text import count
+from serve.core.service import Facts
 from serve.page.browsing import last_page
-from serve.service import Facts
 
 
 def header(facts: Facts) -> str:

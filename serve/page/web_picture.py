@@ -8,9 +8,9 @@ import gradio as gr
 from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 
-from serve.errors import BusyError
-from serve.fetching import LONGEST, fetch
-from serve.uploads import is_full
+from serve.core.errors import BusyError
+from serve.core.fetch_url import LONGEST, fetch
+from serve.http.upload_limit import is_full
 
 _FORM = f"""
 <form novalidate autocomplete="off">

@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.protocol import Protocol
+from serve.http.protocol import Protocol
 
 
 @contextmanager

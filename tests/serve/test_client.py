@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageCms
 from retrieval import Gallery, InputError
 from serve.app import create_app
 from serve.client import ApiError, Client
-from serve.service import SearchService
+from serve.core.service import SearchService
 from tests.serve.listening import answering
 
 

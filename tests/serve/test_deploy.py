@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.commands import serve
 from serve.config import settings
-from serve.credentials import PASSWORD
+from serve.http.credentials import PASSWORD
 from tests.serve.listening import listening, measure
 from tests.serve.serving import ROOT
 

@@ -16,7 +16,7 @@ from retrieval.errors import InputError
 from serve.addresses import api_of, named, page_of, within_page
 from serve.client import ApiError, Client
 from tests.conftest import draw
-from tests.serve.page_events import search_with, send_event, upload
+from tests.serve.page.page_events import search_with, send_event, upload
 from tests.serve.serving import SERVE, Server, serving
 
 

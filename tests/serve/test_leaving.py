@@ -11,8 +11,8 @@ import pytest
 
 from retrieval.images.decode import cores
 from serve.app import create_app
-from serve.service import SearchService
-from serve.workers import Limits
+from serve.core.service import SearchService
+from serve.core.workers import Limits
 from tests.conftest import until
 from tests.serve.listening import answering
 

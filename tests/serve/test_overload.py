@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks._arrivals import Answer, arriving, ask, get, in_turn, post
 from retrieval.images.decode import cores
-from serve.workers import Limits
+from serve.core.workers import Limits
 from tests.conftest import draw
 from tests.serve.processes import memory, processes
 from tests.serve.serving import SERVE, Server, serving

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from retrieval.upkeep.transfer import import_vectors
 from serve.app import create_app
 from serve.client import ApiError, Client
-from serve.service import SearchService
+from serve.core.service import SearchService
 from tests.serve.listening import answering
 
 KEYS = [

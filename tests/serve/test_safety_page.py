@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serve.app import create_app
-from serve.service import SearchService
+from serve.core.service import SearchService
 from tests.serve.listening import listening
 
 _PLACES = 3

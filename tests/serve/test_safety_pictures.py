@@ -16,18 +16,18 @@ import httpx
 import numpy as np
 import pytest
 
-from serve import fetching
 from serve.api import routes
 from serve.app import create_app
-from serve.page.search_tab import Search
+from serve.core import fetch_url
+from serve.core.permissions import Permissions
+from serve.core.service import SearchService
+from serve.page.search import Search
 from serve.page.visit import Visit
 from serve.page.wishes import Wishes
-from serve.permissions import Permissions
-from serve.service import SearchService
 from tests.conftest import draw, unzip_shared
 from tests.retrieval.images.bombs import BOMBS, chunk, saved
 from tests.serve.listening import answering
-from tests.serve.page_events import search_with, upload
+from tests.serve.page.page_events import search_with, upload
 from tests.serve.processes import memory, most_memory
 from tests.serve.serving import SERVE, Server, serving
 from tests.serve.web import http, web
@@ -76,7 +76,7 @@ def test_bombs_are_refused_at_every_entrance(
     before = api.get("/gallery").json()["images"]
     with web(http(BOMBS[case])) if entrance == "an address" else nullcontext() as there:
         if there is not None:
-            fetch = partial(fetching.fetched, allowed=lambda _: True, look_up=there.look_up)
+            fetch = partial(fetch_url.fetched, allowed=lambda _: True, look_up=there.look_up)
             monkeypatch.setattr(routes, "fetched", fetch)
         answer = ENTRANCES[entrance](api, BOMBS[case])
     assert (answer.status_code, answer.json()["code"]) == (422, "unusable-image")

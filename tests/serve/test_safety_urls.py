@@ -13,15 +13,16 @@ from typing import Any
 import httpx
 import pytest
 
-from serve import fetching, uploads
 from serve.api import routes
-from serve.api.problems import CODES
 from serve.app import create_app
 from serve.client import Client
-from serve.errors import BusyError
-from serve.permissions import Permissions
-from serve.service import SearchService
-from serve.workers import Limits
+from serve.core import fetch_url
+from serve.core.errors import BusyError
+from serve.core.permissions import Permissions
+from serve.core.service import SearchService
+from serve.core.workers import Limits
+from serve.http import upload_limit
+from serve.http.problem import CODES
 from tests.serve.listening import answering
 from tests.serve.serving import SERVE, serving
 from tests.serve.web import Web, http, web
@@ -31,7 +32,7 @@ ADDRESS = "http://pictures.example/red.png"
 
 def _lead_to(there: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every name leads to one server, which counts as public."""
-    found = partial(fetching.fetched, allowed=lambda _: True, look_up=there.look_up)
+    found = partial(fetch_url.fetched, allowed=lambda _: True, look_up=there.look_up)
     monkeypatch.setattr(routes, "fetched", found)
 
 
@@ -134,8 +135,8 @@ def test_who_waits_for_an_address_keeps_nobody_else_waiting(
 def test_who_comes_when_all_places_are_taken_is_told_when_to_come_back(
     allowing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_slots", threading.BoundedSemaphore(1))
-    with fetching._slots:
+    monkeypatch.setattr(fetch_url, "_slots", threading.BoundedSemaphore(1))
+    with fetch_url._slots:
         answer = _search(allowing, url=ADDRESS)
     assert (answer.status_code, answer.json()["code"]) == (503, "busy")
     assert int(answer.headers["retry-after"]) > 0
@@ -147,7 +148,7 @@ def test_the_page_keeps_what_it_fetched_within_the_bounds_of_uploads(
     from serve.page import web_picture
 
     monkeypatch.setattr(web_picture, "get_upload_folder", lambda: str(tmp_path))
-    monkeypatch.setattr(uploads, "_MOST_FILES", 2)
+    monkeypatch.setattr(upload_limit, "_MOST_FILES", 2)
     monkeypatch.setattr(web_picture, "fetch", lambda address: address.encode())
     assert [web_picture.fetched(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
     with pytest.raises(BusyError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from serve.fetching import Place
+from serve.core.fetch_url import Place
 
 Answer = Callable[[socket.socket], None]
 

@@ -1,0 +1,1 @@
+"""HTTP middleware: hosts, sign-in, limits, logs and problem documents."""

@@ -1,0 +1,254 @@
+"""The HTTP API over a real gallery: its answers are those of a comparison with everything."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from retrieval import Embedder, Gallery, load_image
+from retrieval.search.query import Options
+from serve.app import create_app
+from serve.core.service import SearchService
+from tests.conftest import draw
+from tests.serve.listening import answering
+
+BYTES = {"Content-Type": "application/octet-stream"}
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Gallery:
+    """The shop, with prices for two thirds of it."""
+    folder = tmp_path_factory.mktemp("api")
+    files = sorted(shop.rglob("*.png"))
+    prices = [f"{file},{10 * number}" for number, file in enumerate(files) if number % 3]
+    (folder / "prices.csv").write_text("\n".join(["path,price", *prices]))
+    gallery = Gallery.create(folder / "priced.gallery", model_file)
+    gallery.add([shop], metadata=folder / "prices.csv")
+    return gallery
+
+
+@pytest.fixture(scope="module")
+def api(gallery: Gallery) -> Iterator[httpx.Client]:
+    app = create_app(SearchService(gallery.folder), page=False)
+    with answering(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def query() -> bytes:
+    """A picture that is not in the gallery."""
+    buffer = io.BytesIO()
+    draw(77, (90, 70), hue=1).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _found(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
+    """What the API says about hits of `Gallery.find`."""
+    return [
+        {"id": hit.id, "key": hit.key, "label": hit.label, "metadata": hit.metadata, "score": hit.score}
+        | {"thumbnail": _thumbnail(gallery, hit.id)}
+        for hit in hits
+    ]
+
+
+def _thumbnail(gallery: Gallery, item: int) -> str:
+    """Where it is: another gallery in this one's place has others there."""
+    return f"/v1/images/{item}/thumbnail?v={gallery.store.meta['gallery_uuid'][:8]}"
+
+
+def test_every_way_of_sending_a_picture_finds_what_brute_force_finds(
+    api: httpx.Client, gallery: Gallery, query: bytes
+) -> None:
+    vectors, labels, _, ids = gallery.labelled_vectors()
+    scores = vectors @ Embedder(gallery.folder / "model" / "model.onnx").embed(query)[0]
+    best = np.argsort(-scores, kind="stable")[:5]
+    text = base64.b64encode(query).decode()
+    answers = [
+        api.post("/v1/search?k=5", content=query, headers=BYTES),
+        api.post("/v1/search", params={"k": 5}, content=query, headers={"Content-Type": "image/png"}),
+        api.post("/v1/search", data={"k": "5"}, files={"image": ("q.png", query)}),
+        api.post("/v1/search", json={"k": 5, "image": text}),
+    ]
+    for answer in map(_found, answers):
+        assert [hit["id"] for hit in answer["hits"]] == [ids[i] for i in best]
+        assert [hit["label"] for hit in answer["hits"]] == [labels[i] for i in best]
+        np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], scores[best], atol=1e-5)
+        assert answer["fingerprint"] == gallery.fingerprint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"k": 1000},
+        {"k": 4, "where": "price >= 50 and label != 'red'"},
+        {"min_score": 0.9},
+        {"group_by": "label"},
+        {"exclude": [1, "red/2.png", "3"]},
+        {"rerank": "k-reciprocal", "k": 7},
+        {"rerank": "query-expansion", "where": "label = 'green'"},
+    ],
+)
+def test_options_mean_what_they_mean_for_a_gallery(
+    api: httpx.Client, gallery: Gallery, query: bytes, options: dict[str, Any]
+) -> None:
+    vector = gallery.embedder.embed(query)
+    expected = _as_told(gallery, gallery.find(vector, Options(**options))[0])
+    by_query_string = _found(api.post("/v1/search", params=options, content=query, headers=BYTES))
+    by_json = _found(api.post("/v1/search", json={"vector": vector[0].tolist(), **options}))
+    form = {name: str(value) if name != "exclude" else value for name, value in options.items()}
+    by_form = _found(api.post("/v1/search", data=form, files={"image": query}))
+    for answer in (by_query_string, by_json, by_form):
+        assert [hit.pop("score") for hit in answer["hits"]] == pytest.approx(
+            [hit["score"] for hit in expected], abs=1e-5
+        )
+        assert answer["hits"] == [{n: v for n, v in hit.items() if n != "score"} for hit in expected]
+
+
+@pytest.mark.parametrize("name", [5, "5", "blue/4.png"])
+def test_a_picture_of_the_gallery_is_not_among_its_own_hits(
+    api: httpx.Client, gallery: Gallery, name: int | str
+) -> None:
+    expected = _as_told(gallery, gallery.search_id(name, 23))
+    assert {hit["id"] for hit in expected} == set(range(1, 25)) - {5}
+    assert _found(api.post("/v1/search", json={"id": name, "k": 100}))["hits"] == expected
+    assert _found(api.post("/v1/search/by-id", json={"id": name, "k": 100}))["hits"] == expected
+
+
+def test_what_the_body_says_counts_before_the_query_string(api: httpx.Client) -> None:
+    assert len(_found(api.post("/v1/search?k=2", json={"id": 1}))["hits"]) == 2
+    assert len(_found(api.post("/v1/search?k=2", json={"id": 1, "k": 3}))["hits"]) == 3
+
+
+def test_a_vector_may_have_any_length(api: httpx.Client, gallery: Gallery) -> None:
+    vector = gallery.vector(7).astype(np.float64)
+    told = [
+        _found(api.post("/v1/search", json={"vector": (vector * length).tolist(), "k": 5}))["hits"]
+        for length in (1, 1e-200, 1e200)
+    ]
+    assert told[0][0]["id"] == 7
+    assert [hit["id"] for hit in told[0]] == [hit["id"] for hit in told[1]] == [hit["id"] for hit in told[2]]
+    assert told[1][0]["score"] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_batch_answers_each_query_as_if_it_came_alone(api: httpx.Client, query: bytes) -> None:
+    text = base64.b64encode(query).decode()
+    vector = _found(api.post("/v1/embed", content=query, headers=BYTES))["vectors"][0]
+    queries: list[dict[str, Any]] = [{"image": text}, {"id": 3}, {"vector": vector}, {"id": "red/0.png"}]
+    options = {"k": 3, "where": "label != 'blue'"}
+    results = _found(api.post("/v1/search:batch", json={"queries": queries, **options}))["results"]
+    for one, result in zip(queries, results, strict=True):
+        alone = _found(api.post("/v1/search", json={**one, **options}))["hits"]
+        assert [hit["id"] for hit in result["hits"]] == [hit["id"] for hit in alone]
+        assert [h["score"] for h in result["hits"]] == pytest.approx([h["score"] for h in alone], abs=1e-6)
+
+
+def test_what_is_wrong_with_one_of_a_batch_leaves_the_others_alone(api: httpx.Client, query: bytes) -> None:
+    files = [("images", (str(n), data)) for n, data in enumerate((query, b"no picture", query))]
+    first, second, third = _found(api.post("/v1/search:batch?k=2", files=files))["results"]
+    assert len(first["hits"]) == 2
+    assert first == third
+    assert "hits" not in second
+    assert (second["problem"]["code"], second["problem"]["reason"]) == ("unusable-image", "not-an-image")
+    queries = [{"id": 1}, {"id": "nowhere"}, {"vector": [1.0]}]
+    results = _found(api.post("/v1/search:batch", json={"queries": queries}))["results"]
+    assert [r.get("problem", {}).get("code") for r in results] == [None, "no-such-image", "invalid-request"]
+
+
+def test_vectors_are_those_of_the_model_to_the_last_bit(
+    api: httpx.Client, gallery: Gallery, query: bytes, shop: Path
+) -> None:
+    other = (shop / "red" / "1.png").read_bytes()
+    expected = gallery.embedder.embed([query, other])
+    files = [("images", ("a", query)), ("images", ("b", other))]
+    text = [base64.b64encode(data).decode() for data in (query, other)]
+    for answer in (api.post("/v1/embed", files=files), api.post("/v1/embed", json={"images": text})):
+        assert np.array_equal(np.array(_found(answer)["vectors"], np.float32), expected)
+        assert _found(answer)["fingerprint"] == gallery.fingerprint
+
+
+def test_a_photograph_is_embedded_as_it_was_indexed(tmp_path: Path, model_file: Path) -> None:
+    """A large JPEG is decoded at a fraction of its size: for both, or the scores would not be 1."""
+    draw(5, (1600, 1200)).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "large.jpg")
+    gallery = Gallery.create(tmp_path / "gallery", model_file)
+    gallery.add([tmp_path / "large.jpg"])
+    with answering(create_app(SearchService(gallery.folder), page=False)) as url:
+        answer = httpx.post(f"{url}/v1/embed", content=(tmp_path / "large.jpg").read_bytes(), headers=BYTES)
+    assert np.array_equal(np.array(answer.json()["vectors"][0], np.float32), gallery.vector(1))
+
+
+def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Gallery, shop: Path) -> None:
+    item = gallery.item(18)
+    told = _found(api.get("/v1/images/18"))
+    expected = {"id": 18, "key": item.key, "label": item.label, "metadata": item.metadata}
+    assert told == {**expected, "thumbnail": _thumbnail(gallery, 18)}
+    assert told["metadata"] == {"price": 170}
+    thumbnail = api.get(told["thumbnail"])
+    assert Image.open(io.BytesIO(thumbnail.content)).size == (240, 200)
+    assert thumbnail.headers["cache-control"] == "private, max-age=3600"
+    assert load_image(item.path).size == (48, 40)
+    assert str(shop) not in api.post("/v1/search", json={"id": 18}).text
+
+
+def test_the_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
+    told = _found(api.get("/v1/gallery"))
+    assert told.pop("uuid") == gallery.store.meta["gallery_uuid"]
+    assert told == {
+        "name": "priced.gallery",
+        "images": 24,
+        "dim": 48,
+        "fingerprint": gallery.fingerprint,
+        "embeds": True,
+        "columns": ["price"],
+        "index": "flat",
+        "unindexed": 0,
+    }
+
+
+def test_an_index_is_told_of_with_what_it_does_not_cover(tmp_path: Path, gallery: Gallery) -> None:
+    own = Gallery(shutil.copytree(gallery.folder, tmp_path / "indexed.gallery"))
+    with own.store.writing():
+        own.build_index("sq8")
+    draw(99).save(tmp_path / "new.png")
+    own.add([tmp_path / "new.png"])
+    with answering(create_app(SearchService(own.folder), page=False)) as url:
+        told = _found(httpx.get(f"{url}/v1/gallery"))
+    assert (told["index"], told["images"], told["unindexed"]) == ("sq8", 25, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"rerank": "k-reciprocal"}, {"rerank": "query-expansion"}, {"group_by": "label"}]
+)
+def test_an_empty_gallery_has_no_hits(
+    tmp_path: Path, model_file: Path, query: bytes, options: dict[str, Any]
+) -> None:
+    folder = Gallery.create(tmp_path / "empty.gallery", model_file).folder
+    with answering(create_app(SearchService(folder), page=False)) as url:
+        answer = httpx.post(f"{url}/v1/search", params=options, content=query, headers=BYTES)
+    assert _found(answer)["hits"] == []
+
+
+def test_the_api_alone_loads_no_page(gallery: Gallery) -> None:
+    code = (
+        "import sys; sys.modules['gradio'] = sys.modules['torch'] = None\n"
+        "from pathlib import Path\n"
+        "from serve.app import create_app; from serve.core.service import SearchService\n"
+        "create_app(SearchService(Path(sys.argv[1])), page=False)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(gallery.folder)], check=True)

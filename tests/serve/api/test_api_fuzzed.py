@@ -1,0 +1,74 @@
+"""Requests made up from the OpenAPI description: none makes the server fail or do what it does not say."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from serve.app import create_app
+from serve.core.permissions import Permissions
+from serve.core.service import SearchService
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+OPERATIONS = [
+    ("POST", "/search"),
+    ("POST", "/search/by-id"),
+    ("POST", "/search:batch"),
+    ("POST", "/embed"),
+    ("GET", "/gallery"),
+    ("GET", "/galleries"),
+    ("GET", "/images/by-key"),
+    ("GET", "/images/{number}"),
+    ("GET", "/images/{number}/thumbnail"),
+    ("POST", "/images"),
+    ("DELETE", "/images/{number}"),
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+]
+RIGHT = [(method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS]
+# A request without parameters cannot be wrong.
+WRONG = [
+    (method, path, GenerationMode.NEGATIVE)
+    for method, path in OPERATIONS
+    if path not in ("/gallery", "/galleries", "/healthz", "/readyz", "/metrics")
+]
+
+
+@pytest.fixture(scope="module")
+def described(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = shutil.copytree(shop_gallery, tmp_path_factory.mktemp("fuzzed") / "shop.gallery")
+    app = create_app(SearchService(folder, permissions=Permissions(changes=True)), page=False)
+    return schemathesis.openapi.from_asgi("/v1/openapi.json", app)
+
+
+def test_everything_described_is_tried(described: Any) -> None:
+    found = [operation.ok() for operation in described.get_all_operations()]
+    assert {(operation.method.upper(), operation.path) for operation in found} == set(OPERATIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "path", "mode"), [*RIGHT, *WRONG])
+def test_no_request_makes_the_server_fail(
+    described: Any, method: str, path: str, mode: GenerationMode
+) -> None:
+    strategy = described[path][method].as_strategy(generation_mode=mode)
+
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @given(case=strategy)
+    def attempt(case: schemathesis.Case) -> None:
+        case.validate_response(case.call(), checks=CHECKS)
+
+    attempt()

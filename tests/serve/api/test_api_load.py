@@ -1,0 +1,318 @@
+"""Many requests at once: a queue with an end, deadlines, batches, and a gallery that changes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from retrieval import Embedder, Gallery
+from retrieval.images.decode import cores
+from retrieval.ingest.rebuild import rebuild
+from serve.app import create_app
+from serve.core.batching import Batcher
+from serve.core.errors import BusyError, LateError
+from serve.core.originals import Original
+from serve.core.permissions import Permissions
+from serve.core.service import SearchService
+from serve.core.telemetry import Telemetry
+from serve.core.workers import Limits, Workers
+from tests.conftest import draw, until
+from tests.serve.listening import answering
+from tests.serve.model import write_model
+
+BYTES = {"Content-Type": "application/octet-stream"}
+_MANY = httpx.Limits(max_connections=None)
+_DECODED = ("lookalike_stage_seconds_count", {"stage": "decode"})
+_LOOKED_UP = ("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/galleries", "/v1/images/1")
+
+
+@contextmanager
+def _decoding_is_slow(service: SearchService) -> Iterator[None]:
+    """As if others were decoding large pictures: whoever has one has to wait."""
+    for _ in range(cores()):
+        service._resolver.decoding.acquire()
+    try:
+        yield
+    finally:
+        for _ in range(cores()):
+            service._resolver.decoding.release()
+
+
+def _figure(service: SearchService, name: str) -> float:
+    value = service.telemetry.registry.get_sample_value(name)
+    assert value is not None
+    return value
+
+
+@pytest.fixture
+def picture(shop: Path) -> bytes:
+    return (shop / "green" / "3.png").read_bytes()
+
+
+def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
+    shop_gallery: Path, picture: bytes
+) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(threads=1, waiting=2))
+    with answering(app) as url, ThreadPoolExecutor(3) as pool:
+
+        def ask() -> httpx.Response:
+            return httpx.post(f"{url}/v1/search", content=picture, headers=BYTES, timeout=60)
+
+        with _decoding_is_slow(service):
+            accepted = [pool.submit(ask) for _ in range(3)]
+            until(lambda: _figure(service, "lookalike_queue_depth") == 2)
+            assert _figure(service, "lookalike_workers_busy") == 1
+            refused = ask()
+            assert refused.status_code == 503
+            assert refused.json()["code"] == "busy"
+            assert int(refused.headers["retry-after"]) > 0
+            assert httpx.get(f"{url}/healthz").status_code == 200  # all the while
+        assert [answer.result().status_code for answer in accepted] == [200] * 3
+        assert ask().status_code == 200
+    assert _figure(service, "lookalike_queue_depth") == 0
+
+
+def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(seconds=0.05))
+    with answering(app) as url:
+        with _decoding_is_slow(service):
+            answer = httpx.post(f"{url}/v1/search", content=picture, headers=BYTES)
+        assert answer.status_code == 504
+        assert answer.json()["code"] == "deadline-exceeded"
+        until(lambda: _figure(service, "lookalike_workers_busy") == 0)
+
+
+def test_a_batch_stops_at_the_picture_where_its_time_is_over(shop_gallery: Path, picture: bytes) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(seconds=0.2))
+    with answering(app) as url:
+        with _decoding_is_slow(service):
+            files = [("images", ("a", picture))] * 20
+            assert httpx.post(f"{url}/v1/search:batch", files=files).status_code == 504
+        until(lambda: _figure(service, "lookalike_workers_busy") == 0)
+    decoded = service.telemetry.registry.get_sample_value(*_DECODED)
+    assert decoded is not None
+    assert decoded <= 1  # of the 20
+
+
+@contextmanager
+def _disk_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As the files of a gallery do that lie on another machine."""
+    go, read = threading.Event(), Original.read
+
+    def late(self: Original) -> bytes:
+        assert go.wait(30)
+        return read(self)
+
+    monkeypatch.setattr(Original, "read", late)
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def test_pictures_that_are_shown_keep_nobody_else_waiting(
+    shop_gallery: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.app._THUMBNAILS", 60)
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(threads=2, waiting=1))
+    with answering(app) as url, httpx.Client(base_url=url, limits=_MANY, timeout=60) as client:
+        assert client.get("/v1/images/1/thumbnail").status_code == 200
+        with ThreadPoolExecutor(61) as pool:
+            with _disk_hangs(monkeypatch):
+                numbers = [2 + i % 20 for i in range(61)]
+                asked = [pool.submit(client.get, f"/v1/images/{i}/thumbnail") for i in numbers]
+                until(lambda: _figure(service, "lookalike_queue_depth") == 60)
+                too_much = client.get("/v1/images/24/thumbnail")
+                assert (too_much.status_code, too_much.json()["code"]) == (503, "busy")
+                for path in (*_LOOKED_UP, "/v1/images/1/thumbnail"):  # the last one is in memory
+                    assert client.get(path).status_code == 200
+                assert client.post("/v1/search", content=picture, headers=BYTES).status_code == 200
+            assert [answer.result().status_code for answer in asked] == [200] * 61
+        assert _figure(service, "lookalike_thumbnails_total") == 1 + 61 + 1
+        assert _figure(service, "lookalike_thumbnails_made_total") == 1 + 20
+
+
+def test_searches_keep_no_picture_waiting(shop_gallery: Path, picture: bytes) -> None:
+    service = SearchService(shop_gallery)
+    app = create_app(service, page=False, limits=Limits(threads=1, waiting=1))
+    with (
+        answering(app) as url,
+        httpx.Client(base_url=url, limits=_MANY, timeout=60) as client,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        with _decoding_is_slow(service):
+            asked = [pool.submit(client.post, "/v1/search", content=picture, headers=BYTES) for _ in range(2)]
+            until(lambda: _figure(service, "lookalike_queue_depth") == 1)
+            paths = [*_LOOKED_UP, *(f"/v1/images/{1 + i % 24}/thumbnail" for i in range(60))]
+            assert {answer.status_code for answer in pool.map(client.get, paths)} == {200}
+        assert [answer.result().status_code for answer in asked] == [200] * 2
+
+
+def test_looking_for_fetching_and_searching_have_one_time_together(
+    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(address: str) -> bytes:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    monkeypatch.setattr("serve.api.routes.fetched", never)
+    service = SearchService(shop_gallery, permissions=Permissions(urls=True))
+    with answering(create_app(service, page=False, limits=Limits(seconds=0.2))) as url:
+        answer = httpx.post(f"{url}/v1/search", json={"url": "https://pictures.example/a.jpg"}, timeout=30)
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline-exceeded")
+
+
+def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
+    telemetry, go, ran = Telemetry(), threading.Event(), []
+    workers = Workers(1, Limits(waiting=1, seconds=1), telemetry)
+
+    async def main() -> None:
+        first = asyncio.create_task(workers.run(go.wait))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(workers.run(lambda: ran.append(2)))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await workers.run(lambda: None)
+        for task in (first, second):
+            with pytest.raises(LateError, match="within 1 s:"):
+                await task
+        third = asyncio.create_task(workers.run(lambda: 3))  # the place of the second is free again
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):  # the first still has its thread
+            await workers.run(lambda: None)
+        go.set()
+        assert await third == 3
+
+    asyncio.run(main())
+    workers.close()
+    assert ran == []
+
+
+def test_pictures_gather_while_the_model_runs() -> None:
+    running, go, sizes = threading.Event(), threading.Event(), []
+
+    def embed(pixels: np.ndarray) -> np.ndarray:
+        sizes.append(len(pixels))
+        running.set()
+        assert go.wait(30)
+        return 2.0 * pixels[:, 0, 0]
+
+    batcher = Batcher(embed, largest=4)
+    pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(7)]
+    with ThreadPoolExecutor(7) as pool:
+        futures = [pool.submit(batcher, pictures[0])]
+        assert running.wait(30)
+        futures += [pool.submit(batcher, picture) for picture in pictures[1:]]
+        until(lambda: len(batcher._gathered) == 6)
+        go.set()
+        vectors = [future.result() for future in futures]
+    assert sizes == [1, 4, 2]
+    for i, vector in enumerate(vectors):
+        assert np.array_equal(vector, np.full((1, 3), 2.0 * i))
+
+
+def test_several_pictures_of_one_request_may_be_more_than_a_batch() -> None:
+    batcher = Batcher(lambda pixels: pixels[:, 0, 0].astype(float), largest=2)
+    pictures = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
+    assert np.array_equal(batcher(pictures), pictures[:, 0, 0])
+
+
+def test_a_failure_of_a_run_reaches_all_who_are_in_it_and_nobody_else() -> None:
+    def embed(pixels: np.ndarray) -> np.ndarray:
+        if pixels.max() == 13:
+            raise MemoryError
+        return pixels[:, 0, 0]
+
+    batcher = Batcher(embed)
+    with pytest.raises(MemoryError):
+        batcher(np.full((2, 1, 1, 3), 13, np.uint8))
+    assert np.array_equal(batcher(np.full((1, 1, 1, 3), 7, np.uint8)), [[7, 7, 7]])
+
+
+@pytest.mark.parametrize("batching", [False, True])
+def test_many_at_once_get_the_answers_of_one_at_a_time(
+    shop_gallery: Path, shop: Path, batching: bool
+) -> None:
+    service = SearchService(shop_gallery, batching=batching)
+    pictures = [path.read_bytes() for path in sorted(shop.rglob("*.png"))]
+    gallery = Gallery(shop_gallery)
+    expected = [[hit.id for hit in gallery.search(picture, 5)] for picture in pictures]
+    app = create_app(service, page=False, limits=Limits(waiting=100))
+    with answering(app) as url, httpx.Client(timeout=60) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask(picture: bytes) -> list[int]:
+            answer = client.post(f"{url}/v1/search?k=5", content=picture, headers=BYTES)
+            return [hit["id"] for hit in answer.json()["hits"]]
+
+        assert list(pool.map(ask, pictures * 4)) == expected * 4
+    assert _figure(service, "lookalike_batch_images_sum") == 4 * 24
+
+
+@contextmanager
+def _asking(url: str, item: str) -> Iterator[list[httpx.Response]]:
+    """Three threads that search all the while -> their answers."""
+    stop, answers = threading.Event(), list[httpx.Response]()
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not stop.is_set():
+                answers.append(client.post("/v1/search", json={"id": item, "k": 100}))
+
+    with ThreadPoolExecutor(3) as pool:
+        asking: list[Future[None]] = [pool.submit(ask) for _ in range(3)]
+        try:
+            yield answers
+        finally:
+            stop.set()
+        for future in asking:
+            future.result()
+
+
+def test_a_gallery_that_is_written_meanwhile_drops_no_request(
+    tmp_path: Path, shop: Path, shop_gallery: Path
+) -> None:
+    folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
+    service = SearchService(folder)
+    writer = Gallery(folder)
+    with answering(create_app(service, page=False)) as url, _asking(url, "red/0.png") as answers:
+        for number in range(5):
+            draw(500 + number, hue=2).save(tmp_path / f"{number}.png")
+            writer.add([tmp_path / f"{number}.png"])
+            seen = len(answers)
+            until(lambda: len(answers) > seen + 6)  # noqa: B023
+        writer.remove(["red/7.png"])
+        last = httpx.post(f"{url}/v1/search", json={"id": "red/0.png", "k": 100}).json()["hits"]
+    assert {answer.status_code for answer in answers} == {200}
+    assert {len(answer.json()["hits"]) for answer in answers} <= set(range(23, 29))
+    assert [hit["id"] for hit in last] == [hit.id for hit in Gallery(folder).search_id("red/0.png", 100)]
+    assert "red/7.png" not in [hit["key"] for hit in last]
+
+
+@pytest.mark.slow
+def test_a_gallery_that_is_rebuilt_meanwhile_drops_no_request(tmp_path: Path, shop_gallery: Path) -> None:
+    folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
+    before = Gallery(folder).fingerprint
+    other = write_model(tmp_path / "other.onnx", note="another")
+    with (
+        answering(create_app(SearchService(folder), page=False)) as url,
+        _asking(url, "red/0.png") as answers,
+    ):
+        until(lambda: len(answers) > 6)
+        rebuild(Gallery(folder), Embedder(other))
+        after = Gallery(folder).fingerprint
+        until(lambda: answers[-1].status_code == 200 and answers[-1].json()["fingerprint"] == after)
+    assert after != before
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["fingerprint"] for answer in answers} == {before, after}

@@ -1,0 +1,156 @@
+"""What operators and the makers of clients ask a server: health, figures, and a description of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from retrieval import Gallery
+from serve.app import create_app
+from serve.core.service import SearchService
+from serve.core.telemetry import STAGES
+from tests.serve.listening import answering
+
+BYTES = {"Content-Type": "application/octet-stream"}
+
+
+@pytest.fixture
+def api(shop_gallery: Path) -> Iterator[httpx.Client]:
+    """A server that has not been asked anything yet."""
+    app = create_app(SearchService(shop_gallery), page=False)
+    with answering(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def _figures(api: httpx.Client) -> dict[tuple[str, ...], float]:
+    """Name and label values -> value, as Prometheus reads them."""
+    answer = api.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = text_string_to_metric_families(answer.text)
+    return {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+def test_it_says_that_it_lives_and_that_it_is_ready(api: httpx.Client, shop_gallery: Path) -> None:
+    assert api.get("/healthz").json() == {"status": "ok"}
+    fingerprint = Gallery(shop_gallery).fingerprint
+    galleries = {"shop.gallery": {"images": 24, "fingerprint": fingerprint}}
+    assert api.get("/readyz").json() == {"status": "ready", "galleries": galleries}
+    assert api.get("/readyz").headers["cache-control"] == "no-store"
+
+
+def test_what_is_asked_is_counted_and_measured(api: httpx.Client, shop: Path) -> None:
+    picture = (shop / "red" / "1.png").read_bytes()
+    for _ in range(3):
+        api.post("/v1/search", content=picture, headers=BYTES)
+    files = [("images", ("a", picture)), ("images", ("b", picture))]
+    api.post("/v1/search:batch", files=files)
+    api.post("/v1/search", content=b"no picture", headers=BYTES)
+    api.post("/v1/search", json={"id": 1})
+    for _ in range(3):
+        api.get("/v1/images/7/thumbnail")
+    for path in ("/v1/images/99", "/v1/images/98", "/v1/nowhere", "/v1/elsewhere"):
+        api.get(path)
+    for path in ("/v1/search", "/v1/nowhere", "/nowhere", "/v1/gallery/"):  # 405, 404, 404, 307
+        for method in ("ODD", "ODDER"):
+            api.request(method, path)
+    api.get("/v1/search")
+    api.head("/v1/images/7/thumbnail")
+    figures = _figures(api)
+    counted = {name[1:]: value for name, value in figures.items() if name[0] == "lookalike_requests_total"}
+    assert counted == {
+        ("/v1/search", "200", "POST"): 4,
+        ("/v1/search", "422", "POST"): 1,
+        ("/v1/search:batch", "200", "POST"): 1,
+        ("/v1/images/{number}/thumbnail", "200", "GET"): 3,
+        ("/v1/images/{number}/thumbnail", "200", "HEAD"): 1,
+        ("/v1/images/{number}", "404", "GET"): 2,
+        ("/v1/*", "404", "GET"): 2,
+        ("/v1/search", "405", "GET"): 1,
+        ("/v1/search", "405", "other"): 2,
+        ("/v1/*", "404", "other"): 2,
+        ("404", "other", "page"): 2,
+        ("/v1/*", "307", "other"): 2,
+    }
+    stages = {stage: figures["lookalike_stage_seconds_count", stage] for stage in STAGES}
+    assert stages == {"decode": 6, "embed": 4, "search": 6, "encode": 5}
+    assert figures["lookalike_batch_images_count",] == 4
+    assert figures["lookalike_batch_images_sum",] == 5
+    assert figures["lookalike_problems_total", "unusable-image"] == 1
+    assert figures["lookalike_problems_total", "no-such-image"] == 2
+    assert figures["lookalike_thumbnails_total",] == 4
+    assert figures["lookalike_thumbnails_made_total",] == 1
+    assert figures["lookalike_gallery_images", "shop.gallery"] == 24
+    assert figures["lookalike_queue_depth",] == 0
+    assert figures["lookalike_request_seconds_count", "/v1/search"] == 8
+    assert figures["process_resident_memory_bytes",] > 1e7
+
+
+def test_two_servers_of_a_process_count_by_themselves(api: httpx.Client, shop_gallery: Path) -> None:
+    api.post("/v1/search", json={"id": 1})
+    other = SearchService(shop_gallery)
+    assert other.telemetry.registry.get_sample_value("lookalike_batch_images_count") == 0
+
+
+@pytest.fixture
+def described(api: httpx.Client) -> dict[str, Any]:
+    return api.get("/v1/openapi.json").json()
+
+
+def test_the_api_is_described_without_gaps(described: dict[str, Any]) -> None:
+    assert described["openapi"].startswith("3.1")
+    assert described["servers"] == [{"url": "/v1"}]
+    schemas = described["components"]["schemas"]
+    for name in _references(described):
+        assert name in schemas
+    operations = [o for path in described["paths"].values() for o in path.values()]
+    names = {operation["operationId"] for operation in operations}
+    assert names == {
+        *("search", "search_by_id", "search_batch", "embed", "gallery", "galleries"),
+        *("image", "image_by_key", "thumbnail", "add_images", "remove_image"),
+        *("healthz", "readyz", "metrics"),
+    }
+    for operation in operations:
+        assert operation["summary"].endswith(".")
+        assert operation["description"]
+        answers = operation["responses"]
+        if "servers" not in operation:  # else it is beside the API, for operators
+            assert {"401", "429", "500", "503"} <= set(answers)
+        assert any(status.startswith("2") for status in answers)
+        for status, answer in answers.items():
+            assert answer["description"]
+            if not status.startswith("2"):
+                assert set(answer["content"]) == {"application/problem+json"}
+    assert "HTTPValidationError" not in schemas
+    body = described["paths"]["/search"]["post"]["requestBody"]
+    assert set(body["content"]) == {
+        "application/json",
+        "multipart/form-data",
+        "application/octet-stream",
+        "image/*",
+    }
+
+
+def _references(node: Any) -> Iterator[str]:
+    """The names of all schemas that are referred to."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "$ref":
+                assert value.startswith("#/components/schemas/")
+                yield value.rpartition("/")[2]
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
+
+
+def test_the_examples_of_requests_are_taken(described: dict[str, Any], api: httpx.Client) -> None:
+    schemas = described["components"]["schemas"]
+    for path, name in (("search", "SearchRequest"), ("search/by-id", "ByIdRequest")):
+        for example in schemas[name]["examples"]:
+            if "image" not in example:
+                assert api.post(f"/v1/{path}", json=example).status_code == 200

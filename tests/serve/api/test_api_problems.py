@@ -1,0 +1,277 @@
+"""What the API answers to everything that goes wrong: problem documents, and nothing about the inside."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from retrieval.upkeep.transfer import import_vectors
+from serve.app import create_app
+from serve.core.service import SearchService
+from serve.http.problem import CODES
+from tests.conftest import unzip_shared
+from tests.serve.listening import answering
+
+BYTES = {"Content-Type": "application/octet-stream"}
+JSON = {"Content-Type": "application/json"}
+WRONG_MODEL = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def api(shop_gallery: Path) -> Iterator[httpx.Client]:
+    app = create_app(SearchService(shop_gallery), page=False)
+    with answering(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def described(api: httpx.Client) -> dict[str, Any]:
+    return api.get("/v1/openapi.json").json()
+
+
+def _problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem in an answer, which is one by every rule of RFC 9457."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["cache-control"] == "no-store"
+    problem = answer.json()
+    assert problem["status"] == status
+    assert problem["code"] == code
+    assert problem["type"] == f"urn:lookalike:problem:{code}"
+    assert (status, problem["title"]) == CODES[code]
+    assert problem["detail"]
+    assert re.fullmatch("urn:uuid:[0-9a-f-]{36}", problem["instance"])
+    return problem
+
+
+def _is_described(described: dict[str, Any], method: str, path: str, status: int, code: str) -> bool:
+    operation = described["paths"][path][method.lower()]
+    return code in operation["responses"][str(status)]["content"]["application/problem+json"]["examples"]
+
+
+VECTOR = [1.0] * 48
+REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
+    ("/search", {"content": b"x"}, 415, "unsupported-media-type"),
+    ("/search", {"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "unsupported-media-type"),
+    ("/search/by-id", {"content": b"x", "headers": BYTES}, 415, "unsupported-media-type"),
+    ("/search:batch", {"content": b"x", "headers": BYTES}, 415, "unsupported-media-type"),
+    ("/search", {"content": b"{", "headers": JSON}, 400, "malformed-body"),
+    ("/search", {"content": b'{"vector": [NaN]}', "headers": JSON}, 400, "malformed-body"),
+    ("/search", {"content": b"[" * 100_000, "headers": JSON}, 400, "malformed-body"),
+    ("/search", {"content": b"\xff", "headers": JSON}, 400, "malformed-body"),
+    (
+        "/search",
+        {"content": b"x", "headers": {"Content-Type": "multipart/form-data"}},
+        400,
+        "malformed-body",
+    ),
+    ("/search", {"json": []}, 422, "invalid-request"),
+    ("/search", {"json": {}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "vector": VECTOR}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "k": 0}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "k": 1001}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "colour": "red"}}, 422, "invalid-request"),
+    ("/search?k=many", {"json": {"id": 1}}, 422, "invalid-request"),
+    ("/search?colour=red", {"json": {"id": 1}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "min_score": 2}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "where": "colour ="}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "where": "colour = 'red'"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "where": "label = '\0'"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "group_by": "colour"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "rerank": "magic"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "exclude": ["nowhere"]}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "exclude": [2**63]}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": True}}, 422, "invalid-request"),
+    ("/search", {"json": {"vector": [0.0] * 48}}, 422, "invalid-request"),
+    ("/search", {"json": {"vector": VECTOR[1:]}}, 422, "invalid-request"),
+    ("/search", {"json": {"vector": [*VECTOR, 1]}}, 422, "invalid-request"),
+    ("/search", {"json": {"vector": []}}, 422, "invalid-request"),
+    ("/search", {"content": b'{"vector": [1e999]}', "headers": JSON}, 422, "invalid-request"),
+    ("/search", {"json": {"vector": ["a"]}}, 422, "invalid-request"),
+    ("/search", {"json": {"image": "not Base64!"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 999}}, 404, "no-such-image"),
+    ("/search", {"json": {"id": 2**63 - 1}}, 404, "no-such-image"),
+    ("/search", {"json": {"id": "nowhere"}}, 404, "no-such-image"),
+    ("/search/by-id", {"json": {"id": 999}}, 404, "no-such-image"),
+    ("/search", {"json": {"vector": VECTOR, "fingerprint": WRONG_MODEL}}, 409, "model-mismatch"),
+    (
+        "/search:batch",
+        {"json": {"queries": [{"vector": VECTOR}], "fingerprint": WRONG_MODEL}},
+        409,
+        "model-mismatch",
+    ),
+    ("/search:batch", {"json": {"queries": []}}, 422, "invalid-request"),
+    ("/search:batch", {"json": {"queries": [{"id": 1}] * 65}}, 422, "invalid-request"),
+    ("/search:batch", {"json": {"queries": [{"id": 1}, {}]}}, 422, "invalid-request"),
+    ("/search", {"content": b"", "headers": BYTES}, 422, "unusable-image"),
+    ("/search", {"content": b"no picture", "headers": BYTES}, 422, "unusable-image"),
+    ("/search", {"files": {"image": b"no picture"}}, 422, "unusable-image"),
+    ("/search", {"json": {"image": "AAAA"}}, 422, "unusable-image"),
+    ("/embed", {"files": [("images", b"no picture")]}, 422, "unusable-image"),
+    ("/embed", {"json": {"images": []}}, 422, "invalid-request"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code"), REFUSED)
+def test_requests_that_cannot_be_used_are_refused_and_told_why(
+    api: httpx.Client,
+    described: dict[str, Any],
+    shop_gallery: Path,
+    path: str,
+    body: dict[str, Any],
+    status: int,
+    code: str,
+) -> None:
+    answer = api.post(f"/v1{path}", **body)
+    problem = _problem(answer, status, code)
+    assert _is_described(described, "POST", path.partition("?")[0], status, code)
+    assert str(shop_gallery.parent) not in answer.text
+    assert "Traceback" not in answer.text
+    if code == "unusable-image":
+        assert problem["reason"] == "not-an-image"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nowhere", 404, "not-found"),
+        ("GET", "/v1/images/abc", 404, "not-found"),
+        ("GET", "/v1/images/999", 404, "no-such-image"),
+        ("GET", f"/v1/images/{10**30}/thumbnail", 404, "no-such-image"),
+        ("GET", "/v1/search", 405, "method-not-allowed"),
+        ("PUT", "/v1/images/1", 405, "method-not-allowed"),
+        ("POST", "/healthz", 405, "method-not-allowed"),
+        ("GET", "/nowhere", 404, "not-found"),
+    ],
+)
+def test_wrong_addresses_and_methods(
+    api: httpx.Client, method: str, path: str, status: int, code: str
+) -> None:
+    answer = api.request(method, path)
+    _problem(answer, status, code)
+    assert (status == 405) == ("allow" in answer.headers)
+
+
+def test_everything_wrong_with_a_request_is_listed_with_its_place(api: httpx.Client) -> None:
+    answer = api.post("/v1/search:batch", json={"queries": [{"id": 1}, {"id": 2, "vector": [1]}], "k": 0})
+    problem = _problem(answer, 422, "invalid-request")
+    assert {fault["pointer"] for fault in problem["errors"]} == {"#/queries/1", "#/k"}
+    many = _problem(api.post("/v1/search", json={"vector": ["a"] * 1000}), 422, "invalid-request")
+    assert len(many["errors"]) == 20
+    assert "(and 999 more)" in many["detail"]
+    by_query = _problem(api.post("/v1/search?k=0", json={"id": 1}), 422, "invalid-request")
+    assert [fault["pointer"] for fault in by_query["errors"]] == ["#/query/k"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer", "says"),
+    [
+        ("/search", {"id": 1, "threshold": 0.5}, "#/threshold", "did you mean 'min_score'?"),
+        ("/search?threshold=0.5", {"id": 1}, "#/query/threshold", "did you mean 'min_score'?"),
+        ("/search", {"id": 1, "wher": "x"}, "#/wher", "did you mean 'where'?"),
+        ("/search/by-id", {"id": 1, "x" * 10**6: 1}, f"#/{'x' * 10**6}", "there are "),
+        ("/search:batch", {"queries": [{"id": 1, "regoin": []}]}, "#/queries/0/regoin", "'region'?"),
+        ("/search:batch", {"queries": [{"id": 1, "k": 1}]}, "#/queries/0/k", "image, id, vector, region"),
+        ("/search:batch?fingerprnt=x", {"queries": [{"id": 1}]}, "#/query/fingerprnt", "there are k, where"),
+        ("/embed", {"images": ["AAAA"], "threshold": 1}, "#/threshold", "there are images"),
+    ],
+)
+def test_a_field_that_nobody_knows_is_told_with_what_was_meant(
+    api: httpx.Client, path: str, body: dict[str, Any], pointer: str, says: str
+) -> None:
+    problem = _problem(api.post(f"/v1{path}", json=body), 422, "invalid-request")
+    (fault,) = problem["errors"]
+    assert fault["pointer"] == pointer
+    assert fault["detail"].startswith("there is no such field; ")
+    assert says in fault["detail"]
+
+
+def test_the_servers_own_failure_is_told_as_such_and_no_more(
+    tmp_path: Path, shop_gallery: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(shop_gallery, tmp_path / "damaged.gallery")
+    service = SearchService(folder)
+    (segment,) = (path for path in (folder / "segments").iterdir() if ".rows." not in path.name)
+    data = bytearray(segment.read_bytes())
+    data[-1000] ^= 255
+    segment.write_bytes(data)
+    with answering(create_app(service, page=False)) as url:
+        answer = httpx.post(f"{url}/v1/search?k=24", json={"id": 1})
+    problem = _problem(answer, 500, "internal-error")
+    assert str(tmp_path) not in answer.text
+    assert "damaged" not in problem["detail"]
+    assert "a stored vector is damaged" in caplog.text  # the operator reads it
+
+
+def test_what_nobody_foresaw_is_told_as_a_failure_too(
+    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("in /home/somebody")
+
+    service = SearchService(shop_gallery)
+    for name in ("find", "item", "facts"):
+        monkeypatch.setattr(service, name, fail)
+    with answering(create_app(service, page=False)) as url:
+        answers = [
+            httpx.post(f"{url}/v1/search", json={"id": 1}),
+            httpx.get(f"{url}/v1/images/1"),
+            httpx.get(f"{url}/readyz"),
+        ]
+    for answer in answers:
+        _problem(answer, 500, "internal-error")
+        assert "somebody" not in answer.text
+    assert "in /home/somebody" in caplog.text  # the operator reads it
+
+
+def test_a_gallery_that_is_gone_may_come_back(tmp_path: Path, shop_gallery: Path) -> None:
+    folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
+    with answering(create_app(SearchService(folder), page=False)) as url:
+        assert httpx.get(f"{url}/readyz").json()["status"] == "ready"
+        folder.rename(tmp_path / "away")
+        for answer in (httpx.get(f"{url}/readyz"), httpx.post(f"{url}/v1/search", json={"id": 1})):
+            _problem(answer, 503, "gallery-unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+            assert str(tmp_path) not in answer.text
+        assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
+        (tmp_path / "away").rename(folder)
+        assert httpx.post(f"{url}/v1/search", json={"id": 1}).status_code == 200
+
+
+def test_a_gallery_of_foreign_vectors_is_searched_by_vectors_and_items(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.array([[1, 0, 0], [3, 4, 0], [0, 0, 1]], np.float32))
+    import_vectors(tmp_path / "g", tmp_path / "v.npy", name="somebody's")
+    with answering(create_app(SearchService(tmp_path / "g"), page=False)) as url:
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        told = httpx.get(f"{url}/v1/gallery").json()
+        assert (told["embeds"], told["fingerprint"], told["dim"]) == (False, "embedding:somebody's", 3)
+        by_vector = httpx.post(f"{url}/v1/search", json={"vector": [5, 0, 0]}).json()["hits"]
+        by_item = httpx.post(f"{url}/v1/search", json={"id": 1}).json()["hits"]
+        assert [(hit["id"], hit["score"]) for hit in by_vector] == [(1, 1), (2, pytest.approx(0.6)), (3, 0)]
+        assert [hit["id"] for hit in by_item] == [2, 3]
+        assert httpx.get(f"{url}/v1/images/1/thumbnail").headers["content-type"] == "image/svg+xml"
+        for path in ("search", "embed"):
+            _problem(httpx.post(f"{url}/v1/{path}", content=b"x", headers=BYTES), 409, "no-model")
+
+
+@pytest.mark.slow
+def test_no_picture_makes_the_server_fail(api: httpx.Client, tmp_path: Path) -> None:
+    folder = unzip_shared("bad_inputs.zip", tmp_path)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert len(files) > 200
+    statuses = []
+    for file in files:
+        answer = api.post("/v1/search?k=1", content=file.read_bytes(), headers=BYTES)
+        statuses.append(answer.status_code)
+        if answer.status_code != 200:
+            problem = _problem(answer, 422, "unusable-image")
+            assert problem["reason"] in ("not-an-image", "damaged", "too-large")
+            assert str(tmp_path) not in answer.text
+    assert {200, 422} == set(statuses)

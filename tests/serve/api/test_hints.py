@@ -1,0 +1,105 @@
+"""Who sets something wrong is told where they did, and what they may have meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retrieval.errors import InputError
+from serve.commands import serve
+from serve.config import settings
+from serve.http.credentials import read_credentials
+from tests.conftest import lookalike
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("TOKEN", "a secret comes in LOOKALIKE_TOKEN, or in a file"),
+        ("PASSWORD", "a secret comes in LOOKALIKE_PASSWORD, or in a file"),
+        ("NO_PAGE", "it is written LOOKALIKE_SERVE_PAGE=false"),
+        ("ALLOW_HOSTS", "did you mean 'allow-host'?"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_told_with_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, says: str
+) -> None:
+    monkeypatch.setenv(f"LOOKALIKE_SERVE_{name}", "a-secret-perhaps")
+    serve.make_context("serve", ["shop.gallery"])
+    said = capsys.readouterr().err
+    assert f"LOOKALIKE_SERVE_{name}: no such setting, ignored; {says}" in said
+    assert "a-secret-perhaps" not in said
+
+
+def test_what_the_hints_say_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOOKALIKE_SERVE_PAGE", "false")
+    monkeypatch.setenv("LOOKALIKE_TOKEN", "a-token-for-programs")
+    found = settings(**serve.make_context("serve", ["shop.gallery"]).params)
+    assert not found.page
+    assert found.credentials is not None
+    assert found.credentials.who("Bearer a-token-for-programs") == "token"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no-page = true", "unknown setting 'no-page'; it is written page = false"),
+        (
+            "token = 'a-secret-perhaps'",
+            "a secret comes in LOOKALIKE_TOKEN, or in a file that 'token-file' names",
+        ),
+        ("port = 'seven'", "Invalid value for FILE: port: 'seven' is not a valid integer"),
+        ("max-body = 0", "Invalid value for FILE: max-body: 0 is not in the range"),
+        ("log_level = 'loud'", "Invalid value for FILE: log-level: 'loud' is not one of"),
+        ("allow-origin = 'x'", "lookalike: FILE: allow-origin x: one site a time"),
+        ("host = '192.0.2.7'", "lookalike: FILE: host 192.0.2.7: other machines could search"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_as_such(
+    shop_gallery: Path, tmp_path: Path, text: str, says: str
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    said = lookalike("serve", str(shop_gallery), "--config", str(file), code=2).stderr
+    assert says.replace("FILE", str(file)) in said
+    assert "a-secret-perhaps" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PORT", "seven", "Invalid value for LOOKALIKE_SERVE_PORT: 'seven' is not a valid integer"),
+        (
+            "INSECURE",
+            "perhaps",
+            "Invalid value for LOOKALIKE_SERVE_INSECURE: 'perhaps' is not a valid boolean",
+        ),
+        ("CONFIG", "/nowhere.toml", "lookalike: LOOKALIKE_SERVE_CONFIG /nowhere.toml: cannot be read"),
+        ("TRUSTED_PROXY", "10.0.0.1/8", "lookalike: LOOKALIKE_SERVE_TRUSTED_PROXY 10.0.0.1/8: an address"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, shop_gallery: Path, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(f"LOOKALIKE_SERVE_{name}", value)
+    assert says in lookalike("serve", str(shop_gallery), code=2).stderr
+
+
+def test_the_line_comes_first_and_has_its_own_mistakes(
+    monkeypatch: pytest.MonkeyPatch, shop_gallery: Path
+) -> None:
+    monkeypatch.setenv("LOOKALIKE_SERVE_ALLOW_ORIGIN", "https://shop.example")
+    said = lookalike("serve", str(shop_gallery), "--allow-origin", "x", code=2).stderr
+    assert said.startswith("lookalike: --allow-origin x: one site a time")
+
+
+@pytest.mark.parametrize(
+    "token", ["a-tökén-for-programs", "a-token-\N{EN DASH}-for-programs", "a-token\x7fof-programs"]
+)
+def test_a_token_that_no_header_can_carry_is_refused(tmp_path: Path, token: str) -> None:
+    (tmp_path / "tokens").write_text(f"a-token-that-is-right\n{token}\n", "utf-8")
+    with pytest.raises(InputError, match="plain ASCII letters, digits and signs") as refused:
+        read_credentials(tmp_path / "tokens", None, None)
+    assert str(refused.value).startswith(str(tmp_path / "tokens"))
+    assert token not in str(refused.value)

@@ -1,0 +1,370 @@
+"""Pictures by address: what is fetched, and all that is not, however it is put."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve.core import fetch_url
+from serve.core.errors import BusyError, FetchError
+from serve.core.fetch_url import Address, Place
+from tests.serve.web import Web, http, web
+
+PICTURE = bytes(range(256)) * 20
+NAME = "pictures.example"
+SAME_WORDS = "no picture to be had"
+
+
+def _anything(_: Address) -> bool:
+    return True
+
+
+def fetch(address: str, **how: Any) -> bytes:
+    return asyncio.run(fetch_url.fetched(address, **how))
+
+
+def _fetched(there: Web, address: str = f"http://{NAME}/a.png") -> bytes:
+    return fetch(address, allowed=_anything, look_up=there.look_up)
+
+
+def _refused(there: Web, address: str = f"http://{NAME}/a.png") -> str:
+    with pytest.raises(FetchError, match=SAME_WORDS) as caught:
+        _fetched(there, address)
+    return str(caught.value)
+
+
+# ---- what is fetched
+
+
+def test_a_picture_comes_and_nothing_is_told_but_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with web(http(PICTURE)) as there, web(http(b"wrong")) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        assert _fetched(there, f"http://{NAME}/a b/ä.png?x=ü#part") == PICTURE
+        assert proxy.heads == []
+        line, *rest = there.heads[0].strip().split("\r\n")
+        headers = dict(one.lower().split(": ", 1) for one in rest)
+        assert line == "GET /a%20b/%C3%A4.png?x=%C3%BC HTTP/1.1"
+        assert headers.keys() == {"host", "accept", "accept-encoding", "connection", "user-agent"}
+        assert headers["host"] == NAME
+        assert headers["accept-encoding"] == "identity"
+        assert headers["user-agent"].startswith("lookalike")
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        *[(" HTTP://PICTURES.example:80/ ", NAME), (f"http://{NAME}./", f"{NAME}.")],
+        *[("http://bücher.example/", "xn--bcher-kva.example"), ("http://8.8.8.8/", "8.8.8.8")],
+        ("http://[2606:4700::1]/", "[2606:4700::1]"),
+    ],
+)
+def test_names_are_understood_in_every_spelling(address: str, host: str) -> None:
+    asked: list[tuple[str, int]] = []
+    with web(http(PICTURE)) as there:
+
+        def look_up(name: str, port: int) -> Sequence[Place]:
+            asked.append((name, port))
+            return [there.place]
+
+        assert fetch(address, allowed=_anything, look_up=look_up) == PICTURE
+        assert f"\r\nHost: {host}\r\n" in there.heads[0]
+    assert asked == [(host.strip("[]"), 80)]
+
+
+def test_a_machine_that_does_not_answer_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+    with web(http(PICTURE)) as there:
+        assert (
+            fetch(f"http://{NAME}/", allowed=_anything, look_up=lambda *_: [nobody, there.place]) == PICTURE
+        )
+
+
+# ---- where nothing is fetched
+
+
+def test_a_name_is_looked_up_once_and_what_was_judged_is_asked() -> None:
+    with web(http(PICTURE)) as public, web(http(b"secret"), "127.0.0.2") as inside:
+        places = iter([public, inside, inside])
+        answers = lambda *_: [next(places).place]  # noqa: E731  a name server that changes its mind
+        allowed = lambda address: str(address) == public.machine  # noqa: E731
+        assert fetch(f"http://{NAME}/", allowed=allowed, look_up=answers) == PICTURE
+        with pytest.raises(FetchError, match=SAME_WORDS):
+            fetch(f"http://{NAME}/", allowed=allowed, look_up=answers)
+        mixed = lambda *_: [inside.place, public.place]  # noqa: E731
+        assert fetch(f"http://{NAME}/", allowed=allowed, look_up=mixed) == PICTURE
+        assert inside.heads == []
+
+
+# ---- redirections
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("http://inside.example/", "//inside.example/a", "http://2130706434/", "http://127.0.0.2/"),
+        *("ftp://pictures.example/", "file:///etc/passwd", "http://pictures.example:8080/", "https:"),
+        *("http://u@pictures.example/", "http://[", "http://a\r\nb/", "", "\0"),
+    ],
+)
+@pytest.mark.parametrize("status", [301, 307])
+def test_redirections_are_judged_like_the_first_address(location: str, status: int) -> None:
+    with web(http(b"secret"), "127.0.0.2") as inside:
+        with web(http(status=status, Location=location)) as public:
+
+            def look_up(name: str, port: int) -> Sequence[Place]:
+                return [public.place] if name == NAME else [inside.place]
+
+            with pytest.raises(FetchError, match=SAME_WORDS):
+                fetch(f"http://{NAME}/", allowed=lambda a: str(a) == public.machine, look_up=look_up)
+        assert inside.heads == []
+
+
+@pytest.mark.parametrize(("hops", "fine"), [(1, True), (3, True), (4, False)])
+def test_a_few_redirections_are_followed_and_nothing_is_carried_along(hops: int, fine: bool) -> None:
+    numbers = itertools.count(1)
+
+    def answer(connection: socket.socket) -> None:
+        number = next(numbers)
+        moved = http(status=302, Location=f"../{number}.png", Set_Cookie="a=b; Path=/", Refresh="0")
+        connection.sendall(moved if number <= hops else http(PICTURE))
+
+    with web(answer) as there:
+        if fine:
+            assert _fetched(there, f"http://{NAME}/folder/first.png") == PICTURE
+        else:
+            _refused(there)
+        assert len(there.heads) == min(hops, 3) + 1
+        for head in there.heads:
+            assert not any(word in head.lower() for word in ("cookie", "referer", "authorization"))
+
+
+# ---- servers that mean harm
+
+
+def _trickle(start: bytes, part: bytes, pause: float) -> Iterator[bytes]:
+    yield start
+    while True:
+        time.sleep(pause)
+        yield part
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "no answer": (b"", b"", 0.1),
+    "a head without end": (HEAD, b"X: y\r\n", 0.01),
+    "an early answer without end": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.01),
+    "a body that trickles": (HEAD + b"Content-Length: 1000000\r\n\r\n", b"x", 0.01),
+    "a body in chunks that trickle": (CHUNKED, b"1\r\nx\r\n", 0.01),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_all_of_it_has_to_happen_within_a_time(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one of these servers would go on for ever."""
+    monkeypatch.setattr(fetch_url, "SECONDS", 0.5)
+
+    def answer(connection: socket.socket) -> None:
+        for part in _trickle(*ENDLESS[case]):
+            connection.sendall(part)
+            connection.setblocking(False)
+            with suppress(BlockingIOError):
+                if not connection.recv(1):
+                    return
+            connection.setblocking(True)
+
+    with web(answer) as there:
+        _refused(there)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_says_nothing_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_url, "SECONDS", 0.3)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(FetchError, match=SAME_WORDS),
+    ):
+        fetch(f"{scheme}://{NAME}/", allowed=_anything, look_up=lambda *_: [silent.getsockname()])
+
+
+def test_a_name_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_url, "SECONDS", 0.2)
+    over = threading.Event()
+
+    def look_up(name: str, port: int) -> Sequence[Place]:
+        assert over.wait(30)
+        return []
+
+    with pytest.raises(FetchError, match=SAME_WORDS):
+        fetch(f"http://{NAME}/", allowed=_anything, look_up=look_up)
+    over.set()
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_body_without_end_is_cut_off(chunked: bool) -> None:
+    sent = 0
+    part = bytes(2**16)
+
+    def answer(connection: socket.socket) -> None:
+        nonlocal sent
+        connection.sendall(CHUNKED if chunked else HEAD + b"\r\n")
+        while True:
+            connection.sendall(b"10000\r\n" + part + b"\r\n" if chunked else part)
+            sent += len(part)
+
+    with web(answer) as there:
+        _refused(there)
+    assert sent < 2 * fetch_url.MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "found"),
+    [
+        (PICTURE, 10, PICTURE[:10]),
+        (PICTURE, 10**6, None),
+        (PICTURE, 10**30, None),
+        (bytes(fetch_url.MAX_BYTES), None, bytes(fetch_url.MAX_BYTES)),
+        (bytes(fetch_url.MAX_BYTES + 1), None, None),
+    ],
+)
+def test_lengths_are_not_believed(body: bytes, length: int | None, found: bytes | None) -> None:
+    with web(http(body, length=length)) as there:
+        if found is None:
+            _refused(there)
+        else:
+            assert _fetched(there) == found
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "x-unknown"])
+def test_what_would_unfold_is_not_taken(coding: str) -> None:
+    with web(http(gzip.compress(bytes(10**6)), Content_Encoding=coding)) as there:
+        _refused(there)
+
+
+def test_whatever_is_wrong_is_told_in_the_same_words() -> None:
+    """A visitor who names addresses learns nothing about what is there and what is not."""
+    said = set()
+    for status in (201, 204, 206, 300, 304, 400, 401, 403, 404, 407, 418, 500, 503):
+        with web(http(b"secret", status=status, WWW_Authenticate="Basic realm=secret")) as there:
+            said.add(_refused(there))
+    for answer in (b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n", b"\x15\x03\x01\0\x02\x02\x0a"):
+        with web(answer) as there:
+            said.add(_refused(there))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+    for look_up in (lambda *_: [nobody], lambda *_: [], fetch_url.look_up):
+        with pytest.raises(FetchError) as caught:
+            fetch("http://inside.invalid/", look_up=look_up)
+        said.add(str(caught.value))
+    (words,) = said
+    assert not any(word in words for word in ("secret", "127", "example", "invalid"))
+
+
+@settings(max_examples=60)
+@given(
+    st.binary(max_size=200)
+    | st.builds(
+        lambda head, at, byte, body: head[:at] + byte + head[at:] + body,
+        st.sampled_from(
+            [http(PICTURE), http(status=302, Location="/b"), CHUNKED + b"5\r\nabcde\r\n0\r\n\r\n"]
+        ),
+        st.integers(0, 80),
+        st.binary(max_size=3),
+        st.binary(max_size=30),
+    )
+)
+def test_no_answer_is_more_than_bytes_or_a_refusal(answer: bytes) -> None:
+    with web(answer) as there, suppress(FetchError):
+        assert isinstance(_fetched(there), bytes)
+
+
+def test_so_many_at_a_time_and_the_places_are_given_back() -> None:
+    begun, over = threading.Semaphore(0), threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        begun.release()
+        over.wait(30)
+        connection.sendall(http(PICTURE))
+
+    with web(answer) as there, ThreadPoolExecutor(fetch_url.AT_A_TIME) as pool:
+        waiting = [pool.submit(_fetched, there) for _ in range(fetch_url.AT_A_TIME)]
+        for _ in waiting:
+            assert begun.acquire(timeout=30)
+        with pytest.raises(BusyError):
+            _fetched(there)
+        over.set()
+        assert [one.result() for one in waiting] == [PICTURE] * len(waiting)
+    with web(http(status=404)) as missing:
+        for _ in range(2 * fetch_url.AT_A_TIME):
+            _refused(missing)
+
+
+# ---- https
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
+    """A server's side of https for `NAME`, and the certificate that vouches for it."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl to make a certificate")
+    folder = tmp_path_factory.mktemp("certificate")
+    words = (
+        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={NAME} -keyout key.pem -out cert.pem".split()
+    )
+    words += ["-addext", f"subjectAltName=DNS:{NAME}"]
+    subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context, folder / "cert.pem"
+
+
+@pytest.fixture
+def trusting(certified: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certified[1]))
+    fetch_url._trusted.cache_clear()
+    yield
+    fetch_url._trusted.cache_clear()
+
+
+@pytest.mark.usefixtures("trusting")
+@pytest.mark.parametrize(
+    ("address", "fine"),
+    [(f"https://{NAME}/", True), (f"https://{NAME}./", True), ("https://other.example/", False)],
+)
+def test_a_certificate_has_to_be_for_the_name_not_the_machine(
+    certified: tuple[ssl.SSLContext, Path], address: str, fine: bool
+) -> None:
+    asked: list[str | None] = []
+    certified[0].sni_callback = lambda _, name, __: asked.append(name)
+    with web(http(PICTURE), tls=certified[0]) as there:
+        if fine:
+            assert _fetched(there, address) == PICTURE
+            assert asked == [NAME]
+        else:
+            _refused(there, address)
+            assert there.heads == []
+
+
+def test_a_certificate_of_nobody_is_not_believed(certified: tuple[ssl.SSLContext, Path]) -> None:
+    with web(http(PICTURE), tls=certified[0]) as there:
+        _refused(there, f"https://{NAME}/")
+        assert there.heads == []

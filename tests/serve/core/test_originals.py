@@ -1,0 +1,213 @@
+"""The picture that is shown is the one that was indexed, whatever somebody puts in its place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from retrieval import Gallery
+from retrieval.errors import ImageError
+from serve.app import create_app
+from serve.core.originals import Original, original
+from serve.core.regions import Region
+from serve.core.service import SearchService
+from serve.core.thumbnails import MISSING
+from tests.conftest import draw
+from tests.serve.listening import answering
+
+PICTURE, SECRET = b"a picture", b"a secret of the server's"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with a picture, as it was indexed; beside it what nobody is to see."""
+    for name, content in (("shop/a/1.png", PICTURE), ("inside/1.png", SECRET)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path / "shop"
+
+
+def _original(root: Path, path: str = "a/1.png", content: bytes | None = PICTURE) -> Original:
+    return Original(str(root), path, hashlib.sha256(content).hexdigest() if content is not None else "")
+
+
+def _is_refused(file: Original) -> bool:
+    try:
+        assert file.read() == PICTURE
+    except ImageError:
+        return True
+    return False
+
+
+# ---- what stays as it is
+
+
+def test_a_file_in_its_place_is_read_also_when_it_was_worked_on(root: Path) -> None:
+    assert _original(root).read() == PICTURE
+    (root / "a" / "1.png").write_bytes(b"a better picture")
+    assert _original(root).read() == b"a better picture"
+
+
+@pytest.mark.parametrize("way", ["file", "folder", "chain"])
+def test_a_folder_of_links_into_a_store_is_shown(root: Path, way: str) -> None:
+    links = root.with_name("links")
+    (links / "a").mkdir(parents=True)
+    if way == "folder":
+        (links / "a").rmdir()
+        (links / "a").symlink_to(root / "a")
+    elif way == "chain":
+        (links / "a" / "1.png").symlink_to("2.png")
+        (links / "a" / "2.png").symlink_to(root / "a" / "1.png")
+    else:
+        (links / "a" / "1.png").symlink_to(root / "a" / "1.png")
+    assert _original(links).read() == PICTURE
+    (root / "a" / "1.png").write_bytes(b"not the one that was indexed")
+    assert _is_refused(_original(links))
+
+
+def test_a_folder_that_was_moved_may_leave_a_link_behind(root: Path) -> None:
+    root.rename(root.with_name("moved"))
+    root.symlink_to("moved")
+    assert _original(root).read() == PICTURE
+    assert _original(root, content=None).read() == PICTURE  # also where nobody knows what it held
+
+
+# ---- what is put in its place
+
+
+@pytest.mark.parametrize("content", [PICTURE, None])
+@pytest.mark.parametrize("way", ["file", "folder", "relative", "within"])
+def test_links_to_something_else_are_not_followed(root: Path, way: str, content: bytes | None) -> None:
+    inside = root.with_name("inside")
+    file = root / "a" / "1.png"
+    if way == "folder":
+        shutil.rmtree(root / "a")
+        (root / "a").symlink_to(inside)
+    else:
+        file.unlink()
+        (root / "other.png").write_bytes(SECRET)
+        targets = {
+            "file": inside / "1.png",
+            "relative": Path("../../inside/1.png"),
+            "within": root / "other.png",
+        }
+        file.symlink_to(targets[way])
+    assert file.read_bytes() == SECRET
+    assert _is_refused(_original(root, content=content))
+
+
+@pytest.mark.parametrize(
+    "way", ["pipe", "link to a pipe", "zero", "folder", "loop", "nothing", "not allowed"]
+)
+def test_what_is_no_file_is_not_waited_for(root: Path, way: str) -> None:
+    file = root / "a" / "1.png"
+    file.unlink()
+    if way == "pipe":
+        os.mkfifo(file)
+    elif way == "link to a pipe":
+        os.mkfifo(root / "pipe")
+        file.symlink_to(root / "pipe")
+    elif way in ("zero", "loop"):
+        file.symlink_to("/dev/zero" if way == "zero" else file)
+    elif way == "folder":
+        file.mkdir()
+    elif way == "not allowed":
+        file.symlink_to("/proc/1/mem")
+    assert _is_refused(_original(root))
+
+
+def test_an_item_without_a_file_has_none() -> None:
+    assert _is_refused(Original("", "", ""))
+
+
+def test_a_tar_file_is_read_while_its_picture_is_the_one_indexed(root: Path) -> None:
+    for name, content in (("good.tar", PICTURE), ("bad.tar", SECRET)):
+        with tarfile.open(root.with_name(name), "w") as tar:
+            (root / "1.png").write_bytes(content)
+            tar.add(root / "1.png", "a/1.png")
+    tar_file = root / "x.tar"
+    for name, refused in (("good.tar", False), ("bad.tar", True), ("good.tar", False)):
+        tar_file.unlink(missing_ok=True)
+        tar_file.symlink_to(root.with_name(name))
+        assert _is_refused(_original(root, "x.tar/a/1.png")) == refused
+    tar_file.unlink()
+    shutil.copy(root.with_name("good.tar"), tar_file)
+    assert _original(root, "x.tar/a/1.png").read() == PICTURE
+
+
+def test_nobody_is_quick_enough_to_put_a_link_between_looking_and_reading(root: Path) -> None:
+    folder, aside, inside = root / "a", root / "b", root.with_name("inside")
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            folder.rename(aside)
+            folder.symlink_to(inside)
+            folder.unlink()
+            aside.rename(folder)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        found: set[bytes] = set()
+        tries = 0
+        while tries < 3000 or not (
+            found or tries == 100_000
+        ):  # a busy machine may let the other go on and on
+            tries += 1
+            with suppress(ImageError):
+                found.add(_original(root, content=None).read())
+    finally:
+        over.set()
+        thread.join()
+    assert found == {PICTURE}
+
+
+# ---- through the server
+
+
+@pytest.fixture
+def swapped(tmp_path: Path, shop: Path, model_file: Path) -> tuple[SearchService, int]:
+    """A gallery whose first picture was replaced by a link to one that was never indexed."""
+    own = shutil.copytree(shop, tmp_path / "shop")
+    gallery = Gallery.create(tmp_path / "shop.gallery", model_file)
+    gallery.add([own])
+    draw(99, size=(600, 600)).save(tmp_path / "secret.png")
+    (number,) = gallery.ids_of(["red/1.png"])
+    (own / "red" / "1.png").unlink()
+    (own / "red" / "1.png").symlink_to(tmp_path / "secret.png")
+    return SearchService(gallery.folder), number
+
+
+def test_no_entrance_shows_what_was_put_there(swapped: tuple[SearchService, int]) -> None:
+    service, number = swapped
+    region = Region(0, 0, 1, 1)
+    assert service.thumbnail(number) is MISSING
+    assert service.picture(number).size == (1, 1)
+    with pytest.raises(ImageError):
+        service.query_picture(number, region)
+    with answering(create_app(service, page=False)) as url:
+        thumbnail = httpx.get(f"{url}/v1/images/{number}/thumbnail")
+        assert thumbnail.headers["content-type"] == "image/svg+xml"
+        assert thumbnail.headers["cache-control"] == "no-store"
+        found = httpx.post(f"{url}/v1/search", json={"id": number, "region": region.values})
+        assert (found.status_code, found.json()["code"]) == (422, "unusable-image")
+        assert "secret" not in found.text
+        assert httpx.post(f"{url}/v1/search", json={"id": number}).status_code == 200  # by its vector
+
+
+def test_a_picture_that_is_indexed_anew_is_shown_again(swapped: tuple[SearchService, int]) -> None:
+    service, number = swapped
+    file = original(service.gallery, number)
+    Gallery(service.folder).add([file.root])
+    (again,) = service.gallery.ids_of(["red/1.png"])
+    assert again != number
+    assert service.picture(again).size == (600, 600)  # the owner of the gallery follows links on purpose

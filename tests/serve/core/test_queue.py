@@ -1,0 +1,218 @@
+"""What waits for a thread: nothing is begun for nobody, and nothing is kept for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from serve.core.errors import BusyError, LateError
+from serve.core.telemetry import Telemetry
+from serve.core.waiting import go_on
+from serve.core.workers import Limits, Workers
+
+
+class Picture:
+    """What a request holds in memory."""
+
+
+@contextmanager
+def _workers(threads: int, limits: Limits) -> Iterator[tuple[Workers, Telemetry]]:
+    telemetry = Telemetry()
+    workers = Workers(threads, limits, telemetry)
+    try:
+        yield workers, telemetry
+    finally:
+        workers.close()
+
+
+def _figures(telemetry: Telemetry) -> tuple[float | None, float | None]:
+    """Requests that wait, and that have a thread."""
+    value = telemetry.registry.get_sample_value
+    return value("lookalike_queue_depth"), value("lookalike_workers_busy")
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
+def test_what_nobody_waits_for_any_more_leaves_the_queue_and_memory(end: str) -> None:
+    go, left, ran = threading.Event(), asyncio.Event(), []
+    limits = Limits(waiting=1, seconds=0.2 if end == "the time is over" else 60)
+
+    async def receive() -> Message:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def main(workers: Workers, telemetry: Telemetry) -> None:
+        held = asyncio.create_task(workers.run(go.wait))
+        await asyncio.sleep(0)
+        picture = Picture()
+        kept = weakref.ref(picture)
+        waiting = asyncio.create_task(workers.run(lambda held=picture: ran.append(held), receive))
+        del picture
+        await asyncio.sleep(0)
+        assert _figures(telemetry) == (1, 1)
+        if end == "the client leaves":
+            left.set()
+            with pytest.raises(ClientDisconnect):
+                await waiting
+        elif end == "the time is over":
+            with pytest.raises(LateError):
+                await waiting
+        else:
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        del waiting
+        await asyncio.sleep(0)
+        gc.collect()
+        assert _figures(telemetry) == (0, 1)
+        assert kept() is None  # although the only thread has not come to look at the queue again
+        go.set()
+        await asyncio.gather(held, return_exceptions=True)
+
+    with _workers(1, limits) as (workers, telemetry):
+        try:
+            asyncio.run(main(workers, telemetry))
+        finally:
+            go.set()
+        for _ in range(3000):  # until the thread has noticed
+            if _figures(telemetry) == (0, 0):
+                break
+            time.sleep(0.01)
+        assert _figures(telemetry) == (0, 0)
+        assert not ran
+
+
+def test_one_who_leaves_late_has_no_part_in_what_goes_on() -> None:
+    """Work that has begun goes on, and the thread is free again after it."""
+    go, begun = threading.Event(), threading.Event()
+
+    def work() -> str:
+        begun.set()
+        go.wait()
+        return "done"
+
+    async def receive() -> Message:
+        await asyncio.to_thread(begun.wait)
+        return {"type": "http.disconnect"}
+
+    async def main(workers: Workers) -> None:
+        running = asyncio.create_task(workers.run(work, receive))
+        await asyncio.to_thread(begun.wait)
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        go.set()
+        assert await running == "done"
+        assert await workers.run(lambda: 1) == 1
+
+    with _workers(1, Limits()) as (workers, telemetry):
+        asyncio.run(main(workers))
+        assert _figures(telemetry) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
+def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
+    begun, go, done = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        for step in range(100):
+            go_on()
+            done.append(step)
+            begun.set()
+            assert go.wait(30)
+
+    async def receive() -> Message:
+        if end == "the client leaves":
+            await asyncio.to_thread(begun.wait)
+        else:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def main(workers: Workers) -> None:
+        running = asyncio.create_task(workers.run(work, receive))
+        await asyncio.to_thread(begun.wait)
+        if end == "the time is over":
+            with pytest.raises(LateError):
+                await running
+        elif end == "the server stops":
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        else:
+            await asyncio.sleep(0.05)
+        go.set()
+        if end == "the client leaves":
+            with pytest.raises(ClientDisconnect):
+                await running
+        await workers.run(go_on)  # the thread is free again, for others
+
+    with _workers(1, Limits(seconds=0.5 if end == "the time is over" else 60)) as (workers, _):
+        asyncio.run(main(workers))
+    assert done == [0]
+    go_on()  # outside of requests there is nobody to be asked
+
+
+def test_what_is_done_in_several_steps_has_the_time_of_one() -> None:
+    async def main(workers: Workers) -> None:
+        async def steps() -> None:
+            async with workers.in_time():
+                while True:
+                    await workers.run(lambda: time.sleep(0.1))
+
+        with pytest.raises(LateError, match=r"within 0\.5 s:"):
+            await steps()
+
+    with _workers(1, Limits(seconds=0.5)) as (workers, _):
+        asyncio.run(main(workers))
+
+
+def test_hardly_anything_is_done_in_vain_where_the_queue_is_longer_than_the_time() -> None:
+    """All of a queue of 64 could not be answered in time: each would be begun when it is about to be late."""
+    begun, answered, refused = [], [], []
+
+    def work() -> None:
+        begun.append(1)
+        time.sleep(0.02)
+
+    async def ask(workers: Workers) -> None:
+        try:
+            await workers.run(work)
+            answered.append(1)
+        except BusyError:
+            refused.append(1)
+        except LateError:
+            pass
+
+    async def main(workers: Workers) -> None:
+        asked = []
+        for _ in range(200):
+            asked.append(asyncio.create_task(ask(workers)))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*asked)
+
+    with _workers(1, Limits(waiting=64, seconds=0.4)) as (workers, _):
+        asyncio.run(main(workers))
+    assert refused
+    assert len(answered) > 0.7 * len(begun)
+
+
+def test_errors_of_the_work_are_raised_for_who_asked() -> None:
+    def fail() -> None:
+        raise ValueError("of the work")
+
+    async def main(workers: Workers) -> None:
+        found = await asyncio.gather(
+            *(workers.run(work) for work in (fail, lambda: 1, fail)), return_exceptions=True
+        )
+        assert [type(one) for one in found] == [ValueError, int, ValueError]
+
+    with _workers(2, Limits()) as (workers, telemetry):
+        asyncio.run(main(workers))
+        assert _figures(telemetry) == (0, 0)

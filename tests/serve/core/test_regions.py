@@ -1,0 +1,294 @@
+"""Searching by a part of a picture, and by several pictures as one: the answers are those of pictures that
+were cut out, or vectors that were averaged, beforehand."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
+
+from retrieval import Embedder, Gallery, InputError
+from retrieval.search.query import Options
+from retrieval.storage.identity import DECLARED
+from serve.app import create_app
+from serve.client import ApiError, Client
+from serve.core.errors import NoModelError, UnknownItemError
+from serve.core.queries import Cropped, Together
+from serve.core.regions import MIN_SIDE, Region, load_part
+from serve.core.service import SearchService
+from tests.conftest import draw
+from tests.serve.listening import answering
+
+MIDDLE = Region(0.25, 0.1, 0.75, 0.6)
+VALUES = [0.25, 0.1, 0.75, 0.6]
+
+
+@pytest.fixture(scope="module")
+def service(shop_gallery: Path) -> SearchService:
+    return SearchService(shop_gallery)
+
+
+@pytest.fixture(scope="module")
+def api(service: SearchService) -> Iterator[httpx.Client]:
+    app = create_app(service, page=False)
+    with answering(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
+
+
+def _embedder(service: SearchService) -> Embedder:
+    return Embedder(service.folder / "model" / "model.onnx")
+
+
+def _cut(image: Image.Image, values: list[float]) -> Image.Image:
+    """The region of a picture, by Pillow."""
+    width, height = image.size
+    left, top, right, bottom = values
+    return image.crop(
+        (round(left * width), round(top * height), round(right * width), round(bottom * height))
+    )
+
+
+def _ids(answer: httpx.Response) -> list[int]:
+    assert answer.status_code == 200, answer.text
+    return [hit["id"] for hit in answer.json()["hits"]]
+
+
+# ---- regions
+
+
+def test_a_region_finds_what_the_picture_cut_out_beforehand_finds(
+    service: SearchService, api: httpx.Client, shop: Path
+) -> None:
+    path = shop / "green" / "3.png"
+    vector = _embedder(service).embed(_cut(Image.open(path), VALUES))
+    (expected,) = service.gallery.find(vector, Options(k=6))
+    data = path.read_bytes()
+    (found,) = service.find([Cropped(data, MIDDLE)], Options(k=6)).found
+    assert found == expected
+    text = base64.b64encode(data).decode()
+    parameters = {"k": 6, "region": VALUES}
+    bytes_ = {"Content-Type": "application/octet-stream"}
+    for answer in (
+        api.post("/v1/search", json={"image": text, **parameters}),
+        api.post("/v1/search", params=parameters, content=data, headers=bytes_),
+        api.post("/v1/search", params=parameters, files={"image": ("q.png", data)}),
+        api.post("/v1/search", data={"k": "6", "region": [str(v) for v in VALUES]}, files={"image": data}),
+    ):
+        assert _ids(answer) == [hit.id for hit in expected]
+    with Client(str(api.base_url)) as client:
+        assert [hit.id for hit in client.search(path, k=6, region=VALUES)] == [hit.id for hit in expected]
+
+
+@pytest.mark.parametrize("address", ["/v1/search", "/v1/search/by-id"])
+def test_a_region_of_an_item_is_embedded_anew_and_leaves_the_item_out(
+    service: SearchService, api: httpx.Client, address: str
+) -> None:
+    item = service.item(5)
+    vector = _embedder(service).embed(_cut(Image.open(item.path), VALUES))
+    (expected,) = service.gallery.find(vector, Options(k=24, exclude=[5]))
+    for name in (5, item.key):
+        found = _ids(api.post(address, json={"id": name, "k": 24, "region": VALUES}))
+        assert found == [hit.id for hit in expected]
+        assert 5 not in found
+    query, image = service.query_picture(5, MIDDLE)
+    assert np.array_equal(query.vector, vector[0])
+    assert query.item == item
+    assert image.size == _cut(Image.open(item.path), VALUES).size
+
+
+_edges = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
+
+
+@given(_edges, _edges, st.tuples(st.integers(1, 90), st.integers(1, 90)))
+def test_a_region_is_cut_to_the_nearest_pixel_or_refused(
+    across: list[float], down: list[float], size: tuple[int, int]
+) -> None:
+    pixels = np.arange(size[0] * size[1] * 3, dtype=np.uint32).astype(np.uint8)
+    image = Image.fromarray(pixels.reshape(size[1], size[0], 3))
+    try:
+        cut = Region(across[0], down[0], across[1], down[1]).cut(image)
+    except InputError:
+        # Only where the region is empty, or comes to fewer pixels than it must have.
+        assert min((across[1] - across[0]) * size[0], (down[1] - down[0]) * size[1]) < MIN_SIDE + 1
+        return
+    assert min(cut.size) >= MIN_SIDE
+    for edges, whole, side in zip((across, down), size, cut.size, strict=True):
+        assert abs(side - (edges[1] - edges[0]) * whole) <= 1
+    left, top = round(across[0] * size[0]), round(down[0] * size[1])
+    assert np.array_equal(cut, np.asarray(image)[top : top + cut.height, left : left + cut.width])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (0.5, 0, 0.5, 1),
+        (0.6, 0, 0.5, 1),
+        (-0.1, 0, 1, 1),
+        (0, 0, 1, 1.01),
+        (0, math.nan, 1, 1),
+        (0, 1),
+        "abcd",
+    ],
+)
+def test_what_is_no_region_is_refused(api: httpx.Client, values: Any) -> None:
+    with pytest.raises(InputError, match="region"):
+        Region.of(values)
+    sent = [value if isinstance(value, str) or math.isfinite(value) else "nan" for value in values]
+    answer = api.post("/v1/search", json={"id": 1, "region": sent})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert answer.json()["errors"][0]["pointer"].startswith("#/region")
+
+
+def test_a_region_of_few_pixels_says_how_many_and_a_vector_has_none(api: httpx.Client) -> None:
+    small = api.post("/v1/search", json={"id": 1, "region": [0, 0, 0.05, 1]})
+    assert (small.status_code, small.json()["code"]) == (422, "invalid-request")
+    assert "2 x 40 pixels of a picture of 48 x 40" in small.json()["detail"]
+    vector = api.post("/v1/search", json={"vector": [1.0] * 48, "region": VALUES})
+    assert "a vector has no region" in vector.json()["detail"]
+    elsewhere = api.post("/v1/search:batch", params={"region": VALUES}, json={"queries": [{"id": 1}]})
+    assert elsewhere.status_code == 422
+
+
+def test_a_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> None:
+    """A picture decoded at an eighth of its size, as all of it would be, has no trace of the fine stripes."""
+    size = 2400
+    stripes = np.zeros((size, size, 3), np.uint8)
+    stripes[:, np.arange(size) % 8 < 4] = 255
+    path = tmp_path / "large.jpg"
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # to be turned by 90 degrees clockwise: the left becomes the top
+    Image.fromarray(stripes).save(path, quality=95, exif=exif)
+    region = Region(0.45, 0.0, 0.55, 0.1)
+    part = np.asarray(load_part(path, region, side=64), float)
+    beforehand = np.asarray(_cut(Image.fromarray(np.rot90(stripes, -1)), [0.45, 0.0, 0.55, 0.1]), float)
+    assert part.shape == beforehand.shape  # decoded in full: a tenth of it is all that is wanted
+    assert np.abs(part - beforehand).mean() < 4  # grey levels, of JPEG
+    assert min(np.asarray(load_part(path, None, side=64)).shape[:2]) < size // 4
+
+
+def test_regions_and_whole_pictures_go_through_one_batch_in_their_order(
+    service: SearchService, api: httpx.Client, shop: Path
+) -> None:
+    data = (shop / "red" / "2.png").read_bytes()
+    text = base64.b64encode(data).decode()
+    queries = [
+        {"image": text},
+        {"id": 4711, "region": VALUES},
+        {"id": 7, "region": VALUES},
+        {"image": base64.b64encode(b"no picture").decode(), "region": VALUES},
+        {"image": text, "region": VALUES},
+        {"id": 7},
+    ]
+    results = api.post("/v1/search:batch", json={"queries": queries, "k": 4}).json()["results"]
+    assert [result.get("problem", {}).get("code") for result in results] == [
+        *(None, "no-such-image", None, "unusable-image", None, None)
+    ]
+    for query, result in zip(queries, results, strict=True):
+        if "hits" in result:
+            alone = api.post("/v1/search", json={**query, "k": 4}).json()
+            assert result["hits"] == alone["hits"]
+
+
+# ---- several as one
+
+
+def test_several_pictures_together_are_their_mean_without_the_items_among_them(
+    service: SearchService, api: httpx.Client, shop: Path
+) -> None:
+    path = shop / "blue" / "2.png"
+    vectors = np.stack(
+        [
+            _embedder(service).embed(path)[0],
+            service.gallery.vector(3),
+            _embedder(service).embed(_cut(Image.open(service.item(9).path), VALUES))[0],
+        ]
+    )
+    mean = vectors.astype(np.float64).mean(0)
+    scores = service.gallery.snapshot.vectors(np.arange(24)) @ (mean / np.linalg.norm(mean))
+    best = [number + 1 for number in np.argsort(-scores, kind="stable") if number + 1 not in (3, 9)]
+    image = base64.b64encode(path.read_bytes()).decode()
+    queries = [{"image": image}, {"id": 3}, {"id": 9, "region": VALUES}]
+    answer = api.post("/v1/search:batch", json={"queries": queries, "together": True, "k": 24})
+    assert answer.status_code == 200, answer.text
+    (result,) = answer.json()["results"]
+    assert [hit["id"] for hit in result["hits"]] == best
+    np.testing.assert_allclose(
+        [hit["score"] for hit in result["hits"]], [scores[i - 1] for i in best], atol=1e-5
+    )
+
+
+def test_files_together_are_one_result_also_for_the_client(service: SearchService, api: httpx.Client) -> None:
+    paths = [service.item(number).path for number in (2, 11, 20)]
+    vectors = _embedder(service).embed(paths).mean(0, keepdims=True)
+    (expected,) = service.gallery.find(vectors / np.linalg.norm(vectors), Options(k=5))
+    with Client(str(api.base_url)) as client:
+        (found,) = client.search_batch(paths, k=5, together=True)
+        assert not isinstance(found, ApiError)
+        assert [hit.id for hit in found] == [hit.id for hit in expected]
+        assert client.search_batch(paths[:1], k=5, together=True) == client.search_batch(paths[:1], k=5)
+
+
+def test_a_problem_with_one_is_the_problem_of_all(api: httpx.Client) -> None:
+    queries = [{"id": 1}, {"id": 4711}]
+    answer = api.post("/v1/search:batch", json={"queries": queries, "together": True})
+    assert (answer.status_code, answer.json()["code"]) == (404, "no-such-image")
+
+
+def test_vectors_that_cancel_say_so(service: SearchService, api: httpx.Client) -> None:
+    vector = service.gallery.vector(1)
+    queries = [{"vector": vector.tolist()}, {"vector": (-vector).tolist()}]
+    answer = api.post("/v1/search:batch", json={"queries": queries, "together": True})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert "their mean points nowhere" in answer.json()["detail"]
+
+
+def test_a_gallery_without_a_model_refuses_regions(
+    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gallery says that its vectors were made elsewhere, as galleries of vectors do."""
+    gallery = Gallery(shop_gallery)
+    opened = Gallery.__init__
+
+    def without_model(self: Gallery, *args: Any, **options: Any) -> None:
+        opened(self, *args, **options)
+        self.store.meta[DECLARED] = "elsewhere"
+
+    monkeypatch.setattr(Gallery, "__init__", without_model)
+    service = SearchService(shop_gallery)
+    with pytest.raises(NoModelError, match="as a whole"):
+        service.find([Cropped(5, MIDDLE)], Options())
+    (whole,) = service.find([Together([5, 6])], Options(k=24)).found
+    assert not isinstance(whole, InputError)
+    assert len(whole) == len(gallery) - 2
+    with pytest.raises(UnknownItemError):
+        service.query_picture(4711, MIDDLE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_region_of_an_upload_is_embedded_as_it_is_shown(service: SearchService, seed: int) -> None:
+    buffer = io.BytesIO()
+    draw(seed, (300, 200)).save(buffer, "PNG")
+    query, image = service.query_picture(buffer.getvalue(), MIDDLE)
+    assert np.array_equal(query.vector, _embedder(service).embed(image)[0])
+    assert query.item is None
+
+
+def test_regions_and_together_are_described(api: httpx.Client) -> None:
+    description = api.get("/v1/openapi.json").json()
+    schemas = description["components"]["schemas"]
+    for name in ("SearchRequest", "ByIdRequest", "Query"):
+        assert "fractions" in str(schemas[name]["properties"]["region"])
+    assert "mean" in schemas["BatchRequest"]["properties"]["together"]["description"]
+    for path, name in (("/search", "region"), ("/search/by-id", "region"), ("/search:batch", "together")):
+        parameters = description["paths"][path]["post"]["parameters"]
+        assert name in {parameter["name"] for parameter in parameters}

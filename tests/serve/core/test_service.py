@@ -1,0 +1,174 @@
+"""The search service over a real gallery and a real model file."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
+from retrieval.search.query import Options
+from serve.core.service import Query, SearchService
+from serve.core.thumbnails import MISSING, encode, shrink
+from serve.page import asking
+from serve.page.asking import Found
+from serve.page.wishes import Wishes
+from tests.conftest import draw
+from tests.serve.model import write_model
+
+
+def search(service: SearchService, query: Query, k: int) -> Found:
+    return asking.search(service, [query], Wishes(k))
+
+
+@pytest.fixture(scope="module")
+def service(shop_gallery: Path) -> SearchService:
+    return SearchService(shop_gallery)
+
+
+@pytest.fixture
+def own(tmp_path: Path, shop: Path, model_file: Path) -> tuple[Path, Path]:
+    """A gallery and its pictures, to be changed."""
+    pictures = shutil.copytree(shop, tmp_path / "pictures")
+    Gallery.create(tmp_path / "own.gallery", model_file).add([pictures])
+    return tmp_path / "own.gallery", pictures
+
+
+def test_a_picture_finds_what_brute_force_finds(service: SearchService, shop: Path) -> None:
+    path = shop / "green" / "3.png"
+    query, image = service.query_picture(path)
+    answer = search(service, query, 5)
+    vectors, labels, _, ids = service.gallery.labelled_vectors()
+    scores = vectors @ Embedder(service.folder / "model" / "model.onnx").embed(path)[0]
+    best = np.argsort(-scores, kind="stable")[:5]
+    assert [hit.id for hit in answer.hits] == [ids[i] for i in best]
+    assert [hit.label for hit in answer.hits] == [labels[i] for i in best]
+    np.testing.assert_allclose([hit.score for hit in answer.hits], scores[best], atol=1e-5)
+    assert answer.hits[0].path == str(path)
+    assert answer.hits[0].score == pytest.approx(1, abs=1e-4)
+    assert np.array_equal(image, load_image(path))
+    assert query.embed_ms > 0
+    assert answer.search_ms > 0
+
+
+def test_bytes_are_searched_like_the_file_they_came_from(service: SearchService, shop: Path) -> None:
+    path = shop / "red" / "0.png"
+    of_path, of_bytes = service.query_picture(path)[0], service.query_picture(path.read_bytes())[0]
+    assert search(service, of_path, 3).hits == search(service, of_bytes, 3).hits
+
+
+def test_an_item_finds_its_neighbours_without_itself(service: SearchService) -> None:
+    vectors, _, _, ids = service.gallery.labelled_vectors()
+    scores = vectors @ vectors[4]
+    scores[4] = -np.inf
+    answer = search(service, service.query_item(ids[4]), 6)
+    assert [hit.id for hit in answer.hits] == [ids[i] for i in np.argsort(-scores, kind="stable")[:6]]
+
+
+def test_more_than_there_are_gives_all_there_are(service: SearchService, shop: Path) -> None:
+    assert len(search(service, service.query_picture(shop / "red" / "0.png")[0], 100).hits) == 24
+    assert len(search(service, service.query_item(1), 100).hits) == 23
+
+
+@pytest.mark.parametrize("number", [0, -1, 10_000, 2**63, 10**30])
+def test_numbers_that_are_no_item_are_refused(service: SearchService, number: int) -> None:
+    for ask in (service.query_item, service.thumbnail, service.picture):
+        with pytest.raises(InputError, match="no item"):
+            ask(number)
+
+
+def test_an_unreadable_picture_is_refused_with_its_reason(service: SearchService) -> None:
+    with pytest.raises(ImageError) as refused:
+        service.query_picture(b"not a picture")
+    assert refused.value.reason == ImageError.NOT_AN_IMAGE
+
+
+def test_a_thumbnail_is_that_of_the_item(service: SearchService, shop: Path) -> None:
+    item = search(service, service.query_picture(shop / "blue" / "2.png")[0], 1).hits[0].id
+    assert service.thumbnail(item) == encode(load_image(shop / "blue" / "2.png"))
+    assert service.thumbnail(item) is service.thumbnail(item)  # from memory
+
+
+@pytest.mark.parametrize("size", [(3000, 2000), (1600, 1600), (900, 2400)])
+def test_a_thumbnail_of_a_photograph_looks_like_that_of_all_its_pixels(
+    tmp_path: Path, model_file: Path, size: tuple[int, int]
+) -> None:
+    draw(5, (60, 40)).resize(size, Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=90)
+    Gallery.create(tmp_path / "own.gallery", model_file).add([tmp_path / "a.jpg"])
+    found = Image.open(io.BytesIO(SearchService(tmp_path / "own.gallery").thumbnail(1).data))
+    expected = shrink(load_image(tmp_path / "a.jpg"))
+    lossy = Image.open(io.BytesIO(encode(expected).data))  # WebP alone changes this much
+    assert found.size == expected.size
+    off, allowed = (np.abs(np.asarray(one, int) - np.asarray(expected, int)) for one in (found, lossy))
+    assert off.max() <= allowed.max() + 5
+    assert off.mean() <= allowed.mean() + 0.5
+
+
+def test_a_missing_file_gives_the_grey_tile_until_it_is_back(own: tuple[Path, Path]) -> None:
+    folder, pictures = own
+    service = SearchService(folder)
+    path = pictures / "red" / "0.png"
+    item = search(service, service.query_picture(path)[0], 1).hits[0].id
+    away = path.rename(path.with_suffix(".away"))
+    assert service.thumbnail(item) is MISSING
+    assert service.picture(item).size == (1, 1)  # grey, and searched with all the same
+    assert len(search(service, service.query_item(item), 3).hits) == 3
+    away.rename(path)
+    assert service.thumbnail(item) == encode(load_image(path))
+
+
+def test_what_another_writer_commits_shows_up(own: tuple[Path, Path]) -> None:
+    folder, pictures = own
+    service = SearchService(folder)
+    old = search(service, service.query_picture(pictures / "red" / "0.png")[0], 1).hits[0].id
+    draw(99, hue=1).save(pictures / "new.png")
+    draw(98, hue=2).save(pictures / "red" / "0.png")  # replaced: the old item is gone
+    Gallery(folder).add([pictures])
+    assert service.facts().images == 25
+    found = search(service, service.query_picture(pictures / "new.png")[0], 1).hits[0]
+    assert found.path == str(pictures / "new.png")
+    with pytest.raises(InputError):
+        service.thumbnail(old)
+
+
+def test_an_unchanged_gallery_is_not_loaded_again(own: tuple[Path, Path]) -> None:
+    service = SearchService(own[0])
+    assert service.gallery._snapshot is service.gallery._snapshot
+
+
+def test_requests_go_on_with_the_state_before_while_one_takes_up_the_next(own: tuple[Path, Path]) -> None:
+    folder, pictures = own
+    service = SearchService(folder)
+    draw(99, hue=1).save(pictures / "new.png")
+    with service._live._renewing:  # as another request holds it for as long as it loads
+        Gallery(folder).add([pictures / "new.png"])
+        assert service.facts().images == 24
+        assert len(service.find([1], Options(k=100)).found[0]) == 23  # type: ignore[arg-type]
+    assert service.facts().images == 25
+
+
+def test_a_gallery_rebuilt_with_another_model_refuses_older_queries(
+    own: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder, pictures = own
+    service = SearchService(folder)
+    query, _ = service.query_picture(pictures / "red" / "0.png")
+    shutil.rmtree(folder)
+    with pytest.raises(LookalikeError, match="gone"):
+        service.facts()
+    other = write_model(tmp_path / "other.onnx", note="another")
+    Gallery.create(folder, other).add([pictures / "green"])
+    assert service.facts().images == 8
+    assert service.facts().fingerprint == Embedder(other).fingerprint
+    with pytest.raises(InputError, match="another model"):
+        search(service, query, 3)
+    assert search(service, service.query_picture(pictures / "green" / "0.png")[0], 3).hits
+
+
+def test_a_folder_that_is_no_gallery_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a gallery"):
+        SearchService(tmp_path)

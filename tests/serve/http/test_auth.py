@@ -1,0 +1,232 @@
+"""Nobody gets in without a token or a password; whoever has one can do everything the page does."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+
+from retrieval.errors import InputError
+from serve.http.access_log import HEADERS
+from serve.http.auth import SignIn
+from serve.http.credentials import PASSWORD, TOKEN, Credentials, read_credentials
+from tests.serve.listening import get
+from tests.serve.page.page_events import search_with, upload
+from tests.serve.serving import SERVE, Server, serving
+
+OLD, NEW = "the-token-of-last-week", "the-token-of-this-week"
+USER, SECRET = "ann", "correct horse: battery ☂"
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A file of tokens and one with a password."""
+    folder = tmp_path_factory.mktemp("secrets")
+    for name, text in (("tokens", f"{OLD}\n{NEW}\n"), ("password", f"{SECRET}\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    return folder / "tokens", folder / "password"
+
+
+@pytest.fixture(scope="module")
+def credentials(files: tuple[Path, Path]) -> Credentials:
+    found = read_credentials(files[0], USER, files[1])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("header", "who"),
+    [
+        (f"Bearer {OLD}", "token"),
+        (f"bearer  {NEW} ", "token"),
+        (_basic(USER, SECRET), USER),
+        (_basic(USER, SECRET).replace("Basic", "BASIC"), USER),
+        (f"Bearer {SECRET}", None),
+        (f"Bearer {OLD}{NEW}", None),
+        (f"Bearer {OLD[:-1]}", None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        (_basic(USER, SECRET[:-1]), None),
+        (_basic("bob", SECRET), None),
+        (_basic("", f"{USER}:{SECRET}"), None),
+        (_basic(USER, OLD), None),
+        (f"Basic {USER}:{SECRET}", None),
+        ("Basic ====", None),
+        ("Basic \xff\xff", None),
+        ("", None),
+        (OLD, None),
+    ],
+)
+def test_a_header_lets_in_whom_it_should(credentials: Credentials, header: str, who: str | None) -> None:
+    assert credentials.who(header) == who
+
+
+@given(scheme=st.sampled_from(["Bearer ", "Basic ", ""]), value=st.text())
+def test_nobody_guesses_them_and_nothing_breaks(credentials: Credentials, scheme: str, value: str) -> None:
+    assert credentials.who(scheme + value) is None
+
+
+def test_secrets_are_not_in_what_is_printed(credentials: Credentials) -> None:
+    assert repr(credentials) == "Credentials(user='ann')"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "user", "password", "says"),
+    [
+        ("", None, None, "empty"),
+        ("hunter2", None, None, "16 characters"),
+        (None, "ann", None, "needs a password"),
+        (None, None, "long enough", "needs a password"),
+        (None, "ann", "hunter2", "8 characters"),
+        (None, "ann", "long enough\nlong enough", "more than one line"),
+        (None, "a:b", "long enough", "no colon"),
+    ],
+)
+def test_unusable_secrets_are_refused(
+    tmp_path: Path, tokens: str | None, user: str | None, password: str | None, says: str
+) -> None:
+    files = []
+    for name, text in (("tokens", tokens), ("password", password)):
+        files.append(None if text is None else tmp_path / name)
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=says) as refused:
+        read_credentials(files[0], user, files[1])
+    assert not any(text and text in str(refused.value) for text in (tokens, password))
+
+
+def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_credentials(tmp_path / "nothing", None, None)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not a text file"):
+        read_credentials(tmp_path / "binary", None, None)
+
+
+def test_a_file_that_everybody_can_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokens").write_text(OLD)
+    (tmp_path / "tokens").chmod(0o644)
+    assert read_credentials(tmp_path / "tokens", None, None)
+    assert "chmod 600" in capsys.readouterr().err
+
+
+def test_the_environment_has_secrets_too(monkeypatch: pytest.MonkeyPatch, files: tuple[Path, Path]) -> None:
+    assert read_credentials(None, None, None) is None
+    monkeypatch.setenv(TOKEN, OLD)
+    monkeypatch.setenv(PASSWORD, SECRET)
+    found = read_credentials(None, USER, None)
+    assert found is not None
+    assert found.who(f"Bearer {OLD}") == "token"
+    assert found.who(_basic(USER, SECRET)) == USER
+    (files[0].parent / "other").write_text("a-token-in-a-file-comes-first")
+    other = read_credentials(files[0].parent / "other", USER, None)
+    assert other is not None
+    assert other.who(f"Bearer {OLD}") is None
+
+
+async def _hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope.get("state", {}).get("user", "nobody").encode()})
+
+
+def test_who_guesses_is_stopped_and_others_are_not(credentials: Credentials) -> None:
+    app = SignIn(_hello, credentials)
+    right, wrong = {"Authorization": f"Bearer {OLD}"}, {"Authorization": "Bearer wrong"}
+    assert get(app, **right).text == "token"
+    assert {get(app).status_code for _ in range(20)} == {401}  # who says nothing guesses nothing
+    tries = [get(app, **wrong) for _ in range(12)]
+    assert [found.status_code for found in tries] == [401] * 10 + [429] * 2
+    assert 1 <= int(tries[-1].headers["retry-after"]) <= 6
+    assert get(app, **right).status_code == 429  # or a right guess would show
+    assert get(app, client="192.0.2.9", **right).text == "token"
+    assert get(app, "/healthz", **wrong).status_code == 200
+
+
+def test_a_refusal_says_how_to_sign_in(credentials: Credentials) -> None:
+    both = get(SignIn(_hello, credentials)).headers["www-authenticate"]
+    assert both == 'Basic realm="Lookalike", charset="UTF-8", Bearer realm="Lookalike"'
+    programs = SignIn(_hello, Credentials(credentials.tokens))
+    assert get(programs).headers["www-authenticate"] == 'Bearer realm="Lookalike"'
+
+
+# ---- a real server
+
+
+@pytest.fixture(scope="module")
+def locked(
+    tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path, files: tuple[Path, Path]
+) -> Iterator[Server]:
+    words = ["--token-file", str(files[0]), "--user", USER, "--password-file", str(files[1])]
+    with serving([*SERVE, str(shop_gallery), *words], tmp_path_factory.mktemp("scratch")) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/config", "/theme.css", "/favicon.ico", "/metrics", "/readyz", "/nowhere"),
+        *("/v1/gallery", "/v1/openapi.json", "/v1/images/1/thumbnail", "/gradio_api/heartbeat/x"),
+        *("/gradio_api/app_id", "/gradio_api/queue/data", "/gradio_api/file=/etc"),
+    ],
+)
+def test_nothing_but_the_pulse_is_told_to_strangers(locked: Server, path: str) -> None:
+    for method in ("GET", "POST", "HEAD", "OPTIONS"):
+        found = httpx.request(method, locked.url + path, timeout=30)
+        assert found.status_code == (404 if path == "/nowhere" else 401)
+        assert {name: found.headers.get(name) for name in HEADERS} == HEADERS
+        assert "shop" not in found.text
+    assert httpx.get(f"{locked.url}/healthz", timeout=30).json() == {"status": "ok"}
+
+
+@pytest.mark.slow
+def test_a_password_opens_the_page_and_all_it_does(locked: Server, shop: Path) -> None:
+    signed_in = httpx.BasicAuth(USER, SECRET)
+    with httpx.Client(base_url=locked.url, auth=signed_in, timeout=30) as client:
+        assert "Lookalike: shop" in client.get("/").text
+        path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
+        outcome = search_with(client, {"path": path, "meta": {"_type": "gradio.FileData"}})
+        assert "1 · 1.0000 · red" in json.dumps(outcome["output"]["data"], ensure_ascii=False)
+        assert client.get("/v1/images/1/thumbnail").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_token_opens_the_interface(locked: Server, shop: Path) -> None:
+    picture = (shop / "red" / "1.png").read_bytes()
+    for token, status in ((OLD, 200), (NEW, 200), ("no-such-token-at-all", 401)):
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "image/png"}
+        found = httpx.post(f"{locked.url}/v1/search?k=1", content=picture, headers=headers, timeout=30)
+        assert found.status_code == status
+    assert found.headers["content-type"] == "application/problem+json"
+    assert found.json()["code"] == "sign-in"
+
+
+@pytest.mark.slow
+def test_secrets_are_not_in_the_log_or_the_process_list(
+    shop_gallery: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    words = ["--no-page", "--log-level", "debug", "--token-file", str(files[0])]
+    with serving([*SERVE, str(shop_gallery), *words], tmp_path) as server:
+        for token in (OLD, "a-wrong-one-of-somebody"):
+            url = f"{server.url}/v1/gallery?vector=secret"
+            httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        line = Path(f"/proc/{server.process.pid}/cmdline")
+        shown = line.read_text() if line.exists() else ""
+        code, said = server.stop()
+    assert code == 0
+    assert " token GET /v1/gallery 200 " in said
+    assert " - GET /v1/gallery 401 " in said
+    for secret in (OLD, NEW, "a-wrong-one", "vector"):
+        assert secret not in said + shown

@@ -1,0 +1,65 @@
+"""Who sends slowly, or no further, holds no memory for long."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from serve.http.body_limit import BodyLimit
+from tests.serve.listening import answer, ask, listening, measure
+
+SIZE = (
+    2_000_000  # at the slowest it would take 200 seconds, and a connection of these tests gives up after 30
+)
+TOGETHER = SIZE + SIZE // 2
+HEAD = b"POST /v1/search HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with listening(BodyLimit(measure, SIZE, TOGETHER, patience=1.0, slowest=10_000)) as port:
+        yield port
+
+
+def _nearly_all(port: int) -> socket.socket:
+    return ask(port, HEAD % SIZE, bytes(SIZE - 1000))
+
+
+def test_what_was_sent_gives_no_right_to_stall(port: int) -> None:
+    found = answer(_nearly_all(port))
+    assert found.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"too-slow"' in found
+    again = httpx.post(f"http://127.0.0.1:{port}/", content=bytes(SIZE))  # its memory is free again
+    assert again.text == str(SIZE)
+
+
+def test_who_trickles_is_not_waited_for_either(port: int) -> None:
+    connection = _nearly_all(port)
+    try:
+        for _ in range(900):  # of them, the last 100 bytes would not come
+            connection.sendall(b"x")
+            connection.settimeout(0.03)
+            try:
+                found = connection.recv(65536)
+                break
+            except TimeoutError:
+                continue
+        else:
+            raise AssertionError("it was waited for until the end")
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        connection.close()
+    assert found.startswith(b"HTTP/1.1 408 ")
+
+
+def test_who_sends_steadily_may_take_longer(port: int) -> None:
+    connection = ask(port, HEAD % 240_000)
+    for _ in range(12):
+        time.sleep(0.1)
+        connection.sendall(bytes(20_000))
+    assert b"\r\n240000\r\n" in answer(connection)

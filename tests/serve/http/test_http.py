@@ -1,0 +1,178 @@
+"""What the server answers over HTTP, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from serve.app import MAX_UPLOAD
+from serve.http.access_log import HEADERS
+from tests.serve.page.page_events import search_with, upload
+from tests.serve.serving import Server, files_in
+
+pytestmark = pytest.mark.slow  # the first test waits for the server to start
+
+
+def _as_picture(path: str) -> dict[str, Any]:
+    return {"path": path, "meta": {"_type": "gradio.FileData"}}
+
+
+def test_an_uploaded_picture_is_searched(client: httpx.Client, shop: Path) -> None:
+    path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
+    outcome = search_with(client, _as_picture(path))
+    assert outcome["success"]
+    page = json.dumps(outcome["output"]["data"], ensure_ascii=False)
+    assert "3 results" in page
+    assert "1 · 1.0000 · red" in page
+
+
+def test_a_path_that_nobody_uploaded_is_refused_and_not_copied(
+    client: httpx.Client, server: Server, shop: Path
+) -> None:
+    before = files_in(server.scratch)
+    for path in (shop / "red" / "1.png", Path("/etc/hostname"), Path(__file__)):
+        outcome = search_with(client, _as_picture(str(path)))
+        assert not outcome["success"]
+        assert "results" not in json.dumps(outcome)
+    assert files_in(server.scratch) == before
+
+
+def test_a_picture_named_by_its_address_is_not_fetched(client: httpx.Client, server: Server) -> None:
+    before = files_in(server.scratch)
+    own = f"{server.url}/v1/images/1/thumbnail"  # an address that would answer
+    payload = {**_as_picture(own), "url": own}
+    outcome = search_with(client, payload)
+    assert not outcome["success"]
+    assert files_in(server.scratch) == before
+
+
+def test_refused_pictures_get_a_sentence_and_no_result(client: httpx.Client) -> None:
+    path = upload(client, "query.png", b"not a picture").json()[0]
+    data = search_with(client, _as_picture(path))["output"]["data"]
+    assert "cannot be used: it is not a JPEG" in json.dumps(data)
+    assert data[3] == ""  # of the results
+
+
+def test_uploads_lie_in_a_private_folder(client: httpx.Client, server: Server) -> None:
+    path = Path(upload(client, "query.png", b"x").json()[0])
+    top = server.scratch / path.relative_to(server.scratch).parts[0]
+    assert stat.S_IMODE(top.stat().st_mode) == 0o700
+
+
+def test_uploads_have_a_largest_size(client: httpx.Client, server: Server) -> None:
+    assert MAX_UPLOAD == "20mb"
+    before = files_in(server.scratch)
+    assert upload(client, "large.png", bytes(21 * 1024 * 1024)).status_code == 413
+    assert files_in(server.scratch) == before
+
+
+@pytest.fixture
+def thumbnail(client: httpx.Client) -> Iterator[httpx.Response]:
+    return client.get("/v1/images/1/thumbnail")
+
+
+def test_a_thumbnail_is_a_small_picture_for_this_browser_only(thumbnail: httpx.Response) -> None:
+    assert thumbnail.status_code == 200
+    assert thumbnail.headers["content-type"] == "image/webp"
+    assert thumbnail.headers["cache-control"] == "private, max-age=3600"
+    assert thumbnail.headers["x-content-type-options"] == "nosniff"
+    assert Image.open(io.BytesIO(thumbnail.content)).size == (240, 200)  # 48 x 40, five times
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["0", "25", "-1", "9" * 25, "abc", "1.0", "..%2f..%2fetc%2fpasswd", "%2e%2e", "/etc/hostname"],
+)
+def test_only_numbers_of_live_items_have_a_thumbnail(client: httpx.Client, item: str) -> None:
+    answer = client.get(f"/v1/images/{item}/thumbnail")
+    assert answer.status_code == 404
+    assert "/" not in answer.text  # no path is given away
+
+
+def test_it_says_that_it_is_alive(client: httpx.Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/images/1/thumbnail", "/nowhere", "/gradio_api/info"])
+def test_every_answer_carries_the_security_headers(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    expected = dict(HEADERS)
+    if path == "/":  # a visitor may search with a camera's picture
+        expected["Permissions-Policy"] = "camera=(self), microphone=(), geolocation=()"
+    assert {name: answer.headers.get(name) for name in HEADERS} == expected
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "http" not in policy.replace("https:", "x")  # no other origin is named
+    assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/docs", "/redoc", "/openapi.json", "/gradio_api/openapi.json", "/gradio_api/info"),
+        "/gradio_api/proxy=http://127.0.0.1:1/",
+        "//gradio_api//proxy=http://127.0.0.1:1/",
+        "/gradio_api/file=http://127.0.0.1:1/a.png",
+        "/gradio_api/file=%68ttps%3A%2F%2F127.0.0.1/a.png",
+        "/gradio_api/File=HTTP://127.0.0.1/a.png",
+        "/gradio_api/vibe-code",
+        "/gradio_api/profiling/traces",
+    ],
+)
+def test_doors_that_the_page_does_not_need_are_shut(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["upload", "select", "again", "0"])
+def test_the_events_of_the_page_are_no_open_interface(client: httpx.Client, name: str) -> None:
+    for door in ("run", "call", "api", "call/v2"):
+        assert client.post(f"/gradio_api/{door}/{name}", json={"data": []}).status_code >= 400
+
+
+def test_originals_and_other_files_are_not_served(client: httpx.Client, shop: Path) -> None:
+    for path in (shop / "red" / "1.png", Path("/etc/hostname"), Path(__file__)):
+        assert client.get(f"/gradio_api/file={path}").status_code == 403
+
+
+def test_other_sites_are_told_nothing(client: httpx.Client) -> None:
+    evil = {"Origin": "https://evil.example"}
+    assert "access-control-allow-origin" not in client.get("/config", headers=evil).headers
+    asked = {**evil, "Access-Control-Request-Method": "POST"}
+    answer = client.options("/gradio_api/queue/join", headers=asked)
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_other_sites_cannot_send_anything(client: httpx.Client, server: Server, site: str) -> None:
+    before = files_in(server.scratch)
+    answer = client.post(
+        "/gradio_api/upload", files={"files": ("a.png", b"x" * 77)}, headers={"Sec-Fetch-Site": site}
+    )
+    assert answer.status_code == 403
+    assert files_in(server.scratch) == before
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7860"])
+def test_the_server_answers_to_its_own_names_only(client: httpx.Client, host: str) -> None:
+    assert client.get("/healthz", headers={"Host": host}).status_code == 400
+    assert client.get("/healthz", headers={"Host": "localhost:7860"}).status_code == 200
+
+
+def test_errors_say_nothing_about_the_inside(client: httpx.Client) -> None:
+    config = client.get("/config").json()
+    assert config["show_error"] is False
+    assert config["analytics_enabled"] is False
+    assert config["footer_links"] == []
+    outcome = search_with(client, _as_picture("/etc/hostname"))
+    assert "/etc" not in json.dumps(outcome)
+    assert "Traceback" not in json.dumps(outcome)

@@ -1,0 +1,257 @@
+"""Limits hold against clients that ask too often, send too much or send too slowly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
+
+from serve.http import protocol
+from serve.http.body_limit import BodyLimit
+from serve.http.buckets import Buckets
+from serve.http.proxy_headers import Proxies
+from serve.http.rate_limit import RateLimit, StreamLimit
+from tests.serve.listening import answer, ask, get, listening, measure
+
+CAP, TOGETHER = 100_000, 150_000
+
+
+# ---- requests a second
+
+
+@given(
+    rate=st.floats(0.1, 100),
+    burst=st.integers(1, 50),
+    pauses=st.lists(st.floats(0, 5), min_size=1, max_size=200),
+)
+def test_no_stretch_of_time_has_more_than_its_share(rate: float, burst: int, pauses: list[float]) -> None:
+    now = 0.0
+    buckets = Buckets(rate, burst, clock=lambda: now)
+    granted = []
+    for pause in pauses:
+        now += pause
+        if buckets.take("one") == 0:
+            granted.append(now)
+    for first in range(len(granted)):
+        for last in range(first, len(granted)):
+            share = burst + rate * (granted[last] - granted[first])
+            assert last - first + 1 <= share + 1e-6
+
+
+@given(rate=st.floats(0.01, 100), burst=st.integers(1, 20), tries=st.integers(1, 60))
+def test_who_waits_as_long_as_told_is_let_in(rate: float, burst: int, tries: int) -> None:
+    now = 0.0
+    buckets = Buckets(rate, burst, clock=lambda: now)
+    waits = [buckets.take("one") for _ in range(tries)]
+    assert waits[:burst] == [0] * min(burst, tries)
+    if waits[-1]:
+        now = float(waits[-1])
+        assert buckets.take("one") == 0
+
+
+def test_clients_do_not_share_and_are_forgotten_at_last() -> None:
+    buckets = Buckets(1, 1, clock=lambda: 0.0)
+    assert buckets.take("192.0.2.1") == 0
+    assert buckets.take("192.0.2.1") == 1
+    assert buckets.take("192.0.2.2") == 0
+    for number in range(10_000):
+        buckets.take(f"10.0.{number // 256}.{number % 256}")
+    assert len(buckets) == 4096
+    assert buckets.take("192.0.2.1") == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:1", True),  # one customer's network
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("fe80::1%eth0", "fe80::1%eth1", True),
+    ],
+)
+def test_a_client_is_known_by_its_network(one: str, other: str, same: bool) -> None:
+    buckets = Buckets(1, 1, clock=lambda: 0.0)
+    buckets.take(one)
+    assert (buckets.take(other) > 0) == same
+
+
+def test_a_client_in_a_hurry_is_told_when_to_come_back() -> None:
+    app = RateLimit(measure, rate=0.5)  # five at once, then one in two seconds
+    assert [get(app).status_code for _ in range(6)] == [200] * 5 + [429]
+    refused = get(app)
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["code"] == "too-many-requests"
+    assert refused.headers["retry-after"] in ("1", "2")
+    assert get(app, client="192.0.2.2").status_code == 200
+    assert get(app, "/healthz").status_code == 200
+    assert get(app, "/config").text == "too many requests; wait a little\n"
+
+
+def test_proxies_are_believed_where_they_are_known() -> None:
+    async def tell(scope: Scope, receive: Receive, send: Send) -> None:
+        forwarded = [name for name, _ in scope["headers"] if b"forwarded" in name]
+        said = f"{scope['client'][0]} {scope['scheme']} {len(forwarded)}"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": said.encode()})
+
+    app = Proxies(tell, ["10.0.0.0/8"])
+    claims = {
+        "X-Forwarded-For": "198.51.100.7",
+        "X-Forwarded-Proto": "https",
+        "X-Forwarded-Host": "evil.example",
+    }
+    assert get(app, client="10.1.2.3", **claims).text == "198.51.100.7 https 3"
+    assert get(app, client="192.0.2.1", **claims, Forwarded="for=1.2.3.4").text == "192.0.2.1 http 0"
+    # What the client put there itself stands to the left of what the proxy saw.
+    spoofed = {"X-Forwarded-For": "127.0.0.1, 198.51.100.7, 10.9.9.9"}
+    assert get(app, client="10.1.2.3", **spoofed).text.startswith("198.51.100.7")
+
+
+# ---- streams
+
+
+def test_open_streams_are_counted_and_given_back() -> None:
+    async def scenario() -> None:
+        done = asyncio.Event()
+
+        async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+            await done.wait()
+
+        app = StreamLimit(stream)
+        sent: list[Message] = []
+
+        def scope(client: str) -> dict[str, Any]:
+            path = "/gradio_api/heartbeat/x"
+            return {"type": "http", "path": path, "client": (client, 1), "headers": [], "method": "GET"}
+
+        async def nothing() -> Message:
+            raise AssertionError("nobody reads this request's body")
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        open_now = [asyncio.create_task(app(scope("192.0.2.1"), nothing, send)) for _ in range(64)]
+        await asyncio.sleep(0)
+        await app(scope("192.0.2.1"), nothing, send)
+        assert sent[0]["status"] == 503
+        others = [asyncio.create_task(app(scope(f"192.0.2.{n}"), nothing, send)) for n in range(2, 250)]
+        await asyncio.sleep(0)
+        assert sum(message.get("status") == 503 for message in sent) == 1 + 248 - (256 - 64)
+        done.set()
+        await asyncio.gather(*open_now, *others)
+        refused = len(sent)
+        await asyncio.gather(*(app(scope("192.0.2.1"), nothing, send) for _ in range(64)))
+        assert len(sent) == refused
+
+    asyncio.run(scenario())
+
+
+# ---- bodies
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with listening(BodyLimit(measure, CAP, TOGETHER, patience=1.0, slowest=10_000)) as port:
+        yield port
+
+
+def _parts(size: int) -> Iterator[bytes]:
+    yield from (bytes(10_000) for _ in range(size // 10_000))
+    yield bytes(size % 10_000)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("size", "status"), [(CAP, 200), (CAP + 1, 413), (2 * CAP, 413)])
+def test_a_body_has_a_largest_size(port: int, size: int, status: int, chunked: bool) -> None:
+    found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=_parts(size) if chunked else bytes(size))
+    assert found.status_code == status
+    if status == 200:
+        assert found.text == str(size)
+    else:
+        assert found.json()["code"] == "too-large"
+
+
+def test_a_body_that_is_announced_far_too_large_is_not_waited_for(port: int) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000000\r\n\r\n"
+    assert answer(ask(port, head)).startswith(b"HTTP/1.1 413 ")
+
+
+def test_one_who_asks_before_sending_is_told_at_once(port: int) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (CAP + 1)
+    assert answer(ask(port, head)).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_stream_without_end_is_cut_off(port: int) -> None:
+    connection = ask(port, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    try:
+        for _ in range(1000):
+            connection.sendall(b"2710\r\n" + bytes(10_000) + b"\r\n")
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    assert b"413" in answer(connection)[:20]
+
+
+@pytest.mark.parametrize("kind", [b"Content-Length: 5000", b"Transfer-Encoding: chunked"])
+def test_a_body_that_does_not_come_is_not_waited_for(port: int, kind: bytes) -> None:
+    found = answer(ask(port, b"POST /v1/search HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\n\r\n"))
+    assert found.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"too-slow"' in found
+
+
+def test_bodies_of_all_clients_together_have_a_largest_size(port: int) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
+    first = ask(port, head, bytes(90_000))
+    found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
+    while found.status_code == 200:  # the first one's bytes were still under way
+        found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
+    assert found.status_code == 503
+    assert found.json()["code"] == "busy"
+    first.sendall(bytes(10_000))
+    assert b"100000" in answer(first)
+    assert httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000)).text == "90000"
+
+
+# ---- connections
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    half = b"GET / HTTP/1.1\r\nHost:"
+    with listening(measure) as port:
+        silent, begun, again = ask(port), ask(port, half), ask(port, half, b" x\r\n\r\n")
+        found = b""
+        while not found.endswith(b"\r\n0\r\n\r\n"):
+            found += again.recv(65536) or pytest.fail("it was closed before the whole answer had come")
+        again.sendall(half)  # a second head: nothing but its own time ends it, the pause before it is over
+        assert [answer(connection) for connection in (silent, begun, again)] == [b"", b"", b""]
+        assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
+
+
+def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.8)
+        await measure(scope, receive, send)
+
+    with listening(late) as port:
+        assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
+
+
+def test_connections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
+    with listening(measure) as port:
+        held = [ask(port) for _ in range(3)]
+        assert answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == b""
+        held.pop().close()
+        while not answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")):
+            pass  # until the server has noticed
+        for connection in held:
+            connection.close()

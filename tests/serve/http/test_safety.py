@@ -1,0 +1,296 @@
+"""The server among hostile clients: broken pictures, foreign sites, failures that must not tell anything."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve.app import create_app
+from serve.config import Settings
+from serve.core.service import SearchService
+from serve.core.telemetry import Telemetry
+from serve.http import upload_limit
+from serve.http.access_log import HEADERS
+from serve.http.stack import protect
+from tests.serve.listening import answer, ask, get, listening, measure
+from tests.serve.page.page_events import upload
+from tests.serve.serving import ROOT, Server, files_in
+
+SITE = "https://shop.example"
+
+
+def _settings(**more: Any) -> Settings:
+    return Settings(galleries={"shop": Path("shop.gallery")}, **{"page": False, **more})
+
+
+def _protected(gallery: Path, **more: Any) -> ASGIApp:
+    """The application over a gallery, behind everything."""
+    settings, service = _settings(**more), SearchService(gallery)
+    return protect(create_app(service, page=settings.page), settings, service.telemetry)
+
+
+@pytest.fixture(scope="module")
+def api(shop_gallery: Path) -> ASGIApp:
+    """The API alone, open to pages of one other site."""
+    return _protected(shop_gallery, origins=(SITE,), max_body=1)
+
+
+# ---- other sites
+
+
+def _send(app: ASGIApp, method: str, path: str, **headers: str) -> httpx.Response:
+    async def sent() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7860") as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(sent())
+
+
+def test_a_site_that_is_listed_may_ask_and_others_may_not(api: ASGIApp) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    allowed = _send(api, "OPTIONS", "/v1/search", Origin=SITE, **asks)
+    assert allowed.status_code == 200
+    found = _send(api, "POST", "/v1/search", Origin=SITE, **{"Content-Type": "text/plain"})
+    assert found.status_code == 415  # it came through
+    for answered in (allowed, found):
+        assert answered.headers["access-control-allow-origin"] == SITE
+        assert "access-control-allow-credentials" not in answered.headers
+    for name in (
+        "https://evil.example",
+        f"{SITE}:8443",
+        f"{SITE}.evil.example",
+        "http://shop.example",
+        "null",
+    ):
+        answers = [_send(api, "OPTIONS", "/v1/search", Origin=name, **asks)]
+        answers += [_send(api, method, "/v1/gallery", Origin=name) for method in ("GET", "POST")]
+        assert [answered.status_code for answered in answers] == [403, 200, 403]
+        assert not any("access-control-allow-origin" in answered.headers for answered in answers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 404),  # a program says nothing about sites
+        ({"Origin": "http://localhost:7860", "Sec-Fetch-Site": "same-origin"}, 404),
+        ({"Origin": "http://localhost:7860"}, 404),
+        ({"Sec-Fetch-Site": "none"}, 404),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "http://localhost:7861"}, 403),  # plain http: there is no more than this to go by
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:7860@evil.example"}, 403),
+    ],
+)
+def test_a_foreign_page_is_known_by_what_its_browser_says(
+    api: ASGIApp, headers: dict[str, str], status: int
+) -> None:
+    assert _send(api, "POST", "/v1/nowhere", **headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        *[("localhost:7860", True), ("LOCALHOST", True), ("127.0.0.1", True), ("[::1]:7860", True)],
+        *[("a.b.example", True), ("A.B.EXAMPLE:80", True), ("b.example", False), ("xb.example", False)],
+        *[("evil.example", False), ("localhost.evil.example", False), ("", False), ("[::2]", False)],
+        *[("localhost@evil.example", False), ("localhost/evil", False), ("127.0.0.1.evil.example", False)],
+    ],
+)
+def test_the_server_goes_by_the_names_it_was_given(shop_gallery: Path, host: str, ours: bool) -> None:
+    names = ("localhost", "127.0.0.1", "::1", "*.b.example")
+    app = _protected(shop_gallery, names=names)
+    found = get(app, "/v1/gallery", Host=host)
+    assert found.status_code == (200 if ours else 400)
+    assert ours or found.json()["code"] == "wrong-host"
+
+
+def test_refusals_are_counted_where_the_server_is_watched(shop_gallery: Path) -> None:
+    app = _protected(shop_gallery, names=("localhost",), rate=0.2)  # two at once
+    for host in ("evil.example", "evil.example", "localhost", "localhost", "localhost"):
+        get(app, "/v1/gallery", Host=host)
+    figures = get(app, "/metrics", client="192.0.2.2", Host="localhost").text
+    assert 'lookalike_problems_total{code="wrong-host"} 2.0' in figures
+    assert 'lookalike_problems_total{code="too-many-requests"} 1.0' in figures
+
+
+# ---- failures
+
+
+async def _fails(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("secret of /srv/inside")
+
+
+async def _fails_late(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await _fails(scope, receive, send)
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/config"])
+def test_a_failure_tells_its_number_and_the_log_the_rest(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        found = get(protect(_fails, _settings(), Telemetry()), path)
+    assert found.status_code == 500
+    assert not any(word in found.text for word in ("secret", "Traceback", "inside", "RuntimeError"))
+    assert {name: found.headers.get(name) for name in HEADERS} == HEADERS
+    assert found.headers["x-request-id"] in caplog.text
+    assert "secret of /srv/inside" in caplog.text
+
+
+def test_an_answer_that_breaks_off_is_seen_to_break_off(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        listening(protect(_fails_late, _settings(), Telemetry())) as port,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        httpx.get(f"http://127.0.0.1:{port}/v1/gallery")
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/v1/nowhere", {}, 404),
+        ("GET", "/nowhere", {}, 404),
+        ("DELETE", "/v1/gallery", {}, 405),
+        ("GET", "/v1/gallery", {"Host": "evil.example"}, 400),
+        ("POST", "/v1/search", {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("POST", "/v1/search", {"Content-Length": "99999999", "Expect": "100-continue"}, 413),
+        ("POST", "/v1/search", {"Content-Type": "text/plain"}, 415),
+        ("GET", "/v1/images/0", {}, 404),
+    ],
+)
+def test_every_error_has_the_security_headers_and_one_shape(
+    api: ASGIApp, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    found = _send(api, method, path, **headers)
+    assert found.status_code == status
+    assert {name: found.headers.get(name) for name in HEADERS} == HEADERS
+    if path.startswith("/v1"):
+        assert found.headers["content-type"] == "application/problem+json"
+        assert found.json()["status"] == status
+        assert found.headers["x-request-id"] in found.json()["instance"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/images/1/../../../etc/passwd", "/v1/images/%2e%2e/%2e%2e/etc/passwd", "/v1/images/1%2f..%2f2"),
+        *(
+            "/v1/images/..%5c..%5cetc%5cpasswd",
+            "/static/../../../etc/passwd",
+            "/static/%2e%2e/%2e%2e/etc/passwd",
+        ),
+        *(
+            "/assets/..%2f..%2f..%2fetc%2fpasswd",
+            "//etc/passwd",
+            "/etc/passwd",
+            "/gradio_api/file=etc/passwd",
+        ),
+        *("/gradio_api/file=..%2f..%2fetc%2fpasswd", "/gradio_api/file=/proc/self/environ", "/.env", "/%00"),
+        *(
+            "/gradio_api/file=/etc/../etc/passwd",
+            "/gradio_api/file=%2fetc%2fpasswd",
+            "/gradio_api//file=/etc/passwd",
+        ),
+        *("/login", "/logout", "/monitoring", "/gradio_api/runs", "/gradio_api/mcp", "/gradio_api/deep_link"),
+        *(
+            "/gradio_api/startup-events",
+            "/gradio_api/component_server",
+            "/gradio_api/process_recording",
+            "/gradio_api/user",
+            "/pwa_icon",
+        ),
+        *(
+            "/gradio_api/custom_component/1/client/component/index.js",
+            "/gradio_api/stream/x",
+            "/GRADIO_API/upload",
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_no_way_leads_out_of_the_gallery(server: Server, path: str) -> None:
+    for method in (b"GET", b"POST"):
+        # As it stands: a client library would tidy the path up first.
+        found = _raw(server, method + b" " + path.encode() + b" HTTP/1.1")
+        assert found.split()[1] in (b"403", b"404", b"405"), found[:200]
+        assert b"root:" not in found
+        assert b"PATH=" not in found
+
+
+def _raw(server: Server, line: bytes) -> bytes:
+    host = server.url.removeprefix("http://")
+    port = int(host.rpartition(":")[2])
+    return answer(ask(port, line + b"\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"))
+
+
+# ---- uploads
+
+
+@pytest.mark.slow
+def test_uploads_are_deleted_while_the_server_runs(
+    shop_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    import gradio
+
+    from serve import page
+
+    class Blocks(gradio.Blocks):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            assert options["delete_cache"] == (60, 300)  # every minute, what is older than five
+            super().__init__(*args, **{**options, "delete_cache": (1, 1)})
+
+    monkeypatch.setattr(page.gr, "Blocks", Blocks)
+    app = _protected(shop_gallery, page=True)
+    with (
+        listening(app, lifespan="on") as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
+    ):
+        assert upload(client, "query.png", b"x").status_code == 200
+        assert files_in(tmp_path)
+        for _ in range(200):
+            if not files_in(tmp_path):
+                return
+            time.sleep(0.1)
+    raise AssertionError(f"still there: {files_in(tmp_path)}")
+
+
+@pytest.mark.parametrize(("name", "most"), [("_MOST_BYTES", 1000), ("_MOST_FILES", 3)])
+def test_uploads_do_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(upload_limit, name, most)
+    monkeypatch.setattr(upload_limit, "_LOOK_AGAIN_SECONDS", 0.0)
+    app = upload_limit.UploadLimit(measure, tmp_path)
+    for number in range(3):
+        assert get(app, "/gradio_api/upload").status_code == 200
+        (tmp_path / f"of a session {number}").mkdir()
+        (tmp_path / f"of a session {number}" / "query.png").write_bytes(bytes(400))
+    assert get(app, "/gradio_api/upload").status_code == 503
+    assert get(app, "/gradio_api/queue/data").status_code == 200
+    shutil.rmtree(tmp_path / "of a session 1")
+    assert get(app, "/gradio_api/upload").status_code == 200
+
+
+def test_nothing_that_can_run_code_is_read() -> None:
+    """The formats that a file could take over the process with are not used at all."""
+    for file in (*(ROOT / "serve").rglob("*.py"), *(ROOT / "retrieval").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {"pickle", "marshal", "shelve", "dill", "joblib"} & set(names), file
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                assert isinstance(node.value, ast.Constant), file
+                assert node.value.value is False, file
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), file

@@ -1,0 +1,328 @@
+"""The evaluation tab without a browser: what is measured and shown, by whom, and what a failure says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval import Gallery
+from retrieval.analysis.embeddings import Embeddings
+from retrieval.analysis.triplets import triplets
+from retrieval.evaluation.gallery import evaluate_gallery
+from retrieval.evaluation.report import Report, kept
+from retrieval.storage.contents import stored
+from serve.core.service import SearchService
+from serve.page import figures as figures_tab
+from serve.page.background import Background
+from serve.page.evaluation import Evaluation
+from serve.page.figures import Figures
+from serve.page.report_choice import Choice, Reports
+from tests.conftest import draw
+from tests.retrieval.filling import bare_gallery, commit, new_items, unit_vectors
+from tests.retrieval.reports.html_page import Page
+from tests.serve.page.page_events import send_event
+from tests.serve.serving import SERVE, serving
+
+_NASTY = "<img src=x onerror=alert(1)>'\"&"
+
+
+@pytest.fixture
+def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
+    """The shop, to be changed."""
+    shutil.copytree(shop_gallery, tmp_path / "shop.gallery")
+    return SearchService(tmp_path / "shop.gallery")
+
+
+@pytest.fixture
+def confused(shop: Path, model_file: Path, tmp_path: Path) -> SearchService:
+    """The shop, each picture with a label that says nothing about it."""
+    gallery = Gallery.create(tmp_path / "shop.gallery", model_file)
+    paths = sorted(shop.glob("*/*.png"))
+    gallery.add(paths, metadata=[{"label": str(number % 5)} for number in range(len(paths))])
+    return SearchService(tmp_path / "shop.gallery")
+
+
+def until(look: Callable[[], str], *, running: bool = False) -> str:
+    """What is shown when work has ended, or, with `running`, begun."""
+    for _ in range(600):
+        if ("data-running" in (text := look())) == running:
+            return text
+        time.sleep(0.05)
+    raise AssertionError(text)
+
+
+def opened(service: SearchService, choice: Choice | None = None) -> tuple[str, dict[str, object], str]:
+    return Evaluation(service).opened(choice or Choice())
+
+
+def searching(page: Page) -> list[tuple[int, str | None]]:
+    """The item that each button searches with, and the file name of the picture on it."""
+    return [
+        (int(str(attributes["data-search"])), inside.get("alt"))
+        for (tag, attributes), (_, inside) in pairwise(page.tags)
+        if tag == "button" and "data-search" in attributes
+    ]
+
+
+# ---- measuring
+
+
+def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchService) -> None:
+    tab = Evaluation(service)
+    measure, _, report = tab.opened(Choice())
+    assert "data-evaluate" in measure
+    assert "no evaluation yet" in report
+    tab.begin()
+    until(lambda: tab.look()[0])
+    measure, form, report = tab.opened(Choice())
+    assert "data-evaluate" not in measure
+    assert "as it is now" in measure
+    (folder,) = kept(service.folder)
+    assert form["report"] == folder.name
+    assert "Recall@1" in report
+    tab.begin()
+    assert kept(service.folder) == [folder], "what is known is not measured again"
+    assert "as it is now" in opened(service)[0], "nor by who comes later"
+    service.gallery.remove([1])
+    assert "data-evaluate" in opened(service)[0]
+    tab.begin()
+    until(lambda: tab.opened(Choice())[0])
+    assert len(kept(service.folder)) == 2
+
+
+def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_path: Path) -> None:
+    """And nothing else of the kind begins in this process, whichever gallery it is about."""
+    tab, other, go = Evaluation(service), Background[str](), threading.Event()
+    other.begin("long", lambda: "done" if go.wait(30) else "")
+    told = tab.begin()
+    assert "other long work goes on" in told
+    assert "data-evaluate" in told
+    figures = Figures(service)
+    assert "Waiting" in figures.open(SimpleNamespace(of="triplets"))  # type: ignore[arg-type]
+    go.set()
+    while other.look().running:
+        time.sleep(0.01)
+    assert other.look().result == "done"
+    shown = [tab.begin() for _ in range(5)]
+    assert all("data-running" in one or "as it is now" in one for one in shown)
+    until(lambda: tab.opened(Choice())[0])
+    assert len(kept(service.folder)) == 1
+    assert "<figure>" in until(lambda: figures.look(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
+
+
+def test_labels_that_say_nothing_are_no_fault_of_the_visitor(tmp_path: Path, model_file: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    for seed in range(3):
+        draw(seed).save(tmp_path / "flat" / f"{seed}.png")
+    Gallery.create(tmp_path / "g", model_file).add([tmp_path / "flat"])
+    measure, _, _ = opened(SearchService(tmp_path / "g", name="flat"))
+    assert "flat: none of its images has a label" in measure
+    assert "button" not in measure
+    assert str(tmp_path) not in measure
+
+
+def test_a_failure_says_what_to_do_and_not_where_it_is(service: SearchService, tmp_path: Path) -> None:
+    shutil.rmtree(service.folder / "reports")
+    (service.folder / "reports").touch()
+    tab = Evaluation(service)
+    tab.begin()
+    said = until(lambda: tab._measure())
+    assert "cannot keep a report" in said
+    assert "data-evaluate" in said, "it can be tried again"
+    assert str(tmp_path) not in said
+    (service.folder / "reports").unlink()
+    tab.begin()
+    assert "as it is now" in until(lambda: tab._measure())
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+    gallery = bare_gallery(tmp_path / "g")
+    with gallery.store.writing():
+        items = new_items([f"{n % 9}{n}" for n in range(25_000)])
+        gallery.store.commit(unit_vectors(25_000), items)
+    with serving([*SERVE, str(tmp_path / "g")], tmp_path / "scratch") as server:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            until(lambda: str(send_event(client, "submit", [], "measure")["output"]["data"]), running=True)
+        begun = time.monotonic()
+        code, said = server.stop()
+        assert time.monotonic() - begun < 25
+    assert code == 0
+    assert "Traceback" not in said
+    assert kept(tmp_path / "g") == []
+    assert len(Gallery.open(tmp_path / "g")) == 25_000
+
+
+# ---- reports
+
+
+def test_reports_are_chosen_and_compared(service: SearchService) -> None:
+    for _ in range(2):
+        evaluate_gallery(service.gallery)
+        service.gallery.remove([stored(service.gallery).ids[-1].item()])
+    old, new = kept(service.folder)
+    reports = Reports(service)
+    listed = reports.listed()
+    assert [report.name for report in listed] == [new.name, old.name], "newest first"
+    recall = Report.load(new).headline.recall[1]
+    assert f"Recall@1 {100 * recall:.1f}%" in listed[0].title
+    titles = tuple((report.name, report.title) for report in listed)
+    assert reports.among(Choice()) == Choice(new.name, "", titles)
+    assert reports.among(Choice(old.name, new.name)) == Choice(old.name, new.name, titles)
+    assert reports.among(Choice("gone", new.name)) == Choice(new.name, "", titles)
+    tab = Evaluation(service)
+    alone, both = tab.shown(Choice(old.name)), tab.shown(Choice(new.name, old.name))
+    assert "24 query images" in alone
+    assert "23 query images" in tab.shown(Choice(new.name))
+    assert "difference to" in both
+    assert "difference to" not in alone
+    assert "Not all is the same" in both
+    assert tab.shown(Choice(old.name)) is alone, "it is drawn once"
+
+
+def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService, tmp_path: Path) -> None:
+    ours = evaluate_gallery(service.gallery)
+    other = Report("folder:other", "each searches the others", 3, 2, None, ours.results)
+    strange = Report(**{**vars(ours), "data": "y", "findings": None})
+    for name, report in (("other", other), ("strange", strange)):
+        report.save(service.folder / "reports" / name)
+    (service.folder / "reports" / "broken").mkdir()
+    (service.folder / "reports" / "broken" / "report.json").write_text("{}")
+    tab, name = Evaluation(service), kept(service.folder)[0].name
+    assert "other things than" in tab.shown(Choice("other", name))
+    assert "evaluate again" in tab.shown(Choice("broken"))
+    assert str(tmp_path) not in tab.shown(Choice("broken"))
+    titles = [title for _, title in opened(service)[1]["reports"]]  # type: ignore[misc]
+    assert "broken: not readable" in titles
+
+
+def test_no_visitor_names_a_path(service: SearchService) -> None:
+    evaluate_gallery(service.gallery).save(service.folder.parent / "shop")
+    (folder,) = kept(service.folder)
+    tab = Evaluation(service)
+    for name in ("../../shop", "/etc", "..", "nowhere", "\0"):
+        for choice in (Choice(name), Choice(folder.name, name)):
+            _, form, _ = tab.opened(choice)
+            assert (form["report"], form["against"]) == (folder.name, "")
+            assert "not there any more" in tab.shown(choice)
+
+
+def test_what_a_browser_sends_is_read_with_care() -> None:
+    sent = {"report": "a", "against": None, "more": 1, "reports": [["x"], 7, [1, "title"], ["a", "b"]]}
+    assert Choice.of(sent) == Choice("a", "None", (("1", "title"), ("a", "b")))
+    for value in (None, "x", [], {}, {"reports": 5}):
+        assert Choice.of(value) == Choice()
+
+
+@given(st.builds(Choice, st.text(), st.text(), st.lists(st.tuples(st.text(), st.text())).map(tuple)))
+def test_a_choice_survives_the_way_to_the_browser_and_back(choice: Choice) -> None:
+    assert Choice.of(json.loads(json.dumps(choice.form))) == choice
+
+
+def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: SearchService) -> None:
+    service = confused
+    evaluate_gallery(service.gallery)
+    (folder,) = kept(service.folder)
+    findings = Report.load(folder).findings
+    assert findings is not None
+    page = Evaluation(service).shown(Choice(folder.name))
+    found = searching(Page(page))
+    assert len(found) == page.count("<img")
+    for item, name in found:
+        assert Path(service.item(item).path).name == name
+    hardest = [findings.queries.path[hard.query] for hard in findings.hardest]
+    assert set(hardest) <= {
+        Path(service.item(item).path).relative_to(findings.root).as_posix() for item, _ in found
+    }
+    assert "A click on a picture" in page
+    item = found[0][0]
+    service.gallery.remove([item])
+    page = Evaluation(service).shown(Choice(folder.name))
+    assert item not in [one for one, _ in searching(Page(page))]
+    assert "not in this gallery" in page
+
+
+def test_pictures_that_the_gallery_lacks_are_no_buttons(
+    service: SearchService, model_file: Path, tmp_path: Path
+) -> None:
+    for label in "ab":
+        (tmp_path / "others" / label).mkdir(parents=True)
+        for seed in range(3):
+            draw(seed, hue=seed).save(tmp_path / "others" / label / f"{seed}.png")
+    others = Gallery.create(tmp_path / "others.gallery", model_file)
+    others.add([tmp_path / "others"])
+    evaluate_gallery(others).save(service.folder / "reports" / "others")
+    page = Evaluation(service).shown(Choice("others"))
+    assert "<img" in page
+    assert searching(Page(page)) == []
+    assert "are not in this gallery, so they cannot" in page
+
+
+# ---- figures
+
+
+def figure(figures: Figures, name: str) -> str:
+    event = SimpleNamespace(of=name)
+    figures.open(event)  # type: ignore[arg-type]
+    return until(lambda: figures.look(event))  # type: ignore[arg-type]
+
+
+def test_the_triplet_diagram_is_of_the_labelled_images(service: SearchService) -> None:
+    vectors, labels, _, _ = service.gallery.labelled_vectors()
+    share = triplets(Embeddings("shop", vectors, np.array(labels))).hard_share
+    shown = figure(Figures(service), "triplets")
+    assert f"of {100 * share:.1f}% of the images another class is nearer" in shown
+    assert "24 labelled images" in shown
+    assert "data-figure='triplets' aria-pressed='true'" in shown
+
+
+def test_the_map_has_every_picture_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = bare_gallery(tmp_path / "g")
+    commit(gallery, [f"{_NASTY if n % 3 else 'b'}{n}" for n in range(30)])
+    with gallery.store.writing():
+        gallery.store.commit(unit_vectors(4, 7), [i for n in "wxyz" for i in new_items([n])])
+    service = SearchService(tmp_path / "g", address="/v1/galleries/g")
+    shown = figure(Figures(service), "map")
+    marks = [attributes for tag, attributes in Page(shown).tags if "data-item" in attributes]
+    assert sorted(int(str(mark["data-item"])) for mark in marks) == list(range(1, 35))
+    labels = {item: service.item(item).label for item in range(1, 35)}
+    assert {int(str(m["data-item"])): m["data-label"] for m in marks} == labels
+    (image,) = [attributes for tag, attributes in Page(shown).tags if tag == "img"]
+    assert re.fullmatch(r"/v1/galleries/g/images/\d+/thumbnail\?v=.{8}", str(image["src"]))
+    assert "data:" not in shown
+    assert "onerror" not in {name for _, attributes in Page(shown).tags for name in attributes}
+    monkeypatch.setattr(figures_tab, "_MAPPED", 20)
+    assert "20 images of 34, drawn at random" in figure(Figures(service), "map")
+
+
+def test_a_figure_is_made_once_for_each_state(service: SearchService) -> None:
+    figures = Figures(service)
+    figure(figures, "map")
+    made = figures._works["map"].look().result
+    assert figure(figures, "map").endswith(str(made))
+    assert figures._works["map"].look().result is made
+    service.gallery.remove([1])
+    assert "t-SNE of 23 images" in figure(figures, "map")
+    assert "aria-pressed='true'" not in figures.open(SimpleNamespace(of=""))  # type: ignore[arg-type]
+    assert "aria-pressed='true'" not in figures.open(SimpleNamespace(of="other"))  # type: ignore[arg-type]
+
+
+def test_too_few_pictures_for_a_figure_say_so(tmp_path: Path) -> None:
+    gallery = bare_gallery(tmp_path / "g")
+    commit(gallery, ["a1", "b1"])
+    service = SearchService(tmp_path / "g", name="tiny")
+    assert "tiny: a map needs at least 4" in figure(Figures(service), "map")
+    assert "tiny: no two of its images share a label" in figure(Figures(service), "triplets")
