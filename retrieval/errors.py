@@ -1,35 +1,55 @@
-"""The errors a user can meet. They are raised where the cause is known and caught once, at the boundary."""
+"""Base error classes: exit code of the command line, problem code and HTTP status of the server.
+
+Errors are raised where the cause is known and caught once, at the command line or the HTTP boundary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 
 class LookalikeError(Exception):
-    """Something failed. The message says what, where and what to do, in one line."""
+    """An operation failed. The message is one line: where, the problem, what to do.
 
-    exit_code = 1
+    Attributes:
+        exit_code: Exit code of the command line.
+        code: Stable problem code in the server's responses.
+        status: HTTP status of those responses.
+        title: Short description of the problem code.
+    """
+
+    exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "internal-error"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "The server failed"
 
 
 class InputError(LookalikeError):
-    """What was handed in cannot be used: a wrong path, name, option, model or data set."""
+    """Invalid input: a wrong path, name, option, model or data set."""
 
     exit_code = 2
+    code = "invalid-request"
+    status = 422
+    title = "The request cannot be used"
 
 
 class LockedError(LookalikeError):
-    """Another process is writing the gallery."""
+    """Another process is writing to the gallery."""
 
 
 class ImageError(InputError):
-    """A picture that cannot be used.
+    """An image that cannot be used.
 
     Attributes:
-        source: the path, or a word for bytes that came without one.
-        reason: one of the codes below, stable enough to count by.
-        detail: one sentence for people.
+        source: Path of the image, or a placeholder for bytes without a path.
+        reason: One of the constants below; stable, so that failures can be counted by reason.
+        detail: One sentence for people.
     """
+
+    code = "unusable-image"
+    title = "The image cannot be used"
 
     MISSING = "missing"
     PERMISSION = "permission"
@@ -44,7 +64,16 @@ class ImageError(InputError):
         self.detail = detail
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The hint of an error about a name that is not known: the nearest that is, or else `otherwise`."""
-    near = get_close_matches(name, list(known), 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return a hint for an unknown name: the closest known name, or `otherwise` if none is close.
+
+    Args:
+        name: The unknown name.
+        known: Valid names.
+        otherwise: Hint if no name is close; by default the list of valid names.
+    """
+    names = list(known)
+    close = get_close_matches(name, names, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return otherwise or (f"known: {', '.join(map(repr, names))}" if names else "there are none")

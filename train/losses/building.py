@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from retrieval.errors import did_you_mean
 from train.losses.memory import Memory
 from train.losses.objective import Objective
-from train.losses.registry import Entry, check_parameters, entries, find, nearest, require, signature
+from train.losses.registry import Entry, check_parameters, entries, find, require, signature
 
 _PARTS = ("name", "negatives", "mining", "regularizers", "memory")
 
@@ -144,7 +145,7 @@ def _memory(given: Any, embedding_dim: int | None) -> Memory | None:
     own = dict(given) if isinstance(given, Mapping) else {"size": given}
     for key, value in own.items():
         if key not in ("size", "warmup"):
-            raise ValueError(f"memory has no parameter {key!r}; {nearest(str(key), ['size', 'warmup'])}")
+            raise ValueError(f"memory has no parameter {key!r}; {did_you_mean(str(key), ['size', 'warmup'])}")
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(whole, f"memory {key}", value, "a whole number")
     if "size" not in own:
@@ -178,7 +179,7 @@ def names(kind: str = "loss") -> Names:
         ('batch', 'optimal', 'optimal-segment', 'symmetric', 'interpolated')
     """
     if kind not in TITLES:
-        raise ValueError(f"there is no kind {kind!r}; {nearest(kind, TITLES)}")
+        raise ValueError(f"there is no kind {kind!r}; {did_you_mean(kind, TITLES)}")
     return Names(entries(kind))  # type: ignore[arg-type]
 
 
@@ -192,7 +193,7 @@ def describe(*wanted: str) -> str:
     every = [name for of_kind in known.values() for name in of_kind]
     for name in wanted:
         if name not in every:
-            raise ValueError(f"nothing is named {name!r}; {nearest(name, every)}")
+            raise ValueError(f"nothing is named {name!r}; {did_you_mean(name, every)}")
     chosen = {
         kind: Names({name: entry for name, entry in of_kind.items() if not wanted or name in wanted})
         for kind, of_kind in known.items()

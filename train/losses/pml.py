@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train.losses.registry import nearest
+from retrieval.errors import did_you_mean
 from train.losses.view import View
 
 
@@ -54,11 +54,11 @@ def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:
     }
     wanted = name.removeprefix("pml:")
     if wanted not in known:
-        raise ValueError(f"pytorch-metric-learning has no loss {wanted!r}; {nearest(wanted, known)}")
+        raise ValueError(f"pytorch-metric-learning has no loss {wanted!r}; {did_you_mean(wanted, known)}")
     taken = _parameters(known[wanted])
     for key in parameters:
         if key not in taken:
-            raise ValueError(f"{name!r} has no parameter {key!r}; {nearest(str(key), taken)}")
+            raise ValueError(f"{name!r} has no parameter {key!r}; {did_you_mean(str(key), taken)}")
     return PMLTerm(known[wanted](**parameters))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import types
@@ -10,6 +9,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+
+from retrieval.errors import did_you_mean
 
 Kind = Literal["loss", "negatives", "mining", "regularizer"]
 T = TypeVar("T", bound=type)
@@ -110,16 +111,7 @@ def find(kind: Kind, name: object) -> Entry:
     }
     elsewhere = [what[k] for k in _ENTRIES if k != kind and name in _ENTRIES[k]]
     hint = f" (it is a {elsewhere[0]})" if elsewhere else ""
-    raise ValueError(f"there is no {what[kind]} named {name!r}{hint}; {nearest(str(name), known)}")
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A sentence that names the valid names most like the wrong one, or all when none is like it."""
-    valid = list(valid)
-    close = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"it takes {', '.join(repr(v) for v in valid)}" if valid else "it takes none"
+    raise ValueError(f"there is no {what[kind]} named {name!r}{hint}; {did_you_mean(str(name), known)}")
 
 
 def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
@@ -128,7 +120,7 @@ def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str]
         if key not in entry.parameters:
             raise ValueError(
                 f"{entry.kind} {entry.name!r} has no parameter {key!r}; "
-                f"{nearest(str(key), [*entry.parameters, *also])}"
+                f"{did_you_mean(str(key), [*entry.parameters, *also])}"
             )
         annotation = entry.parameters[key].annotation
         if not _fits(value, annotation):
@@ -177,5 +169,5 @@ def _expected(value: Any, annotation: Any) -> str:
                 {float: "a finite number", int: "a whole number", bool: "true or false"}.get(option, "null")
             )
     if choices and isinstance(value, str):
-        return nearest(value, choices)
+        return did_you_mean(value, choices)
     return f"it takes {' or '.join([*words, *map(repr, choices)])}"
