@@ -65,7 +65,7 @@ class Gallery:
         threads: that the gallery's own model uses; `None`: as many as there are cores.
 
     Raises:
-        InputError: the folder is no gallery, or one of a newer format.
+        InputError: the folder is not a gallery, or a gallery of another format.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def seal(db: sqlite3.Connection) -> str:
 def sealed(db: sqlite3.Connection) -> bool:
     """Whether the small tables are as the last transaction left them."""
     found = db.execute("SELECT value FROM meta WHERE key = 'seal'").fetchone()
-    return found is None or found[0] == json.dumps(seal(db))  # format 1 has none
+    return found is not None and found[0] == json.dumps(seal(db))
 
 
 @contextmanager

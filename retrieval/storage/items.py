@@ -17,9 +17,7 @@ _SELECT = (
 )
 _ALIVE = "deleted_at IS NULL"
 _DELETE_AT_PATH = f"UPDATE items SET deleted_at = ? WHERE root = ? AND path = ? AND {_ALIVE}"
-_INSERT_ITEM = (
-    f"INSERT INTO items ({', '.join(schema.FACTS)}, seg, row, deleted_at, crc) VALUES ({', '.join('?' * 14)})"
-)
+_INSERT_ITEM = f"INSERT INTO items ({', '.join(schema.FACTS)}, seg, row, crc) VALUES ({', '.join('?' * 13)})"
 _INSERT_BAD = (
     "INSERT INTO bad VALUES (?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT (root, path) DO UPDATE SET "
     "reason = excluded.reason, detail = excluded.detail, size = excluded.size, mtime_ns = excluded.mtime_ns, "
@@ -83,17 +81,6 @@ class Items:
         self._insert((number, key, s.root, s.path, s.size, s.mtime_ns, *what), given, place)
         self._db.execute("DELETE FROM bad WHERE root = ? AND path = ?", s.key)
 
-    def take_over(
-        self,
-        facts: Sequence[Any],
-        metadata: Mapping[str, Value],
-        place: tuple[int | None, int | None],
-        deleted_at: str | None,
-    ) -> None:
-        """Insert an item of another format as it was, alive or not."""
-        self.add_columns([*self._known, *metadata])
-        self._insert(facts, self._checked(metadata), place, deleted_at)
-
     def put_bad(self, file: BadFile, when: str) -> None:
         """Note a file that cannot be used; its path loses its items."""
         s = file.stamp
@@ -129,15 +116,9 @@ class Items:
             raise InputError(f"item {change.id}: another item has the key {change.key!r}") from error
         self._write_metadata(change.id, given)
 
-    def _insert(
-        self,
-        facts: Sequence[Any],
-        metadata: Mapping[str, Value],
-        place: tuple[int | None, int | None],
-        deleted_at: str | None = None,
-    ) -> None:
+    def _insert(self, facts: Sequence[Any], metadata: Mapping[str, Value], place: tuple[int, int]) -> None:
         crc = schema.item_crc(facts, metadata)
-        self._db.execute(_INSERT_ITEM, (*facts, *place, deleted_at, crc))
+        self._db.execute(_INSERT_ITEM, (*facts, *place, crc))
         self._write_metadata(facts[0], metadata)
 
     def _key(self, item: NewItem) -> str:

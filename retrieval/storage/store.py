@@ -61,10 +61,8 @@ _OURS = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
 class Store:
     """The folder of one gallery. Reading is open to all; writing needs `writing()`.
 
-    A gallery of an older format is brought up to date when it is opened.
-
     Raises:
-        InputError: the folder is no gallery, or one of a newer format.
+        InputError: the folder is not a gallery, or a gallery of another format.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,20 +73,12 @@ class Store:
             )
         self.meta = self._meta()
         found = self.meta["format_version"]
-        if found > FORMAT_VERSION:
-            raise InputError(
-                f"{folder}: made by a newer lookalike (format {found}, this one reads up to "
-                f"{FORMAT_VERSION}); update lookalike"
-            )
+        if found != FORMAT_VERSION:
+            hint = "update lookalike" if found > FORMAT_VERSION else "build the gallery again"
+            what = f"gallery format {found} is not supported (this version reads {FORMAT_VERSION})"
+            raise InputError(f"{folder}: {what}; {hint}")
         self._held = False
         self._watch: Watch | None = None
-        if found < FORMAT_VERSION:
-            from retrieval.storage.migration import migrate
-
-            with self.writing():
-                if self._meta()["format_version"] < FORMAT_VERSION:  # nobody else has done it meanwhile
-                    migrate(folder)
-            self.meta = self._meta()
 
     @classmethod
     def create(

@@ -95,7 +95,6 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "compact": lambda folder: compact(Gallery(folder)),
     "build_index": build_index,
     "repair": repair,
-    "open": Gallery,
     "create": create,
 }
 

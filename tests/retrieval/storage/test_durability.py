@@ -21,7 +21,6 @@ from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, commit, contents, new_items, unit_vectors
-from tests.retrieval.format_1 import old_gallery
 from tests.retrieval.killing import OPERATIONS
 
 
@@ -56,7 +55,7 @@ def damaged(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"create", "open"}))
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"create"}))
 def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> None:
     start = shutil.copytree(original, quick / "start")
     if operation == "repair":
@@ -81,18 +80,6 @@ def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> No
         assert contents(finished) == after
     assert len(steps) > 5
     assert True in seen
-
-
-@pytest.mark.slow
-def test_killed_while_it_is_brought_up_to_date(quick: Path) -> None:
-    start = old_gallery(quick / "start")
-    steps = kill_at_every_step("open", start, quick / "killed")
-    after = contents(Gallery(steps[-1]))
-    assert len(after) == 5
-    assert len(steps) > 20
-    for folder in steps:
-        assert contents(Gallery(folder)) == after
-        assert not verify(folder).problems
 
 
 @pytest.mark.slow

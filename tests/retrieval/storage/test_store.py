@@ -208,11 +208,12 @@ def test_a_reader_opens_although_a_writer_clears_away(
     assert len(Gallery(gallery.folder)) == 3
 
 
-def test_newer_formats_are_refused(gallery: Gallery) -> None:
+@pytest.mark.parametrize(("version", "hint"), [(1, "build the gallery again"), (3, "update lookalike")])
+def test_other_formats_are_refused(gallery: Gallery, version: int, hint: str) -> None:
     with sqlite3.connect(gallery.folder / "gallery.db") as db:
-        db.execute("UPDATE meta SET value = '3' WHERE key = 'format_version'")
+        db.execute("UPDATE meta SET value = ? WHERE key = 'format_version'", (str(version),))
     db.close()
-    with pytest.raises(InputError, match="newer lookalike"):
+    with pytest.raises(InputError, match=rf"format {version} is not supported .*; {hint}"):
         Gallery(gallery.folder)
 
 
