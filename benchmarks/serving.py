@@ -47,8 +47,8 @@ from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
 from benchmarks.indexing import draw, untrained
 from retrieval import Embedder, Gallery, load_image
 from retrieval.images.decode import cores
+from retrieval.ingest.transfer import import_vectors
 from retrieval.search.query import Options
-from retrieval.upkeep.transfer import import_vectors
 
 BATCH = 32
 OPTIONS = Options(k=10)

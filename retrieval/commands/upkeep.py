@@ -9,9 +9,9 @@ import click
 
 from retrieval.cli import emit, json_option
 from retrieval.gallery import Gallery
+from retrieval.ingest.transfer import export, import_vectors
 from retrieval.text import columns
 from retrieval.upkeep.compact import compact as compact_gallery
-from retrieval.upkeep.transfer import export, import_vectors
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
 

@@ -1,1 +1,1 @@
-"""Gallery maintenance: verify, compact, export and import, near-duplicates, statistics."""
+"""Gallery maintenance: verify, compact, near-duplicates, statistics."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.upkeep.transfer import import_vectors
+from retrieval.ingest.transfer import import_vectors
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService

@@ -13,9 +13,9 @@ from retrieval.embedder import Embedder
 from retrieval.ingest.indexing import add_images
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
+from retrieval.ingest.transfer import export, import_vectors
 from retrieval.ingest.uploads import Given, keep
 from retrieval.upkeep.compact import MANY, compact
-from retrieval.upkeep.transfer import export, import_vectors
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import commit, small_gallery, unit_vectors

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from retrieval.upkeep.transfer import import_vectors
+from retrieval.ingest.transfer import import_vectors
 from serve.app import create_app
 from serve.core.service import SearchService
 from serve.http.problem import CODES

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrieval import Gallery, InputError
-from retrieval.upkeep.transfer import BATCH, export, import_vectors
+from retrieval.ingest.transfer import BATCH, export, import_vectors
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike
 from tests.retrieval.filling import DIM, bare_gallery, commit, contents, unit_vectors
