@@ -7,11 +7,13 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
 
-from retrieval.errors import LookalikeError
+from retrieval.errors import InputError, LookalikeError
 
 # Where each sub-command lives, and what it does. Names only: nothing is imported until it is needed.
 COMMANDS = {
@@ -41,6 +43,8 @@ COMMANDS = {
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 
+# What the commands of a package import besides retrieval.
+_IMPORTS = {"train": ("train",), "export": ("export", "train"), "serve": ("serve",)}
 _TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "yaml", "safetensors"}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
@@ -64,6 +68,8 @@ class LazyGroup(click.Group):
         if name not in self._lazy:
             return None
         module, attribute = self._lazy[name][0].split(":")
+        for package in _IMPORTS.get(module.partition(".")[0], ()):
+            _check_not_shadowed(package)
         try:
             return getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
@@ -76,6 +82,23 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in self._lazy.items()])
+
+
+def _check_not_shadowed(package: str) -> None:
+    """Raise an error if `package` resolves to somebody else's file, such as a train.py in the working folder.
+
+    With `python -m` the working folder comes first on the import path; with the console script it is not on
+    the path. Only the location is looked up, nothing is imported.
+    """
+    spec = find_spec(package)
+    if spec is None:
+        return
+    found = spec.origin or next(iter(spec.submodule_search_locations or ()), "")  # a folder has no origin
+    if found and Path(found).resolve() != Path(__file__).resolve().parents[1] / package / "__init__.py":
+        raise InputError(
+            f"{found}: shadows the package {package!r} of Lookalike; rename it, or use the console script: "
+            "`lookalike ...` or `torchrun --no-python lookalike ...`"
+        )
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

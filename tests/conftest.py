@@ -25,6 +25,8 @@ from retrieval.cli import main
 settings.register_profile("lookalike", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("lookalike")
 
+SCRIPT = str(Path(sys.executable).with_name("lookalike"))  # the console script
+CHECKOUT = str(Path(__file__).parents[1])
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 

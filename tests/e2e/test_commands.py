@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.cli import COMMANDS
-from tests.conftest import draw, hear_ctrl_c, lookalike, lookalike_here
+from tests.conftest import CHECKOUT, SCRIPT, draw, hear_ctrl_c, lookalike, lookalike_here
 
 LEAVES = [
     *(["datasets", name] for name in ("list", "fetch", "info")),
@@ -159,6 +160,34 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in lookalike("search", "nowhere", "x.png", "--debug", code=2).stderr
+
+
+@pytest.mark.parametrize("shadow", ["train.py", "train/__init__.py"])
+@pytest.mark.parametrize("command", ["losses", "export"])
+def test_file_that_shadows_a_package_is_named(tmp_path: Path, shadow: str, command: str) -> None:
+    (tmp_path / shadow).parent.mkdir(exist_ok=True)
+    (tmp_path / shadow).write_text("raise SystemExit('the wrong train')")
+    shown = lookalike(command, "--help", code=2, cwd=tmp_path).stderr
+    assert len(shown.splitlines()) == 1
+    assert str(tmp_path / shadow) in shown
+    assert "rename it" in shown
+    assert "torchrun --no-python lookalike" in shown
+    lookalike("index", "--help", cwd=tmp_path)  # does not import train
+
+
+def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> None:
+    for package in ("train", "serve", "export", "retrieval"):
+        (tmp_path / f"{package}.py").write_text("raise SystemExit('the wrong package')")
+    for command in ("train", "serve", "export"):
+        done = subprocess.run(
+            [SCRIPT, command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": CHECKOUT},
+        )
+        assert f"Usage: lookalike {command}" in done.stdout
 
 
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:

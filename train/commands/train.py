@@ -45,7 +45,7 @@ def train(
 
     \b
     On several GPUs of a machine; the loss is that of the whole batch, as on one:
-      torchrun --nproc-per-node 4 -m retrieval.cli train --data folder:shop --out run
+      torchrun --nproc-per-node 4 --no-python lookalike train --data folder:shop --out run
 
     Ctrl-C keeps what has been learnt; --resume goes on to the bit. A run is a folder: config.yaml with every
     setting, metrics.jsonl, TensorBoard's events, and checkpoints. `lookalike export` makes a model of it.

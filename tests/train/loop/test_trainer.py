@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import draw
+from tests.conftest import CHECKOUT, SCRIPT, draw
 from train import data, settings
 from train.loop.interruption import Interrupted
 from train.loop.run_folder import Run, initial_model
@@ -131,16 +131,21 @@ def test_killed_at_any_instant_it_goes_on_from_what_it_kept(tmp_path: Path, shop
 
 @pytest.mark.slow
 def test_torchrun_trains_on_two_processes_as_on_one(tmp_path: Path, shop: Path) -> None:
-    """Also with a batch of half the size on each: frozen batch norm sees no difference."""
+    """The batch on each process is half the size: frozen batch norm makes no difference.
+
+    The working folder holds a train.py, which must not shadow the package `train`.
+    """
+    (tmp_path / "train.py").write_text("raise SystemExit('the wrong train.py')")
     chosen = ["batch.classes=2", "epochs=3", "model.batch_norm=frozen", "optimizer.name=sgd"]
     one = trainer(tmp_path / "one", f"folder:{shop}", *chosen).train()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s)), "--json"]
     two = subprocess.run(
-        [*launcher, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "two"), *words],
+        [*launcher, "--no-python", SCRIPT, "train", "--out", "two", *words],
         check=True,
         capture_output=True,
-        env=ONE_THREAD,
+        cwd=tmp_path,
+        env={**ONE_THREAD, "PYTHONPATH": CHECKOUT},
     )
     assert one["steps"] == json.loads(two.stdout)["steps"] == 9
     models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("one", "two")]
