@@ -1,4 +1,4 @@
-# make demo | test | env | bench     (see README.md)
+# make demo | test | env | bench     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin

@@ -1,4 +1,4 @@
-"""The browser demo: python app.py --gallery GALLERY [--host 127.0.0.1] [--port 7860]."""
+"""Serve a gallery from a checkout: python app.py --gallery GALLERY [--host 127.0.0.1] [--port 7860]."""
 
 from serve.commands import app
 

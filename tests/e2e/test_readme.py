@@ -1,4 +1,4 @@
-"""The README is executed: every command and every program in it, in order."""
+"""Every command and every program of the README, run in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the README's reader has: a folder of classes, some more pictures, and a query."""
+    """A folder of classes, a folder of more images, and a query, as the README assumes."""
     folder = tmp_path_factory.mktemp("reader")
     for hue in range(20):
         (folder / "shop" / f"class{hue:02d}").mkdir(parents=True)
@@ -44,8 +44,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def programs(*, asking_the_server: bool) -> list[str]:
-    return [block for block in blocks("python") if ("serve.client" in block) == asking_the_server]
+def programs(*, for_the_client: bool) -> list[str]:
+    return [block for block in blocks("python") if ("serve.client" in block) == for_the_client]
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -57,23 +57,25 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_tour_of_the_commands(workplace: Path) -> None:
-    tour = [command for command in commands() if command.startswith("lookalike") and " serve " not in command]
-    assert len(tour) >= 10
-    for command in tour:
+def test_commands_and_programs_run(workplace: Path) -> None:
+    commands_to_run = [
+        command for command in commands() if command.startswith("lookalike") and " serve " not in command
+    ]
+    assert len(commands_to_run) >= 10
+    for command in commands_to_run:
         run(command, workplace)
     assert (workplace / "report" / "report.html").is_file()
-    for program in programs(asking_the_server=False):
+    for program in programs(for_the_client=False):
         (workplace / "program.py").write_text(program)
         assert run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
 
 
 @pytest.mark.slow
-def test_page_opens_where_the_readme_says(workplace: Path) -> None:
+def test_page_opens_at_the_stated_address(workplace: Path) -> None:
     (serve,) = [command for command in commands() if " serve " in command]
     gallery = workplace / serve.split()[2]
     if not gallery.exists():
-        pytest.fail("the tour makes the gallery that is served")
+        pytest.fail("the gallery is built by the test of the commands, which must run first")
     words = [str(Path(sys.executable).parent / "lookalike"), *serve.split()[1:], "--port", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": hear_ctrl_c}
     with subprocess.Popen(words, cwd=workplace, **pipes) as server:
@@ -85,10 +87,10 @@ def test_page_opens_where_the_readme_says(workplace: Path) -> None:
         assert address
         with urllib.request.urlopen(address, timeout=30) as page:
             assert "Lookalike" in page.read().decode()
-        (program,) = programs(asking_the_server=True)
+        (program,) = programs(for_the_client=True)
         assert "http://127.0.0.1:7860" in program
         (workplace / "program.py").write_text(program.replace("http://127.0.0.1:7860", address))
-        answered = run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
+        printed = run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
         server.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 20
         while server.poll() is None and time.monotonic() < deadline:
@@ -96,15 +98,15 @@ def test_page_opens_where_the_readme_says(workplace: Path) -> None:
         if server.poll() is None:
             server.kill()
     assert server.returncode == 0
-    assert len(answered.splitlines()) == 5
+    assert len(printed.splitlines()) == 5
 
 
 @pytest.mark.slow
-def test_make_demo_without_the_page(tmp_path: Path) -> None:
-    """What `make demo` does, up to the page; it says itself whether training helped."""
+def test_make_demo_reports_whether_training_helped(tmp_path: Path) -> None:
+    """`make demo` without the page; its last line agrees with the numbers it prints."""
     assert {"make demo", "make test"} <= set(commands())
     if shutil.which("make") is None or not (ROOT / ".venv").is_dir():
-        pytest.skip("needs make, and the environment that `make env` makes")
+        pytest.skip("needs make, and the environment of `make env`")
     arguments = f"--no-serve --out {tmp_path / 'demo'}"
     done = subprocess.run(
         ["make", "demo", f"DEMO_ARGS={arguments}"], cwd=ROOT, capture_output=True, text=True, check=True
