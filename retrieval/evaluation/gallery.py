@@ -14,8 +14,8 @@ from retrieval.evaluation.score import evaluate
 from retrieval.gallery import Gallery
 from retrieval.metrics.clustering import less_effort
 from retrieval.progress import Progress
-from retrieval.storage.contents import LABELLED, Places, Stored, places_of, stored
-from retrieval.storage.schema import ALIVE
+from retrieval.storage.contents import Places, Stored, places_of, stored
+from retrieval.storage.queries import largest_classes, state_digest
 
 _NAME = "stored embeddings"
 
@@ -80,18 +80,12 @@ def check_labels(gallery: Gallery) -> None:
     Raises:
         InputError: no labels, a single one, or none that two images have.
     """
-    alive = f"{LABELLED} AND deleted_at IS NULL"
-    sizes = gallery.store.rows(f"SELECT count(*) FROM ({alive}) GROUP BY label ORDER BY 1 DESC LIMIT 2")
-    _check(gallery, [size for (size,) in sizes])
+    _check(gallery, largest_classes(gallery.store, 2))
 
 
 def state_of(gallery: Gallery) -> str:
     """A word for exactly what the gallery holds now: which items, and what is known about each."""
-    uuid, fingerprint = str(gallery.store.meta["gallery_uuid"]), gallery.fingerprint
-    ((count, checksums),) = gallery.store.rows(
-        f"SELECT count(*), coalesce(sum(crc), 0) FROM items WHERE {ALIVE}"
-    )
-    return f"{uuid[:8]}-{fingerprint[:12]}-{count}-{checksums:x}"
+    return state_digest(gallery.store)
 
 
 def protocol_in(gallery: Gallery) -> str:

@@ -112,7 +112,7 @@ class Contents:
 
     def __init__(self, store: Store) -> None:
         query = (
-            f"SELECT content_sha256, id FROM items WHERE {schema.ALIVE} "
+            f"SELECT content_sha256, id FROM items WHERE {schema.SEARCHABLE} "
             "AND content_sha256 != '' ORDER BY content_sha256, id"
         )
         rows = store.rows(query)

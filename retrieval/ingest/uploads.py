@@ -17,7 +17,7 @@ from retrieval.images.load import open_bytes
 from retrieval.ingest.plan import check_columns
 from retrieval.ingest.sources import Picture
 from retrieval.storage.records import OWN, FileStamp, NewItem, Value
-from retrieval.storage.schema import ALIVE
+from retrieval.storage.schema import SEARCHABLE
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import merge_newest
 
@@ -95,7 +95,7 @@ def keep(
 def _items_of(store: Store, digests: Sequence[str]) -> dict[str, int]:
     """The oldest item of each SHA-256 that the gallery holds."""
     query = (
-        f"SELECT content_sha256, min(id) FROM items WHERE {ALIVE} "
+        f"SELECT content_sha256, min(id) FROM items WHERE {SEARCHABLE} "
         f"AND content_sha256 IN ({', '.join('?' * len(digests))}) GROUP BY content_sha256"
     )
     return dict(store.rows(query, digests))

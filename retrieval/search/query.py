@@ -11,8 +11,8 @@ import numpy as np
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
-from retrieval.search.where import compile_sql, is_text, parse, unknown_column
-from retrieval.storage.schema import AT_ONCE, BUILT_IN, quoted
+from retrieval.search.where import is_text, parse
+from retrieval.storage.queries import column_values, ids_by_key, ids_matching
 
 if TYPE_CHECKING:
     from retrieval.search.snapshot import Snapshot
@@ -136,8 +136,8 @@ class Searcher:
             InputError: there is no such item.
         """
         names = list(names)
-        keys = self._keyed([name for name in names if isinstance(name, str) and is_text(name)])
-        ids = [keys.get(name, _number(str(name))) for name in names]
+        keys = ids_by_key(self._store, [name for name in names if isinstance(name, str) and is_text(name)])
+        ids = [(keys.get(name) if isinstance(name, str) else None) or _number(str(name)) for name in names]
         for name, row in zip(names, self.snapshot.rows_of(np.array(ids, np.int64)).tolist(), strict=True):
             if row < 0:
                 raise InputError(f"{self.snapshot.where}: no item {name!r}, neither an id nor a key")
@@ -189,46 +189,17 @@ class Searcher:
 
     def _scan_condition(self, where: str) -> np.ndarray:
         """The rows that fulfil a condition, bool [rows]."""
-        condition, values = compile_sql(parse(where), nameable(self._store))
-        ids = self._store.rows(f"SELECT id FROM {_tables(condition)} WHERE {condition}", values)
-        return np.isin(self.snapshot.ids, np.array(ids, np.int64).reshape(-1))
+        return np.isin(self.snapshot.ids, ids_matching(self._store, parse(where)))
 
     def _scan_column(self, column: str) -> np.ndarray:
         """A number for each row that is the same where a column has the same value, int32 [rows]."""
-        columns = nameable(self._store)
-        reached = {name.lower(): sql for name, sql in columns.items()}.get(column.lower())
-        if reached is None:
-            raise unknown_column(column, columns)
-        found = self._store.rows(f"SELECT id, {reached} FROM {_tables(reached)} WHERE {reached} IS NOT NULL")
+        found = column_values(self._store, column)
         seen: dict[object, int] = {}
         numbers = np.array([seen.setdefault(value, len(seen)) for _, value in found], np.int32)
         rows = self.snapshot.rows_of(np.array([item for item, _ in found], np.int64))
         groups = -1 - np.arange(len(self.snapshot.ids), dtype=np.int32)  # without a value: each its own
         groups[rows[rows >= 0]] = numbers[rows >= 0]
         return groups
-
-    def _keyed(self, keys: Sequence[str]) -> dict[int | str, int]:
-        """Key -> id of the live items that have one of these keys."""
-        found: dict[int | str, int] = {}
-        for start in range(0, len(keys), AT_ONCE):
-            some = keys[start : start + AT_ONCE]
-            marks = ",".join("?" * len(some))
-            found |= self._store.rows(
-                f"SELECT key, id FROM items WHERE deleted_at IS NULL AND key IN ({marks})", some
-            )
-        return found
-
-
-def nameable(store: Store) -> dict[str, str]:
-    """The SQL of each column that a condition or a grouping may name, over the tables items and metadata."""
-    built_in = {name: f"items.{quoted(name)}" for name in BUILT_IN}
-    return built_in | {name: f"metadata.{quoted(name)}" for name in store.columns()}
-
-
-def _tables(sql: str) -> str:
-    """The tables whose columns are used; an item has a row in both until its removal is compacted away."""
-    used = [table for table in ("items", "metadata") if f"{table}." in sql]
-    return " JOIN ".join(used) + (" USING (id)" if len(used) > 1 else "")
 
 
 def _first_of_each(found: _Ranking, groups: np.ndarray) -> _Ranking:

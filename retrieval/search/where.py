@@ -17,18 +17,15 @@ case; true and false are 1 and 0. Values never become part of the SQL text: they
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from retrieval.errors import InputError, did_you_mean
-
-Value = str | int | float
+from retrieval.errors import InputError
+from retrieval.storage.conditions import Column, Condition, ConditionValue, Joined, Not, Test
 
 MAX_LENGTH = 4096  # characters
 MAX_DEPTH = 32  # of parentheses and "not"
 MAX_VALUES = 256
-_LISTED = 20  # columns that an error names
 
 _TOKEN = re.compile(
     r"""(?P<number>-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
@@ -42,41 +39,6 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # SQLite ends text at the one, UTF-8
 _KEYWORDS = frozenset(("and", "or", "not", "in", "like", "is", "null", "between", "true", "false"))
 _COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _TEST = "=, !=, <, <=, >, >=, in, like, between or is null"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column by its name, and where it was written."""
-
-    name: str
-    position: int
-
-
-@dataclass(frozen=True)
-class Test:
-    """A test of one column: SQL with a mark for the column and one for each value."""
-
-    column: Column
-    sql: str
-    values: tuple[Value, ...] = ()
-
-
-@dataclass(frozen=True)
-class Not:
-    """Holds where the term does not; unknown where it is unknown."""
-
-    term: Condition
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Terms joined by AND or by OR."""
-
-    operator: str
-    terms: tuple[Condition, ...]
-
-
-Condition = Test | Not | Joined
 
 
 class _Token(NamedTuple):
@@ -102,36 +64,6 @@ def parse(text: str) -> Condition:
 def is_text(text: str) -> bool:
     """Whether a database takes it as text."""
     return _NO_TEXT.search(text) is None
-
-
-def compile_sql(condition: Condition, columns: Mapping[str, str]) -> tuple[str, tuple[Value, ...]]:
-    """SQL of a condition, with question marks, and the values to bind to them.
-
-    Args:
-        columns: the SQL by which each column is reached, by its name; names match in either case.
-
-    Raises:
-        InputError: a column that is not there, with the nearest one that is.
-    """
-    if isinstance(condition, Test):
-        reached = {name.lower(): sql for name, sql in columns.items()}.get(condition.column.name.lower())
-        if reached is None:
-            raise unknown_column(condition.column.name, columns, condition.column.position)
-        return f"{reached} {condition.sql}", condition.values
-    if isinstance(condition, Not):
-        sql, values = compile_sql(condition.term, columns)
-        return f"NOT ({sql})", values
-    parts = [compile_sql(term, columns) for term in condition.terms]
-    joined = f" {condition.operator} ".join(f"({sql})" for sql, _ in parts)
-    return joined, tuple(value for _, values in parts for value in values)
-
-
-def unknown_column(name: str, columns: Mapping[str, str], position: int | None = None) -> InputError:
-    """The error about a column that a gallery does not have."""
-    place = "" if position is None else f" (character {position + 1} of the condition)"
-    some = [*list(columns)[:_LISTED], *(["..."] if len(columns) > _LISTED else [])]
-    hint = did_you_mean(name, columns, f"there are: {', '.join(some)}")
-    return InputError(f"the gallery has no column {name!r}{place}; {hint}")
 
 
 class _Parser:
@@ -161,7 +93,7 @@ class _Parser:
         terms = [part()]
         while self._take(word):
             terms.append(part())
-        return terms[0] if len(terms) == 1 else Joined(word.upper(), tuple(terms))
+        return terms[0] if len(terms) == 1 else Joined(word, tuple(terms))
 
     def _factor(self, depth: int) -> Condition:
         if depth > MAX_DEPTH:
@@ -179,28 +111,28 @@ class _Parser:
         if self._take("is"):
             negated = self._take("not")
             self._need("null", "'null' (or 'not null')")
-            return Test(column, "IS NOT NULL" if negated else "IS NULL")
+            return Test(column, "is null", negated=negated)
         if self._peek.text in _COMPARISONS and self._peek.kind == "symbol":
             operator = _COMPARISONS[self._advance().text]
-            return Test(column, f"{operator} ?", (self._value(),))
-        negation = "NOT " if self._take("not") else ""
+            return Test(column, operator, (self._value(),))
+        negated = self._take("not")
         if self._take("in"):
             self._need("(", "'('")
             values = [self._value()]
             while self._take(","):
                 values.append(self._value())
             self._need(")", "',' or ')'")
-            return Test(column, f"{negation}IN ({', '.join('?' * len(values))})", tuple(values))
+            return Test(column, "in", tuple(values), negated)
         if self._take("like"):
             if self._peek.kind != "text":
                 self._fail("a pattern in single quotes, as in 'red%'")
-            return Test(column, f"{negation}LIKE ?", (self._value(),))
+            return Test(column, "like", (self._value(),), negated)
         if self._take("between"):
             low = self._value()
             self._need("and", "'and' and the upper end")
-            return Test(column, f"{negation}BETWEEN ? AND ?", (low, self._value()))
+            return Test(column, "between", (low, self._value()), negated)
         blanks = ' (a name with blanks goes in "double quotes")' if self._peek.kind == "word" else ""
-        return self._fail("'in', 'like' or 'between'" if negation else _TEST + blanks)
+        return self._fail("'in', 'like' or 'between'" if negated else _TEST + blanks)
 
     def _column(self) -> Column:
         token = self._peek
@@ -213,13 +145,13 @@ class _Parser:
         self._advance()
         return Column(name, token.position)
 
-    def _value(self) -> Value:
+    def _value(self) -> ConditionValue:
         token = self._peek
         self._values += 1
         if self._values > MAX_VALUES:
             self._refuse(f"more than {MAX_VALUES} values")
         if token.kind == "text":
-            value: Value = token.text[1:-1].replace("''", "'")
+            value: ConditionValue = token.text[1:-1].replace("''", "'")
         elif token.kind == "number":
             value = _number(token.text)
             if abs(value) == float("inf"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval.progress import Progress
-from retrieval.storage.schema import ALIVE
+from retrieval.storage.schema import SEARCHABLE
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
@@ -93,8 +93,10 @@ class Places(Sequence[Path]):
 def finder(gallery: Gallery) -> Callable[[Path], int | None]:
     """The inverse of `Places`, for one state: the item at a place, or `None`."""
     store, snapshot, folder = gallery.store, gallery.snapshot, gallery.folder.absolute()
-    roots = [root for (root,) in store.rows(f"SELECT DISTINCT root FROM items WHERE {ALIVE} AND path != ''")]
-    query = f"SELECT id FROM items WHERE {ALIVE} AND root = ? AND path = ? ORDER BY id"
+    roots = [
+        root for (root,) in store.rows(f"SELECT DISTINCT root FROM items WHERE {SEARCHABLE} AND path != ''")
+    ]
+    query = f"SELECT id FROM items WHERE {SEARCHABLE} AND root = ? AND path = ? ORDER BY id"
 
     def candidates(place: Path) -> Iterator[int]:
         if place.parent.name == _NO_FILE and place.name.isdecimal():

@@ -13,8 +13,8 @@ from retrieval.errors import InputError
 from retrieval.storage.records import Value
 
 FORMAT_VERSION = 2
-# The condition for items that can be found: not removed, and with a vector.
-ALIVE = "items.deleted_at IS NULL AND items.seg IS NOT NULL"
+LIVE = "items.deleted_at IS NULL"  # not removed
+SEARCHABLE = f"{LIVE} AND items.seg IS NOT NULL"  # and with a vector
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from retrieval.gallery import Gallery, Item
-from retrieval.search.query import nameable
-from retrieval.search.where import Value, compile_sql, parse
-from retrieval.storage.schema import ALIVE
+from retrieval.search.where import parse
+from retrieval.storage.queries import item_page
 
 SIZE = 60
 
@@ -36,20 +34,9 @@ def page(gallery: Gallery, where: str, number: int) -> Page:
     Raises:
         InputError: a condition that is none, or with a column that is not there.
     """
-    condition: str = "1"
-    values: tuple[Value, ...] = ()
-    if where:
-        condition, values = compile_sql(parse(where), nameable(gallery.store))
-    wanted = f"FROM items JOIN metadata USING (id) WHERE {ALIVE} AND ({condition})"
-
-    def rows(query: str, *more: Any) -> list[Any]:
-        return gallery.store.rows(query, (*values, *more))
-
-    total = rows(f"SELECT count(*) {wanted}")[0][0]
-    number = min(max(number, 0), last_page(total, SIZE))
-    ids = rows(f"SELECT items.id {wanted} ORDER BY items.id LIMIT {SIZE} OFFSET ?", number * SIZE)
-    found = gallery.items([i for (i,) in ids])
-    return Page([found[i] for (i,) in ids if i in found], where, number, total)
+    listed = item_page(gallery.store, parse(where) if where else None, number, SIZE)
+    items = gallery.items(listed.ids)
+    return Page([items[i] for i in listed.ids if i in items], where, listed.number, listed.total)
 
 
 def last_page(total: int, size: int) -> int:

@@ -9,12 +9,11 @@ import numpy as np
 
 from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
-from retrieval.storage.schema import ALIVE, quoted
+from retrieval.storage.queries import image_sizes, label_counts, value_counts
 from retrieval.storage.store import Store
 
 SHOWN = 12  # labels
 _COLUMNS = 30  # that are looked into: each takes half a second of a million pictures
-_DESCRIBED = f"FROM items JOIN metadata USING (id) WHERE {ALIVE}"
 
 
 @dataclass(frozen=True)
@@ -101,26 +100,23 @@ class Counted:
 
 
 def _labels(store: Store) -> Labels:
-    query = f"SELECT label, count(*) AS n FROM items WHERE {ALIVE} GROUP BY label ORDER BY n DESC, label"
-    found = store.rows(query)
+    found = label_counts(store)
     labels = [(label, n) for label, n in found if label]
     without = sum(n for label, n in found if not label)
     return Labels(len(labels), labels[:SHOWN], labels[-1] if labels else None, without)
 
 
 def _sizes(store: Store) -> Sizes | None:
-    rows = store.rows(f"SELECT width, height FROM items WHERE {ALIVE} AND width > 0 AND height > 0")
-    if not rows:
+    sizes = image_sizes(store)
+    if not len(sizes):
         return None
-    sizes = np.array(rows, np.int64)
     order = np.argsort(sizes.prod(1), kind="stable")
     smallest, median, largest = (sizes[order[at]].tolist() for at in (0, (len(order) - 1) // 2, -1))
     return Sizes(tuple(smallest), tuple(median), tuple(largest))
 
 
 def _column(store: Store, name: str) -> Column:
-    column = f"metadata.{quoted(name)}"
-    found = store.rows(f"SELECT {column}, count(*) {_DESCRIBED} AND {column} IS NOT NULL GROUP BY 1")
+    found = value_counts(store, name)
     filled = sum(n for _, n in found)
     if any(isinstance(value, str) for value, _ in found):
         value, often = max(found, key=lambda one: one[1])

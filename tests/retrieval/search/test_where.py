@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.errors import InputError
-from retrieval.search.where import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, compile_sql, parse
+from retrieval.search.where import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, parse
+from retrieval.storage.conditions import compile_condition
 
 COLUMNS = {"label": 't."label"', "price": 't."price"', "Größe in cm": 't."Größe in cm"', 'a"b': 't."a""b"'}
 NAMES = {"label": "label", "price": "PRICE", "Größe in cm": '"Größe in cm"', 'a"b': '"a""b"'}
@@ -112,7 +113,7 @@ def test_random_conditions_mean_what_they_say(meaning: Meaning, cells: list[tupl
 
 def select(text: str, rows: list[Row]) -> list[int]:
     """The rows that SQLite finds by a condition."""
-    sql, bound = compile_sql(parse(text), COLUMNS)
+    sql, bound = compile_condition(parse(text), COLUMNS)
     with sqlite3.connect(":memory:") as db:
         db.execute('CREATE TABLE t (n, label TEXT, price, "Größe in cm", "a""b")')
         filled = [(i, *(row.get(name) for name in COLUMNS)) for i, row in enumerate(rows)]
@@ -175,7 +176,7 @@ def test_true_and_false_are_one_and_zero() -> None:
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        compile_sql(parse(text), COLUMNS)
+        compile_condition(parse(text), COLUMNS)
 
 
 def test_the_longest_condition_is_one_that_sqlite_takes() -> None:
@@ -207,7 +208,7 @@ def test_the_longest_condition_is_one_that_sqlite_takes() -> None:
 )
 def test_no_sql_but_conditions(text: str) -> None:
     with pytest.raises(InputError):
-        compile_sql(parse(text), COLUMNS)
+        compile_condition(parse(text), COLUMNS)
 
 
 TOKENS = st.sampled_from(
