@@ -1,0 +1,55 @@
+"""The documentation: every path, module, name and link in it exists."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGES = "retrieval|train|serve|export|recipes|tests|benchmarks"
+FOLDERS = re.compile(rf"(?:{PACKAGES}|docs|deploy)/[\w./*-]*")
+NAMES = re.compile(rf"(?:{PACKAGES})(?:\.\w+)+")
+
+
+def code(page: Path) -> set[str]:
+    """Return the inline code of a page, outside fenced blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name is a module, or an attribute of one."""
+    module, _, attribute = name.rpartition(".")
+    path = ROOT / name.replace(".", "/")
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    return bool(module) and exists(module) and hasattr(import_module(module), attribute)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_paths_exist(page: Path) -> None:
+    named = {word for word in code(page) if FOLDERS.fullmatch(word)}
+    assert not {word for word in named if not list(ROOT.glob(word.rstrip("/")))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_modules_and_attributes_exist(page: Path) -> None:
+    named = {word for word in code(page) if NAMES.fullmatch(word) and not word.endswith(".py")}
+    assert not {word for word in named if not exists(word)}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md"], ids=str)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    assert not {link for link in links if "://" not in link and not (page.parent / link).exists()}
+
+
+def test_glossary_is_in_alphabetical_order() -> None:
+    lines = (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    terms = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][1:]
+    assert terms
+    assert terms == sorted(terms, key=str.casefold)
