@@ -19,6 +19,7 @@ demo: env
 test: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/typos
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 

@@ -9,7 +9,7 @@ from serve.core.recent import Recent
 
 
 @given(most=st.integers(1, 5), keys=st.lists(st.integers(0, 8), max_size=60))
-def test_it_keeps_what_the_standard_librarys_keeps(most: int, keys: list[int]) -> None:
+def test_keeps_the_same_entries_as_lru_cache(most: int, keys: list[int]) -> None:
     peer = lru_cache(most)(str)
     recent = Recent[int, str](most)
     for key in keys:
