@@ -1,4 +1,4 @@
-"""The files of deploy/ name settings and commands that exist."""
+"""The files in deploy/ use existing settings and commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEPLOY = ROOT / "deploy"
 OPTIONS = {option.name for option in serve.params}
 
 
-def test_the_example_of_a_configuration_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, "long enough")
     found = settings(**serve.make_context("serve", ["--config", str(DEPLOY / "serve.toml")]).params)
     assert found.galleries == {"shop": Path("/srv/lookalike/shop.gallery")}
@@ -33,13 +33,13 @@ def test_the_example_of_a_configuration_is_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "lookalike.service", "README.md"])
-def test_the_variables_are_settings(name: str) -> None:
+def test_environment_variables_are_settings(name: str) -> None:
     variables = re.findall(r"LOOKALIKE_SERVE_([A-Z_]+)", (DEPLOY / name).read_text())
     assert variables
     assert {variable.lower() for variable in variables} <= OPTIONS
 
 
-def test_the_container_is_given_all_that_is_installed() -> None:
+def test_container_copies_all_installed_packages() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     copied = re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE)
     for name in " ".join(copied).split():
@@ -51,7 +51,7 @@ def test_the_container_is_given_all_that_is_installed() -> None:
     assert set(re.findall(r'"(\w+)\*"', packages[1])) <= set(" ".join(copied).split())
 
 
-def test_the_container_asks_for_its_health_at_its_port() -> None:
+def test_container_checks_health_at_its_port() -> None:
     health = re.search(
         r"^HEALTHCHECK .* CMD \\\n +(\[.*\])$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE
     )
@@ -64,23 +64,23 @@ def test_the_container_asks_for_its_health_at_its_port() -> None:
         paths.append(scope["path"])
         await measure(scope, receive, send)
 
-    def ask(port: int) -> int:
+    def probe(port: int) -> int:
         environment = {**os.environ, "LOOKALIKE_SERVE_PORT": str(port)}
         return subprocess.run(
             [sys.executable, *words], env=environment, capture_output=True, check=False
         ).returncode
 
     with listening(healthy) as port:
-        assert ask(port) == 0
+        assert probe(port) == 0
     assert paths == ["/healthz"]
-    assert ask(port) != 0
+    assert probe(port) != 0
 
 
 CHANGES = re.search(r"^    \[Service\]\n(    \w+=.*\n)+", (DEPLOY / "README.md").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path, changes: bool) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path, changes: bool) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     unit = tmp_path / "lookalike.service"
@@ -94,5 +94,5 @@ def test_systemd_takes_the_unit_and_finds_it_closed(tmp_path: Path, changes: boo
     )
     assert (done.returncode, done.stderr) == (0, "")
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
-    closed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert closed.returncode == 0, closed.stdout.splitlines()[-1]
+    rating = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert rating.returncode == 0, rating.stdout.splitlines()[-1]
