@@ -33,10 +33,10 @@ import faiss
 import numpy as np
 from usearch.index import Index as USearch
 
-from retrieval.files import sha256_of
-from retrieval.search.index import Index, make, save
+from retrieval.search.index import Index, build_index, write_index
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
+from retrieval.storage.records import IndexSpec
 
 K = 10
 SEGMENT = 4096
@@ -131,17 +131,17 @@ def rows_of(
     """One kind of index, ours and bare."""
     vectors = Vectors(mapped(segments), args.dim)
     ids = np.arange(1, len(vectors) + 1)
-    building, built = seconds(lambda: make(vectors, kind, recall=args.recall))
+    building, built = seconds(lambda: build_index(vectors, IndexSpec(kind, recall=args.recall)))
     with tempfile.TemporaryDirectory(dir=segments.parent) as folder:
         index, size = None, 4 * args.dim
         if built is not None:
-            name, sha256 = save(built, Path(folder))
-            place = Path(folder) / name
+            active = write_index(built, Path(folder))
+            place = Path(folder) / active.folder
             size = (place / "index.faiss").stat().st_size / len(vectors)
             del built
 
         def opened() -> Snapshot:
-            index = Index(place, sha256, sha256_of(place / "card.json")) if kind != "flat" else None
+            index = Index(place, active.sha256, active.card_sha256) if kind != "flat" else None
             return Snapshot(mapped(segments), ids, checksums, index, len(ids) if index else 0, dim=args.dim)
 
         opening, state = seconds(opened)

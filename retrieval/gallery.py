@@ -14,12 +14,12 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
-from retrieval.search.index import Index, make, save
+from retrieval.search.index import Index, build_index, write_index
 from retrieval.search.query import Options, Searcher
 from retrieval.search.snapshot import Snapshot
 from retrieval.storage.contents import stored
 from retrieval.storage.identity import check_same, own_model, probe_pixels
-from retrieval.storage.records import OWN, BadFile, State, StoredItem
+from retrieval.storage.records import OWN, BadFile, IndexSpec, State, StoredItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.inventory import inventory
 
@@ -161,29 +161,22 @@ class Gallery:
 
         return add_images(self, paths, **options)
 
-    def build_index(
-        self,
-        kind: str | None = None,
-        *,
-        recall: float | None = None,
-        memory: int | None = None,
-        show_progress: bool = False,
-    ) -> None:
-        """Index everything committed and put the index to use. Call it inside `store.writing()`.
+    def build_index(self, spec: IndexSpec | None = None, *, show_progress: bool = False) -> None:
+        """Index all committed vectors and put the index to use. Call it inside `store.writing()`.
 
-        What is left out is as it was asked for the last time; `retrieval.search.index.make` says what it
-        means.
+        Args:
+            spec: Kind, recall and memory; what it leaves open is as in the previous call.
+            show_progress: Report progress on stderr.
+
+        Raises:
+            InputError, LookalikeError: As for `retrieval.search.index.build_index`.
         """
-        given = {"kind": kind, "recall": recall, "memory": memory}
-        wish = {**self.store.meta.get("index_wish", {}), **{k: v for k, v in given.items() if v is not None}}
+        spec = (spec or IndexSpec()).or_else(self.store.index_spec)
         self.refresh()
         state = self._snapshot
-        built = make(state.stored, previous=state.index, show_progress=show_progress, **wish)
-        if built is None:
-            self.store.use_index(None, wish)
-        else:
-            folder, digest = save(built, self.folder / "indexes")
-            self.store.use_index((folder, digest, built.card["kind"], built.index.ntotal), wish)
+        built = build_index(state.stored, spec, previous=state.index, show_progress=show_progress)
+        active = None if built is None else write_index(built, self.folder / "indexes")
+        self.store.use_index(active, spec)
         self.refresh()
 
     # ---- searching

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from retrieval.images.decode import BATCH, Decoded, Familiar, read_ahead
 from retrieval.ingest.plan import Contents, Plan, duplicates, make_plan, moved
 from retrieval.ingest.sources import Metadata, Picture, Scan, collect, exists
 from retrieval.progress import Progress
-from retrieval.storage.records import BadFile, Change, NewItem, StoredItem
+from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
 
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
@@ -108,8 +107,8 @@ def add_images(
         started = now()
         found = collect(sources, list_file=list_file, metadata=metadata, root=root, roots=_roots(gallery))
         outcome = absorb(gallery, found, retry=retry, max_bad=max_bad, show_progress=show_progress)
-        wish = {"kind": kind, "recall": recall, "memory": memory}
-        finish(gallery, outcome, command, started, reindex=reindex, wish=wish, show_progress=show_progress)
+        index = IndexSpec(kind, recall, memory)
+        finish(gallery, outcome, command, started, reindex=reindex, index=index, show_progress=show_progress)
     return outcome
 
 
@@ -154,15 +153,14 @@ def finish(
     started: str,
     *,
     reindex: bool = False,
-    wish: Mapping[str, Any] | None = None,
+    index: IndexSpec | None = None,
     show_progress: bool = False,
 ) -> None:
-    """Index what is new, if it is much or something else was wished for, and note the run in the history."""
-    asked = {name: value for name, value in (wish or {}).items() if value is not None}
-    before = gallery.store.meta.get("index_wish", {})
-    other = any(before.get(name) != value for name, value in asked.items())
-    if other or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):
-        gallery.build_index(**asked, show_progress=show_progress)
+    """Index what is new, if there is much of it or another index is specified, and record the run."""
+    previous = gallery.store.index_spec
+    spec = (index or IndexSpec()).or_else(previous)
+    if spec != previous or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):
+        gallery.build_index(spec, show_progress=show_progress)
     gallery.store.record_run(command, started, {**outcome.counts, "bad": len(outcome.bad)})
 
 

@@ -72,8 +72,8 @@ def rebuild(
             _take_along(gallery.store, new.store)
             resumed, started, found = len(new), now(), _pictures(gallery)
             outcome = absorb(new, found, max_bad=max_bad, show_progress=show_progress)
-            wish = gallery.store.meta.get("index_wish", {})
-            finish(new, outcome, "rebuild", started, reindex=True, wish=wish, show_progress=show_progress)
+            index = gallery.store.index_spec
+            finish(new, outcome, "rebuild", started, reindex=True, index=index, show_progress=show_progress)
             _check(new, len(found.files) + len(found.unusable) - len(outcome.bad), show_progress)
             _exchange(draft, folder)
         if keep_old:

@@ -22,6 +22,7 @@ from retrieval.files import replacing, sha256_of
 from retrieval.search import kinds, tuning
 from retrieval.search.tuning import Trial
 from retrieval.search.vectors import Vectors
+from retrieval.storage.records import ActiveIndex, IndexSpec
 
 KINDS = kinds.NAMES
 RECALL = 0.99
@@ -128,16 +129,14 @@ class Index:
             raise LookalikeError(f"{self.folder / name}: damaged; {self._repair}")
 
 
-def make(
+def build_index(
     vectors: Vectors,
-    kind: str = "auto",
+    spec: IndexSpec | None = None,
     *,
-    recall: float = RECALL,
-    memory: int | None = None,
     previous: Index | None = None,
     show_progress: bool = False,
 ) -> Built | None:
-    """Index vectors; `None` where comparing all of them is what is wanted or best.
+    """Build an index over vectors; `None` if exact search is requested or best.
 
     `auto` takes no index for up to 50,000 vectors that fit the memory; above, it tries the kinds out
     (`tuning.trials`) and takes the fastest that reaches the recall over all vectors as well.
@@ -145,23 +144,26 @@ def make(
     vectors take several times the effort, or there are several times as many vectors.
 
     Args:
-        kind: one of `KINDS`.
-        recall: share of the 10 nearest neighbours to find, above 0 and up to 1.
-        memory: bytes that the index may need; `None` for any number.
-        previous: the index so far, over the first rows of `vectors`.
-        show_progress: report on stderr.
+        vectors: Vectors to index.
+        spec: Kind, recall and memory; `None` for the defaults.
+        previous: Index so far, over the first rows of `vectors`.
+        show_progress: Report progress on stderr.
 
     Raises:
-        InputError: an unknown kind, a recall or memory that is none, or a kind that needs more memory.
-        LookalikeError: nothing reaches the recall within the memory; the message has the table of trials.
+        InputError: An unknown kind, a recall or memory out of range, or a kind that needs more memory.
+        LookalikeError: No kind reaches the recall within the memory; the message has the table of trials.
     """
+    spec = spec or IndexSpec()
+    kind = "auto" if spec.kind is None else spec.kind
+    recall = RECALL if spec.recall is None else spec.recall
+    memory = spec.memory
     kinds.check_name(kind)
     if not 0 < recall <= 1:
         raise InputError(f"recall is a share above 0 and up to 1, such as 0.99; got {recall}")
     if memory is not None and memory <= 0:
         raise InputError(f"memory is a number of bytes above 0; got {memory}")
-    wish = {"recall_wanted": recall, "memory_wanted": memory}
-    extended = _extend(previous, vectors, kind, wish, show_progress) if previous else None
+    targets = {"recall_wanted": recall, "memory_wanted": memory}
+    extended = _extend(previous, vectors, kind, targets, show_progress) if previous else None
     if extended is not None:
         return extended
     room = float("inf") if memory is None else memory
@@ -180,17 +182,17 @@ def make(
         best = tuning.cheapest(trials, recall)
         if best is not None:
             choice = {"chosen_for": len(vectors), "tried": [_plain(trial) for trial in tried]}
-            return Built(index, {**_plain(best), **wish, **choice})
+            return Built(index, {**_plain(best), **targets, **choice})
     what = f"an index of kind {name} does not reach recall {recall:g} here"
     hint = "ask for less, or for another kind; tried:"
     raise LookalikeError("\n".join([f"{what}: {hint}", *tuning.table(trials)]))
 
 
-def save(built: Built, parent: Path) -> tuple[str, str]:
-    """Keep an index in a new folder under `parent` -> (folder name, SHA-256 of the index file).
+def write_index(built: Built, parent: Path) -> ActiveIndex:
+    """Write an index into a new folder below `parent`, and return its record.
 
     Raises:
-        LookalikeError: it could not be written.
+        LookalikeError: The index cannot be written.
     """
     folder = parent / uuid.uuid4().hex
     folder.mkdir()
@@ -203,18 +205,19 @@ def save(built: Built, parent: Path) -> tuple[str, str]:
     facts = {"vectors": built.index.ntotal, "dim": built.index.d, "metric": "cosine"}
     with replacing(folder / "card.json") as draft:
         draft.write_text(json.dumps({**built.card, **facts}, indent=2))
-    return folder.name, sha256_of(folder / "index.faiss")
+    digests = sha256_of(folder / "index.faiss"), sha256_of(folder / "card.json")
+    return ActiveIndex(folder.name, digests[0], built.card["kind"], built.index.ntotal, digests[1])
 
 
 def _extend(
-    previous: Index, vectors: Vectors, kind: str, wish: Mapping[str, Any], show_progress: bool
+    previous: Index, vectors: Vectors, kind: str, targets: Mapping[str, Any], show_progress: bool
 ) -> Built | None:
     """The index with the rows it lacks; `None` if it is not what is wanted, or finds the new ones badly."""
     try:
         index, card = previous.copied(), previous.card
     except LookalikeError:  # damaged: the vectors are there to build it anew
         return None
-    wanted = kind in ("auto", card["kind"]) and all(card[name] == value for name, value in wish.items())
+    wanted = kind in ("auto", card["kind"]) and all(card[name] == value for name, value in targets.items())
     needed = kinds.memory_needed(card["kind"], vectors.dim, len(vectors))
     fits = card["memory_wanted"] is None or needed <= card["memory_wanted"]
     if not wanted or not fits or len(vectors) > _STALE * card["chosen_for"]:

@@ -123,6 +123,30 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class IndexSpec:
+    """How to index a gallery.
+
+    Attributes:
+        kind: Index kind, one of `retrieval.search.kinds.NAMES`; `None` for the previous one, at first "auto".
+        recall: Share of the 10 nearest neighbours that the index must find, above 0 and up to 1; `None` for
+            the previous value, at first 0.99.
+        memory: Bytes of memory that the index may use; `None` for the previous limit, at first none.
+    """
+
+    kind: str | None = None
+    recall: float | None = None
+    memory: int | None = None
+
+    def or_else(self, previous: IndexSpec) -> IndexSpec:
+        """Return this specification with its `None` values taken from a previous one."""
+        return IndexSpec(
+            previous.kind if self.kind is None else self.kind,
+            previous.recall if self.recall is None else self.recall,
+            previous.memory if self.memory is None else self.memory,
+        )
+
+
+@dataclass(frozen=True)
 class ActiveIndex:
     """The index in use: over the first n rows, counted through all segments, oldest first."""
 

@@ -41,9 +41,11 @@ from retrieval.storage.items import Items, columns, read_items
 from retrieval.storage.records import (
     KEPT,
     OWN,
+    ActiveIndex,
     BadFile,
     Change,
     FileStamp,
+    IndexSpec,
     NewItem,
     Segment,
     State,
@@ -119,6 +121,11 @@ class Store:
     def own(self) -> Path:
         """Where the files lie that the gallery keeps itself; there may be no such folder."""
         return self.folder.resolve() / OWN
+
+    @property
+    def index_spec(self) -> IndexSpec:
+        """Specification of the index in use; of no index yet, the defaults."""
+        return IndexSpec(**self.meta.get("index_wish", {}))
 
     # ---- reading
 
@@ -282,21 +289,21 @@ class Store:
                 table.remove(item, when)
         return len(wanted)
 
-    def use_index(self, index: tuple[str, str, str, int] | None, wish: Mapping[str, Any]) -> None:
-        """Put a finished index to use, or none; the one before it is a leftover now.
+    def use_index(self, index: ActiveIndex | None, spec: IndexSpec) -> None:
+        """Put a finished index to use, or none; the previous one becomes a leftover.
 
         Args:
-            index: its folder, the SHA-256 of its file, its kind, and how many rows it covers.
-            wish: what was asked for, kept as `meta["index_wish"]`.
+            index: Record of the index; `None` for exact search.
+            spec: Specification it was built from, the default for the next one.
         """
+        given = {name: value for name, value in vars(spec).items() if value is not None}
         with self.transaction() as db:
             db.execute("DELETE FROM indexes")
             if index is not None:
-                card = sha256_of(self.folder / "indexes" / index[0] / "card.json")
                 insert = "INSERT INTO indexes (dir, sha256, kind, n, card_sha256) VALUES (?, ?, ?, ?, ?)"
-                db.execute(insert, (*index, card))
-            _remember(db, "index_wish", wish)
-        self.meta["index_wish"] = dict(wish)
+                db.execute(insert, (index.folder, index.sha256, index.kind, index.n, index.card_sha256))
+            _remember(db, "index_wish", given)
+        self.meta["index_wish"] = given
 
     def remember(self, key: str, value: Any) -> None:
         """Keep a fact about the gallery in `meta`."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from retrieval import Gallery
 from retrieval.ingest.uploads import Given, keep
-from retrieval.storage.records import Change
+from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_newest
 from retrieval.upkeep.verify import verify
@@ -75,7 +75,7 @@ def merge(folder: Path) -> None:
 def build_index(folder: Path) -> None:
     gallery = Gallery(folder)
     with gallery.store.writing():
-        gallery.build_index("sq8")
+        gallery.build_index(IndexSpec("sq8"))
 
 
 def repair(folder: Path) -> None:

@@ -18,7 +18,7 @@ from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_o
 from retrieval.evaluation.report import Report, kept
 from retrieval.progress import Progress, Stage, told_to
 from retrieval.storage.contents import Places, finder, stored
-from retrieval.storage.records import OWN, Change, FileStamp, NewItem
+from retrieval.storage.records import OWN, Change, FileStamp, IndexSpec, NewItem
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import bare_gallery, small_gallery, unit_vectors
 
@@ -117,7 +117,7 @@ def test_the_state_is_another_when_what_it_holds_is(tmp_path: Path) -> None:
     states = [state_of(gallery)]
     evaluate_gallery(gallery)
     with gallery.store.writing():
-        gallery.build_index("hnsw")
+        gallery.build_index(IndexSpec("hnsw"))
     assert state_of(Gallery.open(gallery.folder)) == states[0], "neither a report nor an index is a change"
     with gallery.store.writing():
         gallery.store.amend([Change(4, stamp=FileStamp("/pictures", "3.jpg", 1, 1, "a"))])

@@ -15,6 +15,7 @@ from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
 from retrieval.ingest.transfer import export, import_vectors
 from retrieval.ingest.uploads import Given, keep
+from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import MANY, compact
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
@@ -137,7 +138,7 @@ def test_pictures_that_come_one_by_one_leave_few_segments(tmp_path: Path) -> Non
     gallery = small_gallery(tmp_path)
     commit(gallery, [f"a{n}" for n in range(30)], seed=1)
     with gallery.store.writing():
-        gallery.build_index("hnsw")
+        gallery.build_index(IndexSpec("hnsw"))
     vectors = unit_vectors(3 * MANY, seed=2)
     for n, vector in enumerate(vectors):
         with gallery.store.writing():

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from retrieval import InputError, LookalikeError
-from retrieval.files import sha256_of
 from retrieval.search import kinds
-from retrieval.search.index import KINDS, Built, Index, make, save
+from retrieval.search.index import KINDS, Built, Index, build_index, write_index
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
+from retrieval.storage.records import IndexSpec
 from tests.retrieval.vectors import brute_force, clustered, snapshot
 
 DIM = 24
@@ -35,15 +35,15 @@ def stored(vectors: np.ndarray) -> Vectors:
 
 def reopened(built: Built | None, folder: Path) -> Index:
     assert built is not None
-    name, sha256 = save(built, folder)
-    return Index(folder / name, sha256, sha256_of(folder / name / "card.json"))
+    active = write_index(built, folder)
+    return Index(folder / active.folder, active.sha256, active.card_sha256)
 
 
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
     """One index of each kind over all the vectors."""
     folder = tmp_path_factory.mktemp("indexes")
-    return {kind: reopened(make(stored(VECTORS), kind), folder) for kind in APPROXIMATE}
+    return {kind: reopened(build_index(stored(VECTORS), IndexSpec(kind)), folder) for kind in APPROXIMATE}
 
 
 def state(index: Index, **options: list[int]) -> Snapshot:
@@ -120,7 +120,7 @@ def test_more_than_there_is(indexes: dict[str, Index], kind: str) -> None:
 
 @EVERY_KIND
 def test_newer_vectors_are_found_outside_the_index(kind: str, tmp_path: Path) -> None:
-    old = reopened(make(stored(VECTORS[:8000]), kind), tmp_path)
+    old = reopened(build_index(stored(VECTORS[:8000]), IndexSpec(kind)), tmp_path)
     both = snapshot(np.array_split(VECTORS, 4), index=old, covered=8000)
     _, rows = both.nearest(VECTORS[8000:8100], 1)
     assert rows[:, 0].tolist() == list(range(8000, 8100))
@@ -132,7 +132,7 @@ def test_newer_vectors_are_found_outside_the_index(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("count", [1, 2, 7, 30])
 def test_a_handful_of_vectors(kind: str, count: int, tmp_path: Path) -> None:
     few = VECTORS[:count]
-    index = reopened(make(Vectors([few], DIM), kind), tmp_path)
+    index = reopened(build_index(Vectors([few], DIM), IndexSpec(kind)), tmp_path)
     proposed = index.propose(QUERIES, 3)
     assert np.isin(proposed, np.arange(-1, count)).all()
     _, rows = snapshot([few], index=index, covered=count).nearest(QUERIES, 3)
@@ -142,13 +142,13 @@ def test_a_handful_of_vectors(kind: str, count: int, tmp_path: Path) -> None:
 @EVERY_KIND
 def test_equal_vectors_only(kind: str, tmp_path: Path) -> None:
     same = np.repeat(VECTORS[:1], 200, 0)
-    index = reopened(make(Vectors([same], DIM), kind), tmp_path)
+    index = reopened(build_index(Vectors([same], DIM), IndexSpec(kind)), tmp_path)
     assert len(set(index.propose(VECTORS[:1], 10)[0].tolist()) - {-1}) >= 10
     assert snapshot([same], index=index, covered=200).nearest(VECTORS[:1], 4)[1].tolist() == [[0, 1, 2, 3]]
 
 
 def test_index_and_card_are_checked_before_they_are_used(tmp_path: Path) -> None:
-    index = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path)
+    index = reopened(build_index(stored(VECTORS[:2000]), IndexSpec("ivf-sq8")), tmp_path)
     expected = index.propose(QUERIES, 5)
     for name in ("index.faiss", "card.json"):
         path = index.folder / name
@@ -166,8 +166,9 @@ def test_index_and_card_are_checked_before_they_are_used(tmp_path: Path) -> None
 
 
 def test_index_that_was_opened_stays_whole_when_a_writer_clears_it_away(tmp_path: Path) -> None:
-    expected = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path).propose(QUERIES, 5)
-    index = reopened(make(stored(VECTORS[:2000]), "ivf-sq8"), tmp_path)
+    built = build_index(stored(VECTORS[:2000]), IndexSpec("ivf-sq8"))
+    expected = reopened(built, tmp_path).propose(QUERIES, 5)
+    index = reopened(built, tmp_path)
     shutil.rmtree(index.folder)
     np.testing.assert_array_equal(index.propose(QUERIES, 5), expected)
 
@@ -200,8 +201,8 @@ def centres(built: Built | None) -> np.ndarray:
 
 @EVERY_KIND
 def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
-    first = make(stored(VECTORS[:8000]), kind)
-    extended = make(stored(VECTORS), kind, previous=reopened(first, tmp_path))
+    first = build_index(stored(VECTORS[:8000]), IndexSpec(kind))
+    extended = build_index(stored(VECTORS), IndexSpec(kind), previous=reopened(first, tmp_path))
     assert extended is not None
     assert extended.index.ntotal == len(VECTORS)
     if kind.startswith("ivf"):
@@ -215,8 +216,8 @@ def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("new", [0, 3])
 def test_hardly_anything_new_changes_nothing_else(new: int, tmp_path: Path) -> None:
-    first = reopened(make(stored(VECTORS[:8000]), "ivf-pq"), tmp_path)
-    again = make(stored(VECTORS[: 8000 + new]), "ivf-pq", previous=first)
+    first = reopened(build_index(stored(VECTORS[:8000]), IndexSpec("ivf-pq")), tmp_path)
+    again = build_index(stored(VECTORS[: 8000 + new]), IndexSpec("ivf-pq"), previous=first)
     assert again is not None
     assert again.index.ntotal == 8000 + new
     kept = ("effort", "oversample", "recall", "recall_wanted", "chosen_for")
@@ -238,30 +239,30 @@ def test_hardly_anything_new_changes_nothing_else(new: int, tmp_path: Path) -> N
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_built_anew_where_extending_will_not_do(change: dict, why: str, tmp_path: Path) -> None:
-    first = make(stored(VECTORS[:6000]), "ivf-sq8")
+    first = build_index(stored(VECTORS[:6000]), IndexSpec("ivf-sq8"))
     options = {"kind": "ivf-sq8", "vectors": VECTORS, **change}
     vectors = options.pop("vectors")
-    second = make(stored(vectors), previous=reopened(first, tmp_path), **options)
+    second = build_index(stored(vectors), IndexSpec(**options), previous=reopened(first, tmp_path))
     assert not np.array_equal(centres(second), centres(first)), why
 
 
 def test_damaged_index_is_built_anew(tmp_path: Path) -> None:
-    index = reopened(make(stored(VECTORS[:2000]), "pq"), tmp_path)
+    index = reopened(build_index(stored(VECTORS[:2000]), IndexSpec("pq")), tmp_path)
     (index.folder / "index.faiss").write_bytes(b"nothing")
-    again = make(stored(VECTORS), "pq", previous=index)
+    again = build_index(stored(VECTORS), IndexSpec("pq"), previous=index)
     assert again is not None
     assert again.index.ntotal == len(VECTORS)
 
 
 def test_disk_that_is_full(tmp_path: Path) -> None:
-    built = make(stored(VECTORS[:2000]), "sq8")
+    built = build_index(stored(VECTORS[:2000]), IndexSpec("sq8"))
     assert built is not None
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with pytest.raises(LookalikeError, match="not written"):
-            save(built, tmp_path)
+            write_index(built, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -269,31 +270,31 @@ def test_disk_that_is_full(tmp_path: Path) -> None:
 
 
 def test_no_index_for_few_vectors_or_when_none_is_wanted() -> None:
-    assert make(stored(VECTORS), "auto") is None
-    assert make(stored(VECTORS), "flat") is None
-    assert make(Vectors([], DIM), "hnsw") is None
+    assert build_index(stored(VECTORS), IndexSpec("auto")) is None
+    assert build_index(stored(VECTORS), IndexSpec("flat")) is None
+    assert build_index(Vectors([], DIM), IndexSpec("hnsw")) is None
 
 
 def test_wishes_that_cannot_be_met() -> None:
     with pytest.raises(InputError, match="did you mean 'hnsw'"):
-        make(stored(VECTORS), "hnws")
+        build_index(stored(VECTORS), IndexSpec("hnws"))
     for recall in (0.0, 1.5, -1.0):
         with pytest.raises(InputError, match="recall"):
-            make(stored(VECTORS), recall=recall)
+            build_index(stored(VECTORS), IndexSpec(recall=recall))
     with pytest.raises(InputError, match="memory"):
-        make(stored(VECTORS), memory=0)
+        build_index(stored(VECTORS), IndexSpec(memory=0))
     for kind in ("flat", "hnsw"):
         with pytest.raises(InputError, match=rf"{kind} needs [1-9],\d+,\d+ bytes"):
-            make(stored(VECTORS), kind, memory=100_000)
+            build_index(stored(VECTORS), IndexSpec(kind, memory=100_000))
     assert set(KINDS) == {"auto", "flat", *APPROXIMATE}
 
 
 def test_auto_takes_what_fits_and_keeps_the_trials(tmp_path: Path) -> None:
     memory = kinds.memory_needed("sq8", DIM, len(VECTORS))
-    index = reopened(make(stored(VECTORS), memory=memory), tmp_path)
+    index = reopened(build_index(stored(VECTORS), IndexSpec(memory=memory)), tmp_path)
     assert index.card["kind"] in {trial["kind"] for trial in index.card["tried"]} <= {"pq", "sq8", "ivf-pq"}
     assert (index.folder / "index.faiss").stat().st_size <= 1.15 * memory
     scores, _ = state(index).nearest(QUERIES, 10)
     assert share_found(scores, brute_force(VECTORS, QUERIES, 10)[0]) >= 0.98
     with pytest.raises(LookalikeError, match="allow more memory"):
-        make(stored(VECTORS), memory=1000)
+        build_index(stored(VECTORS), IndexSpec(memory=1000))

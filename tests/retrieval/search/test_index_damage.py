@@ -14,8 +14,9 @@ import pytest
 
 from retrieval.files import sha256_of
 from retrieval.search import kinds
-from retrieval.search.index import Index, make, save
+from retrieval.search.index import Index, build_index, write_index
 from retrieval.search.vectors import Vectors
+from retrieval.storage.records import IndexSpec
 from tests.retrieval.vectors import brute_force, clustered, snapshot
 
 DIM = 16
@@ -32,9 +33,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for kind in kinds.APPROXIMATE:
         folder = tmp_path_factory.mktemp("indexes") / "indexes"
         folder.mkdir()
-        built = make(Vectors([VECTORS[:COVERED]], DIM), kind, recall=0.9)
+        built = build_index(Vectors([VECTORS[:COVERED]], DIM), IndexSpec(kind, recall=0.9))
         assert built is not None
-        found[kind] = folder / save(built, folder)[0]
+        found[kind] = folder / write_index(built, folder).folder
     return found
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retrieval import Gallery, InputError
 from retrieval.search.query import CANDIDATES, Options
 from retrieval.search.rerank import k_reciprocal
-from retrieval.storage.records import FileStamp, NewItem
+from retrieval.storage.records import FileStamp, IndexSpec, NewItem
 from retrieval.storage.store import Store
 
 COUNT, DIM = 240, 12
@@ -257,7 +257,7 @@ def test_all_of_it_over_an_approximate_index(tmp_path: Path) -> None:
         store.remove([7, 8])
     made = Gallery.open(tmp_path / "g")
     with made.store.writing():
-        made.build_index("ivf-sq8", recall=0.9)
+        made.build_index(IndexSpec("ivf-sq8", recall=0.9))
     assert made.index is not None
     scores = {f"k{i}": float(score) for i, score in enumerate(vectors.astype(float) @ QUERY[0])}
     for asked in (

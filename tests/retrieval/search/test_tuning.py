@@ -9,9 +9,10 @@ import pytest
 
 from retrieval import LookalikeError
 from retrieval.search import kinds, tuning
-from retrieval.search.index import make, save
+from retrieval.search.index import build_index, write_index
 from retrieval.search.tuning import Trial
 from retrieval.search.vectors import Vectors
+from retrieval.storage.records import IndexSpec
 from tests.retrieval.vectors import brute_force, clustered
 
 DIM = 32
@@ -115,8 +116,8 @@ def test_table_marks_the_chosen_one() -> None:
 
 @pytest.mark.parametrize("kind", kinds.APPROXIMATE)
 def test_memory_needed_is_what_the_file_holds(kind: str, tmp_path: Path) -> None:
-    built = make(STORED, kind, recall=0.5)
+    built = build_index(STORED, IndexSpec(kind, recall=0.5))
     assert built is not None
-    folder, _ = save(built, tmp_path)
+    folder = write_index(built, tmp_path).folder
     size = (tmp_path / folder / "index.faiss").stat().st_size
     assert kinds.memory_needed(kind, DIM, 6000) == pytest.approx(size, rel=0.15)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage.records import IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -31,7 +32,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commit(gallery, [f"a{i}" for i in range(4)], seed=1, brand="acme")
     commit(gallery, [f"b{i}" for i in range(4)], seed=2, price=3)
     with gallery.store.writing():
-        gallery.build_index("sq8")
+        gallery.build_index(IndexSpec("sq8"))
     gallery.remove(["a0.jpg"])
     (gallery.folder / "segments" / "left.npy.tmp-1").touch()
     return gallery.folder

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from retrieval import Gallery
 from retrieval.cli import main
+from retrieval.storage.records import IndexSpec
 from retrieval.upkeep import compact as compaction
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import (
@@ -72,7 +73,7 @@ def test_any_history_leaves_what_a_dictionary_would_hold(
             assert not gallery.info()["removed"]
         else:
             with gallery.store.writing():
-                gallery.build_index(str(what))
+                gallery.build_index(IndexSpec(str(what)))
     assert {key: vector for key, (_, _, vector) in contents(gallery).items()} == expected
     assert contents(Gallery(gallery.folder)) == contents(gallery)
     assert not verify(gallery.folder).problems
@@ -85,7 +86,7 @@ def test_compaction_merges_drops_and_indexes_again(tmp_path: Path) -> None:
     for seed in range(4):
         commit(gallery, [f"{seed}-{i}" for i in range(5)], seed)
     with gallery.store.writing():
-        gallery.build_index("sq8")
+        gallery.build_index(IndexSpec("sq8"))
     commit(gallery, ["last"])
     only_merged = compaction.compact(gallery)
     assert (only_merged.segments, only_merged.dropped, only_merged.reindexed) == ((5, 1), 0, False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery, LookalikeError
+from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import commit, contents, small_gallery
@@ -22,7 +23,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commit(gallery, [f"a{i}" for i in range(20)], seed=1, brand="acme", price=2.5)
     commit(gallery, [f"b{i}" for i in range(20)], seed=2)
     with gallery.store.writing():
-        gallery.build_index("sq8")
+        gallery.build_index(IndexSpec("sq8"))
     commit(gallery, [f"c{i}" for i in range(20)], seed=3)
     gallery.remove(["a3.jpg"])
     assert not verify(gallery.folder).problems

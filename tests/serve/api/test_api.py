@@ -18,6 +18,7 @@ from PIL import Image
 
 from retrieval import Embedder, Gallery, load_image
 from retrieval.search.query import Options
+from retrieval.storage.records import IndexSpec
 from serve.app import create_app
 from serve.core.service import SearchService
 from tests.conftest import draw
@@ -224,7 +225,7 @@ def test_the_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
 def test_an_index_is_told_of_with_what_it_does_not_cover(tmp_path: Path, gallery: Gallery) -> None:
     own = Gallery(shutil.copytree(gallery.folder, tmp_path / "indexed.gallery"))
     with own.store.writing():
-        own.build_index("sq8")
+        own.build_index(IndexSpec("sq8"))
     draw(99).save(tmp_path / "new.png")
     own.add([tmp_path / "new.png"])
     with answering(create_app(SearchService(own.folder), page=False)) as url:

@@ -15,7 +15,7 @@ from PIL import Image
 from retrieval import Gallery
 from retrieval.errors import InputError
 from retrieval.gallery import Hit, Item
-from retrieval.storage.records import StoredItem
+from retrieval.storage.records import IndexSpec, StoredItem
 from serve.core.service import Facts, Query, SearchService
 from serve.core.thumbnails import encode
 from serve.page import browsing, detail_view, gallery_view, search_view, views
@@ -209,7 +209,7 @@ def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path,
     gallery = Gallery.create(tmp_path / "own.gallery", model_file)
     gallery.add([shop], kind="hnsw")
     with gallery.store.writing():
-        gallery.build_index("hnsw")
+        gallery.build_index(IndexSpec("hnsw"))
     assert gallery.index is not None
     recall = gallery.index.card["recall"]
     assert f"hnsw, measured recall {recall:.4f}" in gallery_view.stock(gallery)
