@@ -83,11 +83,13 @@ def _api(service: SearchService, workers: Workers, pictures: Workers, more: APIR
 
 def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
     """A page over each gallery: the first one's at the root, the others' under their names."""
-    from serve.page.style import ICON
+    from serve.page.assets import static
 
     @app.get("/favicon.ico")
     async def favicon() -> Response:
-        return Response(ICON, media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"})
+        return Response(
+            static("icon.svg"), media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"}
+        )
 
     app.add_middleware(CORSMiddleware, allow_origins=[])  # without it the page's framework lets any site in
     names = [service.name for service in services]
@@ -114,7 +116,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     import gradio as gr  # takes seconds
 
     from serve import page
-    from serve.page.style import CSS
+    from serve.page.assets import stylesheet
 
     blocks = page.build(service, names)
     gr.mount_gradio_app(
@@ -131,7 +133,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
         mcp_server=False,
         pwa=False,
         theme=page.theme(),
-        css=CSS,
+        css=stylesheet(),
     )
     # Gradio checks that a file was uploaded by its user only in apps that it launched itself.
     blocks.has_launched = True

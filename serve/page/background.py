@@ -18,21 +18,6 @@ T = TypeVar("T")
 
 # Whatever the work and the gallery, a process does one at a time: searches need the cores, too.
 _turn = threading.Lock()
-# For components with such work: they ask how it stands, at first soon, while an answer is `progress`.
-POLL = """
-let timer = 0, pause = 100;
-const poll = () => {
-  clearTimeout(timer);
-  const running = element.querySelector('[data-running]');
-  pause = running ? Math.min(2 * pause, 1000) : 100;
-  if (!running) return;
-  timer = setTimeout(() => {
-    if (element.offsetParent) trigger('tick', {of: running.dataset.running});
-    poll();
-  }, pause);
-};
-watch('value', poll);
-"""
 
 
 @dataclass(frozen=True)

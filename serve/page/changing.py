@@ -22,31 +22,6 @@ from serve.page.statistics import Counted
 from serve.page.statistics_view import statistics
 
 _LAST = 10**9  # there are never as many pages
-# `confirmed(button)` asks for a second click in the button's own place; a double click does not count. What
-# it asks is gone as soon as the focus is. `place()` says which pictures, and which groups of near-duplicates,
-# are looked through at the moment.
-CONFIRM = """
-const confirmed = button => {
-  if ('asked' in button.dataset) return performance.now() - Number(button.dataset.asked) > 500;
-  const before = button.textContent;
-  button.dataset.asked = performance.now();
-  button.textContent = button.dataset.sure;
-  button.focus();
-  button.addEventListener('blur', () => {
-    delete button.dataset.asked;
-    button.textContent = before;
-  }, {once: true});
-  return false;
-};
-const place = () => {
-  const shown = document.querySelector('#browse [data-where]');
-  const groups = document.querySelector('#duplicates [data-score]');
-  return {where: shown ? shown.dataset.where : '', page: shown ? Number(shown.dataset.number) : 0,
-          score: Number(groups?.dataset.score || 0), group_page: Number(groups?.dataset.number || 0)};
-};
-const wanted = button => ({
-  ...place(), items: button.dataset.remove.split(' ').map(Number), of: button.dataset.of});
-"""
 
 
 @dataclass(frozen=True)

@@ -16,62 +16,20 @@ from retrieval.storage.records import StoredItem
 from serve.core.service import SearchService
 from serve.page import detail_view
 from serve.page.asking import REBUILT, Part
-from serve.page.changing import CONFIRM, remove_button
+from serve.page.assets import script
+from serve.page.changing import remove_button
 from serve.page.failures import sentence
 from serve.page.visit import Visit
-
-# The dialog is no part of the template: the framework would take from it that it is open. What was shown is
-# forgotten when it closes, so that the same picture can be shown again.
-_SCRIPT = (
-    CONFIRM
-    + """
-const dialog = document.createElement('dialog');
-dialog.id = 'dialog';
-dialog.setAttribute('aria-labelledby', 'detail-title');
-element.append(dialog);
-let comparing = false, late = false;  // late: the dialog was closed before the answer came
-watch('value', () => {
-  if (!props.value) return dialog.close();  // the picture is gone
-  const unwanted = late;
-  comparing = late = false;
-  if (unwanted) { props.value = ''; return; }
-  const pressed = dialog.contains(document.activeElement) && document.activeElement.ariaPressed;
-  dialog.innerHTML = props.value;
-  if (!dialog.open) dialog.showModal();
-  (dialog.querySelector(pressed ? '[aria-pressed]' : '[data-close]') || dialog).focus();
-});
-dialog.addEventListener('close', () => {
-  late = comparing;
-  props.value = '';
-  dialog.replaceChildren();
-});
-const compare = (way, button, item) => {
-  comparing = true;
-  button.ariaBusy = 'true';
-  trigger(way, {item: Number(item)});
-};
-const search = (way, item) => {
-  dialog.close();
-  document.getElementById('search-tab-button').click();
-  trigger(way, {item: Number(item)});
-};
-dialog.addEventListener('click', event => {
-  const button = event.target.closest('button');
-  if (event.target === dialog || (button && 'close' in button.dataset)) dialog.close();
-  else if (button && button.dataset.search) search('submit', button.dataset.search);
-  else if (button && button.dataset.include) search('include', button.dataset.include);
-  else if (button && button.dataset.compare) compare('compare', button, button.dataset.compare);
-  else if (button && button.dataset.show) compare('restore', button, button.dataset.show);
-  else if (button && button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
-});
-"""
-)
 
 
 def lay_out() -> gr.HTML:
     """Make the component; its `submit` says which picture to search with, its `include` which one as well."""
     return gr.HTML(
-        "", elem_id="detail", apply_default_css=False, html_template="<i hidden></i>", js_on_load=_SCRIPT
+        "",
+        elem_id="detail",
+        apply_default_css=False,
+        html_template="<i hidden></i>",
+        js_on_load=script("confirm", "dialog"),
     )
 
 

@@ -13,59 +13,19 @@ from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page import evaluation_view, views
 from serve.page import figures as figures_tab
-from serve.page.background import POLL, Background, progress, still
+from serve.page.assets import script
+from serve.page.background import Background, progress, still
 from serve.page.failures import guarded, nameless, sentence
 from serve.page.report_choice import Choice, Reports
-from serve.page.searching import SEARCH
 
 # What a visitor can set off is bounded: queries x images, but as many queries as say something.
 _COMPARISONS, _FEWEST = 400_000_000, 1000
 
-# Who pressed the button finds himself where it was.
-_MEASURE = (
-    POLL
-    + """
-let pressed = false;
-element.addEventListener('click', event => {
-  if (!event.target.closest('[data-evaluate]')) return;
-  pressed = true;
-  trigger('submit');
-});
-watch('value', () => {
-  if (pressed) element.querySelector('[tabindex], button')?.focus();
-  pressed = false;
-});
-"""
-)
 _CHOICE = """
 <form novalidate autocomplete="off">
   <label>Report (times are UTC)<select name="report"></select></label>
   <label>Compare with<select name="against"></select></label>
 </form>
-"""
-# The template never changes, so that an answer of the server does not take the focus from a field.
-_CHOOSE = """
-const form = element.querySelector('form');
-const fill = () => {
-  const {reports, report, against} = props.value;
-  form.hidden = !reports.length;
-  form.report.replaceChildren(...reports.map(([name, title]) => new Option(title, name)));
-  const others = reports.filter(([name]) => name !== report);
-  form.against.replaceChildren(
-    new Option('no other', ''), ...others.map(([name, title]) => new Option(title, name)));
-  form.against.parentElement.hidden = !others.length;
-  form.report.value = report;
-  form.against.value = against;
-};
-fill();
-watch('value', fill);
-form.addEventListener('submit', event => event.preventDefault());
-form.addEventListener('change', () => {
-  const against = form.against.value === form.report.value ? '' : form.against.value;
-  props.value = {...props.value, report: form.report.value, against};
-  fill();
-  trigger('submit');
-});
 """
 
 
@@ -82,10 +42,12 @@ class Parts:
 def lay_out() -> Parts:
     """Make the components, where the caller has opened the tab."""
     plain: dict[str, Any] = {"apply_default_css": False}
-    measure = gr.HTML("", elem_id="measure", js_on_load=_MEASURE, **plain)
+    measure = gr.HTML("", elem_id="measure", js_on_load=script("poll", "measure"), **plain)
     figures = figures_tab.lay_out()
-    choice = gr.HTML(Choice().form, elem_id="choice", html_template=_CHOICE, js_on_load=_CHOOSE, **plain)
-    report = gr.HTML("", elem_id="report", js_on_load=SEARCH, **plain)
+    choice = gr.HTML(
+        Choice().form, elem_id="choice", html_template=_CHOICE, js_on_load=script("report_choice"), **plain
+    )
+    report = gr.HTML("", elem_id="report", js_on_load=script("search_item"), **plain)
     return Parts(measure, figures, choice, report)
 
 

@@ -19,52 +19,15 @@ from retrieval.storage.contents import stored
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page import figures_view
-from serve.page.background import POLL, Background, progress, still
+from serve.page.assets import script
+from serve.page.background import Background, progress, still
 from serve.page.failures import guarded, nameless
-from serve.page.searching import SEARCH
 
 _MAPPED = 2000  # t-SNE of more takes minutes
 _COMPARED = 10_000
 _UNLABELLED = "no label"
 
-_SCRIPT = (
-    POLL
-    + SEARCH
-    + WALK
-    + """
-element.addEventListener('click', event => {
-  const button = event.target.closest('[data-figure]');
-  if (button) trigger('select', {of: button.ariaPressed === 'true' ? '' : button.dataset.figure});
-});
-let walked = null;
-const onMap = () => {
-  const map = element.querySelector('.map');
-  if (!map) return;
-  if (map === walked?.map) { walked.anew(); return; }
-  const group = map.querySelector('g');
-  const show = i => {
-    const mark = group.children[i], text = element.querySelector('#pointed');
-    const shown = text.nextElementSibling;
-    shown.hidden = !mark;
-    text.textContent = mark ? `${mark.dataset.label}, item ${mark.dataset.item}` : 'Nothing is pointed at.';
-    group.classList.toggle('lit', Boolean(mark));
-    for (const one of group.children) {
-      one.classList.toggle('on', mark?.dataset.class === one.dataset.class);
-    }
-    if (!mark) return;
-    const picture = shown.querySelector('img');
-    picture.src = picture.getAttribute('src').replace(/\\d+(?=\\/thumbnail)/, mark.dataset.item);
-    picture.alt = mark.dataset.label;
-    shown.querySelector('button').dataset.search = mark.dataset.item;
-  };
-  walked = {map, ...walkOn(map, group, show)};
-  const pick = () => { if (map.querySelector('.at')) element.querySelector('.card button').click(); };
-  map.addEventListener('click', event => { if (event.pointerType === 'mouse') pick(); });
-  map.addEventListener('keydown', event => { if (event.key === 'Enter') pick(); });
-};
-watch('value', onMap);
-"""
-)
+_SCRIPT = "\n".join([script("poll", "search_item"), WALK, script("figures")])
 
 
 def lay_out() -> gr.HTML:

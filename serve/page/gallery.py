@@ -10,12 +10,11 @@ import gradio as gr
 
 from serve.core.service import SearchService
 from serve.page import changing, detail_view, duplicates_view, gallery_view
-from serve.page.background import POLL, progress
-from serve.page.changing import CONFIRM, Changing, shown
+from serve.page.assets import script
+from serve.page.background import progress
+from serve.page.changing import Changing, shown
 from serve.page.duplicates import LOWEST, Duplicates
 from serve.page.failures import guarded, sentence
-from serve.page.newest import NEWEST
-from serve.page.searching import PICK
 
 _BROWSE = """
 <form novalidate autocomplete="off" role="search">
@@ -24,70 +23,7 @@ _BROWSE = """
 </form>
 <div class="pages">${value}</div>
 """
-# The filter of an answer is that of the pictures below it.
-_BROWSING = (
-    PICK
-    + NEWEST
-    + """
-const form = element.querySelector('form');
-let typed = false, page = 0;
-form.addEventListener('input', () => { typed = true; });
-watch('value', () => {
-  const shown = element.querySelector('[data-where]');
-  if (!shown || awaited) return;
-  page = Number(shown.dataset.number);
-  if (!typed) form.where.value = shown.dataset.where;
-  form.where.placeholder = shown.dataset.example;
-});
-form.addEventListener('submit', event => {
-  event.preventDefault();
-  typed = false;
-  page = 0;
-  want('submit', {where: form.where.value, page});
-});
-element.addEventListener('click', event => {
-  const button = event.target.closest('button[data-page]');
-  if (!button) return;
-  const {where, number} = element.querySelector('[data-where]').dataset;
-  page = Math.max(0, page + Number(button.dataset.page) - Number(number));  // also before the page is there
-  want('submit', {where, page});
-  form.scrollIntoView({block: 'nearest'});
-});
-"""
-)
-# A part that is folded up, and no part of the template: the framework would fold it up again.
-_FOLDED = """
-const details = document.createElement('details');
-details.innerHTML = element.querySelector('template').innerHTML;
-element.append(details);
-const made = details.querySelector('.made');
-watch('value', () => {
-  const held = made.contains(document.activeElement) && document.activeElement.textContent;
-  made.innerHTML = props.value;
-  if (held === false) return;
-  const turns = [...made.querySelectorAll('nav button:enabled')];
-  const same = turns.find(button => button.textContent === held) || turns[0];
-  (same || made.querySelector('[tabindex]') || made).focus();
-});
-"""
 _STATISTICS = "<template><summary>Statistics</summary><div class='made' tabindex='-1'></div></template>"
-_COUNTING = (
-    _FOLDED
-    + """
-details.addEventListener('toggle', () => {
-  if (!details.open) return;
-  if (!made.firstChild) made.innerHTML = "<p role='status'>Counting …</p>";
-  trigger('expand');
-});
-made.addEventListener('click', event => {
-  const button = event.target.closest('button[data-filter]');
-  if (!button) return;
-  trigger('submit', {where: button.dataset.filter, page: 0});
-  document.querySelector('#browse form').scrollIntoView({block: 'start'});
-  document.querySelector('#browse input').focus({preventScroll: true});
-});
-"""
-)
 _DUPLICATES = f"""<template><summary>Near-duplicates</summary>
 <form novalidate autocomplete="off">
   <label>Lowest similarity<input name="score" type="number" min="{LOWEST}" max="1" step="0.01"
@@ -96,32 +32,6 @@ _DUPLICATES = f"""<template><summary>Near-duplicates</summary>
 </form>
 <div class="made" tabindex="-1"></div></template>
 """
-_COMPARING = (
-    _FOLDED
-    + POLL
-    + CONFIRM
-    + """
-const form = details.querySelector('form');
-form.addEventListener('submit', event => {
-  event.preventDefault();
-  trigger('submit', {score: Number(form.score.value), group_page: 0});
-});
-made.addEventListener('click', event => {
-  const button = event.target.closest('button');
-  if (!button) return;
-  if (button.dataset.item) trigger('select', {item: Number(button.dataset.item)});
-  else if (button.dataset.groupPage) {
-    trigger('turn', {...place(), group_page: Number(button.dataset.groupPage)});
-    details.scrollIntoView({block: 'start'});
-  }
-  else if (button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
-});
-"""
-)
-
-
-# The place that was looked at before is opened again.
-_PLACE = "() => [{...document.querySelector('#browse [data-where]')?.dataset}]"
 
 
 @dataclass(frozen=True)
@@ -144,9 +54,9 @@ def lay_out(*, changes: bool) -> Parts:
     return Parts(
         stock=part("stock", "${value}", None),
         add=changing.lay_out() if changes else None,
-        statistics=part("statistics", _STATISTICS, _COUNTING),
-        duplicates=part("duplicates", _DUPLICATES, _COMPARING),
-        browse=part("browse", _BROWSE, _BROWSING),
+        statistics=part("statistics", _STATISTICS, script("fold", "statistics")),
+        duplicates=part("duplicates", _DUPLICATES, script("fold", "poll", "confirm", "duplicates")),
+        browse=part("browse", _BROWSE, script("select_item", "coalesce", "browse")),
     )
 
 
@@ -163,7 +73,9 @@ class GalleryTab:
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
         still = {**quiet, "show_progress": "hidden"}
         anew = [header, parts.stock, parts.statistics, parts.browse]
-        tab.select(self.opened, [parts.browse], [parts.stock, parts.browse], js=_PLACE, **quiet)
+        tab.select(
+            self.opened, [parts.browse], [parts.stock, parts.browse], js=script("gallery_place"), **quiet
+        )
         for part in (parts.browse, parts.statistics):
             part.submit(self.turned, None, [parts.browse], trigger_mode="multiple", **quiet)
         parts.statistics.expand(self._changing.counted, None, [parts.statistics], **still)

@@ -17,50 +17,16 @@ from serve.core.service import SearchService
 from serve.page import form, query_box, query_view, search_view, trail, views, web_picture
 from serve.page.address import Address
 from serve.page.asking import Asked, Part, of_item, of_part, of_upload, search
-from serve.page.downloads import SAVE
+from serve.page.assets import script
 from serve.page.examples import examples
 from serve.page.failures import guarded, sentence
-from serve.page.newest import NEWEST, fresh
-from serve.page.searching import PICK
+from serve.page.newest import fresh
 from serve.page.visit import Visit
 from serve.page.wishes import Wishes
 
 _HINT = "Drop, paste or choose a picture to see what looks like it."
 _ITEMS = "Choose a picture of the gallery to see what looks like it: there is no model here for other ones."
 _FORGOTTEN = "That search was made with a picture that is not kept any more: drop it again."
-# The address bar follows the search; other parameters of the address stay. Another query is a step that the
-# browser's Back takes back: the server finds it again by its address.
-_ADDRESS = (
-    NEWEST
-    + """
-let shown = location.search, turned = false;
-const query = params => String(['id', 'region', 'q'].map(name => params.getAll(name)));
-watch('value', () => {
-  if (awaited) return;  // the visitor has gone on to another address
-  const returned = turned;
-  turned = false;
-  if (element.querySelector('[data-kept]')) return;  // the search is still the one before
-  const params = new URLSearchParams(location.search);
-  const before = query(params);
-  for (const name of ['id', 'region', 'q', 'k', 'where', 'min_score', 'group_by']) params.delete(name);
-  const found = element.querySelector('[data-address]');
-  for (const [name, value] of new URLSearchParams(found ? found.dataset.address : '')) {
-    params.append(name, value);
-  }
-  const address = params.size ? '?' + String(params).replaceAll('%2C', ',') : location.pathname;
-  const failed = !found && element.querySelector('.trouble');  // Back would fail again
-  if (failed || returned || before === query(params)) history.replaceState(history.state, '', address);
-  else history.pushState(history.state, '', address);
-  shown = location.search;
-});
-addEventListener('popstate', () => {
-  if (location.search === shown) return;
-  shown = location.search;
-  turned = true;
-  want('turn', {address: location.search});
-});
-"""
-)
 # What an event answers: the visit, the query's pictures, status, results, and other ways into a search.
 Shown = tuple[Visit, str, str, str, str]
 
@@ -112,10 +78,12 @@ def lay_out(*, urls: bool) -> Parts:
                 elem_id="status",
                 apply_default_css=False,
                 html_template="<div role='status' aria-live='polite'>${value}</div>",
-                js_on_load=_ADDRESS + query_box.CAMERA,
+                js_on_load=script("coalesce", "address_bar", "camera"),
             )
             others = trail.make()
-            results = gr.HTML("", elem_id="results", apply_default_css=False, js_on_load=PICK + SAVE)
+            results = gr.HTML(
+                "", elem_id="results", apply_default_css=False, js_on_load=script("select_item", "download")
+            )
     # Our own loader decodes, for the same pixels and the same reasons for refusal everywhere. This holds as
     # long as no event answers these with an update: the framework would then make them anew.
     picture.preprocess = lambda payload: None if payload is None else payload.path

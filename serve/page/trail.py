@@ -10,29 +10,18 @@ import gradio as gr
 from retrieval.gallery import Item
 from retrieval.text import count
 from serve.core.service import Facts
-from serve.page.newest import NEWEST
+from serve.page.assets import script
 from serve.page.query_view import icon
 from serve.page.views import picture
 from serve.page.visit import Entry, Visit
 from serve.page.wishes import Wishes
 
 _FILTER = 24  # characters of one that are shown
-_SCRIPT = (
-    NEWEST
-    + """
-element.addEventListener('click', event => {
-  const button = event.target.closest('button');
-  if (!button) return;
-  if (button.dataset.item) want('submit', {item: Number(button.dataset.item)});
-  else if (button.dataset.entry) want('repeat', {entry: Number(button.dataset.entry)});
-});
-"""
-)
 
 
 def make() -> gr.HTML:
     """A component; its events: `submit` (item), and `repeat` (entry) for a search of this visit."""
-    return gr.HTML("", elem_id="trail", apply_default_css=False, js_on_load=_SCRIPT)
+    return gr.HTML("", elem_id="trail", apply_default_css=False, js_on_load=script("coalesce", "trail"))
 
 
 def trail(visit: Visit, gallery: Facts, examples: Sequence[Item]) -> str:

@@ -11,6 +11,7 @@ from gradio.utils import get_upload_folder
 from serve.core.errors import BusyError
 from serve.core.fetch_url import LONGEST, fetch
 from serve.http.upload_limit import is_full
+from serve.page.assets import script
 
 _FORM = f"""
 <form novalidate autocomplete="off">
@@ -19,19 +20,13 @@ _FORM = f"""
   <button type="submit">Fetch</button>
 </form>
 """
-_SCRIPT = """
-const form = element.querySelector('form');
-form.addEventListener('submit', event => {
-  event.preventDefault();
-  const address = form.address.value.trim();
-  if (address) trigger('submit', {address});
-});
-"""
 
 
 def make() -> gr.HTML:
     """A component whose `submit` says the address."""
-    return gr.HTML("", elem_id="address", apply_default_css=False, html_template=_FORM, js_on_load=_SCRIPT)
+    return gr.HTML(
+        "", elem_id="address", apply_default_css=False, html_template=_FORM, js_on_load=script("url_form")
+    )
 
 
 def fetched(address: str) -> Path:

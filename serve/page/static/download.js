@@ -1,7 +1,3 @@
-"""The results as a file, made in the browser of what is on the page."""
-
-# In a spreadsheet, a cell that begins like a formula is one: such text gets an apostrophe in front.
-SAVE = r"""
 const cell = text => {
   const number = /^-?\d+(\.\d+)?(e[+-]?\d+)?$/i.test(text);
   const safe = !number && /^[=+\-@\t\r]/.test(text) ? "'" + text : text;
@@ -23,4 +19,3 @@ element.addEventListener('click', event => {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 });
-"""

@@ -1,0 +1,26 @@
+let shown = location.search, turned = false;
+const query = params => String(['id', 'region', 'q'].map(name => params.getAll(name)));
+watch('value', () => {
+  if (awaited) return;  // the visitor has gone on to another address
+  const returned = turned;
+  turned = false;
+  if (element.querySelector('[data-kept]')) return;  // the search is still the one before
+  const params = new URLSearchParams(location.search);
+  const before = query(params);
+  for (const name of ['id', 'region', 'q', 'k', 'where', 'min_score', 'group_by']) params.delete(name);
+  const found = element.querySelector('[data-address]');
+  for (const [name, value] of new URLSearchParams(found ? found.dataset.address : '')) {
+    params.append(name, value);
+  }
+  const address = params.size ? '?' + String(params).replaceAll('%2C', ',') : location.pathname;
+  const failed = !found && element.querySelector('.trouble');  // Back would fail again
+  if (failed || returned || before === query(params)) history.replaceState(history.state, '', address);
+  else history.pushState(history.state, '', address);
+  shown = location.search;
+});
+addEventListener('popstate', () => {
+  if (location.search === shown) return;
+  shown = location.search;
+  turned = true;
+  want('turn', {address: location.search});
+});

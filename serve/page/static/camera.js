@@ -1,0 +1,11 @@
+const cameras = navigator.mediaDevices, open = cameras?.getUserMedia.bind(cameras);
+if (cameras) cameras.getUserMedia = async wanted => {
+  try { return await open(wanted); }
+  catch (error) {
+    const why = error.name === 'NotFoundError'
+      ? 'There is no camera here: drop or choose a picture.'
+      : 'The camera cannot be used: allow it in the browser, or drop or choose a picture.';
+    props.value = `<div data-kept><p class="trouble">${why}</p></div>`;
+    return new Promise(() => {});  // it goes on waiting: for another click, or for another way
+  }
+};

@@ -1,0 +1,31 @@
+element.addEventListener('click', event => {
+  const button = event.target.closest('[data-figure]');
+  if (button) trigger('select', {of: button.ariaPressed === 'true' ? '' : button.dataset.figure});
+});
+let walked = null;
+const onMap = () => {
+  const map = element.querySelector('.map');
+  if (!map) return;
+  if (map === walked?.map) { walked.anew(); return; }
+  const group = map.querySelector('g');
+  const show = i => {
+    const mark = group.children[i], text = element.querySelector('#pointed');
+    const shown = text.nextElementSibling;
+    shown.hidden = !mark;
+    text.textContent = mark ? `${mark.dataset.label}, item ${mark.dataset.item}` : 'Nothing is pointed at.';
+    group.classList.toggle('lit', Boolean(mark));
+    for (const one of group.children) {
+      one.classList.toggle('on', mark?.dataset.class === one.dataset.class);
+    }
+    if (!mark) return;
+    const picture = shown.querySelector('img');
+    picture.src = picture.getAttribute('src').replace(/\d+(?=\/thumbnail)/, mark.dataset.item);
+    picture.alt = mark.dataset.label;
+    shown.querySelector('button').dataset.search = mark.dataset.item;
+  };
+  walked = {map, ...walkOn(map, group, show)};
+  const pick = () => { if (map.querySelector('.at')) element.querySelector('.card button').click(); };
+  map.addEventListener('click', event => { if (event.pointerType === 'mouse') pick(); });
+  map.addEventListener('keydown', event => { if (event.key === 'Enter') pick(); });
+};
+watch('value', onMap);

@@ -1,0 +1,12 @@
+const details = document.createElement('details');
+details.innerHTML = element.querySelector('template').innerHTML;
+element.append(details);
+const made = details.querySelector('.made');
+watch('value', () => {
+  const held = made.contains(document.activeElement) && document.activeElement.textContent;
+  made.innerHTML = props.value;
+  if (held === false) return;
+  const turns = [...made.querySelectorAll('nav button:enabled')];
+  const same = turns.find(button => button.textContent === held) || turns[0];
+  (same || made.querySelector('[tabindex]') || made).focus();
+});

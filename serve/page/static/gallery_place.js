@@ -1,0 +1,1 @@
+() => [{...document.querySelector('#browse [data-where]')?.dataset}]

@@ -1,0 +1,38 @@
+const form = element.querySelector('form');
+const names = ['k', 'min_score', 'where', 'group_by'];
+let sent;
+// On a phone the results would begin below the fold: it folds what is as usual.
+const wide = matchMedia('(min-width: 46rem)');
+const unfold = () => { if (wide.matches) form.querySelector('details').open = true; };
+wide.addEventListener('change', unfold);
+unfold();
+const fill = () => {
+  const given = props.value;
+  if (given.where || given.min_score || given.group_by) form.querySelector('details').open = true;
+  const groups = given.groups.includes(given.group_by) || !given.group_by
+    ? given.groups : [...given.groups, given.group_by];
+  form.group_by.replaceChildren(
+    new Option('picture (all of them)', ''), ...groups.map(name => new Option(name, name)));
+  form.where.placeholder = given.example;
+  for (const name of names) form.elements[name].value = given[name];
+  sent = text();
+};
+const read = () => {  // also what is typed and not sent yet goes with the next picture
+  const now = {...props.value};
+  for (const name of names) now[name] = form.elements[name].value;
+  props.value = now;
+};
+const text = () => names.map(name => props.value[name]).join('\n');
+const send = () => {
+  const {value, min, max, defaultValue} = form.k;  // what is shown is what is searched for
+  form.k.value = value === '' ? defaultValue : Math.min(Math.max(Math.trunc(value), min), max);
+  read();
+  if (text() === sent) return;
+  sent = text();
+  trigger('submit');
+};
+fill();
+watch('value', fill);
+form.addEventListener('input', read);
+form.addEventListener('change', send);
+form.addEventListener('submit', event => { event.preventDefault(); send(); });

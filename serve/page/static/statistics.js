@@ -1,0 +1,12 @@
+details.addEventListener('toggle', () => {
+  if (!details.open) return;
+  if (!made.firstChild) made.innerHTML = "<p role='status'>Counting …</p>";
+  trigger('expand');
+});
+made.addEventListener('click', event => {
+  const button = event.target.closest('button[data-filter]');
+  if (!button) return;
+  trigger('submit', {where: button.dataset.filter, page: 0});
+  document.querySelector('#browse form').scrollIntoView({block: 'start'});
+  document.querySelector('#browse input').focus({preventScroll: true});
+});

@@ -1,0 +1,6 @@
+const form = element.querySelector('form');
+form.addEventListener('submit', event => {
+  event.preventDefault();
+  const address = form.address.value.trim();
+  if (address) trigger('submit', {address});
+});
