@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 
 
 @click.command()
@@ -103,7 +103,9 @@ def export(
         library, name = ("timm", from_timm) if from_timm else ("torchvision", from_torchvision)
         exported = export_from_shelf(library, str(name), out, **given, **common)
     if precision == "fp16" and exported.cost and exported.cost.provider.lower().startswith("cpu"):
-        say("fp16 is for GPUs: on a CPU, ONNX Runtime computes in float32 and converts back and forth")
+        print_status(
+            "fp16 is for GPUs: on a CPU, ONNX Runtime computes in float32 and converts back and forth"
+        )
     proof, size = exported.proof, out.stat().st_size
     text = (
         f"{out}: {size / 1e6:.1f} MB; its embeddings of {proof.pictures} differ from the network's "
@@ -111,4 +113,4 @@ def export(
     )
     if exported.cost is not None:
         text += f"\n{exported.cost.table()}"
-    emit({"model": str(out), "bytes": size, **exported.to_dict()}, as_json, text)
+    print_result({"model": str(out), "bytes": size, **exported.to_dict()}, as_json, text)

@@ -10,10 +10,9 @@ import numpy as np
 
 from export.samples import Pictures, noise, sampled
 from retrieval import metrics
-from retrieval.embedder import Embedder
+from retrieval.embedder import Embedder, measure_latency
 from retrieval.errors import InputError
 from retrieval.images.decode import embed_files
-from retrieval.latency import latency
 from retrieval.progress import Progress
 from train.data import class_numbers
 
@@ -113,7 +112,7 @@ def compare(single: Path, reduced: Path, precision: str, pictures: Pictures, *, 
     before, after = (
         Measured(
             file.stat().st_size,
-            {n: 1000 * latency(embedder, n, seconds=_SECONDS) for n in BATCHES},
+            {n: 1000 * measure_latency(embedder, n, seconds=_SECONDS) for n in BATCHES},
             None if labels is None else metrics.recall_at_k(found, labels, ks=(1,))[1],
         )
         for file, embedder, found in zip((single, reduced), embedders, vectors, strict=True)

@@ -23,7 +23,7 @@ from export.int8 import quantised
 from export.samples import Pictures
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
-from retrieval.files import now, replacing
+from retrieval.files import atomic_write, now
 from retrieval.images.preprocess import Preprocess
 from train.loop.run_folder import Run
 from train.models.embedding_model import EmbeddingModel
@@ -140,7 +140,7 @@ def export_model(
         "lookalike.provenance": provenance,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as draft, TemporaryDirectory() as folder:
+    with atomic_write(out) as draft, TemporaryDirectory() as folder:
         single = draft if precision == "fp32" else Path(folder, "fp32.onnx")
         _save(to_onnx(model, sample), facts, single)
         proof = _prove(single, words, sample, wanted)

@@ -159,12 +159,12 @@ def _fail(message: str, code: int, debug: bool = False) -> int:
     return code
 
 
-def say(message: str) -> None:
+def print_status(message: str) -> None:
     """Tell a person how it goes, on stderr: stdout is for results."""
     click.echo(message, err=True)
 
 
-def emit(result: Any, as_json: bool, text: str) -> None:
+def print_result(result: Any, as_json: bool, text: str) -> None:
     """Print a result on stdout, for programs or for people."""
     click.echo(json.dumps(result, indent=2) if as_json else text)
 

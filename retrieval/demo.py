@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import cli, emit, json_option, say
+from retrieval.cli import cli, json_option, print_result, print_status
 from retrieval.errors import InputError
 from retrieval.evaluation.report import Report
 
@@ -41,16 +41,16 @@ def demo(no_serve: bool, out: Path, port: int, as_json: bool) -> None:
         baselines = ("--baseline", "pixels", "--baseline", "untrained")
         _run("evaluate", gallery, "--data", f"digits:{digits}", *baselines, "--out", report)
     result = Report.load(out / "report")
-    say(_verdict(result))
-    say(f"All of it took {time.monotonic() - began:.0f} s.")
+    print_status(_verdict(result))
+    print_status(f"All of it took {time.monotonic() - began:.0f} s.")
     if as_json:
-        emit(result.to_dict(), as_json, "")
+        print_result(result.to_dict(), as_json, "")
     if not no_serve:
         _run("serve", gallery, "--port", str(port))
 
 
 def _run(*words: str) -> None:
-    say(f"\n$ {shlex.join(['lookalike', *words])}")
+    print_status(f"\n$ {shlex.join(['lookalike', *words])}")
     cli.main(list(words), prog_name="lookalike", standalone_mode=False)
 
 

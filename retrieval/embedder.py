@@ -6,11 +6,13 @@ import hashlib
 import io
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ _PARTS = ("format", "preprocess", "embedding", "provenance")
 
 # What of a batch runs at once: memory grows with it; a CPU is no faster beyond 8, a GPU wants more.
 _LARGEST_RUN = 64
+_MIN_REPETITIONS = 3  # of a latency measurement
 
 _CPU = "CPUExecutionProvider"
 # By our name: ONNX Runtime's name, and what it takes to have it.
@@ -181,6 +184,33 @@ class Embedder:
                 raise InputError(
                     f"{self.path}: its graph does not fit its metadata: {name} {need}; export it again"
                 )
+
+
+def measure_latency(embedder: Embedder, batch: int, *, seconds: float = 1.0) -> float:
+    """Return the median time in seconds to embed a batch of noise, uint8 [batch, S, S, 3], without decoding.
+
+    A first run, which allocates memory and on some devices compiles the graph, is not counted.
+
+    Args:
+        embedder: Model to measure.
+        batch: Batch size, at least 1.
+        seconds: Minimum duration of the measurement; there are at least three repetitions in any case.
+
+    Raises:
+        InputError: The batch size is below 1.
+    """
+    if batch < 1:
+        raise InputError(f"batch size: must be at least 1, got {batch}")
+    side = embedder.preprocess.size
+    pixels = np.random.default_rng(0).integers(0, 256, (batch, side, side, 3), np.uint8)
+    embedder.embed_pixels(pixels)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < _MIN_REPETITIONS or time.perf_counter() < end:
+        start = time.perf_counter()
+        embedder.embed_pixels(pixels)
+        times.append(time.perf_counter() - start)
+    return median(times)
 
 
 def _batches(items: Iterable[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:

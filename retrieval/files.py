@@ -1,19 +1,21 @@
-"""Files that outlive a crash: written aside, flushed to the disk and renamed."""
+"""Crash-safe files: atomic writes, lock files, checksums."""
 
 from __future__ import annotations
 
 import datetime
+import fcntl
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that takes `path`'s place, flushed to the disk, when the block ends well."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; if the block succeeds, flush that file to disk and rename it to `path`."""
     draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
         yield draft
@@ -23,34 +25,57 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    fsync_folder(path.parent)
+
+
+@contextmanager
+def file_lock(file: Path, on_busy: Callable[[IO[str]], object]) -> Iterator[IO[str]]:
+    """Hold an exclusive lock on a file between processes; the system releases it when the holder exits.
+
+    The file is created if necessary and never deleted, so that all waiting processes lock the same one.
+
+    Args:
+        file: Lock file.
+        on_busy: Called with the open file if another process holds the lock. It may raise an error to give
+            up; otherwise this function waits for the lock.
+
+    Yields:
+        The open file, in which the holder may leave information for others.
+    """
+    with file.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_busy(lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
+    """Return the SHA-256 of a file as a hexadecimal string."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
-    """Write files by name into a folder, each in one step."""
+    """Write text files, by name, into a folder; each write is atomic."""
     for name, content in contents.items():
-        with replacing(folder / name) as draft:
+        with atomic_write(folder / name) as draft:
             draft.write_text(content)
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder and below."""
+def folder_size(folder: Path) -> int:
+    """Return the total size of all files below a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def now() -> str:
-    """This instant, ISO 8601, UTC."""
+    """Return the current time as ISO 8601 in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush the names of a folder to the disk."""
+def fsync_folder(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

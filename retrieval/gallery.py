@@ -24,7 +24,7 @@ from retrieval.storage.store import Store
 from retrieval.upkeep.inventory import inventory
 
 if TYPE_CHECKING:
-    from retrieval.ingest.indexing import Outcome
+    from retrieval.ingest.indexing import IngestResult
 
 _TRIES = 5
 
@@ -151,7 +151,7 @@ class Gallery:
 
     # ---- adding
 
-    def add(self, paths: Iterable[str | Path], **options: Any) -> Outcome:
+    def add(self, paths: Iterable[str | Path], **options: Any) -> IngestResult:
         """Embed and add files and folders, with what is known about them.
 
         `metadata` is a table (a CSV or Parquet file), or the values by column for each of the paths, which

@@ -30,7 +30,7 @@ _listener: ContextVar[Callable[[Stage], None] | None] = ContextVar("listener", d
 
 
 @contextmanager
-def told_to(listener: Callable[[Stage], None]) -> Iterator[None]:
+def progress_listener(listener: Callable[[Stage], None]) -> Iterator[None]:
     """Tell all progress of this thread to a function as well, also what is not shown.
 
     It is called when work begins and between its blocks; what it raises ends the work there.
@@ -81,7 +81,7 @@ class Progress:
             self._line()
         self._tell()
 
-    def say(self, message: str) -> None:
+    def write(self, message: str) -> None:
         """Tell something apart from the count."""
         if self._show:
             tqdm.write(message, file=sys.stderr)

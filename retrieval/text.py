@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 
-def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
     """Rows of cells as lines in which columns are of equal width; those numbered in `right` end together."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -17,6 +17,6 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     ]
 
 
-def count(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """A number with what it counts."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from retrieval.cli import main as lookalike
-from retrieval.cli import say
+from retrieval.cli import print_status
 from retrieval.errors import InputError
 
 _PREFIX = "LOOKALIKE_SERVE"
@@ -73,7 +73,7 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
             hint = hint_at(name, options)
             if name in negated:
                 hint = f"it is written {_PREFIX}_{negated[name].upper()}=false"
-            say(f"{variable}: no such setting, ignored; {hint}")
+            print_status(f"{variable}: no such setting, ignored; {hint}")
     if file is not None:
         context.meta[_FILE] = file
         with _blaming_where_set(context):

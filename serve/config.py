@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from retrieval.cli import say
+from retrieval.cli import print_status
 from retrieval.errors import InputError, did_you_mean
 from serve.addresses import named
 from serve.core.permissions import Permissions
@@ -87,7 +87,9 @@ def settings(
     """
     credentials = read_credentials(token_file, user, password_file)
     if page and workers > 1:
-        say(f"{workers} workers serve the API alone: a visitor's page lives in one process (--workers 1)")
+        print_status(
+            f"{workers} workers serve the API alone: a visitor's page lives in one process (--workers 1)"
+        )
         page = False
     if page and credentials and not credentials.pair:
         raise InputError("a token is for programs: add --user and --password-file for the page, or --no-page")

@@ -90,7 +90,7 @@ def lookalike_here(*words: str, code: int = 0, cwd: Path | None = None) -> subpr
     return done
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for something that comes about by itself."""
     for _ in range(3000):
         if condition():
@@ -99,7 +99,7 @@ def until(condition: Callable[[], object]) -> None:
     raise AssertionError("it did not come about within half a minute")
 
 
-def hear_ctrl_c() -> None:
+def restore_signals() -> None:
     """For a child process: below a shell that runs things in the background, SIGINT is ignored, and below
     nohup SIGHUP."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

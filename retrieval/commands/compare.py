@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 
 
 @click.command()
@@ -45,6 +45,6 @@ def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     found = side_by_side(contenders(reports))
     if out is not None:
         comparison.save(found, out)
-    emit(found.to_dict(), as_json, comparison.table(found))
+    print_result(found.to_dict(), as_json, comparison.table(found))
     if out is not None:
-        say(f"comparison: {out / 'compare.html'}")
+        print_status(f"comparison: {out / 'compare.html'}")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.options import sheet_option
 from retrieval.gallery import Gallery
 from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
-from retrieval.text import columns
+from retrieval.text import align_columns
 from retrieval.upkeep.duplicates import Group, find_duplicates
 
 
@@ -61,16 +61,16 @@ def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: boo
             for group in groups
         ],
     }
-    emit(
+    print_result(
         found,
         as_json,
         "\n".join([_summary(len(target), groups), *(line for g in groups for line in _lines(g))]),
     )
-    say(f"compared {len(target)} images in {seconds:.1f} s")
+    print_status(f"compared {len(target)} images in {seconds:.1f} s")
     if sheet is not None:
         title = f"{gallery.name}: near-duplicates"
         write_sheet(sheet, title, f"{_summary(len(target), groups)}.", [_row(group) for group in groups])
-        say(f"{sheet}: written")
+        print_status(f"{sheet}: written")
 
 
 def _summary(images: int, groups: Sequence[Group]) -> str:
@@ -91,7 +91,7 @@ def _title(group: Group) -> str:
 
 def _lines(group: Group) -> list[str]:
     rows = [[str(item.id), item.label or "-", item.path or item.key] for item in group.members]
-    return ["", _title(group), *(f"  {line}" for line in columns(rows, right={0}))]
+    return ["", _title(group), *(f"  {line}" for line in align_columns(rows, right={0}))]
 
 
 def _row(group: Group) -> Row:

@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.options import index_options, max_bad_option, retry_option
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.ingest import sync as syncing
-from retrieval.ingest.indexing import Outcome, add_images
+from retrieval.ingest.indexing import IngestResult, add_images
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
-from retrieval.text import count
+from retrieval.text import pluralize
 
 _SHOWN = 10
 _FILE = click.Path(path_type=Path)
@@ -180,7 +180,7 @@ def update(
     done = syncing.update(target, prune=prune, retry=retry, max_bad=max_bad, show_progress=True)
     if done.gone:
         verb = "removed" if prune else "--prune removes them"
-        _list(f"{count(len(done.gone), 'image')} without their file ({verb}):", done.gone)
+        _list(f"{pluralize(len(done.gone), 'image')} without their file ({verb}):", done.gone)
     _finish(ctx, target, done.outcome, as_json, gone=done.gone)
 
 
@@ -213,7 +213,7 @@ def sync(
     if dry_run:
         found = syncing.compare(target, folder)
         text = f"{gallery}: {found.new} new, {found.changed} changed, {found.unchanged} unchanged, "
-        emit(vars(found), as_json, f"{text}{len(found.gone)} gone or moved")
+        print_result(vars(found), as_json, f"{text}{len(found.gone)} gone or moved")
         return
     outcome = syncing.sync(target, folder, retry=retry, max_bad=max_bad, show_progress=True)
     _finish(ctx, target, outcome, as_json)
@@ -244,13 +244,13 @@ def rebuild(
         Gallery(gallery), Embedder(model), keep_old=not drop_old, max_bad=max_bad, show_progress=True
     )
     if done.resumed:
-        say(f"{done.resumed} images had been done by an earlier rebuild")
+        print_status(f"{done.resumed} images had been done by an earlier rebuild")
     if done.old is not None:
-        say(f"the old gallery is {done.old} now")
+        print_status(f"the old gallery is {done.old} now")
     _finish(ctx, done.gallery, done.outcome, as_json, old=str(done.old) if done.old else None)
 
 
-def _finish(ctx: click.Context, gallery: Gallery, outcome: Outcome, as_json: bool, **more: Any) -> None:
+def _finish(ctx: click.Context, gallery: Gallery, outcome: IngestResult, as_json: bool, **more: Any) -> None:
     """Report on a run, and leave with code 3 where files were unusable."""
     facts = {
         **gallery.info(),
@@ -259,18 +259,18 @@ def _finish(ctx: click.Context, gallery: Gallery, outcome: Outcome, as_json: boo
         "bad": [{"path": str(b.stamp.full), "reason": b.reason, "detail": b.detail} for b in outcome.bad],
         "duplicates": outcome.duplicates,
     }
-    emit(facts, as_json, _summary(gallery, outcome))
+    print_result(facts, as_json, _summary(gallery, outcome))
     if outcome.duplicates:
         copies = sum(len(keys) - 1 for keys in outcome.duplicates)
         groups = [_group(keys) for keys in outcome.duplicates]
-        _list(f"{count(copies, 'image')} with the same bytes as another; all are kept:", groups)
+        _list(f"{pluralize(copies, 'image')} with the same bytes as another; all are kept:", groups)
     if outcome.bad:
         bad = [f"{file.stamp.full}: {file.detail}" for file in outcome.bad]
-        _list(f"{count(len(bad), 'file')} unusable and skipped:", bad)
+        _list(f"{pluralize(len(bad), 'file')} unusable and skipped:", bad)
         ctx.exit(3)
 
 
-def _summary(gallery: Gallery, outcome: Outcome) -> str:
+def _summary(gallery: Gallery, outcome: IngestResult) -> str:
     added = outcome.added - outcome.replaced
     parts = [
         f"{count} {what}"
@@ -285,13 +285,13 @@ def _summary(gallery: Gallery, outcome: Outcome) -> str:
     ]
     done = ", ".join(parts) or "nothing new to add"
     text = f"{gallery.folder}: {done}, {outcome.unchanged} there already"
-    text += f"; it holds {count(len(gallery), 'image')}"
+    text += f"; it holds {pluralize(len(gallery), 'image')}"
     if outcome.copied:
         text += f" ({outcome.copied} not embedded, since their bytes are known)"
     if outcome.ignored:
-        text += f" ({count(outcome.ignored, 'file')} without an image suffix passed over)"
+        text += f" ({pluralize(outcome.ignored, 'file')} without an image suffix passed over)"
     if outcome.unmatched:
-        text += f" ({count(outcome.unmatched, 'row')} of the table about files that were not given)"
+        text += f" ({pluralize(outcome.unmatched, 'row')} of the table about files that were not given)"
     return text
 
 
@@ -301,8 +301,8 @@ def _group(keys: list[str]) -> str:
 
 
 def _list(title: str, lines: list[str]) -> None:
-    say(title)
+    print_status(title)
     for line in lines[:_SHOWN]:
-        say(f"  {line}")
+        print_status(f"  {line}")
     if len(lines) > _SHOWN:
-        say(f"  and {len(lines) - _SHOWN} more; --json lists them all")
+        print_status(f"  and {len(lines) - _SHOWN} more; --json lists them all")

@@ -12,9 +12,8 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option
-from retrieval.embedder import Embedder
-from retrieval.latency import latency
+from retrieval.cli import json_option, print_result
+from retrieval.embedder import Embedder, measure_latency
 
 _BATCHES = (1, 32)
 _SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of those it was trained with; --json has them all
@@ -55,9 +54,9 @@ def info(file: Path, no_latency: bool, as_json: bool) -> None:
         "map": embedder.has_map,
         "graph": _graph(file),
         "provider": embedder.provider,
-        "latency_ms": None if no_latency else {n: 1000 * latency(embedder, n) for n in _BATCHES},
+        "latency_ms": None if no_latency else {n: 1000 * measure_latency(embedder, n) for n in _BATCHES},
     }
-    emit(facts, as_json, _aligned(_rows(facts)))
+    print_result(facts, as_json, _aligned(_rows(facts)))
 
 
 def _graph(file: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.options import sheet_option
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
@@ -20,7 +20,7 @@ from retrieval.progress import Progress
 from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
 from retrieval.search.query import RERANKS, Options
 from retrieval.search.rerank import mean_query
-from retrieval.text import columns
+from retrieval.text import align_columns
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,20 @@ def search(
         for query, hits in answers
     ]
     found += [{"query": e.source, "error": {"reason": e.reason, "detail": e.detail}} for e in bad]
-    emit(found, as_json, "\n".join(line for query, hits in answers for line in (query.name, *_lines(hits))))
+    print_result(
+        found, as_json, "\n".join(line for query, hits in answers for line in (query.name, *_lines(hits)))
+    )
     for query, hits in answers:
         if len(hits) < k:
-            say(f"{query.name}: found {len(hits)} of {k}: {_why(options)}")
-    say(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
+            print_status(f"{query.name}: found {len(hits)} of {k}: {_why(options)}")
+    print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
     if sheet is not None:
         note = f"Below each picture: {RERANKS[rerank]}, label and what else is known."
         write_sheet(sheet, f"{gallery.name}: what looks like it", note, [_row(*answer) for answer in answers])
-        say(f"{sheet}: written")
+        print_status(f"{sheet}: written")
     if bad:
         for error in bad:
-            say(f"could not be read: {error}")
+            print_status(f"could not be read: {error}")
         ctx.exit(3)
 
 
@@ -163,7 +165,7 @@ def _lines(hits: Sequence[Hit]) -> list[str]:
         [str(rank), f"{hit.score:.4f}", str(hit.id), hit.label or "-", hit.path or hit.key, _facts(hit)]
         for rank, hit in enumerate(hits, 1)
     ]
-    return [f"  {line}" for line in columns(rows, right={0, 1, 2})] if rows else []
+    return [f"  {line}" for line in align_columns(rows, right={0, 1, 2})] if rows else []
 
 
 def _facts(hit: Hit) -> str:

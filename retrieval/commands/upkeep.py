@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.gallery import Gallery
 from retrieval.ingest.transfer import export, import_vectors
-from retrieval.text import columns
+from retrieval.text import align_columns
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
@@ -25,7 +25,7 @@ _gallery_argument = click.argument("gallery", type=_FILE)
 def info(gallery: Path, as_json: bool) -> None:
     """Say what GALLERY holds: images, index, model, folders, columns, bytes, the last runs."""
     facts = Gallery(gallery).info()
-    emit(facts, as_json, "\n".join(columns(_info(facts), right={0})))
+    print_result(facts, as_json, "\n".join(align_columns(_info(facts), right={0})))
 
 
 @click.command(short_help="Remove images, by id.")
@@ -45,7 +45,7 @@ def remove(gallery: Path, items: tuple[str, ...], as_json: bool) -> None:
     target = Gallery(gallery)
     count = target.remove(items)
     facts = {"gallery": str(gallery), "removed": count, "images": len(target)}
-    emit(facts, as_json, f"{gallery}: {count} removed; it holds {len(target)}")
+    print_result(facts, as_json, f"{gallery}: {count} removed; it holds {len(target)}")
 
 
 @click.command(short_help="Check a gallery byte by byte, and mend it.")
@@ -89,7 +89,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
         )
     if found.leftovers:
         lines.append(f"files of a writer at work or cut off, cleared by the next: {found.leftovers}")
-    emit(facts, as_json, "\n".join(lines))
+    print_result(facts, as_json, "\n".join(lines))
     if found.left:
         ctx.exit(1)
 
@@ -108,7 +108,7 @@ def compact(gallery: Path, as_json: bool) -> None:
     """
     done = compact_gallery(Gallery(gallery), show_progress=True)
     before, after = done.bytes
-    emit(
+    print_result(
         {"gallery": str(gallery), **vars(done)},
         as_json,
         f"{gallery}: {done.dropped} removed images dropped; files of vectors: {done.segments[0]} before, "
@@ -132,7 +132,7 @@ def export_vectors(gallery: Path, file: Path, as_json: bool) -> None:
       lookalike index export shop.gallery shop.npy
     """
     count = export(Gallery(gallery), file, show_progress=True)
-    emit({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
+    print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
 @click.command("import", short_help="Take vectors that were made elsewhere.")
@@ -166,7 +166,7 @@ def import_(
     count = import_vectors(gallery, file, model=model, name=embedding, root=root, show_progress=True)
     size = len(Gallery(gallery))
     facts = {"gallery": str(gallery), "imported": count, "images": size}
-    emit(facts, as_json, f"{gallery}: {count} vectors taken in; it holds {size}")
+    print_result(facts, as_json, f"{gallery}: {count} vectors taken in; it holds {size}")
 
 
 # ---- words

@@ -130,7 +130,7 @@ def table(report: Report) -> str:
     """The most important numbers as plain text, one result a line, in percent; the notes below."""
     names = summary(keys(report.results), report.ks)
     rows = [[result.title, *(percent(value(result, name)) for name in names)] for result in report.results]
-    lines = text.columns([["", *map(short, names)], *rows], right=range(1, len(names) + 1))
+    lines = text.align_columns([["", *map(short, names)], *rows], right=range(1, len(names) + 1))
     interval = report.headline.intervals.get("recall_at_1")
     if interval is not None:
         low, high = map(percent, interval)

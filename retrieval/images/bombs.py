@@ -31,7 +31,7 @@ _SIZES = np.zeros(2**16, np.int64)
 _SIZES[:17] = [0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8]  # bytes of a tag's types
 
 
-def excess(data: bytes) -> str | None:
+def bomb_reason(data: bytes) -> str | None:
     """What of an image file goes beyond all bounds, in a sentence; `None` where nothing does."""
     if data.startswith(b"\xff\xd8"):
         return _excess_of_jpeg(data)
@@ -48,7 +48,7 @@ def excess(data: bytes) -> str | None:
     return _excess_of_tags(data, _directories(data))
 
 
-def too_many_scans(data: bytes, pixels: int) -> bool:
+def has_too_many_scans(data: bytes, pixels: int) -> bool:
     """Whether a JPEG of so many pixels has more scans than go over them in seconds, or other parts."""
     most, scans = min(_MOST_SCANS, _SCANNED // pixels), 0
     for parts, (kind, _, _) in enumerate(_segments(data), 1):

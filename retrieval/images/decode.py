@@ -41,14 +41,14 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Familiar:
+class KnownFile:
     """A file whose bytes are known already; it was not decoded."""
 
     content_sha256: str
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedFiles:
     """The files that could be embedded, and those that could not."""
 
     vectors: np.ndarray  # float32 [n, D]
@@ -92,7 +92,7 @@ def decode_ahead(
             `retrieval.images.load.load_image`.
     """
     for file in read_ahead(paths, preprocess, side=side, known=lambda _: False):
-        assert not isinstance(file, Familiar)
+        assert not isinstance(file, KnownFile)
         yield file
 
 
@@ -102,16 +102,16 @@ def read_ahead(
     *,
     side: int | None,
     known: Callable[[str], bool],
-) -> Iterator[Decoded | Familiar | ImageError]:
+) -> Iterator[Decoded | KnownFile | ImageError]:
     """As `decode_ahead`, but a file whose SHA-256 is `known` is not decoded."""
     budget = _Budget(PIXELS_IN_FLIGHT)
 
-    def read(path: Path) -> Decoded | Familiar | ImageError:
+    def read(path: Path) -> Decoded | KnownFile | ImageError:
         try:
             data = read_bytes(path)
             content = hashlib.sha256(data).hexdigest()
             if known(content):
-                return Familiar(content)
+                return KnownFile(content)
             opened = open_bytes(data, str(path), side=side)
             with budget.holding(opened.pixels):
                 image, size = opened.decode()
@@ -119,7 +119,7 @@ def read_ahead(
         except ImageError as error:
             return error
 
-    waiting: deque[Future[Decoded | Familiar | ImageError]] = deque()
+    waiting: deque[Future[Decoded | KnownFile | ImageError]] = deque()
     files = iter(paths)
     with ThreadPoolExecutor(cores(), thread_name_prefix="decode") as pool:
         try:
@@ -139,7 +139,7 @@ def embed_files(
     preprocess: Preprocess,
     embed_pixels: Callable[[np.ndarray], np.ndarray],
     progress: Progress,
-) -> Embedded:
+) -> EmbeddedFiles:
     """Embed files with any model: `embed_pixels` takes uint8 [N, H, W, 3] and gives float32 [N, D]."""
     vectors: list[np.ndarray] = []
     positions: list[int] = []
@@ -155,7 +155,7 @@ def embed_files(
         contents += [file.content_sha256 for _, file in good]
         progress.update(len(batch), f"{len(bad)} unusable" if bad else "")
     joined = np.concatenate(vectors) if vectors else np.empty((0, 0), np.float32)
-    return Embedded(joined, np.array(positions, np.int64), contents, bad)
+    return EmbeddedFiles(joined, np.array(positions, np.int64), contents, bad)
 
 
 def cores() -> int:

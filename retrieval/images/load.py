@@ -30,7 +30,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from retrieval.errors import ImageError
 from retrieval.images import shards
-from retrieval.images.bombs import excess, too_many_scans
+from retrieval.images.bombs import bomb_reason, has_too_many_scans
 
 DECODE_POLICY = 2
 MAX_PIXELS = 50_000_000
@@ -149,7 +149,7 @@ def open_bytes(data: bytes, name: str, *, side: int | None = None, max_pixels: i
     """Read the header of a picture; `name` is what an error calls it, the rest is as for `load_image`."""
     if not data:
         raise ImageError(name, ImageError.NOT_AN_IMAGE, "the file is empty")
-    if problem := excess(data):
+    if problem := bomb_reason(data):
         raise ImageError(name, ImageError.TOO_LARGE, problem)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -161,7 +161,7 @@ def open_bytes(data: bytes, name: str, *, side: int | None = None, max_pixels: i
     except Exception as error:  # plugins raise OSError, SyntaxError, struct.error, ValueError and more
         raise _damaged(name, error) from error
     opened = _opened(image, name, max_pixels, side)
-    if image.format in ("JPEG", "MPO") and too_many_scans(data, opened.size[0] * opened.size[1]):
+    if image.format in ("JPEG", "MPO") and has_too_many_scans(data, opened.size[0] * opened.size[1]):
         raise ImageError(name, ImageError.TOO_LARGE, "it is a JPEG of too many scans: save it anew")
     return opened
 

@@ -13,9 +13,9 @@ import numpy as np
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
-from retrieval.images.decode import BATCH, Decoded, Familiar, read_ahead
-from retrieval.ingest.plan import Contents, Plan, duplicates, make_plan, moved
-from retrieval.ingest.sources import Metadata, Picture, Scan, collect, exists
+from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
+from retrieval.ingest.plan import ContentIndex, Plan, duplicates, follow_file, make_plan
+from retrieval.ingest.sources import ImageFile, Metadata, Scan, collect, exists
 from retrieval.progress import Progress
 from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
 
@@ -26,7 +26,7 @@ _FAIR_SAMPLE = 100  # files that a share of bad ones is counted over, at least
 
 
 @dataclass
-class Outcome:
+class IngestResult:
     """What an indexing run did.
 
     Attributes:
@@ -76,7 +76,7 @@ def add_images(
     max_bad: float = MAX_BAD,
     command: str = "add",
     show_progress: bool = False,
-) -> Outcome:
+) -> IngestResult:
     """Embed what is new or changed among files and folders, and index it.
 
     What a picture is and where it may come from: see `ingest.sources`. Pictures that are there, by path,
@@ -119,7 +119,7 @@ def absorb(
     retry: bool = False,
     max_bad: float = MAX_BAD,
     show_progress: bool = False,
-) -> Outcome:
+) -> IngestResult:
     """Bring what was found into the gallery. Call it inside `store.writing()`.
 
     An item whose file cannot be reached now, whatever it holds, stays.
@@ -129,7 +129,7 @@ def absorb(
         gallery.refresh()
     newest = store.rows("SELECT coalesce(max(id), 0) FROM items")[0][0]
     plan = make_plan(store, found.files.values(), retry=retry)
-    outcome = Outcome(
+    outcome = IngestResult(
         unchanged=plan.unchanged, ignored=found.ignored, unmatched=found.unmatched, bad=plan.bad
     )
     if plan.changes:
@@ -148,7 +148,7 @@ def absorb(
 
 def finish(
     gallery: Gallery,
-    outcome: Outcome,
+    outcome: IngestResult,
     command: str,
     started: str,
     *,
@@ -167,9 +167,9 @@ def finish(
 class _Run:
     """Reads, decodes and embeds the pictures of a plan, and commits them now and then."""
 
-    def __init__(self, gallery: Gallery, plan: Plan, outcome: Outcome, max_bad: float) -> None:
+    def __init__(self, gallery: Gallery, plan: Plan, outcome: IngestResult, max_bad: float) -> None:
         self._gallery, self._plan, self._outcome, self._max_bad = gallery, plan, outcome, max_bad
-        self._known = Contents(gallery.store)
+        self._known = ContentIndex(gallery.store)
         self._followed: set[int] = set()  # items that have gone to another path in this run
         self._new: list[tuple[np.ndarray, list[NewItem]]] = []
         self._changes: list[Change] = []
@@ -202,7 +202,7 @@ class _Run:
             raise KeyboardInterrupt(f"{what}; the same command again does the rest") from None
         self._commit()
 
-    def _batches(self) -> Iterable[list[tuple[Picture, Decoded | Familiar | ImageError]]]:
+    def _batches(self) -> Iterable[list[tuple[ImageFile, Decoded | KnownFile | ImageError]]]:
         todo, preprocess = self._plan.todo, self._gallery.embedder.preprocess
         paths = (self._gallery.folder / picture.full for picture in todo)
         read = read_ahead(paths, preprocess, side=preprocess.scaled, known=self._known.__contains__)
@@ -210,7 +210,7 @@ class _Run:
         while batch := list(islice(files, BATCH)):
             yield batch
 
-    def _take(self, batch: list[tuple[Picture, Decoded | Familiar | ImageError]]) -> None:
+    def _take(self, batch: list[tuple[ImageFile, Decoded | KnownFile | ImageError]]) -> None:
         fresh = [(picture, file) for picture, file in batch if isinstance(file, Decoded)]
         if fresh:
             vectors = self._gallery.embedder.embed_pixels([file.pixels for _, file in fresh])
@@ -220,7 +220,7 @@ class _Run:
         for picture, file in batch:
             if isinstance(file, ImageError):
                 self._reject(BadFile(picture.file, file.reason, file.detail))
-            elif isinstance(file, Familiar):
+            elif isinstance(file, KnownFile):
                 self._recognise(picture, file.content_sha256)
 
     def _reject(self, file: BadFile) -> None:
@@ -231,7 +231,7 @@ class _Run:
         else:
             self._bad.append(file)
 
-    def _recognise(self, picture: Picture, content: str) -> None:
+    def _recognise(self, picture: ImageFile, content: str) -> None:
         """A picture whose bytes the gallery has embedded: touched, moved, or a copy."""
         ids, at_path = self._known.ids(content), self._plan.present.get(picture.key)
         if at_path is not None and at_path.id in ids and picture.id in (None, at_path.key):
@@ -242,7 +242,7 @@ class _Run:
         items = self._gallery.store.items(ids)
         left = next((item for item in items if at_path is None and self._may_follow(item, picture)), None)
         if left is not None:
-            self._changes.append(moved(picture, left))
+            self._changes.append(follow_file(picture, left))
             self._followed.add(left.id)
             self._outcome.moved += 1
         else:
@@ -250,12 +250,12 @@ class _Run:
             self._new.append((self._gallery.vector(items[0].id)[None], [item]))
             self._outcome.copied += 1
 
-    def _may_follow(self, item: StoredItem, picture: Picture) -> bool:
+    def _may_follow(self, item: StoredItem, picture: ImageFile) -> bool:
         """Whether an item's file is gone, so that this picture can be it in another place."""
         free = picture.id in (None, item.key) and item.id not in self._followed
         return free and item.path != "" and not exists(self._gallery.folder / item.full)
 
-    def _item(self, picture: Picture, content: str, width: int, height: int) -> NewItem:
+    def _item(self, picture: ImageFile, content: str, width: int, height: int) -> NewItem:
         """The item of a picture, which keeps the label that the owner gave to the one before it."""
         there = self._plan.present.get(picture.key)
         stamp = picture.file if picture.told or there is None else replace(picture.file, label=there.label)

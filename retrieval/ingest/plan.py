@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.ingest import tables
-from retrieval.ingest.sources import Picture
+from retrieval.ingest.sources import ImageFile
 from retrieval.storage import schema
 from retrieval.storage.records import OWN, BadFile, Change, StoredItem, Value
 from retrieval.storage.store import Store
 
 
 @dataclass(frozen=True)
-class Present:
+class ExistingItem:
     """A picture that the gallery holds.
 
     Attributes:
@@ -46,15 +46,15 @@ class Plan:
         present: what the gallery holds, by root and path.
     """
 
-    todo: list[Picture] = field(default_factory=list)
+    todo: list[ImageFile] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     unchanged: int = 0
     bad: list[BadFile] = field(default_factory=list)
     outdated: list[int] = field(default_factory=list)
-    present: Mapping[tuple[str, str], Present] = field(default_factory=dict)
+    present: Mapping[tuple[str, str], ExistingItem] = field(default_factory=dict)
 
 
-def make_plan(store: Store, pictures: Iterable[Picture], *, retry: bool) -> Plan:
+def make_plan(store: Store, pictures: Iterable[ImageFile], *, retry: bool) -> Plan:
     """Compare pictures with a gallery, by size and time of change.
 
     Args:
@@ -64,9 +64,9 @@ def make_plan(store: Store, pictures: Iterable[Picture], *, retry: bool) -> Plan
         InputError: metadata that does not fit the gallery's columns.
     """
     pictures = _by_our_names(store, pictures)
-    plan = Plan(present=present(store))
+    plan = Plan(present=existing_items(store))
     known_bad = {file.stamp.key: file for file in store.bad_files()}
-    told: dict[int, Picture] = {}
+    told: dict[int, ImageFile] = {}
     for picture in pictures:
         there, seen = plan.present.get(picture.key), (picture.size, picture.mtime_ns)
         renamed = there is not None and picture.id not in (None, there.key)
@@ -86,7 +86,7 @@ def make_plan(store: Store, pictures: Iterable[Picture], *, retry: bool) -> Plan
     return plan
 
 
-def _by_our_names(store: Store, pictures: Iterable[Picture]) -> list[Picture]:
+def _by_our_names(store: Store, pictures: Iterable[ImageFile]) -> list[ImageFile]:
     """Pictures, with those that the gallery keeps itself named as it names them, however they were found."""
     if not store.own.is_dir():
         return list(pictures)
@@ -98,16 +98,16 @@ def _by_our_names(store: Store, pictures: Iterable[Picture]) -> list[Picture]:
     ]
 
 
-def present(store: Store) -> dict[tuple[str, str], Present]:
+def existing_items(store: Store) -> dict[tuple[str, str], ExistingItem]:
     """The live items that have a file, by root and path."""
     query = (
         "SELECT root, path, id, key, size, mtime_ns, label, seg IS NOT NULL FROM items "
         "WHERE deleted_at IS NULL AND path != ''"
     )
-    return {(root, path): Present(*facts) for root, path, *facts in store.rows(query)}
+    return {(root, path): ExistingItem(*facts) for root, path, *facts in store.rows(query)}
 
 
-class Contents:
+class ContentIndex:
     """The bytes that a gallery has embedded already, by their SHA-256. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
@@ -135,7 +135,7 @@ class Contents:
         return int(start), int(stop)
 
 
-def moved(picture: Picture, item: StoredItem) -> Change:
+def follow_file(picture: ImageFile, item: StoredItem) -> Change:
     """The change that lets an item follow its file to another path.
 
     The id follows where it was the path, and the label where it was the folder.
@@ -160,7 +160,7 @@ def duplicates(store: Store, after: int) -> list[list[str]]:
     return [keys for keys in groups.values() if len(keys) > 1]
 
 
-def check_columns(store: Store, pictures: Iterable[Picture]) -> None:
+def check_columns(store: Store, pictures: Iterable[ImageFile]) -> None:
     """Refuse metadata that does not fit the gallery's columns, with an `InputError`."""
     with_facts = [picture for picture in pictures if picture.metadata]
     if not with_facts:
@@ -184,7 +184,7 @@ def check_columns(store: Store, pictures: Iterable[Picture]) -> None:
     tables.check_types(given, there)
 
 
-def _differences(store: Store, told: Mapping[int, Picture]) -> Iterator[Change]:
+def _differences(store: Store, told: Mapping[int, ImageFile]) -> Iterator[Change]:
     """What the owner says about pictures that the gallery has otherwise."""
     for item in store.items(list(told)):
         picture = told[item.id]

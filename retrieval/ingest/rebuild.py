@@ -11,9 +11,9 @@ from pathlib import Path
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import now, replacing, sync_folder
+from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.gallery import Gallery
-from retrieval.ingest.indexing import MAX_BAD, Outcome, absorb, finish
+from retrieval.ingest.indexing import MAX_BAD, IngestResult, absorb, finish
 from retrieval.ingest.sources import Scan, stamp
 from retrieval.storage.records import OWN, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
@@ -24,7 +24,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class RebuildResult:
     """What a rebuild did.
 
     Attributes:
@@ -34,7 +34,7 @@ class Rebuilt:
     """
 
     gallery: Gallery
-    outcome: Outcome
+    outcome: IngestResult
     old: Path | None
     resumed: int
 
@@ -46,7 +46,7 @@ def rebuild(
     keep_old: bool = True,
     max_bad: float = MAX_BAD,
     show_progress: bool = False,
-) -> Rebuilt:
+) -> RebuildResult:
     """Embed every picture of a gallery with a model, under the same ids, labels and metadata.
 
     The new gallery grows in the hidden folder `.NAME.rebuild` beside the old one and takes its place at the
@@ -64,7 +64,7 @@ def rebuild(
     draft, old = folder.with_name(f".{folder.name}.rebuild"), folder.with_name(f"{folder.name}.old")
     with gallery.store.writing():
         if _tidy(gallery, draft, old) and gallery.fingerprint == model.fingerprint:
-            return Rebuilt(gallery, Outcome(unchanged=len(gallery)), old, len(gallery))
+            return RebuildResult(gallery, IngestResult(unchanged=len(gallery)), old, len(gallery))
         if keep_old and old.exists():
             raise InputError(f"{old}: an older gallery lies there; move or remove it, or give --drop-old")
         new = _begin(gallery, model, draft)
@@ -80,8 +80,8 @@ def rebuild(
             draft.rename(old)
         else:
             shutil.rmtree(draft)
-        sync_folder(folder.parent)
-    return Rebuilt(Gallery(gallery.folder), outcome, old if keep_old else None, resumed)
+        fsync_folder(folder.parent)
+    return RebuildResult(Gallery(gallery.folder), outcome, old if keep_old else None, resumed)
 
 
 def _tidy(gallery: Gallery, draft: Path, old: Path) -> bool:
@@ -144,7 +144,7 @@ def _take_along(old: Store, new: Store) -> None:
             try:
                 target.hardlink_to(source)
             except OSError:  # the disk knows no second names
-                with replacing(target) as draft:
+                with atomic_write(target) as draft:
                     shutil.copy2(source, draft)
 
 

@@ -23,7 +23,7 @@ Metadata = str | Path | Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
-class Picture(FileStamp):
+class ImageFile(FileStamp):
     """An image file, and what its owner says about it.
 
     Attributes:
@@ -53,12 +53,12 @@ class Scan:
         unmatched: rows of a table about files that were not given.
     """
 
-    files: dict[Path, Picture] = field(default_factory=dict)
+    files: dict[Path, ImageFile] = field(default_factory=dict)
     unusable: list[BadFile] = field(default_factory=list)
     ignored: int = 0
     unmatched: int = 0
 
-    def add(self, path: Path, picture: Picture) -> None:
+    def add(self, path: Path, picture: ImageFile) -> None:
         """Take a file in; the first that says something about it counts."""
         if _is_text(picture.path):
             self.files.setdefault(path, picture)
@@ -148,7 +148,7 @@ def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
     return found
 
 
-def stamp(path: Path, root: Path) -> Picture:
+def stamp(path: Path, root: Path) -> ImageFile:
     """A file as it is now; its label is its folder below `root`."""
     relative = path.relative_to(root)
     label = relative.parent.as_posix() if relative.parent.parts else None
@@ -156,7 +156,7 @@ def stamp(path: Path, root: Path) -> Picture:
         size, mtime = _stat(path)
     except (OSError, ValueError, InputError):  # vanished, or a broken link: reading it will say so
         size, mtime = 0, 0
-    return Picture(str(root), relative.as_posix(), size, mtime, label)
+    return ImageFile(str(root), relative.as_posix(), size, mtime, label)
 
 
 def exists(path: Path) -> bool:
@@ -272,7 +272,7 @@ def _take_shard(found: Scan, tar: Path, root: Path) -> None:
                     continue
                 path = f"{base.path}/{name.as_posix()}"
                 label = name.parent.as_posix() if name.parent.parts else None
-                picture = Picture(base.root, path, member.size, base.mtime_ns, label)
+                picture = ImageFile(base.root, path, member.size, base.mtime_ns, label)
                 if not shards.is_within(member.name):
                     found.unusable.append(BadFile(picture, "name", "its name leads out of the tar file"))
                 elif problem:
@@ -381,7 +381,7 @@ def _take_facts(found: Scan, rows: Iterable[tables.Row], base: Path, name: str) 
         raise InputError(f"{name}: none of its rows is about an image that was given; {hint}")
 
 
-def _with_facts(picture: Picture, row: tables.Row) -> Picture:
+def _with_facts(picture: ImageFile, row: tables.Row) -> ImageFile:
     label = row.label if row.has_label else picture.label
     return replace(picture, label=label, id=row.id, metadata=row.metadata, told=picture.told or row.has_label)
 

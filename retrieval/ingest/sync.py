@@ -12,9 +12,9 @@ from retrieval.errors import ImageError, InputError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.load import read_bytes
-from retrieval.ingest.indexing import MAX_BAD, Outcome, absorb, finish
-from retrieval.ingest.plan import Present, make_plan, moved, present
-from retrieval.ingest.sources import Picture, Scan, exists, scan, stamp
+from retrieval.ingest.indexing import MAX_BAD, IngestResult, absorb, finish
+from retrieval.ingest.plan import ExistingItem, existing_items, follow_file, make_plan
+from retrieval.ingest.sources import ImageFile, Scan, exists, scan, stamp
 from retrieval.progress import Progress
 
 
@@ -37,7 +37,7 @@ class Difference:
 class Update:
     """What `update` did, and the paths of items whose file is gone."""
 
-    outcome: Outcome
+    outcome: IngestResult
     gone: list[str] = field(default_factory=list)
 
 
@@ -60,8 +60,8 @@ def update(
     """
     store = gallery.store
     with store.writing():
-        started, there = now(), present(store)
-        found, gone = Scan(), dict[tuple[str, str], Present]()
+        started, there = now(), existing_items(store)
+        found, gone = Scan(), dict[tuple[str, str], ExistingItem]()
         with Progress("looking", len(there), "files", show=show_progress) as progress:
             for (root, path), item in there.items():
                 top = gallery.folder.resolve() / root
@@ -103,7 +103,7 @@ def sync(
     retry: bool = False,
     max_bad: float = MAX_BAD,
     show_progress: bool = False,
-) -> Outcome:
+) -> IngestResult:
     """Make a gallery hold of a folder what is in it now: add, replace, follow and remove.
 
     What the gallery holds of other folders stays as it is.
@@ -126,20 +126,20 @@ def _look(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     home = gallery.folder.resolve()
-    return folder.resolve(), scan([folder], {str(home / root) for root, _ in present(gallery.store)})
+    return folder.resolve(), scan([folder], {str(home / root) for root, _ in existing_items(gallery.store)})
 
 
-def _missing(gallery: Gallery, top: Path, files: Iterable[Path]) -> dict[tuple[str, str], Present]:
+def _missing(gallery: Gallery, top: Path, files: Iterable[Path]) -> dict[tuple[str, str], ExistingItem]:
     """Items of a folder whose file is not among those found there, and is gone.
 
     A picture in a tar file, or one that was named outright, may be there all the same.
     """
-    there, seen = present(gallery.store), set(files)
+    there, seen = existing_items(gallery.store), set(files)
     below = {key: path for key in there if (path := Path(*key)).is_relative_to(top)}
     return {key: there[key] for key, path in below.items() if path not in seen and not exists(path)}
 
 
-def _remove(gallery: Gallery, gone: dict[tuple[str, str], Present]) -> int:
+def _remove(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
     count = gallery.store.remove(item.id for item in gone.values())
     gallery.refresh()
     return count
@@ -155,9 +155,9 @@ def _forget_bad(gallery: Gallery, top: Path | None = None) -> None:
         db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", keys)
 
 
-def _follow(gallery: Gallery, gone: dict[tuple[str, str], Present]) -> int:
+def _follow(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
     """Let items follow their files to other paths in the same folders -> how many; `gone` loses them."""
-    store, known = gallery.store, present(gallery.store)
+    store, known = gallery.store, existing_items(gallery.store)
     wanted: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for key, item in gone.items():
         wanted[item.size].append(key)
@@ -172,7 +172,7 @@ def _follow(gallery: Gallery, gone: dict[tuple[str, str], Present]) -> int:
             continue
         left = next((key for key in wanted[picture.size] if items[key].content_sha256 == digest), None)
         if left is not None:
-            changes.append(moved(picture, items[left]))
+            changes.append(follow_file(picture, items[left]))
             wanted[picture.size].remove(left)
             del gone[left]
     if changes:
@@ -180,7 +180,7 @@ def _follow(gallery: Gallery, gone: dict[tuple[str, str], Present]) -> int:
     return len(changes)
 
 
-def _files_of(roots: Iterable[str]) -> Iterable[Picture]:
+def _files_of(roots: Iterable[str]) -> Iterable[ImageFile]:
     there = sorted(root for root in roots if Path(root).is_dir())
     for root in there:
         try:

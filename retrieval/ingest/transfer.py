@@ -20,7 +20,7 @@ import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
-from retrieval.files import now, replacing
+from retrieval.files import atomic_write, now
 from retrieval.gallery import Gallery
 from retrieval.ingest import tables
 from retrieval.progress import Progress
@@ -90,8 +90,8 @@ def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batche
     shape = (len(gallery), gallery.snapshot.stored.dim)
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with (
-        replacing(target.with_suffix(".csv")) as table,
-        replacing(target) as draft,
+        atomic_write(target.with_suffix(".csv")) as table,
+        atomic_write(target) as draft,
         draft.open("wb") as file,
         table.open("w", newline="", encoding="utf-8") as text,
     ):
@@ -111,7 +111,7 @@ def _write_parquet(gallery: Gallery, target: Path, columns: Sequence[str], batch
     fields += [(name, types[kind]) for name, kind in kinds.items()]
     dim = gallery.snapshot.stored.dim
     layout = pa.schema([*fields, (_VECTOR, pa.list_(pa.float32(), dim))])
-    with replacing(target) as draft, closing(parquet.ParquetWriter(draft, layout)) as file:
+    with atomic_write(target) as draft, closing(parquet.ParquetWriter(draft, layout)) as file:
         for batch in batches:
             arrays = [
                 pa.array([_cast(row.get(name), kinds.get(name)) for row in batch.values], kind)

@@ -12,10 +12,10 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from retrieval.errors import LookalikeError
-from retrieval.files import now, replacing, sync_folder
+from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.images.load import open_bytes
 from retrieval.ingest.plan import check_columns
-from retrieval.ingest.sources import Picture
+from retrieval.ingest.sources import ImageFile
 from retrieval.storage.records import OWN, FileStamp, NewItem, Value
 from retrieval.storage.schema import SEARCHABLE
 from retrieval.storage.store import Store
@@ -26,7 +26,7 @@ _LIVE_KEY = "SELECT id FROM items WHERE key = ? AND deleted_at IS NULL"
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Upload:
     """A picture that came as bytes.
 
     Attributes:
@@ -41,19 +41,19 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredUpload:
     """The item that a picture is, and whether it is new; otherwise an older one has the same bytes."""
 
     id: int
     is_new: bool
 
 
-def keep(
+def store_uploads(
     store: Store,
-    given: Sequence[Given],
+    given: Sequence[Upload],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
-) -> list[Kept]:
+) -> list[StoredUpload]:
     """Put pictures into a gallery with their files, in one step. Call it inside `store.writing()`.
 
     A file is called by the SHA-256 of its bytes, so that no name of a sender's ever becomes one; the item's
@@ -68,13 +68,13 @@ def keep(
     """
     digests = [hashlib.sha256(picture.data).hexdigest() for picture in given]
     known = _items_of(store, digests)
-    fresh: dict[str, Given] = {}
+    fresh: dict[str, Upload] = {}
     for digest, picture in zip(digests, given, strict=True):
         if digest not in known:
             fresh.setdefault(digest, picture)
     if fresh:
         started = now()
-        check_columns(store, [Picture("", "metadata", 0, 0, metadata=metadata or {})])
+        check_columns(store, [ImageFile("", "metadata", 0, 0, metadata=metadata or {})])
         try:
             items = _written(store, fresh, label, metadata or {})
             store.commit(np.stack([picture.vector for picture in fresh.values()]), items)
@@ -87,7 +87,7 @@ def keep(
         known |= {item.content_sha256: store.rows(_LIVE_KEY, (item.key,))[0][0] for item in items}
     first = {digest: place for place, digest in reversed([*enumerate(digests)])}
     return [
-        Kept(known[digest], is_new=digest in fresh and first[digest] == place)
+        StoredUpload(known[digest], is_new=digest in fresh and first[digest] == place)
         for place, digest in enumerate(digests)
     ]
 
@@ -102,17 +102,17 @@ def _items_of(store: Store, digests: Sequence[str]) -> dict[str, int]:
 
 
 def _written(
-    store: Store, fresh: Mapping[str, Given], label: str | None, metadata: Mapping[str, Value]
+    store: Store, fresh: Mapping[str, Upload], label: str | None, metadata: Mapping[str, Value]
 ) -> list[NewItem]:
     """Write the files of pictures, which are named by the SHA-256 of their bytes -> the items to be."""
     if not store.own.is_dir():
         store.own.mkdir()
-        sync_folder(store.own.parent)
+        fsync_folder(store.own.parent)
     items: dict[str, NewItem] = {}
     for digest, picture in fresh.items():
         opened = open_bytes(picture.data, picture.name)
         file = store.own / f"{digest}{opened.suffix}"
-        with replacing(file) as draft:
+        with atomic_write(file) as draft:
             draft.write_bytes(picture.data)
         status = file.stat()
         stamp = FileStamp(OWN, file.name, status.st_size, status.st_mtime_ns, label)

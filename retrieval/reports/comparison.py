@@ -52,7 +52,7 @@ def table(comparison: Comparison) -> str:
         ]
         for row, pair in [(first, None), *((row, _pair_of(comparison, row)) for row in others)]
     ]
-    return "\n".join([*text.columns([head, *rows], right=range(1, len(head))), *_notes(comparison)])
+    return "\n".join([*text.align_columns([head, *rows], right=range(1, len(head))), *_notes(comparison)])
 
 
 def render(comparison: Comparison, pick: page.Pick | None = None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retrieval.errors import InputError
-from retrieval.files import replacing
+from retrieval.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,7 @@ def write(path: Path, content: bytes) -> None:
     """Write a file in one step, making its folder if need be; an `InputError` where that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as draft:
+        with atomic_write(path) as draft:
             draft.write_bytes(content)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import InputError
-from retrieval.files import replacing
+from retrieval.files import atomic_write
 from retrieval.reports import page
 from retrieval.reports.thumbnails import thumbnails
 
@@ -51,7 +51,7 @@ def write_sheet(file: Path, title: str, note: str, rows: Sequence[Row]) -> None:
     ]
     body = page.fragment(f"<h2>{html.escape(title)}</h2>{page.paragraph(note)}{''.join(sections)}")
     try:
-        with replacing(file) as draft:
+        with atomic_write(file) as draft:
             draft.write_text(page.document(title, body), encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file}: cannot be written ({error.strerror}); choose another --sheet") from error

@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import replacing, sha256_of
+from retrieval.files import atomic_write, sha256_of
 from retrieval.search import kinds, tuning
 from retrieval.search.tuning import Trial
 from retrieval.search.vectors import Vectors
@@ -196,14 +196,14 @@ def write_index(built: Built, parent: Path) -> ActiveIndex:
     """
     folder = parent / uuid.uuid4().hex
     folder.mkdir()
-    with replacing(folder / "index.faiss") as draft:
+    with atomic_write(folder / "index.faiss") as draft:
         try:
             faiss.write_index(built.index, str(draft))
         except RuntimeError as error:  # FAISS's own, whatever the operating system says
             detail = "the disk is full, or the folder cannot be written"
             raise LookalikeError(f"{folder}: the index was not written: {detail}; make room") from error
     facts = {"vectors": built.index.ntotal, "dim": built.index.d, "metric": "cosine"}
-    with replacing(folder / "card.json") as draft:
+    with atomic_write(folder / "card.json") as draft:
         draft.write_text(json.dumps({**built.card, **facts}, indent=2))
     digests = sha256_of(folder / "index.faiss"), sha256_of(folder / "card.json")
     return ActiveIndex(folder.name, digests[0], built.card["kind"], built.index.ntotal, digests[1])

@@ -15,7 +15,7 @@ from retrieval.progress import Progress
 from retrieval.search import kinds
 from retrieval.search.kinds import AIM, Kind
 from retrieval.search.vectors import Vectors, best
-from retrieval.text import columns
+from retrieval.text import align_columns
 
 SAMPLE = 50_000
 QUERIES = 400
@@ -163,7 +163,7 @@ def trials(vectors: Vectors, *, recall: float, memory: int | None, show_progress
         if chosen is None:
             raise LookalikeError("\n".join([_too_much(recall, memory, vectors), *lines]))
         for line in lines:
-            progress.say(line)
+            progress.write(line)
     return tried
 
 
@@ -183,7 +183,7 @@ def table(tried: Sequence[Trial], chosen: Trial | None = None) -> list[str]:
         ]
         for trial in tried
     ]
-    return columns([head, *rows], right=range(2, 8))
+    return align_columns([head, *rows], right=range(2, 8))
 
 
 def _attempt(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.files import replacing, sha256_of
+from retrieval.files import atomic_write, sha256_of
 from retrieval.storage.records import Segment
 
 
@@ -56,7 +56,7 @@ def row_checksums(vectors: np.ndarray) -> np.ndarray:
 
 
 def _save(path: Path, array: np.ndarray) -> None:
-    with replacing(path) as draft, draft.open("wb") as file:
+    with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, array, allow_pickle=False)
 
 

@@ -34,8 +34,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import now, replacing, sha256_of, sync_folder
-from retrieval.locking import locked
+from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
 from retrieval.storage import database, schema, segments
 from retrieval.storage.items import Items, columns, read_items
 from retrieval.storage.records import (
@@ -98,9 +97,9 @@ class Store:
             for name in ("segments", "indexes", "model", "reports"):
                 (draft / name).mkdir(parents=True)
             if model is not None and probes is not None:
-                with replacing(draft / "model" / "model.onnx") as file:
+                with atomic_write(draft / "model" / "model.onnx") as file:
                     shutil.copyfile(model, file)
-                with replacing(draft / "model" / "probes.npy") as file, file.open("wb") as target:
+                with atomic_write(draft / "model" / "probes.npy") as file, file.open("wb") as target:
                     np.save(target, probes)
                 facts["probes_sha256"] = sha256_of(draft / "model" / "probes.npy")
             (draft / "gallery.db").touch()
@@ -114,7 +113,7 @@ class Store:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        sync_folder(folder.parent)
+        fsync_folder(folder.parent)
         return cls(folder)
 
     @property
@@ -220,7 +219,7 @@ class Store:
         try:
             with ExitStack() as stack:
                 with self._told():
-                    lock = stack.enter_context(locked(self.folder / "LOCK", refuse))
+                    lock = stack.enter_context(file_lock(self.folder / "LOCK", refuse))
                     lock.truncate(0)
                     lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
                     lock.flush()

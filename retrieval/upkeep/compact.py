@@ -10,7 +10,7 @@ from itertools import takewhile
 import numpy as np
 
 from retrieval.errors import LookalikeError
-from retrieval.files import now, size_of
+from retrieval.files import folder_size, now
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import segments as files
@@ -70,7 +70,7 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     """
     store, started = gallery.store, now()
     with store.writing():
-        size, state = size_of(store.folder), store.state()
+        size, state = folder_size(store.folder), store.state()
         groups = _groups(store, state)
         todo = [group for group in groups if not group.is_done]
         total = sum(len(group.ids) for group in todo)
@@ -94,7 +94,7 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         store.record_run("compact", started, {"dropped": dropped})
         gallery.refresh()
         counts = len(state.segments), len(store.segments())
-        return Compaction(dropped, counts, (size, size_of(store.folder)), moved)
+        return Compaction(dropped, counts, (size, folder_size(store.folder)), moved)
 
 
 def merge_newest(store: Store, at_least: int = MANY) -> None:

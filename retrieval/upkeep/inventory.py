@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from retrieval.files import size_of
+from retrieval.files import folder_size
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
@@ -24,7 +24,7 @@ def inventory(gallery: Gallery) -> dict[str, Any]:
     roots = (
         "SELECT root, count(*) FROM items WHERE deleted_at IS NULL AND path != '' GROUP BY root ORDER BY root"
     )
-    bytes_of = {part: size_of(folder / part) for part in _PARTS if (folder / part).is_dir()}
+    bytes_of = {part: folder_size(folder / part) for part in _PARTS if (folder / part).is_dir()}
     return {
         "gallery": str(folder),
         "images": stored - len(state.removed),
@@ -38,7 +38,7 @@ def inventory(gallery: Gallery) -> dict[str, Any]:
         "fingerprint": gallery.fingerprint,
         "roots": {str(folder / root): count for root, count in store.rows(roots)},
         "columns": store.columns(),
-        "bytes": {"database": (folder / "gallery.db").stat().st_size, **bytes_of, "all": size_of(folder)},
+        "bytes": {"database": (folder / "gallery.db").stat().st_size, **bytes_of, "all": folder_size(folder)},
         "format": store.meta["format_version"],
         "runs": _runs(gallery),
     }

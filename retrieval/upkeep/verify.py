@@ -11,7 +11,7 @@ import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError
-from retrieval.files import now, replacing, sha256_of
+from retrieval.files import atomic_write, now, sha256_of
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import database, schema
@@ -313,7 +313,7 @@ def _model(store: Store) -> Iterator[Problem]:
 def _probe_again(store: Store) -> None:
     embedder = Embedder(store.folder / "model" / "model.onnx")
     path = store.folder / "model" / "probes.npy"
-    with replacing(path) as draft, draft.open("wb") as file:
+    with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, embedder.embed_pixels(probe_pixels(embedder)))
     store.remember("probes_sha256", sha256_of(path))
 

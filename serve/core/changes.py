@@ -14,7 +14,7 @@ import numpy as np
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Item
-from retrieval.ingest.uploads import Given, Kept, keep
+from retrieval.ingest.uploads import StoredUpload, Upload, store_uploads
 from retrieval.search.where import is_text
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.store import Store
@@ -73,18 +73,18 @@ def add(
         raise InputError(f"a label is a text of at most {LONGEST_LABEL} characters")
     embedded, fingerprint = service.embed([data for _, data in pictures])
     given = [
-        Given(name, data, vector)
+        Upload(name, data, vector)
         for (name, data), vector in zip(pictures, embedded, strict=True)
         if isinstance(vector, np.ndarray)
     ]
-    kept: list[Kept] = []
+    kept: list[StoredUpload] = []
     items: dict[int, StoredItem] = {}
     if given:
         _check_room(service, sum(len(one.data) for one in given))
         with _writing(service) as store:
             if store.meta["fingerprint"] != fingerprint:
                 raise UnavailableError(_REBUILT)
-            kept = keep(store, given, label or None, metadata)
+            kept = store_uploads(store, given, label or None, metadata)
             items = {item.id: item for item in store.items([one.id for one in kept])}
     each = (Added(_item(service, items[one.id]), one.is_new) for one in kept)
     return [vector if isinstance(vector, InputError) else next(each) for vector in embedded]

@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retrieval.cli import say
+from retrieval.cli import print_status
 from retrieval.errors import InputError
 
 TOKEN, PASSWORD = "LOOKALIKE_TOKEN", "LOOKALIKE_PASSWORD"
@@ -96,7 +96,7 @@ def _secrets(file: Path | None, variable: str) -> list[str]:
 def _read(file: Path) -> str:
     try:
         if file.stat().st_mode & stat.S_IROTH:
-            say(f"{file}: everybody on this machine can read it; chmod 600 {file}")
+            print_status(f"{file}: everybody on this machine can read it; chmod 600 {file}")
         return file.read_text("utf-8")
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); it is to hold a secret") from error

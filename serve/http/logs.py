@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from retrieval.cli import say
+from retrieval.cli import print_status
 
 _log = logging.getLogger("lookalike.serve")
 
@@ -42,4 +42,4 @@ def tell(message: str, form: str) -> None:
     if form == "json":
         _log.info(message)
     else:
-        say(message)
+        print_status(message)

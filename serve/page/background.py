@@ -9,7 +9,7 @@ from html import escape
 from typing import Generic, TypeVar
 
 from retrieval.gallery import Gallery
-from retrieval.progress import Stage, told_to
+from retrieval.progress import Stage, progress_listener
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page.failures import sentence
@@ -67,7 +67,7 @@ class Background(Generic[T]):
 
     def _run(self, key: str, work: Callable[[], T]) -> None:
         try:
-            with told_to(lambda stage: self._tell(key, stage)):
+            with progress_listener(lambda stage: self._tell(key, stage)):
                 self._look = Look(key, result=work())
         except Exception as error:
             self._look = Look(key, failure=sentence(error))

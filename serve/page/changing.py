@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from retrieval.errors import ImageError, InputError
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.core import changes
 from serve.core.changes import Added
 from serve.core.service import Facts, SearchService
@@ -126,7 +126,7 @@ def shown(service: SearchService, where: str, page: int) -> str:
 
 def remove_button(items: Sequence[int], gallery: Facts, text: str) -> str:
     """A button that removes items, once it was asked and clicked again."""
-    sure = f"Really remove {count(len(items), 'picture')}?"
+    sure = f"Really remove {pluralize(len(items), 'picture')}?"
     ids = " ".join(map(str, items))
     return (
         f"<button type='button' class='remove' aria-live='polite' data-remove='{ids}' "
@@ -141,7 +141,7 @@ def outcomes(names: Sequence[str], found: Sequence[Added | InputError], gallery:
         f"<li><b>{escape(name)}</b> {_outcome(one, gallery)}</li>"
         for name, one in zip(names, found, strict=True)
     )
-    return f"<p>{count(added, 'picture')} added.</p><ul class='outcomes'>{rows}</ul>"
+    return f"<p>{pluralize(added, 'picture')} added.</p><ul class='outcomes'>{rows}</ul>"
 
 
 def _outcome(found: Added | InputError, gallery: Facts) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from retrieval.text import count
+from retrieval.text import pluralize
 from retrieval.upkeep.duplicates import Group
 from serve.core.service import Facts
 from serve.page.browsing import last_page
@@ -39,14 +39,14 @@ def groups(found: Sequence[Group], page: int, gallery: Facts, *, removes: bool) 
 def _summary(found: Sequence[Group]) -> str:
     members = sum(len(group.members) for group in found)
     across = sum(len(group.labels) > 1 for group in found)
-    text = f"{count(len(found), 'group')} with {members:,} pictures"
+    text = f"{pluralize(len(found), 'group')} with {members:,} pictures"
     if across:
         text += f"; in {across:,} of them labels disagree: these come first"
     return f"<p role='status' tabindex='-1'>{text}.</p>"
 
 
 def _group(group: Group, gallery: Facts, *, removes: bool) -> str:
-    facts = [count(len(group.members), "picture"), f"lowest similarity {group.lowest:.4f}"]
+    facts = [pluralize(len(group.members), "picture"), f"lowest similarity {group.lowest:.4f}"]
     facts.append("the same bytes" if group.identical else "different files")
     words = f"<span>{' · '.join(facts)}</span>"
     if len(group.labels) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.page.views import note
 
 _BUTTON = "<button type='button' class='main' data-evaluate>Evaluate this gallery</button>"
@@ -28,5 +28,5 @@ def on_pictures(items: Sequence[int | None]) -> str:
     strange = sum(item is None for item in items)
     if strange == len(items):
         return note("The pictures shown are not in this gallery, so they cannot be searched with.")
-    rest = f" {count(strange, 'picture')} shown {'is' if strange == 1 else 'are'} not in this gallery."
+    rest = f" {pluralize(strange, 'picture')} shown {'is' if strange == 1 else 'are'} not in this gallery."
     return note(f"A click on a picture searches with it.{rest if strange else ''}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from retrieval.gallery import Gallery, Item
 from retrieval.storage.records import BadFile
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.core.service import Facts
 from serve.page.browsing import SIZE, Page
 from serve.page.views import called, definitions, known_as, model, note, pages, picture, table
@@ -68,7 +68,7 @@ def _index(index: Mapping[str, Any], outside: int) -> str:
     if index["kind"] == "flat":
         return "flat: all vectors are compared, nothing is missed"
     text = f"{index['kind']}, measured recall {index['recall']:.4f}"
-    return f"{text}; {count(outside, 'vector')} not in it yet, compared one by one" if outside else text
+    return f"{text}; {pluralize(outside, 'vector')} not in it yet, compared one by one" if outside else text
 
 
 def _changed(runs: list[dict[str, Any]]) -> str:
@@ -87,7 +87,7 @@ def _unreadable(files: list[BadFile]) -> str:
         for file in files[:_LISTED]
     )
     more = note(f"The first {_LISTED} are listed.") if len(files) > _LISTED else ""
-    title = f"{count(len(files), 'file')} could not be read"
+    title = f"{pluralize(len(files), 'file')} could not be read"
     return f"<details><summary>{title}</summary>{more}{table(('File', 'Reason', 'Details'), rows)}</details>"
 
 

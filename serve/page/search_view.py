@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from retrieval.gallery import Hit
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.core.service import Facts, Query
 from serve.page.asking import Found
 from serve.page.views import called, known_as, note, picture, table, trouble
@@ -28,7 +28,7 @@ def status(found: Found, address: str) -> str:
     """
     stored = all(query.vector is None for query in found.queries)
     parts = [
-        f"<b>{count(len(found.hits), 'result')}</b>",
+        f"<b>{pluralize(len(found.hits), 'result')}</b>",
         _agreement(found),
         _what(found.queries),
         "<span>stored embedding</span>" if stored else f"<span>embedding {found.embed_ms:.1f} ms</span>",
@@ -43,7 +43,7 @@ def _what(queries: Sequence[Query]) -> str:
     """What was searched with, where it is not a picture from outside as it is."""
     if len(queries) > 1:
         items = sum(query.item is not None for query in queries)
-        out = f", {count(items, 'item')} among them left out" if items else ""
+        out = f", {pluralize(items, 'item')} among them left out" if items else ""
         return f"<span>like the mean of {len(queries)} pictures{out}</span>"
     (query,) = queries
     part = "" if query.region is None else "a part of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.page.statistics import SHOWN, Column, Labels, Sizes, Statistics
 from serve.page.views import definitions, note, table
 
@@ -34,9 +34,11 @@ def _labels(labels: Labels) -> str:
     more = ""
     if labels.count > len(labels.most) and labels.least:
         name, n = labels.least
-        rest = f"and {labels.count - SHOWN:,} more; the smallest, {_short(name)}, has {count(n, 'picture')}"
+        rest = (
+            f"and {labels.count - SHOWN:,} more; the smallest, {_short(name)}, has {pluralize(n, 'picture')}"
+        )
         more = f"<p class='quiet'>{escape(rest)}</p>"
-    title = f"<h2>{count(labels.count, 'label')}</h2>"
+    title = f"<h2>{pluralize(labels.count, 'label')}</h2>"
     return f"{title}<ul class='bars'>{''.join(rows)}</ul>{more}"
 
 

@@ -8,7 +8,7 @@ from html import escape
 import gradio as gr
 
 from retrieval.gallery import Item
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.core.service import Facts
 from serve.page.assets import script
 from serve.page.query_view import icon
@@ -64,7 +64,7 @@ def _words(entry: Entry) -> str:
     first = entry.asked[0].query
     name = (first.item.label or f"item {first.item.id}") if first.item else "picture"
     if len(entry.asked) > 1:
-        name = count(len(entry.asked), "picture")
+        name = pluralize(len(entry.asked), "picture")
     elif first.region is not None:
         name = f"part of {name}"
     wishes, usual = entry.wishes, Wishes()

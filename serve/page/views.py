@@ -8,14 +8,14 @@ from pathlib import Path
 
 from retrieval.gallery import Item
 from retrieval.storage.records import KEPT
-from retrieval.text import count
+from retrieval.text import pluralize
 from serve.core.service import Facts
 from serve.page.browsing import last_page
 
 
 def header(facts: Facts) -> str:
     """Whose pictures these are."""
-    counted = f"<b>{escape(facts.name)}</b><span>{count(facts.images, 'image')}</span>"
+    counted = f"<b>{escape(facts.name)}</b><span>{pluralize(facts.images, 'image')}</span>"
     return f"<h1>Lookalike</h1><p>{counted}<span>model {model(facts.fingerprint)}</span></p>"
 
 
@@ -87,7 +87,7 @@ def pages(what: str, name: str, page: int, size: int, total: int) -> str:
     """
     first, last = page * size + 1, last_page(total, size)
     turns = _turn("Previous", name, page - 1, last) + _turn("Next", name, page + 1, last) if last else ""
-    shown = f"{first:,} to {min(first + size - 1, total):,} of {count(total, what)}"
+    shown = f"{first:,} to {min(first + size - 1, total):,} of {pluralize(total, what)}"
     return f"<nav aria-label='Pages of {what}s'>{turns}<span role='status'>{shown}</span></nav>"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.cli import COMMANDS
-from tests.conftest import CHECKOUT, SCRIPT, draw, hear_ctrl_c, lookalike, lookalike_here
+from tests.conftest import CHECKOUT, SCRIPT, draw, lookalike, lookalike_here, restore_signals
 
 LEAVES = [
     *(["datasets", name] for name in ("list", "fetch", "info")),
@@ -193,7 +193,7 @@ def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> N
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
     settings = ["--set", "epochs=100", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
     command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
-    pipes = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": hear_ctrl_c}
+    pipes = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": restore_signals}
     with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:
         deadline = time.monotonic() + 60
         metrics = tmp_path / "run" / "metrics.jsonl"

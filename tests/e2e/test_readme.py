@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import draw, hear_ctrl_c
+from tests.conftest import draw, restore_signals
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -77,7 +77,12 @@ def test_page_opens_at_the_stated_address(workplace: Path) -> None:
     if not gallery.exists():
         pytest.fail("the gallery is built by the test of the commands, which must run first")
     words = [str(Path(sys.executable).parent / "lookalike"), *serve.split()[1:], "--port", "0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": hear_ctrl_c}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "preexec_fn": restore_signals,
+    }
     with subprocess.Popen(words, cwd=workplace, **pipes) as server:
         assert server.stdout is not None
         address = next(

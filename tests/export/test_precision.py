@@ -214,7 +214,7 @@ def test_families_in_smaller_precisions(
     model = EmbeddingModel(ModelConfig(backbone=backbone, embedding_dim=16), preprocess)
     calibrate(model, np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)]))
     monkeypatch.setattr(
-        export.cost, "latency", lambda embedder, batch, seconds: 1.0
+        export.cost, "measure_latency", lambda embedder, batch, seconds: 1.0
     )  # how long is another test's
     pictures = Pictures.of(f"folder:{shop}")
     exported = export_model(

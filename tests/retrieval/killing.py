@@ -26,7 +26,7 @@ import faiss
 import numpy as np
 
 from retrieval import Gallery
-from retrieval.ingest.uploads import Given, keep
+from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_newest
@@ -60,10 +60,10 @@ def keep_pictures(folder: Path) -> None:
     for name, vector in zip(("x.png", "y.png"), unit_vectors(2, 9), strict=True):
         buffer = io.BytesIO()
         draw(ord(name[0])).save(buffer, "PNG")
-        given.append(Given(name, buffer.getvalue(), vector))
+        given.append(Upload(name, buffer.getvalue(), vector))
     store = Store(folder)
     with store.writing():
-        keep(store, given, "new", {"colour": "red"})
+        store_uploads(store, given, "new", {"colour": "red"})
 
 
 def merge(folder: Path) -> None:

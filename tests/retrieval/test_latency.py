@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, InputError, Preprocess
-from retrieval.latency import latency
+from retrieval.embedder import measure_latency
 
 
 class Slow:
@@ -20,7 +20,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
         self.now, self.runs, self.durations = 0.0, 0, durations
-        monkeypatch.setattr("retrieval.latency.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr("retrieval.embedder.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def embed_pixels(self, pixels: np.ndarray) -> None:
         assert pixels.shape == (5, 4, 4, 3)
@@ -31,25 +31,25 @@ class Slow:
 
 def test_first_run_and_outliers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Slow(monkeypatch, 100, 0.2, 7, 0.3, 0.1, 0.25)
-    assert latency(model, 5, seconds=8) == pytest.approx(0.25)
+    assert measure_latency(model, 5, seconds=8) == pytest.approx(0.25)
 
 
 def test_time_is_used_and_at_least_three_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Slow(monkeypatch, 9, 0.125)
-    assert latency(quick, 5, seconds=2) == 0.125
+    assert measure_latency(quick, 5, seconds=2) == 0.125
     assert quick.runs == 1 + 16
     slow = Slow(monkeypatch, 50)
-    assert latency(slow, 5, seconds=2) == 50
+    assert measure_latency(slow, 5, seconds=2) == 50
     assert slow.runs == 1 + 3
 
 
 def test_real_model_takes_some_time_but_not_more_than_all_of_it(model_file: Path) -> None:
     embedder = Embedder(model_file)
     start = time.perf_counter()
-    measured = latency(embedder, 2, seconds=0)
+    measured = measure_latency(embedder, 2, seconds=0)
     assert 0 < measured < time.perf_counter() - start
 
 
 def test_empty_batch_is_refused(model_file: Path) -> None:
     with pytest.raises(InputError, match="at least 1"):
-        latency(Embedder(model_file), 0)
+        measure_latency(Embedder(model_file), 0)

@@ -20,7 +20,7 @@ def test_lines_tell_how_far_how_fast_and_how_long(
         bar.update(100, "loss 0.5")
         now = 12.0
         bar.update(20)
-        bar.say("something else")
+        bar.write("something else")
         now = 21.0
         bar.update(90)
     lines = capsys.readouterr().err.splitlines()
@@ -44,5 +44,5 @@ def test_hours_are_told_as_hours() -> None:
 def test_nothing_is_said_when_nothing_should_be(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("quiet", 10, show=False) as bar:
         bar.update(10, "note")
-        bar.say("no")
+        bar.write("no")
     assert not capsys.readouterr().err

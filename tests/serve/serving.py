@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import hear_ctrl_c
+from tests.conftest import restore_signals
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "retrieval.cli", "serve"]
@@ -51,7 +51,7 @@ def serving(command: list[str], scratch: Path) -> Iterator[Server]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(scratch)},
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=restore_signals,
     )
     try:
         assert process.stdout is not None

@@ -13,7 +13,7 @@ from retrieval.images.decode import cores
 from serve.app import create_app
 from serve.core.service import SearchService
 from serve.core.workers import Limits
-from tests.conftest import until
+from tests.conftest import wait_until
 from tests.serve.listening import answering
 
 
@@ -42,15 +42,15 @@ def test_a_client_that_leaves_takes_its_request_along(shop_gallery: Path, shop: 
             service._resolver.decoding.acquire()
         try:
             first, second = ask(), ask()
-            until(lambda: (value("lookalike_workers_busy"), value("lookalike_queue_depth")) == (1, 1))
+            wait_until(lambda: (value("lookalike_workers_busy"), value("lookalike_queue_depth")) == (1, 1))
             second.close()
-            until(lambda: value("lookalike_queue_depth") == 0)
+            wait_until(lambda: value("lookalike_queue_depth") == 0)
             assert value("lookalike_workers_busy") == 1
             first.close()
         finally:
             for _ in range(cores()):
                 service._resolver.decoding.release()
-        until(lambda: value("lookalike_workers_busy") == 0)
+        wait_until(lambda: value("lookalike_workers_busy") == 0)
         answer = httpx.post(
             f"{url}/v1/search", content=picture, headers={"Content-Type": "image/png"}, timeout=30
         )

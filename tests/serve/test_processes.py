@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.conftest import until
+from tests.conftest import wait_until
 from tests.serve.serving import ROOT, SERVE, Server, serving
 
 pytestmark = pytest.mark.slow  # they start servers
@@ -68,7 +68,7 @@ def test_what_was_accepted_is_finished(
                 return True
             return False
 
-        until(refused)
+        wait_until(refused)
         answered = _end(connection, picture)
         assert answered.startswith("HTTP/1.1 200 ")
         assert '"label":"red"' in answered
@@ -101,7 +101,7 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_
                 statuses.append(0)  # it was on its way to the one that died
             return len(server.workers() - {killed}) == 2
 
-        until(replaced)
+        wait_until(replaced)
         assert statuses.count(200) >= len(statuses) - 1
         assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
         code, said = server.stop()
@@ -109,14 +109,14 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_
         assert f"worker {killed} is gone" in said
         assert "serve the API alone" in said
         assert "Traceback" not in said
-        until(lambda: not any(_alive(worker) for worker in before))
+        wait_until(lambda: not any(_alive(worker) for worker in before))
 
 
 def test_workers_do_not_outlive_a_killed_server(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
         workers = server.workers()
         server.process.kill()
-        until(lambda: not any(_alive(worker) for worker in workers))
+        wait_until(lambda: not any(_alive(worker) for worker in workers))
 
 
 def test_the_log_is_json_line_by_line_and_has_no_query(shop_gallery: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import draw, until
+from tests.conftest import draw, wait_until
 from tests.serve.serving import SERVE, Server, files_in, serving
 
 pytestmark = pytest.mark.slow  # they start servers
@@ -43,8 +43,8 @@ def _kill_all(server: Server) -> None:
     """Kill every process that answers, one after the other, and wait until others have taken their places."""
     for worker in server.workers():
         os.kill(worker, signal.SIGKILL)
-        until(lambda: worker not in (now := server.workers()) and len(now) == 2)  # noqa: B023
-        until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
+        wait_until(lambda: worker not in (now := server.workers()) and len(now) == 2)  # noqa: B023
+        wait_until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
 
 
 def test_every_process_tells_the_figures_of_all(shop_gallery: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_who_has_died_is_not_at_work_any_more(shop_gallery: Path, tmp_path: Path
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until(lambda: _figures(server)["lookalike_workers_busy",] == 1)
+        wait_until(lambda: _figures(server)["lookalike_workers_busy",] == 1)
         _kill_all(server)
         assert _figures(server)["lookalike_workers_busy",] == 0
         asking.join()

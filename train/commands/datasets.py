@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from train import data as datasets_by_name
 from train.data import inspection
 
@@ -50,8 +50,8 @@ def list_datasets(as_json: bool) -> None:
         ("csv:FILE", "yours", "", "columns path,label and, if you like, split, role and coarse"),
     ]
     titles = ("data", "images", "source", "what it is, and the published protocol")
-    lines = text.columns([titles, *rows], right={1})
-    emit(facts, as_json, "\n".join(lines))
+    lines = text.align_columns([titles, *rows], right={1})
+    print_result(facts, as_json, "\n".join(lines))
 
 
 @datasets.command()
@@ -64,7 +64,7 @@ def fetch(name: str, root: Path) -> None:
     the archive under the folder yourself: it is used instead of a download.
     """
     datasets_by_name.fetch(name, root, show_progress=True)
-    say(f"{root}: ready for --data {name}:{root}")
+    print_status(f"{root}: ready for --data {name}:{root}")
 
 
 @datasets.command()
@@ -78,7 +78,7 @@ def info(ctx: click.Context, data: str, as_json: bool) -> None:
     to find what is missing or damaged, the same picture twice, and classes with one image.
     """
     found = inspection.inspect(datasets_by_name.load(data), show_progress=True)
-    emit(_facts(found), as_json, "\n".join(_text(found)))
+    print_result(_facts(found), as_json, "\n".join(_text(found)))
     if found.unusable:
         ctx.exit(3)
 
@@ -119,7 +119,7 @@ def _text(found: inspection.Inspection) -> list[str]:
         for name, s in found.splits.items()
     ]
     titles = ("split", "images", "classes", "fewest", "median", "most in a class")
-    lines += ["", *text.columns([titles, *rows], right=range(1, len(titles))), ""]
+    lines += ["", *text.align_columns([titles, *rows], right=range(1, len(titles))), ""]
     problems = [
         *_problem("Unusable files", map(str, found.unusable)),
         *_problem("Pictures more than once (the same bytes)", map(_duplicate, found.duplicates)),

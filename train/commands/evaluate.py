@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.errors import InputError
 from train import data as datasets_by_name
 from train.commands import DATA_HELP
@@ -85,11 +85,13 @@ def evaluate(
         )
     if out is not None:
         report.save(out)
-    emit(report.to_dict(), as_json, table(report))
+    print_result(report.to_dict(), as_json, table(report))
     if out is not None:
-        say(f"report: {out / 'report.html'}")
+        print_status(f"report: {out / 'report.html'}")
     if report.bad_files:
-        say(f"{len(report.bad_files)} files could not be read and were left out; the report lists them")
+        print_status(
+            f"{len(report.bad_files)} files could not be read and were left out; the report lists them"
+        )
         ctx.exit(3)
 
 

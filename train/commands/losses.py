@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def losses(names: tuple[str, ...], as_json: bool) -> None:
     except ValueError as error:
         raise InputError(str(error)) from error
     every = [entry for kind in building.TITLES for entry in building.names(kind).values()]
-    emit([_entry_facts(entry) for entry in every if not names or entry.name in names], as_json, text)
+    print_result([_entry_facts(entry) for entry in every if not names or entry.name in names], as_json, text)
 
 
 def _entry_facts(entry: Entry) -> dict[str, Any]:

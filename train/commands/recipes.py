@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from train import settings
 
 
@@ -30,7 +30,7 @@ def list_recipes(as_json: bool) -> None:
     columns = ("name", "data", "backbone", "loss", "recall_at_1")
     titles = ("recipe", "data set", "backbone", "loss", "published R@1")
     rows = [titles, *(tuple("-" if f[c] is None else str(f[c]) for c in columns) for f in facts)]
-    emit(facts, as_json, "\n".join(text.columns(rows)))
+    print_result(facts, as_json, "\n".join(text.align_columns(rows)))
 
 
 @recipes.command()
@@ -41,7 +41,7 @@ def show(name: str, as_json: bool) -> None:
     text, values = settings.recipe_file(name).read_text(), settings.read_recipe(name)
     command = f"lookalike train --recipe {name} --data {_place(values.get('data'))} --out run"
     facts = {"name": name, "run": command, "settings": values}
-    emit(facts, as_json, f"{text.rstrip()}\n\n# To run it: {command}")
+    print_result(facts, as_json, f"{text.rstrip()}\n\n# To run it: {command}")
 
 
 def _facts(name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from train.commands import DATA_HELP
 
 
@@ -76,13 +76,17 @@ def sweep(
         parse_seeds(seeds) if seeds else None,
         baseline,
     )
-    found = run_sweep(out, plan, say, show_progress=True)
-    emit(found.to_dict(), as_json, table(found))
-    say(f"results: {out / 'results.md'}")
+    found = run_sweep(out, plan, print_status, show_progress=True)
+    print_result(found.to_dict(), as_json, table(found))
+    print_status(f"results: {out / 'results.md'}")
     if found.failed:
         count = f"{len(found.failed)} of {len(found.outcomes)} runs failed"
-        say(f"{count}; failure.txt in the folder of each says why, and the same command tries them again")
+        print_status(
+            f"{count}; failure.txt in the folder of each says why, and the same command tries them again"
+        )
         ctx.exit(1)
     if found.bad_files:
-        say(f"{len(found.bad_files)} files could not be read and were left out; each report lists its own")
+        print_status(
+            f"{len(found.bad_files)} files could not be read and were left out; each report lists its own"
+        )
         ctx.exit(3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.errors import InputError
 from train import data as datasets_by_name
 from train import settings
@@ -72,10 +72,10 @@ def train(
     world.leave()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
     if world.leads:
-        emit(facts, as_json, _in_words(out, facts))
+        print_result(facts, as_json, _in_words(out, facts))
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:
-            say(f"  left out {bad}")
+            print_status(f"  left out {bad}")
         ctx.exit(3)
 
 

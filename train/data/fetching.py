@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from retrieval.errors import InputError
-from retrieval.locking import locked
+from retrieval.files import file_lock
 from train.data import download
 from train.data.known import KNOWN, Known, read
 
@@ -30,7 +30,7 @@ def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
     if known.unpack is None:
         raise InputError(f"{name} cannot be fetched: {known.by_hand}")
     root.mkdir(parents=True, exist_ok=True)
-    with locked(root / ".fetching.lock", lambda _: None):  # wait until no other process fetches
+    with file_lock(root / ".fetching.lock", lambda _: None):  # wait until no other process fetches
         problem = _problem(name, root)  # another process may have been quicker
         if problem is not None:
             _put(known, root, root / f".fetching-{name}", problem, show_progress)

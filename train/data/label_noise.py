@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.files import replacing
+from retrieval.files import atomic_write
 from train.config import NoiseConfig
 from train.data import LabelledImage
 
@@ -52,7 +52,7 @@ def with_wrong_labels(
 def write_noise(file: Path, before: Sequence[LabelledImage], after: Sequence[LabelledImage]) -> None:
     """Write which labels are wrong, as CSV: path, label (right), given (wrong)."""
     with (
-        replacing(file) as draft,
+        atomic_write(file) as draft,
         draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as lines,
     ):
         writer = csv.writer(lines)

@@ -171,7 +171,7 @@ def _summaries(runs: Sequence[Mapping[str, Result]], which: str) -> dict[str, Su
 def table(comparison: Comparison) -> str:
     """Means and standard deviations as plain text, one variant a line, in percent."""
     cells = _cells(comparison)
-    lines = text.columns(cells, right=range(1, len(cells[0])))
+    lines = text.align_columns(cells, right=range(1, len(cells[0])))
     return "\n".join([*lines, "", *_notes(comparison)])
 
 

@@ -17,7 +17,7 @@ from retrieval.evaluation.gallery import protocol_in
 from retrieval.evaluation.report import Report, keep
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.gallery import Gallery
-from retrieval.images.decode import Embedded, embed_files
+from retrieval.images.decode import EmbeddedFiles, embed_files
 from retrieval.metrics.clustering import less_effort
 from retrieval.progress import Progress
 from train.data import DataSet, LabelledImage
@@ -112,7 +112,7 @@ class _Side:
     """The images that could be read, and their vectors."""
 
     images: list[LabelledImage]
-    found: Embedded
+    found: EmbeddedFiles
 
     @property
     def pictures(self) -> Pictures:
@@ -122,7 +122,7 @@ class _Side:
 
 def _embed(
     contestant: Contestant, images: list[LabelledImage], show_progress: bool
-) -> tuple[list[LabelledImage], Embedded]:
+) -> tuple[list[LabelledImage], EmbeddedFiles]:
     with Progress(f"embedding ({contestant.name})", len(images), show=show_progress) as progress:
         found = embed_files([i.path for i in images], contestant.preprocess, contestant.embed, progress)
     kept = [images[i] for i in found.positions]

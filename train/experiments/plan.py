@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from retrieval.errors import InputError, did_you_mean
-from retrieval.files import replacing
+from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
 
@@ -104,7 +104,7 @@ class Plan:
         values = {**asdict(self.experiment), "overrides": list(self.experiment.overrides)}
         values["variants"] = {name: list(changes) for name, changes in self.variants.items()}
         values |= {"seeds": list(self.seeds), "baseline": self.baseline}
-        with replacing(folder / PLAN) as draft:
+        with atomic_write(folder / PLAN) as draft:
             draft.write_text(yaml.safe_dump(values, sort_keys=False))
 
     @classmethod

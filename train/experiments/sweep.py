@@ -14,8 +14,7 @@ from typing import NoReturn
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
-from retrieval.files import replacing
-from retrieval.locking import locked
+from retrieval.files import atomic_write, file_lock
 from train import data
 from train.config import Config
 from train.data import DataSet
@@ -92,7 +91,7 @@ def run_sweep(
     def refuse(_: object) -> NoReturn:
         raise LookalikeError(f"{folder}: another process is at this sweep; wait for it") from None
 
-    with locked(folder / "LOCK", refuse):
+    with file_lock(folder / "LOCK", refuse):
         plan.save(folder)
         began = time.monotonic()
         for count, trial in enumerate(waiting):
@@ -165,7 +164,7 @@ def _note_failure(trial: Trial, error: Exception) -> str:
     known = isinstance(error, LookalikeError)
     message = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
     trial.folder.mkdir(parents=True, exist_ok=True)
-    with replacing(trial.folder / _FAILURE) as draft:
+    with atomic_write(trial.folder / _FAILURE) as draft:
         draft.write_text("\n".join([message, "", *traceback.format_exception(error)]))
     return message
 

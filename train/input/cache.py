@@ -26,11 +26,10 @@ import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError, LookalikeError
-from retrieval.files import replacing
+from retrieval.files import atomic_write, file_lock
 from retrieval.images.decode import decode_ahead
 from retrieval.images.load import DECODE_POLICY
 from retrieval.images.preprocess import Preprocess
-from retrieval.locking import locked
 from retrieval.progress import Progress
 
 _FORMAT = 1
@@ -91,12 +90,12 @@ def keep(paths: Sequence[Path], scale: Scale, folder: Path, *, show_progress: bo
         if found is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / "LOCK", waiting):
+        with file_lock(folder / "LOCK", waiting):
             found = _open(file, paths)
             if found is None:
                 for leftover in folder.glob("*.tmp-*"):  # of a process that was killed: we hold the lock
                     leftover.unlink()
-                with replacing(file) as draft, draft.open("wb") as target:
+                with atomic_write(file) as draft, draft.open("wb") as target:
                     _write(target, paths, scale, show_progress)
                 found = _open(file, paths)
     assert found is not None, f"{file} was written and is not whole"

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from retrieval.errors import InputError
-from retrieval.files import replacing, sha256_of
+from retrieval.files import atomic_write, sha256_of
 from train import losses, settings
 from train.config import Config
 from train.losses import Objective
@@ -94,7 +94,7 @@ class Run:
         header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(state["param_groups"])}
         path = self._checkpoint(which)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as draft:
+        with atomic_write(path) as draft:
             save_file({name: value.detach().contiguous() for name, value in tensors.items()}, draft, header)
 
     def load(
@@ -146,7 +146,7 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop what was logged after a step: a resumed run logs it again."""
         kept = [record for record in self.metrics() if record["step"] <= step]
-        with replacing(self.folder / "metrics.jsonl") as draft:
+        with atomic_write(self.folder / "metrics.jsonl") as draft:
             draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 

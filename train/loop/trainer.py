@@ -248,7 +248,7 @@ class Trainer:
             self.collapsed_at = None
         elif self.collapsed_at is None:
             self.collapsed_at = self.step
-            progress.say(
+            progress.write(
                 f"collapsed: at step {self.step} all embeddings are nearly equal (mean cosine "
                 f"{mean_similarity:.4f}); the hardest negatives do that to a triplet loss: mine semi-hard "
                 "ones, take the sct loss, or lower optimizer.lr"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from retrieval import Gallery, InputError
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
 from retrieval.evaluation.report import Report, kept
-from retrieval.progress import Progress, Stage, told_to
+from retrieval.progress import Progress, Stage, progress_listener
 from retrieval.storage.contents import Places, finder, stored
 from retrieval.storage.records import OWN, Change, FileStamp, IndexSpec, NewItem
 from tests.conftest import draw, lookalike_here
@@ -133,7 +133,7 @@ def test_a_gallery_that_cannot_keep_a_report_is_not_measured(tmp_path: Path) -> 
     (gallery.folder / "reports").rmdir()
     (gallery.folder / "reports").touch()
     stages: list[Stage] = []
-    with told_to(stages.append), pytest.raises(InputError, match="cannot keep a report"):
+    with progress_listener(stages.append), pytest.raises(InputError, match="cannot keep a report"):
         evaluate_gallery(gallery)
     assert stages == [], "before any work"
 
@@ -141,7 +141,7 @@ def test_a_gallery_that_cannot_keep_a_report_is_not_measured(tmp_path: Path) -> 
 def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "b"] * 20)
     stages: list[Stage] = []
-    with told_to(stages.append):
+    with progress_listener(stages.append):
         evaluate_gallery(gallery)
     assert list(dict.fromkeys(stage.what for stage in stages)) == [
         *("reading", "searching", "comparing all pairs", "clustering", "writing the report"),
@@ -155,7 +155,7 @@ def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
         if stage.what == "clustering":
             raise TimeoutError
 
-    with told_to(end), pytest.raises(TimeoutError):
+    with progress_listener(end), pytest.raises(TimeoutError):
         evaluate_gallery(gallery)
     assert len(kept(gallery.folder)) == 1
     with Progress("nobody listens any more", 1, show=False) as progress:

@@ -13,7 +13,7 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from retrieval.errors import ImageError
 from retrieval.images import load
-from retrieval.images.bombs import excess
+from retrieval.images.bombs import bomb_reason
 from retrieval.images.load import load_image
 from tests.conftest import draw, unzip_shared
 from tests.retrieval.images.bombs import BOMBS, COUNT, chunk, in_jpeg, in_png, of_scans, saved, tiff
@@ -58,7 +58,7 @@ def test_an_orientation_counts_wherever_it_is_written() -> None:
     exif = b"Exif\0\0" + b"II*\0\x08\0\0\0" + tags.tobytes(8)
     for form in ("JPEG", "PNG", "WEBP", "AVIF", "TIFF"):
         content = saved(draw(0, (40, 30)), form, exif=exif)
-        assert excess(content) is None
+        assert bomb_reason(content) is None
         assert load_image(content).size == (30, 40), form
 
 
@@ -67,7 +67,7 @@ def test_an_orientation_counts_wherever_it_is_written() -> None:
 def test_no_photograph_is_refused(name: str, tmp_path: Path) -> None:
     files = [path for path in unzip_shared(name, tmp_path).rglob("*") if path.is_file()]
     assert len(files) > 100
-    assert [path for path in files if excess(path.read_bytes())] == []
+    assert [path for path in files if bomb_reason(path.read_bytes())] == []
 
 
 MODES = ["L", "LA", "La", "P", "RGB", "RGBA", "RGBa", "CMYK", "I", "I;16", "F", "1", "YCbCr", "LAB", "HSV"]
@@ -100,7 +100,7 @@ def test_it_makes_no_difference_in_how_many_bands_a_picture_is_converted(
 
 _PEAK = """
 import sys
-from retrieval.images import load_image
+from retrieval import load_image
 
 def peak():
     lines = [line.split() for line in open("/proc/self/status")]

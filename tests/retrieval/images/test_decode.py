@@ -12,7 +12,7 @@ from PIL import Image
 
 from retrieval import ImageError, Preprocess, load_image
 from retrieval.images import decode
-from retrieval.images.decode import Decoded, Familiar, decode_ahead, read_ahead
+from retrieval.images.decode import Decoded, KnownFile, decode_ahead, read_ahead
 from tests.conftest import draw
 
 PREPROCESS = Preprocess(size=16)
@@ -48,8 +48,8 @@ def test_known_bytes_are_not_decoded(paths: list[Path]) -> None:
     known = {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[:50]}
     files = list(read_ahead(paths, PREPROCESS, side=None, known=known.__contains__))
     # Those that are no pictures all hold the same bytes, which are known.
-    assert [isinstance(file, Familiar) for file in files[:50]] == [True] * 50
-    assert sum(isinstance(file, Familiar) for file in files[50:]) == 5
+    assert [isinstance(file, KnownFile) for file in files[:50]] == [True] * 50
+    assert sum(isinstance(file, KnownFile) for file in files[50:]) == 5
 
 
 def test_pixels_in_decoding_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from retrieval import ImageError, InputError, load_image
-from retrieval.ingest.sources import Picture, Scan, collect, scan
+from retrieval.ingest.sources import ImageFile, Scan, collect, scan
 from tests.conftest import draw
 
 
@@ -34,7 +34,7 @@ def write(file: Path, text: str) -> Path:
     return file
 
 
-def named(found: Scan) -> dict[str, Picture]:
+def named(found: Scan) -> dict[str, ImageFile]:
     return {picture.path: picture for picture in found.files.values()}
 
 

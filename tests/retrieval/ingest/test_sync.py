@@ -20,7 +20,7 @@ from retrieval.ingest import rebuild as rebuilding
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import compare, sync, update
 from retrieval.upkeep.verify import verify
-from tests.conftest import draw, hear_ctrl_c, lookalike, unzip_shared
+from tests.conftest import draw, lookalike, restore_signals, unzip_shared
 from tests.serve.model import write_model
 
 
@@ -217,7 +217,7 @@ def test_rebuild_reports_pictures_that_are_gone(described: Gallery, better: Embe
     assert set(facts(Gallery(done.old or ""))) - set(facts(done.gallery)) == {"a"}
 
 
-@pytest.mark.parametrize("where", ["_check", "_exchange", "shutil.rmtree", "sync_folder"])
+@pytest.mark.parametrize("where", ["_check", "_exchange", "shutil.rmtree", "fsync_folder"])
 def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
     described: Gallery, better: Embedder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -239,7 +239,7 @@ def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
     assert verify(there.folder).problems == []
     swapped = where not in ("_check", "_exchange")
     assert (there.fingerprint == better.fingerprint) == swapped
-    if where != "sync_folder":  # then it had been done
+    if where != "fsync_folder":  # then it had been done
         done = rebuild(there, better)
         assert (done.outcome.added, done.resumed) == (0, 6)
         assert facts(done.gallery) == before
@@ -284,7 +284,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         "indexing.COMMIT_ITEMS = 32; cli.main(sys.argv[1:])"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True, preexec_fn=restore_signals
     )
     while not (folder / "gallery.db").exists() or not len(Gallery(folder)):
         assert process.poll() is None, process.communicate()

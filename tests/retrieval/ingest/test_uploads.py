@@ -14,7 +14,7 @@ from retrieval.ingest.indexing import add_images
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
 from retrieval.ingest.transfer import export, import_vectors
-from retrieval.ingest.uploads import Given, keep
+from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import MANY, compact
 from retrieval.upkeep.verify import verify
@@ -51,9 +51,9 @@ def grown(shop: Path, tmp_path: Path) -> Gallery:
     gallery.add([shop])
     pictures = {f"n{n}.png": encoded(n) for n in range(3)}
     vectors = gallery.embedder.embed(list(pictures.values()))
-    given = [Given(*one, vector) for one, vector in zip(pictures.items(), vectors, strict=True)]
+    given = [Upload(*one, vector) for one, vector in zip(pictures.items(), vectors, strict=True)]
     with gallery.store.writing():
-        keep(gallery.store, given, "new")
+        store_uploads(gallery.store, given, "new")
     gallery.refresh()
     return gallery
 
@@ -142,7 +142,7 @@ def test_pictures_that_come_one_by_one_leave_few_segments(tmp_path: Path) -> Non
     vectors = unit_vectors(3 * MANY, seed=2)
     for n, vector in enumerate(vectors):
         with gallery.store.writing():
-            keep(gallery.store, [Given(f"n{n}.png", encoded(n), vector)])
+            store_uploads(gallery.store, [Upload(f"n{n}.png", encoded(n), vector)])
         if n % 10 == 3:
             gallery.remove([f"n{n}.png", f"a{n // 10}.jpg"])
         assert len(gallery.store.segments()) <= MANY + 1

@@ -25,7 +25,7 @@ from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.core.telemetry import Telemetry
 from serve.core.workers import Limits, Workers
-from tests.conftest import draw, until
+from tests.conftest import draw, wait_until
 from tests.serve.listening import answering
 from tests.serve.model import write_model
 
@@ -70,7 +70,7 @@ def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
 
         with _decoding_is_slow(service):
             accepted = [pool.submit(ask) for _ in range(3)]
-            until(lambda: _figure(service, "lookalike_queue_depth") == 2)
+            wait_until(lambda: _figure(service, "lookalike_queue_depth") == 2)
             assert _figure(service, "lookalike_workers_busy") == 1
             refused = ask()
             assert refused.status_code == 503
@@ -90,7 +90,7 @@ def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> N
             answer = httpx.post(f"{url}/v1/search", content=picture, headers=BYTES)
         assert answer.status_code == 504
         assert answer.json()["code"] == "deadline-exceeded"
-        until(lambda: _figure(service, "lookalike_workers_busy") == 0)
+        wait_until(lambda: _figure(service, "lookalike_workers_busy") == 0)
 
 
 def test_a_batch_stops_at_the_picture_where_its_time_is_over(shop_gallery: Path, picture: bytes) -> None:
@@ -100,7 +100,7 @@ def test_a_batch_stops_at_the_picture_where_its_time_is_over(shop_gallery: Path,
         with _decoding_is_slow(service):
             files = [("images", ("a", picture))] * 20
             assert httpx.post(f"{url}/v1/search:batch", files=files).status_code == 504
-        until(lambda: _figure(service, "lookalike_workers_busy") == 0)
+        wait_until(lambda: _figure(service, "lookalike_workers_busy") == 0)
     decoded = service.telemetry.registry.get_sample_value(*_DECODED)
     assert decoded is not None
     assert decoded <= 1  # of the 20
@@ -134,7 +134,7 @@ def test_pictures_that_are_shown_keep_nobody_else_waiting(
             with _disk_hangs(monkeypatch):
                 numbers = [2 + i % 20 for i in range(61)]
                 asked = [pool.submit(client.get, f"/v1/images/{i}/thumbnail") for i in numbers]
-                until(lambda: _figure(service, "lookalike_queue_depth") == 60)
+                wait_until(lambda: _figure(service, "lookalike_queue_depth") == 60)
                 too_much = client.get("/v1/images/24/thumbnail")
                 assert (too_much.status_code, too_much.json()["code"]) == (503, "busy")
                 for path in (*_LOOKED_UP, "/v1/images/1/thumbnail"):  # the last one is in memory
@@ -155,7 +155,7 @@ def test_searches_keep_no_picture_waiting(shop_gallery: Path, picture: bytes) ->
     ):
         with _decoding_is_slow(service):
             asked = [pool.submit(client.post, "/v1/search", content=picture, headers=BYTES) for _ in range(2)]
-            until(lambda: _figure(service, "lookalike_queue_depth") == 1)
+            wait_until(lambda: _figure(service, "lookalike_queue_depth") == 1)
             paths = [*_LOOKED_UP, *(f"/v1/images/{1 + i % 24}/thumbnail" for i in range(60))]
             assert {answer.status_code for answer in pool.map(client.get, paths)} == {200}
         assert [answer.result().status_code for answer in asked] == [200] * 2
@@ -215,7 +215,7 @@ def test_pictures_gather_while_the_model_runs() -> None:
         futures = [pool.submit(batcher, pictures[0])]
         assert running.wait(30)
         futures += [pool.submit(batcher, picture) for picture in pictures[1:]]
-        until(lambda: len(batcher._gathered) == 6)
+        wait_until(lambda: len(batcher._gathered) == 6)
         go.set()
         vectors = [future.result() for future in futures]
     assert sizes == [1, 4, 2]
@@ -291,7 +291,7 @@ def test_a_gallery_that_is_written_meanwhile_drops_no_request(
             draw(500 + number, hue=2).save(tmp_path / f"{number}.png")
             writer.add([tmp_path / f"{number}.png"])
             seen = len(answers)
-            until(lambda: len(answers) > seen + 6)  # noqa: B023
+            wait_until(lambda: len(answers) > seen + 6)  # noqa: B023
         writer.remove(["red/7.png"])
         last = httpx.post(f"{url}/v1/search", json={"id": "red/0.png", "k": 100}).json()["hits"]
     assert {answer.status_code for answer in answers} == {200}
@@ -309,10 +309,10 @@ def test_a_gallery_that_is_rebuilt_meanwhile_drops_no_request(tmp_path: Path, sh
         answering(create_app(SearchService(folder), page=False)) as url,
         _asking(url, "red/0.png") as answers,
     ):
-        until(lambda: len(answers) > 6)
+        wait_until(lambda: len(answers) > 6)
         rebuild(Gallery(folder), Embedder(other))
         after = Gallery(folder).fingerprint
-        until(lambda: answers[-1].status_code == 200 and answers[-1].json()["fingerprint"] == after)
+        wait_until(lambda: answers[-1].status_code == 200 and answers[-1].json()["fingerprint"] == after)
     assert after != before
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.json()["fingerprint"] for answer in answers} == {before, after}

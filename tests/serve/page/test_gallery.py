@@ -25,7 +25,7 @@ from serve.core.service import SearchService
 from serve.page import browsing, duplicates, statistics_view
 from serve.page.duplicates import Duplicates
 from serve.page.statistics import Counted, count
-from tests.conftest import draw, until
+from tests.conftest import draw, wait_until
 from tests.retrieval.filling import bare_gallery, unit_vectors
 
 texts = st.text(alphabet="ab'\"<é ", min_size=1, max_size=4)
@@ -124,7 +124,7 @@ def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
 def found(looked: Duplicates, min_score: float) -> list[Group]:
     """Look for them, and wait."""
     looked.begin(min_score)
-    until(lambda: not looked.look(min_score).running)
+    wait_until(lambda: not looked.look(min_score).running)
     look = looked.look(min_score)
     assert not look.failure
     assert look.result is not None
@@ -195,7 +195,7 @@ def test_a_failure_is_told_and_forgotten(service: SearchService, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(duplicates, "find_duplicates", broken)
         looked.begin(0.95)
-        until(lambda: not looked.look(0.95).running)
+        wait_until(lambda: not looked.look(0.95).running)
         assert "it is gone" in looked.look(0.95).failure
     assert found(looked, 0.95)
 
@@ -205,7 +205,7 @@ def test_what_was_found_in_another_gallery_is_not_shown(service: SearchService) 
     assert found(looked, 0.95)
     service.folder.rename(service.folder.with_name("before"))
     bare_gallery(service.folder)
-    until(lambda: not len(service.gallery))
+    wait_until(lambda: not len(service.gallery))
     with pytest.raises(InputError, match="look again"):
         looked.look(0.95)
 

@@ -14,7 +14,7 @@ import pytest
 
 from retrieval import LookalikeError, Preprocess, load_image
 from retrieval.errors import ImageError
-from tests.conftest import draw, until
+from tests.conftest import draw, wait_until
 from train.input.cache import Kept, Scale, fingerprint, keep, keep_for_now
 
 WHOLE = Scale(Preprocess(size=20, resize=24), whole=True)
@@ -114,7 +114,7 @@ def test_killed_while_it_is_made(tmp_path: Path, paths: list[Path]) -> None:
     pipe, cache = tmp_path / "pipe.png", tmp_path / "cache"
     os.mkfifo(pipe)
     builder = keeper(cache, [*paths, pipe])
-    until(lambda: list(cache.glob("*.tmp-*")))
+    wait_until(lambda: list(cache.glob("*.tmp-*")))
     builder.send_signal(signal.SIGKILL)
     builder.communicate()
     assert not list(cache.glob("*.pictures"))
@@ -126,7 +126,7 @@ def test_one_makes_it_and_the_others_wait(tmp_path: Path, paths: list[Path]) -> 
     pipe, cache = tmp_path / "pipe.png", tmp_path / "cache"
     os.mkfifo(pipe)
     first = keeper(cache, [*paths, pipe])
-    until(lambda: list(cache.glob("*.tmp-*")))
+    wait_until(lambda: list(cache.glob("*.tmp-*")))
     second = keeper(cache, [*paths, pipe])
     assert second.stderr is not None
     assert "waiting for another process" in second.stderr.readline()

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from retrieval import InputError, LookalikeError, Preprocess, load_image
-from tests.conftest import draw, hear_ctrl_c
+from tests.conftest import draw, restore_signals
 from train.config import AugmentConfig, Config, LoaderConfig
 from train.input import pixel_source
 from train.input.loader import Loader, default_workers
@@ -265,7 +265,7 @@ def test_workers_end_with_the_process_that_trains(paths: list[Path], how: signal
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=hear_ctrl_c,
+        preexec_fn=restore_signals,
         process_group=0,
     )
     assert process.stdout is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
 from retrieval.reports.figures import save
 from train.commands.analyze.targets import out_option, png_option, say_written
@@ -65,7 +65,7 @@ def gradients(
         f"entanglement {f.entanglement:g}: the negative comes closer in {f.wrong.mean():.1%} of the diagram"
         for f in fields
     ]
-    emit([found.to_dict() for found in fields], as_json, "\n".join(lines))
+    print_result([found.to_dict() for found in fields], as_json, "\n".join(lines))
     say_written(files)
 
 

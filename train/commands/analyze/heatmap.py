@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option, say
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.reports.figures import caption, save
 from train.commands.analyze.targets import out_option, png_option
 
@@ -40,5 +40,5 @@ def heatmap(model: Path, query: Path, result: Path, out: Path, png: bool, as_jso
         "query": {"path": str(query), "contributions": found.contributions_a.tolist()},
         "result": {"path": str(result), "contributions": found.contributions_b.tolist()},
     }
-    emit(facts, as_json, f"cosine similarity: {found.cosine:.4f}")
-    say(f"written: {', '.join(map(str, files))}")
+    print_result(facts, as_json, f"cosine similarity: {found.cosine:.4f}")
+    print_status(f"written: {', '.join(map(str, files))}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.reports.figures import save
 from train.commands.analyze.targets import (
     TARGET,
@@ -68,5 +68,7 @@ def spectrum(
         inside = "  ".join(f"{mean:.4f} ± {deviation:.4f}" for mean, deviation in pairs)
         variance, rank = f"{found.variance.sum():.3g}", f"{found.effective_rank:.1f}"
         rows.append((found.name, variance, rank, str(len(found.variance)), inside))
-    emit([found.to_dict() for found in spectra], as_json, "\n".join(text.columns(rows, right={1, 2, 3})))
+    print_result(
+        [found.to_dict() for found in spectra], as_json, "\n".join(text.align_columns(rows, right={1, 2, 3}))
+    )
     finish(ctx, sources, files)

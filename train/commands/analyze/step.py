@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
 from retrieval.reports.figures import caption, save
 from train.commands.analyze.targets import (
@@ -90,5 +90,5 @@ def step(
         f"{before.negative.mean():.3f} → {found.negative.mean():.3f} with the hardest negative"
         for name, found in after.items()
     ]
-    emit(facts, as_json, "\n".join(lines))
+    print_result(facts, as_json, "\n".join(lines))
     finish(ctx, sources, files)

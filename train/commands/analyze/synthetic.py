@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
 from retrieval.reports.figures import save
 from train.commands.analyze.targets import (
@@ -99,5 +99,7 @@ def synthetic(
         for one in found
         for name, recall in one.recall.items()
     ]
-    emit([one.to_dict() for one in found], as_json, "\n".join(text.columns(rows, right=range(2, 7))))
+    print_result(
+        [one.to_dict() for one in found], as_json, "\n".join(text.align_columns(rows, right=range(2, 7)))
+    )
     finish(ctx, sources, files)

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
-from retrieval.cli import say
+from retrieval.cli import print_status
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
@@ -176,7 +176,7 @@ def names_of(targets: Sequence[Path]) -> list[str]:
 
 def say_written(files: Sequence[Path]) -> None:
     """Say what was written."""
-    say(f"written: {', '.join(map(str, files))}")
+    print_status(f"written: {', '.join(map(str, files))}")
 
 
 def finish(ctx: click.Context, sources: Sequence[Source], files: Sequence[Path]) -> None:
@@ -184,6 +184,6 @@ def finish(ctx: click.Context, sources: Sequence[Source], files: Sequence[Path])
     say_written(files)
     bad = {path: why for source in sources for path, why in source.bad.items()}
     for path, why in sorted(bad.items()):
-        say(f"left out: {path}: {why}")
+        print_status(f"left out: {path}: {why}")
     if bad:
         ctx.exit(3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.reports.figures import save
 from train.commands.analyze.targets import names_of, out_option, png_option, say_written
 
@@ -48,5 +48,7 @@ def training(runs: tuple[Path, ...], out: Path, png: bool, as_json: bool) -> Non
         last = {key: f"{values[-1]:.4g}" for key, (_, values) in found.series.items()}
         rows += [[found.name, *(last.get(key, "-") for key in keys)]]
     right = range(1, len(keys) + 1)
-    emit([found.to_dict() for found in histories], as_json, "\n".join(text.columns(rows, right=right)))
+    print_result(
+        [found.to_dict() for found in histories], as_json, "\n".join(text.align_columns(rows, right=right))
+    )
     say_written(files)

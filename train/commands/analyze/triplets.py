@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
 from retrieval.reports.figures import save
 from train.commands.analyze.targets import (
@@ -74,5 +74,5 @@ def triplets(
         for part, states in panels.items()
         for found in states
     ]
-    emit(facts, as_json, "\n".join(lines))
+    print_result(facts, as_json, "\n".join(lines))
     finish(ctx, sources, files)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.reports.figures import save, write
 from train.commands.analyze.targets import (
     TARGET,
@@ -73,5 +73,5 @@ def tsne(
     files = save(partial(mapping.draw, found), 10, 7, out, png=png)
     files.append(out.with_suffix(".html"))
     write(files[-1], page(found).encode())
-    emit(found.to_dict(), as_json, f"{found.title}; perplexity {found.perplexity:g}")
+    print_result(found.to_dict(), as_json, f"{found.title}; perplexity {found.perplexity:g}")
     finish(ctx, [source], files)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from retrieval import text
-from retrieval.cli import emit, json_option
+from retrieval.cli import json_option, print_result
 from retrieval.reports.figures import save
 from train.commands.analyze.targets import loss_option, out_option, png_option, say_written
 
@@ -40,5 +40,5 @@ def weights(specs: tuple[str, ...], out: Path, png: bool, as_json: bool) -> None
     files = save(partial(view.draw, found), 10, 4.7 + 0.25 * len(found), out, png=png)
     rows = [["loss", "largest weight", "of a positive", "of a negative"]]
     rows += [[f.name, *(f"{w:.4g}" for w in (f.largest, f.positive.max(), f.negative.max()))] for f in found]
-    emit([f.to_dict() for f in found], as_json, "\n".join(text.columns(rows, right={1, 2, 3})))
+    print_result([f.to_dict() for f in found], as_json, "\n".join(text.align_columns(rows, right={1, 2, 3})))
     say_written(files)
