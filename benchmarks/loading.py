@@ -82,7 +82,7 @@ def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cache = str(folder / "cache") if kept else None
     room, pixel_source._ROOM = pixel_source._ROOM, 0  # else so few pictures would be kept anyway
-    settings = LoaderConfig(workers, cache)
+    settings = LoaderConfig(workers=workers, cache=cache)
     config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
     labels = np.zeros(len(paths), np.int64)
     loader = stack.enter_context(closing(Loader(paths, labels, config, device_type="cpu", folder=folder)))

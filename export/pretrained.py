@@ -15,7 +15,7 @@ from export.samples import NOISE, Pictures
 from retrieval.errors import InputError, did_you_mean
 from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
-from train.config import Config, ModelConfig
+from train.config import Config, ModelConfig, Pooling
 from train.models.embedding_model import EmbeddingModel
 from train.models.library_backbones import torchvision_names
 
@@ -29,7 +29,7 @@ def export_from_shelf(
     size: int | None = None,
     mean: tuple[float, float, float] | None = None,
     std: tuple[float, float, float] | None = None,
-    pooling: str = "mean",
+    pooling: Pooling = "mean",
     on: str | None = None,
     precision: str = "fp32",
     accept_loss: bool = False,
@@ -71,8 +71,8 @@ def export_from_shelf(
 
 def bare(config: ModelConfig, preprocess: Preprocess) -> EmbeddingModel:
     """A network whose embedding is the pooled features themselves, in evaluation mode."""
-    model = EmbeddingModel(replace(config, embedding_dim=1), preprocess)
-    model.config = replace(config, embedding_dim=model.backbone.channels)
+    model = EmbeddingModel(config.model_copy(update={"embedding_dim": 1}), preprocess)
+    model.config = config.model_copy(update={"embedding_dim": model.backbone.channels})
     model.add_module("head", nn.Identity())
     return model.eval()
 

@@ -1,264 +1,323 @@
-"""What a training run is made of: the settings, their defaults and what they accept."""
+"""Settings of a training run: pydantic models with defaults, descriptions and accepted values."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
 
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """Which training classes are held out to choose the best epoch.
-
-    Args:
-        validation: share of the training classes, drawn by the seed; 0: none, and the best epoch is the last.
-        folds: more than 1: the classes are dealt into so many parts instead, and one of them is held out.
-        fold: which part, from 0.
-    """
-
-    validation: float = 0.1
-    folds: int = 0
-    fold: int = 0
+Pooling = Literal["mean", "gem", "cls", "spatial"]
 
 
-@dataclass(frozen=True)
-class NoiseConfig:
-    """Wrong labels, put into the training images (never into what is held out) and kept in noise.csv.
+class Settings(BaseModel):
+    """Base of all settings: immutable, no unknown keys, no conversion between types (but int to float)."""
 
-    Args:
-        kind: symmetric (any other class) or asymmetric (the class that it is mistaken for).
-        rate: share of the training images that get one.
-    """
-
-    kind: str = "symmetric"
-    rate: float = 0.0
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The network: a backbone, pooling, and a linear embedding.
+class SplitConfig(Settings):
+    """Validation classes: training classes held out to choose the best epoch."""
 
-    Args:
-        backbone: conv4, vgg9, bn-inception, a classifier of torchvision by name, or timm:NAME
-            (timm:NAME:key=value,... hands options of the architecture on).
-        weights: null (random), imagenet (downloaded by torchvision or timm), or a .safetensors file with the
-            names of the library's own classifier (for bn-inception, of the published file).
-        embedding_dim: D.
-        pooling: mean, gem (a learned power mean), cls (the class token of a transformer), or spatial (a
-            linear map of its own for each location, for upright pictures of one thing).
-        init: of the embedding layer: default (torch's), uniform, xavier or kaiming.
-        dropout: share of the features dropped before the embedding layer.
-        batch_norm: train, frozen (statistics and scales stay as they are), or sync (over all processes).
-        trainable: how many of the backbone's last stages learn; null: all, 0: the embedding layer alone.
-    """
-
-    backbone: str = "conv4"
-    weights: str | None = None
-    embedding_dim: int = 64
-    pooling: str = "mean"
-    init: str = "default"
-    dropout: float = 0.0
-    batch_norm: str = "train"
-    trainable: int | None = None
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    """What happens to training pictures, drawn anew each time.
-
-    Args:
-        crop: center, random (of preprocess.size, out of the picture with `resize` as its shorter side) or
-            resized (a random part of the picture, enlarged or shrunk to preprocess.size).
-        resize: the shorter side of what is cropped; null: preprocess.resize, as outside training.
-        padding: pixels put around the picture before a random crop.
-        min_area: the smallest part that a resized crop takes, as a share of the picture.
-        flip: mirrored, every second time.
-        color: brightness, contrast and saturation change by up to this share.
-        rotate: turned by up to so many degrees, either way.
-        scale: enlarged or shrunk by up to this share.
-        shear: slanted by up to this share of the height.
-        shift: moved by up to this share of the side, in x and in y.
-        symmetries: 1, or 4: a class turned by 90, 180 and 270 degrees makes three classes more (Santoro et
-            al. 2016), or 8: their mirror images too.
-    """
-
-    crop: str = "center"
-    resize: int | None = None
-    padding: int = 0
-    min_area: float = 0.2
-    flip: bool = True
-    color: float = 0.0
-    rotate: float = 10.0
-    scale: float = 0.1
-    shear: float = 0.0
-    shift: float = 0.1
-    symmetries: int = 1
-
-
-@dataclass(frozen=True)
-class BatchConfig:
-    """P classes x K images.
-
-    Args:
-        classes: P.
-        per_class: K; 2 makes pairs.
-        layout: exact (P classes, K images of each) or at-least (P x K images in their natural frequencies,
-            but at least K of every class that occurs).
-        per_epoch: batches in an epoch; null: as many whole batches as fit into the images.
-        chunk: null, or how many images go through the network at once: batches of any size fit any memory,
-            by gradient caching (Gao et al. 2021), for a second forward pass.
-    """
-
-    classes: int = 16
-    per_class: int = 4
-    layout: str = "exact"
-    per_epoch: int | None = None
-    chunk: int | None = None
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """How a step is taken.
-
-    Args:
-        name: adamw (decoupled weight decay), adam or sgd.
-        lr: learning rate.
-        head_lr: of the embedding layer; null: the same.
-        loss_lr: of the loss's own parameters (proxies, boundaries); null: the same.
-        layer_decay: the rate of each stage of the backbone, as a share of the next one's.
-        weight_decay: of all weights but those of the loss.
-        momentum: of sgd.
-    """
-
-    name: str = "adamw"
-    lr: float = 1e-3
-    head_lr: float | None = None
-    loss_lr: float | None = None
-    layer_decay: float = 1.0
-    weight_decay: float = 1e-4
-    momentum: float = 0.9
-
-
-@dataclass(frozen=True)
-class ScheduleConfig:
-    """How the learning rates change.
-
-    Args:
-        name: cosine (half a cosine down to 0), constant, or step.
-        warmup: epochs over which they rise from 0, in a straight line.
-        at: for step: after which epochs they are multiplied by gamma.
-        gamma: for step.
-    """
-
-    name: str = "cosine"
-    warmup: float = 0.0
-    at: tuple[int, ...] = ()
-    gamma: float = 0.1
-
-
-@dataclass(frozen=True)
-class LoaderConfig:
-    """How pictures reach the network.
-
-    Args:
-        workers: processes that decode and augment; null: on a CPU 1 where files are decoded each time, else
-            0; for a GPU up to 8, as far as there are cores.
-        cache: a folder for decoded, resized pictures: made once for each set of files and scale, used by
-            every run on the same ones, and deleted by you alone; null: pictures that take less than 1 GiB as
-            squares (and less than half the free disk) are decoded once into a temporary file in the run's
-            folder, more are decoded each time.
-    """
-
-    workers: int | None = None
-    cache: str | None = None
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a paper reports for this very experiment, in percent.
-
-    Args:
-        source: paper and table.
-        recall: K: Recall@K.
-        nmi: of k-means clusters.
-        f1: of k-means clusters.
-        note: what we know to differ.
-    """
-
-    source: str
-    recall: dict[int, float] = field(default_factory=dict)
-    nmi: float | None = None
-    f1: float | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Config:
-    """Everything a run depends on; rerunning it reproduces the run.
-
-    Args:
-        data: what to train on, as --data names it.
-        loss: see `lookalike losses`.
-        epochs: how often the images are gone through (batch.per_epoch batches each).
-        patience: stop after so many epochs without a better Recall@1 on the classes held out; null: never.
-        ema: 0, or the decay of a running average of the weights, which is what is validated and exported.
-        precision: fp32, bf16 or fp16 for the network; losses are always fp32.
-        compile: let torch.compile speed up the network (takes minutes to begin).
-        device: auto, cpu, cuda or cuda:N.
-        seed: of everything drawn at random.
-        save_every: steps from one checkpoint to the next within an epoch; there is one at its end anyway.
-        wandb: a project at Weights & Biases to report to; null: none.
-        published: numbers to compare with, in recipes.
-    """
-
-    data: str
-    split: SplitConfig = field(default_factory=SplitConfig)
-    noise: NoiseConfig = field(default_factory=NoiseConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    preprocess: Preprocess = field(default_factory=lambda: Preprocess(size=64))
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    loss: dict[str, Any] = field(
-        default_factory=lambda: {"name": "triplet", "negatives": "optimal", "margin": 0.2}
+    validation: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="Share of the training classes to hold out, drawn with the seed. 0: none, and the last "
+        "epoch counts as the best.",
     )
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    loader: LoaderConfig = field(default_factory=LoaderConfig)
-    epochs: int = 20
-    patience: int | None = None
-    ema: float = 0.0
-    precision: str = "fp32"
-    compile: bool = False
-    device: str = "auto"
-    seed: int = 0
-    save_every: int = 1000
-    wandb: str | None = None
-    published: Published | None = None
+    folds: int = Field(
+        default=0,
+        ge=0,
+        description="Cross-validation: deal the classes into this many folds and hold one out, in place of "
+        "split.validation. 0: off, else 2 or more.",
+    )
+    fold: int = Field(default=0, ge=0, description="Index of the fold to hold out, from 0.")
 
-    def __post_init__(self) -> None:
-        for name, accepted, wanted in _RULES:
-            value: Any = self
-            for part in name.split("."):
-                value = getattr(value, part)
-            if not accepted(value):
-                raise InputError(f"{name}: expected {wanted}, got {value!r}")
-        if self.split.folds and not self.split.fold < self.split.folds:
-            raise InputError(f"split.fold: expected less than split.folds, got {self.split.fold}")
+    @model_validator(mode="after")
+    def _check_folds(self) -> SplitConfig:
+        if self.folds == 1:
+            raise InputError("split.folds: expected 0 (none), or 2 or more, got 1")
+        if self.folds and self.fold >= self.folds:
+            raise InputError(f"split.fold: expected less than split.folds, got {self.fold}")
+        return self
+
+
+class NoiseConfig(Settings):
+    """Label noise in the training images (never in the held-out classes), recorded in noise.csv."""
+
+    kind: Literal["symmetric", "asymmetric"] = Field(
+        default="symmetric",
+        description="symmetric (any other class) or asymmetric (the class that this one is mistaken for).",
+    )
+    rate: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of the training images with a wrong label."
+    )
+
+
+class ModelConfig(Settings):
+    """Network: backbone, pooling and a linear embedding layer."""
+
+    backbone: str = Field(
+        default="conv4",
+        description="conv4, vgg9, bn-inception, the name of a torchvision classifier, or timm:NAME "
+        "(timm:NAME:key=value,... passes options to the architecture).",
+    )
+    weights: str | None = Field(
+        default=None,
+        description="null (random), imagenet (downloaded by torchvision or timm), or a .safetensors file "
+        "with the parameter names of the library's classifier (for bn-inception, of the published file).",
+    )
+    embedding_dim: int = Field(default=64, ge=1, description="Embedding dimension D.")
+    pooling: Pooling = Field(
+        default="mean",
+        description="mean, gem (generalized mean with a learned power), cls (class token of a transformer), "
+        "or spatial (a separate linear map for each location, for aligned images of one object).",
+    )
+    init: Literal["default", "uniform", "xavier", "kaiming"] = Field(
+        default="default",
+        description="Initialization of the embedding layer: default (torch's), uniform, xavier or kaiming.",
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate before the embedding layer.")
+    batch_norm: Literal["train", "frozen", "sync"] = Field(
+        default="train",
+        description="train, frozen (statistics and affine parameters stay fixed), or sync (synchronized "
+        "over all processes).",
+    )
+    trainable: int | None = Field(
+        default=None,
+        ge=0,
+        description="Number of backbone stages to train, counted from the last. null: all; 0: only the "
+        "embedding layer.",
+    )
+
+
+class PreprocessConfig(Settings):
+    """Preprocessing in training and at inference: the settings of `retrieval.Preprocess`."""
+
+    size: int = Field(
+        default=Preprocess.size, ge=1, description="Side of the square that the model sees, in pixels."
+    )
+    resize: int | None = Field(
+        default=Preprocess.resize,
+        ge=1,
+        description="Length of the shorter side before the crop, in pixels. null: preprocess.size.",
+    )
+    fit: Literal["crop", "squeeze"] = Field(
+        default="crop",
+        description="crop (keep proportions, take the center) or squeeze (scale the image to a square).",
+    )
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        default="bicubic", description="bilinear or bicubic; both antialiased."
+    )
+    mean: tuple[float, ...] = Field(
+        default=Preprocess.mean,
+        strict=False,
+        description="Mean of each RGB channel, for pixel values in 0..1.",
+    )
+    std: tuple[float, ...] = Field(
+        default=Preprocess.std,
+        strict=False,
+        description="Standard deviation of each RGB channel, for pixel values in 0..1.",
+    )
+
+
+def _build_preprocess(value: Any) -> Any:
+    return Preprocess(**dict(PreprocessConfig.model_validate(value))) if isinstance(value, Mapping) else value
+
+
+class AugmentConfig(Settings):
+    """Random augmentation of the training images."""
+
+    crop: Literal["center", "random", "resized"] = Field(
+        default="center",
+        description="center; random (a square of preprocess.size out of the image scaled to augment.resize); "
+        "or resized (a random part of the image, scaled to preprocess.size).",
+    )
+    resize: int | None = Field(
+        default=None,
+        description="Length of the shorter side before the crop, in pixels. null: preprocess.resize.",
+    )
+    padding: int = Field(default=0, ge=0, description="Pixels of padding on each side before a random crop.")
+    min_area: float = Field(
+        default=0.2, gt=0, le=1, description="Smallest area of a resized crop, as a share of the image."
+    )
+    flip: bool = Field(default=True, description="Mirror half of the images.")
+    color: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Largest change of brightness, contrast and saturation, as a share.",
+    )
+    rotate: float = Field(default=10.0, description="Largest rotation in degrees, either way.")
+    scale: float = Field(default=0.1, ge=0, lt=1, description="Largest change of scale, as a share.")
+    shear: float = Field(default=0.0, description="Largest shear, as a share of the height.")
+    shift: float = Field(
+        default=0.1, description="Largest translation in x and in y, as a share of the side."
+    )
+    symmetries: Literal[1, 4, 8] = Field(
+        default=1,
+        description="1, or 4: rotations by 90, 180 and 270 degrees become three more classes (Santoro et al. "
+        "2016), or 8: their mirror images too.",
+    )
+
+
+class BatchConfig(Settings):
+    """Batches of P classes x K images."""
+
+    classes: int = Field(default=16, ge=2, description="Classes in a batch, P.")
+    per_class: int = Field(default=4, ge=2, description="Images of each class, K; 2 makes pairs.")
+    layout: Literal["exact", "at-least"] = Field(
+        default="exact",
+        description="exact (P classes, K images of each) or at-least (P x K images in the data's class "
+        "frequencies, with at least K of every class that occurs).",
+    )
+    per_epoch: int | None = Field(
+        default=None, ge=1, description="Batches in an epoch. null: as many whole batches as the images fill."
+    )
+    chunk: int | None = Field(
+        default=None,
+        ge=1,
+        description="Images that go through the network at once, by gradient caching (Gao et al. 2021): a "
+        "batch of any size fits in memory, at the cost of a second forward pass. null: the whole batch.",
+    )
+
+
+class OptimizerConfig(Settings):
+    """Optimizer and learning rates."""
+
+    name: Literal["adamw", "adam", "sgd"] = Field(
+        default="adamw", description="adamw (decoupled weight decay), adam or sgd."
+    )
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
+    head_lr: float | None = Field(
+        default=None, gt=0, description="Learning rate of the embedding layer. null: optimizer.lr."
+    )
+    loss_lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="Learning rate of the loss's own parameters (proxies, boundaries). null: optimizer.lr.",
+    )
+    layer_decay: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Learning rate of a backbone stage, as a share of the next stage's.",
+    )
+    weight_decay: float = Field(
+        default=1e-4, ge=0, description="Weight decay of all parameters except those of the loss."
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of sgd.")
+
+
+class ScheduleConfig(Settings):
+    """Learning rate schedule."""
+
+    name: Literal["cosine", "constant", "step"] = Field(
+        default="cosine", description="cosine (half a cosine, down to 0), constant or step."
+    )
+    warmup: float = Field(default=0.0, ge=0, description="Epochs of linear warm-up from 0.")
+    at: tuple[int, ...] = Field(
+        default=(),
+        strict=False,
+        description="step: epochs after which the rates are multiplied by schedule.gamma.",
+    )
+    gamma: float = Field(default=0.1, gt=0, description="step: factor of the learning rates.")
+
+
+class LoaderConfig(Settings):
+    """Loading and decoding of the training images."""
+
+    workers: int | None = Field(
+        default=None,
+        ge=0,
+        description="Processes that decode and augment. null: on a CPU 1 if files are decoded in every "
+        "epoch, else 0; with a GPU up to 8, depending on the cores.",
+    )
+    cache: str | None = Field(
+        default=None,
+        description="Folder for decoded, resized images: built once for each set of files and scale, shared "
+        "by all runs, never deleted automatically. null: images that take less than 1 GiB as squares (and "
+        "less than half the free disk) are decoded once into a temporary file in the run's folder; more are "
+        "decoded in every epoch.",
+    )
+
+
+class Published(Settings):
+    """Results that a paper reports for this experiment, in percent."""
+
+    source: str = Field(description="Paper and table.")
+    recall: dict[int, float] = Field(default={}, description="K: Recall@K.")
+    nmi: float | None = Field(default=None, description="NMI of k-means clusters.")
+    f1: float | None = Field(default=None, description="F1 of k-means clusters.")
+    note: str | None = Field(default=None, description="Known differences from the paper.")
+
+
+class Config(Settings):
+    """All settings of a training run; repeating a run with them reproduces it."""
+
+    data: str = Field(description="Training data, in the form that --data takes.")
+    split: SplitConfig = SplitConfig()
+    noise: NoiseConfig = NoiseConfig()
+    model: ModelConfig = ModelConfig()
+    preprocess: Annotated[Preprocess, BeforeValidator(_build_preprocess)] = Preprocess(size=64)
+    augment: AugmentConfig = AugmentConfig()
+    loss: dict[str, Any] = Field(
+        default={"name": "triplet", "negatives": "optimal", "margin": 0.2},
+        description="Loss and its parameters; see `lookalike losses`.",
+    )
+    batch: BatchConfig = BatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    loader: LoaderConfig = LoaderConfig()
+    epochs: int = Field(default=20, ge=0, description="Number of epochs, of batch.per_epoch batches each.")
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="Early stopping: epochs without a better Recall@1 on the validation classes. null: off.",
+    )
+    ema: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, which is then validated and "
+        "exported. 0: off.",
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="fp32, bf16 or fp16 for the network; losses are always computed in fp32."
+    )
+    compile: bool = Field(
+        default=False, description="Speed up the network with torch.compile; the first step takes minutes."
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    seed: int = Field(default=0, description="Seed of all random numbers.")
+    save_every: int = Field(
+        default=1000,
+        ge=1,
+        description="Steps between checkpoints within an epoch; every epoch also ends with a checkpoint.",
+    )
+    wandb: str | None = Field(default=None, description="Weights & Biases project to log to. null: none.")
+    published: Published | None = Field(
+        default=None, description="Published results of a recipe, shown beside the measured ones."
+    )
+
+    @model_validator(mode="after")
+    def _check_resize(self) -> Config:
         if self.augment.resize is not None and self.augment.resize < self.preprocess.size:
             raise InputError(f"augment.resize: expected preprocess.size or more, got {self.augment.resize}")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
-        """For YAML and JSON: plain values."""
-        return _plain(dataclasses.asdict(self))
+        """Return the settings as plain values, for YAML and JSON."""
+        plain: dict[str, Any] = _plain(self.model_dump())
+        return plain
 
     def to_yaml(self) -> str:
-        """As kept in config.yaml."""
+        """Return the content of config.yaml."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
@@ -266,61 +325,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _one_of(name: str, *choices: Any) -> tuple[str, Any, str]:
-    return name, choices.__contains__, " or ".join(map(str, choices))
-
-
-def _at_least(name: str, least: float) -> tuple[str, Any, str]:
-    return name, lambda value: value is None or value >= least, f"{least} or more"
-
-
-def _share(name: str) -> tuple[str, Any, str]:
-    return name, lambda value: 0 <= value < 1, "a share, 0 or more and below 1"
-
-
-def _positive(name: str) -> tuple[str, Any, str]:
-    return name, lambda value: value is None or value > 0, "more than 0"
-
-
-_RULES = (
-    _share("split.validation"),
-    ("split.folds", lambda folds: folds == 0 or folds >= 2, "0 (none), or 2 or more"),
-    _at_least("split.fold", 0),
-    _one_of("noise.kind", "symmetric", "asymmetric"),
-    _share("noise.rate"),
-    _at_least("model.embedding_dim", 1),
-    _one_of("model.pooling", "mean", "gem", "cls", "spatial"),
-    _one_of("model.init", "default", "uniform", "xavier", "kaiming"),
-    _share("model.dropout"),
-    _one_of("model.batch_norm", "train", "frozen", "sync"),
-    _at_least("model.trainable", 0),
-    _one_of("augment.crop", "center", "random", "resized"),
-    _at_least("augment.padding", 0),
-    ("augment.min_area", lambda share: 0 < share <= 1, "a share, above 0 and at most 1"),
-    _share("augment.color"),
-    _share("augment.scale"),
-    _one_of("augment.symmetries", 1, 4, 8),
-    _at_least("batch.classes", 2),
-    _at_least("batch.per_class", 2),
-    _one_of("batch.layout", "exact", "at-least"),
-    _at_least("batch.per_epoch", 1),
-    _at_least("batch.chunk", 1),
-    _one_of("optimizer.name", "adamw", "adam", "sgd"),
-    _positive("optimizer.lr"),
-    _positive("optimizer.head_lr"),
-    _positive("optimizer.loss_lr"),
-    ("optimizer.layer_decay", lambda share: 0 < share <= 1, "a share, above 0 and at most 1"),
-    _at_least("optimizer.weight_decay", 0),
-    _share("optimizer.momentum"),
-    _one_of("schedule.name", "cosine", "constant", "step"),
-    _at_least("schedule.warmup", 0),
-    _positive("schedule.gamma"),
-    _at_least("loader.workers", 0),
-    _at_least("epochs", 0),
-    _at_least("patience", 1),
-    _share("ema"),
-    _one_of("precision", "fp32", "bf16", "fp16"),
-    _at_least("save_every", 1),
-)

@@ -1,21 +1,22 @@
-"""Settings as people write them: recipes, YAML files and `key=value`, checked into a `Config`."""
+"""Settings as people write them: recipes, YAML files and `key=value`, validated into a `Config`."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from retrieval.errors import InputError, did_you_mean
-from train.config import Config
+from retrieval.images.preprocess import Preprocess
+from train.config import Config, PreprocessConfig, Settings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -47,8 +48,15 @@ def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> C
 
 
 def parse(values: Mapping[str, Any]) -> Config:
-    """Plain values -> `Config`; the inverse of `Config.to_dict`."""
-    return _build(Config, values, "")
+    """Build a `Config` from plain values; the inverse of `Config.to_dict`.
+
+    Raises:
+        InputError: an unknown setting (the nearest known one is named), or a value that it does not accept.
+    """
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise InputError(_message(error.errors()[0])) from error
 
 
 def load(file: Path) -> Config:
@@ -82,39 +90,31 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def explain() -> str:
-    """Every setting with its default and its meaning."""
+    """Return every setting with its default and its description."""
     lines = []
-    for name, default, meaning in _settings(Config(data=""), ""):
+    defaults = Config(data="").to_dict()
+    for name, field in _fields(Config):
+        section, _, key = name.rpartition(".")
+        default = to_line(defaults[section][key] if section else defaults[key])
         lines.append(f"{name} = {default}" if name != "data" else name)
-        lines += textwrap.wrap(meaning, 96, initial_indent="    ", subsequent_indent="    ")
+        lines += textwrap.wrap(field.description or "", 96, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def _settings(instance: Any, where: str) -> Iterator[tuple[str, str, str]]:
-    meanings = _meanings(type(instance))
-    for setting in dataclasses.fields(instance):
-        name, value = f"{where}{setting.name}", getattr(instance, setting.name)
-        if dataclasses.is_dataclass(value):
-            yield from _settings(value, f"{name}.")
+def _fields(section: type[Settings], where: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting with its dotted name."""
+    for name, field in section.model_fields.items():
+        kind = PreprocessConfig if field.annotation is Preprocess else field.annotation
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            yield from _fields(kind, f"{where}{name}.")
         else:
-            plain = list(value) if isinstance(value, tuple) else value
-            text = yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
-            yield name, text, meanings.get(setting.name, "")
+            yield f"{where}{name}", field
 
 
-def _meanings(kind: type) -> dict[str, str]:
-    """What the `Args:` of a docstring say of each name."""
-    _, _, arguments = inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in arguments.splitlines():
-        if line.startswith("    ") and not line.startswith("     "):
-            head, _, text = line.strip().partition(": ")
-            names = head.split(", ")
-            found |= dict.fromkeys(names, text)
-        else:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return found
+def to_line(value: Any) -> str:
+    """Return a plain value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
+    return text.removesuffix("\n...\n").strip()
 
 
 class _Loader(yaml.SafeLoader):
@@ -141,41 +141,42 @@ def _put(values: dict[str, Any], path: list[str], value: Any, override: str) -> 
     values[path[-1]] = value
 
 
-def _build(kind: type, values: Any, where: str) -> Any:
-    """A dataclass out of plain values, refusing unknown keys and wrong kinds of value."""
-    if not isinstance(values, Mapping):
-        raise InputError(f"{where or 'configuration'}: expected keys and values, got {values!r}")
-    types_of = typing.get_type_hints(kind)
-    known = {f.name: types_of[f.name] for f in dataclasses.fields(kind)}
-    built = {}
-    for key, value in values.items():
-        name = f"{where}.{key}" if where else str(key)
-        if key not in known:
-            raise InputError(f"{name}: there is no such setting; {_hint(name)}")
-        built[key] = _value(known[key], value, name)
-    return kind(**built)
+# ---- validation errors
+
+_KINDS = {"int_type": "int", "float_type": "float", "string_type": "str", "bool_type": "bool"}
+_CONTAINERS = {"model_type": "keys and values", "dict_type": "keys and values", "tuple_type": "a list"}
+_BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "lt": "below {:g}", "le": "at most {:g}"}
+
+
+def _message(error: ErrorDetails) -> str:
+    """Return a validation error as one line: `setting: expected ..., got ...`."""
+    name = ".".join(map(str, error["loc"])) or "configuration"
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        return f"{name}: there is no such setting; {_hint(name)}"
+    if error["type"] == "missing":
+        return f"{name}: missing; give it a value"
+    return f"{name}: expected {_expected(error, dict(_fields(Config)).get(name))}, got {error['input']!r}"
+
+
+def _expected(error: ErrorDetails, field: FieldInfo | None) -> str:
+    if error["type"] in _CONTAINERS:
+        return _CONTAINERS[error["type"]]
+    if error["type"] in _KINDS:
+        optional = field is not None and type(None) in typing.get_args(field.annotation)
+        return _KINDS[error["type"]] + (" or null" if optional else "")
+    if error["type"] == "literal_error":
+        return str(error["ctx"]["expected"]).replace("'", "")
+    limits = [
+        words.format(getattr(limit, key))
+        for limit in (field.metadata if field else ())
+        for key, words in _BOUNDS.items()
+        if hasattr(limit, key)
+    ]
+    return " and ".join(limits) or error["msg"]
 
 
 def _hint(name: str) -> str:
-    """The setting that was meant: one of that very name elsewhere, or the nearest."""
-    known = [setting for setting, _, _ in _settings(Config(data=""), "")]
+    """Suggest a setting: one of the same name in another section, or the nearest name."""
+    known = [setting for setting, _ in _fields(Config)]
     same = [setting for setting in known if setting.rpartition(".")[2] == name.rpartition(".")[2]]
     return did_you_mean(same[0] if same else name, known, "`lookalike train --help` lists them all")
-
-
-def _value(kind: Any, value: Any, name: str) -> Any:
-    choices = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if type(None) in choices and value is None:
-        return None
-    for choice in choices:
-        if dataclasses.is_dataclass(choice):
-            return _build(typing.cast(type, choice), value, name)
-    accepted = tuple(typing.get_origin(choice) or choice for choice in choices)
-    if float in accepted and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if tuple in accepted and isinstance(value, list):
-        return tuple(value)
-    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
-        wanted = " or ".join("null" if a is type(None) else a.__name__ for a in accepted)
-        raise InputError(f"{name}: expected {wanted}, got {value!r}")
-    return value

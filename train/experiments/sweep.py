@@ -79,7 +79,7 @@ def run_sweep(
     """
     configs = plan.configs()
     trials = [
-        Trial(name, seed, folder / name / f"seed-{seed}", dataclasses.replace(configs[name], seed=seed))
+        Trial(name, seed, folder / name / f"seed-{seed}", configs[name].model_copy(update={"seed": seed}))
         for seed in plan.seeds
         for name in plan.variants
     ]

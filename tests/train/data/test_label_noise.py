@@ -36,7 +36,7 @@ def changed(before: list[LabelledImage], after: list[LabelledImage]) -> list[tup
 
 @given(labels, rates, st.integers(0, 99))
 def test_symmetric_noise_changes_exactly_the_share(names: list[str], rate: float, seed: int) -> None:
-    before, config = images(names), NoiseConfig("symmetric", rate)
+    before, config = images(names), NoiseConfig(kind="symmetric", rate=rate)
     after = with_wrong_labels(before, config, seed, {})
     assert len(changed(before, after)) == round(rate * len(names))
     assert {image.label for image in after} <= set(names)
@@ -47,7 +47,9 @@ def test_symmetric_noise_changes_exactly_the_share(names: list[str], rate: float
 @given(labels, rates, st.integers(0, 99))
 def test_asymmetric_noise_changes_the_share_of_each_class(names: list[str], rate: float, seed: int) -> None:
     before = images(names)
-    found = Counter(changed(before, with_wrong_labels(before, NoiseConfig("asymmetric", rate), seed, {})))
+    found = Counter(
+        changed(before, with_wrong_labels(before, NoiseConfig(kind="asymmetric", rate=rate), seed, {}))
+    )
     classes = sorted(set(names))
     following = dict(zip(classes, classes[1:] + classes[:1], strict=True))
     assert found == Counter({(c, following[c]): round(rate * names.count(c)) for c in classes})
@@ -55,7 +57,9 @@ def test_asymmetric_noise_changes_the_share_of_each_class(names: list[str], rate
 
 def test_symmetric_noise_is_spread_evenly() -> None:
     before = images(list("abcde") * 2000)
-    found = Counter(changed(before, with_wrong_labels(before, NoiseConfig("symmetric", 0.5), 3, {})))
+    found = Counter(
+        changed(before, with_wrong_labels(before, NoiseConfig(kind="symmetric", rate=0.5), 3, {}))
+    )
     assert len(found) == 20, "every class becomes every other"
     assert chisquare(list(found.values())).pvalue > 0.001
 
@@ -63,7 +67,7 @@ def test_symmetric_noise_is_spread_evenly() -> None:
 def test_which_images_are_wrong_depends_on_the_seed() -> None:
     before = images(list("ab") * 50)
     for kind in ("symmetric", "asymmetric"):
-        drawn = [with_wrong_labels(before, NoiseConfig(kind, 0.3), seed, {}) for seed in range(4)]
+        drawn = [with_wrong_labels(before, NoiseConfig(kind=kind, rate=0.3), seed, {}) for seed in range(4)]
         assert all(drawn[i] != drawn[j] for i in range(4) for j in range(i))
 
 
@@ -77,7 +81,7 @@ def test_which_images_are_wrong_depends_on_the_seed() -> None:
 def test_published_confusions(name: str, pairs: str) -> None:
     there = "airplane automobile bird car cat deer dog frog horse monkey ship truck"
     before = images(there.split() * 10)
-    after = with_wrong_labels(before, NoiseConfig("asymmetric", 0.4), 0, KNOWN[name].transitions)
+    after = with_wrong_labels(before, NoiseConfig(kind="asymmetric", rate=0.4), 0, KNOWN[name].transitions)
     assert Counter(changed(before, after)) == {tuple(pair.split(">")): 4 for pair in pairs.split()}
 
 
@@ -85,22 +89,22 @@ def test_classes_that_are_not_there_are_passed_over() -> None:
     """As when validation holds some out: no image may get a class that nothing else is of."""
     before = images(["beaver", "otter", "whale", "cat", "bird"] * 10)
     transitions = {**KNOWN["cifar100"].transitions, "cat": "dog", "dog": "cat", "bird": "airplane"}
-    after = with_wrong_labels(before, NoiseConfig("asymmetric", 0.2), 0, transitions)
+    after = with_wrong_labels(before, NoiseConfig(kind="asymmetric", rate=0.2), 0, transitions)
     expected = {("beaver", "otter"): 2, ("otter", "whale"): 2, ("whale", "beaver"): 2}
     assert Counter(changed(before, after)) == expected, "dolphin and seal are skipped; cat and bird stay"
 
 
 def test_nothing_is_drawn_without_noise_and_one_class_is_refused() -> None:
     before = images(["a", "a"])
-    assert with_wrong_labels(before, NoiseConfig("symmetric", 0.0), 0, {}) == before
+    assert with_wrong_labels(before, NoiseConfig(kind="symmetric", rate=0.0), 0, {}) == before
     for kind in ("symmetric", "asymmetric"):
         with pytest.raises(InputError, match=r"noise\.rate=0\.5 needs at least two classes"):
-            with_wrong_labels(before, NoiseConfig(kind, 0.5), 0, {})
+            with_wrong_labels(before, NoiseConfig(kind=kind, rate=0.5), 0, {})
 
 
 def test_noise_file_lists_the_wrong_labels_only(tmp_path: Path) -> None:
     before = images(['with "quotes", and a comma', "b\nline"] * 5)
-    after = with_wrong_labels(before, NoiseConfig("symmetric", 0.3), 1, {})
+    after = with_wrong_labels(before, NoiseConfig(kind="symmetric", rate=0.3), 1, {})
     write_noise(tmp_path / "noise.csv", before, after)
     with (tmp_path / "noise.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -116,6 +120,6 @@ def test_positions_are_uniform_over_the_data_set() -> None:
     before = images(list("ab") * 50)
     hits = np.zeros(100)
     for seed in range(300):
-        after = with_wrong_labels(before, NoiseConfig("symmetric", 0.2), seed, {})
+        after = with_wrong_labels(before, NoiseConfig(kind="symmetric", rate=0.2), seed, {})
         hits += [b != a for b, a in zip(before, after, strict=True)]
     assert chisquare(hits).pvalue > 0.001

@@ -229,7 +229,7 @@ def test_killed_in_the_middle_of_a_run_it_goes_on_to_the_same_end(tmp_path: Path
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     program = (
         "import torch; torch.set_num_threads(1);"
-        "from pathlib import Path; from tests.train import test_sweep;"
+        "from pathlib import Path; from tests.train.experiments import test_sweep;"
         f"test_sweep.sweep(Path({str(killed)!r}), {twins!r}, seeds=(0,), overrides={long!r})"
     )
     second = Run(killed / "wide" / "seed-0")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,7 @@ def noise(count: int, side: int) -> torch.Tensor:
 
 
 def augmented(images: torch.Tensor, size: int, turn: int = 0, **config: object) -> torch.Tensor:
-    turns, settings = torch.full((len(images),), turn), dataclasses.replace(NOTHING, **config)
+    turns, settings = torch.full((len(images),), turn), NOTHING.model_copy(update=config)
     return move(images, draw(turns, settings, torch.Generator().manual_seed(1)), size)
 
 
@@ -32,7 +30,7 @@ def augmented(images: torch.Tensor, size: int, turn: int = 0, **config: object) 
 
 
 def cut(picture: torch.Tensor, size: int, seed: int, **config: object) -> torch.Tensor:
-    change = single(dataclasses.replace(NOTHING, **config), Preprocess(size=size))
+    change = single(NOTHING.model_copy(update=config), Preprocess(size=size))
     assert change is not None
     torch.manual_seed(seed)
     return change(picture)

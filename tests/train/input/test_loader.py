@@ -27,7 +27,7 @@ from train.input.loader import Loader, default_workers
 PREPROCESS = Preprocess(size=20, resize=24)
 NOTHING = AugmentConfig(rotate=0, scale=0, shear=0, shift=0, flip=False)
 CENTER = AugmentConfig(symmetries=4)
-RANDOM = dataclasses.replace(NOTHING, crop="random", flip=True, padding=2)
+RANDOM = NOTHING.model_copy(update={"crop": "random", "flip": True, "padding": 2})
 RESIZED = AugmentConfig(crop="resized", color=0.2)
 
 
@@ -122,7 +122,7 @@ def test_without_augmentation_it_is_what_the_model_sees_later(paths: list[Path])
 
 
 def test_a_position_is_an_image_and_a_symmetry(paths: list[Path]) -> None:
-    augment = dataclasses.replace(NOTHING, symmetries=8)
+    augment = NOTHING.model_copy(update={"symmetries": 8})
     with loader(paths, augment, workers=0) as ours:
         [plain, turned] = ours.epoch(0, [np.arange(12), np.arange(12) + 5 * 12])
     mirrored = torch.rot90(plain.pixels.flip(2), 1, (1, 2))

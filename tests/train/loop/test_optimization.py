@@ -31,7 +31,7 @@ def test_cosine_is_that_of_torch() -> None:
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         peer.step()
-    assert factors(ScheduleConfig("cosine"), 4) == pytest.approx(expected)
+    assert factors(ScheduleConfig(name="cosine"), 4) == pytest.approx(expected)
 
 
 def test_steps_are_those_of_torch() -> None:
@@ -41,12 +41,12 @@ def test_steps_are_those_of_torch() -> None:
         expected += PER_EPOCH * [optimizer.param_groups[0]["lr"]]
         optimizer.step()
         peer.step()
-    assert factors(ScheduleConfig("step", at=(2, 5), gamma=0.3), 6) == pytest.approx(expected)
+    assert factors(ScheduleConfig(name="step", at=(2, 5), gamma=0.3), 6) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["cosine", "constant", "step"])
 def test_warm_up_rises_evenly_from_above_nothing_to_the_whole(name: str) -> None:
-    rates = factors(ScheduleConfig(name, warmup=1.5, at=(3,)), 4)
+    rates = factors(ScheduleConfig(name=name, warmup=1.5, at=(3,)), 4)
     rising = rates[:11]
     assert rising[0] > 0
     assert max(rates) == pytest.approx(1.0, abs=0.01)
@@ -55,7 +55,7 @@ def test_warm_up_rises_evenly_from_above_nothing_to_the_whole(name: str) -> None
 
 
 def test_every_stage_has_its_rate() -> None:
-    model = EmbeddingModel(ModelConfig("resnet18"), Preprocess(size=32))
+    model = EmbeddingModel(ModelConfig(backbone="resnet18"), Preprocess(size=32))
     loss = losses.build({"name": "proxy-anchor"}, num_classes=3, embedding_dim=64)
     config = OptimizerConfig(lr=0.1, head_lr=0.5, loss_lr=7.0, layer_decay=0.5, weight_decay=0.01)
     optimizer = build_optimizer(model, loss, config)
@@ -71,8 +71,8 @@ def test_every_stage_has_its_rate() -> None:
 
 
 def test_what_does_not_learn_is_left_to_nobody() -> None:
-    model = EmbeddingModel(ModelConfig("resnet18", trainable=1), Preprocess(size=32))
-    optimizer = build_optimizer(model, nn.Identity(), OptimizerConfig("sgd"))
+    model = EmbeddingModel(ModelConfig(backbone="resnet18", trainable=1), Preprocess(size=32))
+    optimizer = build_optimizer(model, nn.Identity(), OptimizerConfig(name="sgd"))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in [*model.stages()[-1], *model.head_parameters()]}
 
