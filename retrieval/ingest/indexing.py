@@ -14,9 +14,10 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
-from retrieval.ingest.plan import ContentIndex, Plan, duplicates, follow_file, make_plan
+from retrieval.ingest.plan import ContentIndex, Plan, follow_file, make_plan
 from retrieval.ingest.sources import ImageFile, Metadata, Scan, collect, exists
 from retrieval.progress import Progress
+from retrieval.storage.queries import files_by_root, keys_with_same_content, live_ids, newest_id
 from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
 
 COMMIT_ITEMS = 4096
@@ -127,7 +128,7 @@ def absorb(
     store = gallery.store
     if gallery.changed():  # by another process, before we held the lock
         gallery.refresh()
-    newest = store.rows("SELECT coalesce(max(id), 0) FROM items")[0][0]
+    newest = newest_id(store)
     plan = make_plan(store, found.files.values(), retry=retry)
     outcome = IngestResult(
         unchanged=plan.unchanged, ignored=found.ignored, unmatched=found.unmatched, bad=plan.bad
@@ -142,7 +143,7 @@ def absorb(
     if gone:
         outcome.removed += store.remove(gone)
     gallery.refresh()
-    outcome.duplicates = duplicates(store, newest)
+    outcome.duplicates = keys_with_same_content(store, newest)
     return outcome
 
 
@@ -284,10 +285,8 @@ class _Run:
 
 
 def _roots(gallery: Gallery) -> list[str]:
-    query = "SELECT DISTINCT root FROM items WHERE deleted_at IS NULL AND path != ''"
-    return [str(gallery.folder.resolve() / root) for (root,) in gallery.store.rows(query)]
+    return [str(gallery.folder.resolve() / root) for root in files_by_root(gallery.store)]
 
 
 def _alive(gallery: Gallery, ids: list[int]) -> list[int]:
-    alive = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL") if ids else []
-    return sorted({item for (item,) in alive} & set(ids))
+    return sorted(set(live_ids(gallery.store)) & set(ids)) if ids else []

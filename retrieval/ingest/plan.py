@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,24 +12,9 @@ import numpy as np
 from retrieval.ingest import tables
 from retrieval.ingest.sources import ImageFile
 from retrieval.storage import schema
-from retrieval.storage.records import OWN, BadFile, Change, StoredItem, Value
+from retrieval.storage.queries import column_type, embedded_contents, existing_items
+from retrieval.storage.records import OWN, BadFile, Change, ExistingItem, StoredItem, Value
 from retrieval.storage.store import Store
-
-
-@dataclass(frozen=True)
-class ExistingItem:
-    """A picture that the gallery holds.
-
-    Attributes:
-        embedded: False where its vector was lost to damage.
-    """
-
-    id: int
-    key: str
-    size: int
-    mtime_ns: int
-    label: str | None
-    embedded: bool
 
 
 @dataclass
@@ -98,24 +82,11 @@ def _by_our_names(store: Store, pictures: Iterable[ImageFile]) -> list[ImageFile
     ]
 
 
-def existing_items(store: Store) -> dict[tuple[str, str], ExistingItem]:
-    """The live items that have a file, by root and path."""
-    query = (
-        "SELECT root, path, id, key, size, mtime_ns, label, seg IS NOT NULL FROM items "
-        "WHERE deleted_at IS NULL AND path != ''"
-    )
-    return {(root, path): ExistingItem(*facts) for root, path, *facts in store.rows(query)}
-
-
 class ContentIndex:
     """The bytes that a gallery has embedded already, by their SHA-256. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
-        query = (
-            f"SELECT content_sha256, id FROM items WHERE {schema.SEARCHABLE} "
-            "AND content_sha256 != '' ORDER BY content_sha256, id"
-        )
-        rows = store.rows(query)
+        rows = embedded_contents(store)
         self._digests = np.array(
             [digest for digest, _ in rows], "S64"
         )  # a set would take three times as much
@@ -147,19 +118,6 @@ def follow_file(picture: ImageFile, item: StoredItem) -> Change:
     return Change(item.id, stamp, picture.metadata, key)
 
 
-def duplicates(store: Store, after: int) -> list[list[str]]:
-    """Keys of live items whose files hold the same bytes, in groups with an item newer than `after`."""
-    query = (
-        "SELECT content_sha256, key FROM items WHERE deleted_at IS NULL AND content_sha256 IN "
-        "(SELECT content_sha256 FROM items WHERE deleted_at IS NULL AND content_sha256 != '' AND id > ?) "
-        "ORDER BY id"
-    )
-    groups: dict[str, list[str]] = defaultdict(list)
-    for digest, key in store.rows(query, (after,)):
-        groups[digest].append(key)
-    return [keys for keys in groups.values() if len(keys) > 1]
-
-
 def check_columns(store: Store, pictures: Iterable[ImageFile]) -> None:
     """Refuse metadata that does not fit the gallery's columns, with an `InputError`."""
     with_facts = [picture for picture in pictures if picture.metadata]
@@ -169,11 +127,9 @@ def check_columns(store: Store, pictures: Iterable[ImageFile]) -> None:
     names = schema.check_columns({name for p in with_facts for name in p.metadata}, columns)
     there = {}
     for column in set(columns) & set(names.values()):
-        found = {
-            kind for (kind,) in store.rows(f"SELECT DISTINCT typeof({schema.quoted(column)}) FROM metadata")
-        }
-        if found - {"null"}:
-            there[column] = "text" if "text" in found else "number"
+        kind = column_type(store, column)
+        if kind is not None:
+            there[column] = "text" if kind == "text" else "number"
     given = (
         (
             picture.full,

@@ -15,6 +15,7 @@ from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import MAX_BAD, IngestResult, absorb, finish
 from retrieval.ingest.sources import Scan, stamp
+from retrieval.storage.queries import live_ids
 from retrieval.storage.records import OWN, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.verify import verify
@@ -149,7 +150,7 @@ def _take_along(old: Store, new: Store) -> None:
 
 
 def _items(store: Store) -> Iterator[StoredItem]:
-    ids = [i for (i,) in store.rows("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")]
+    ids = live_ids(store)
     for start in range(0, len(ids), 1000):
         yield from store.items(ids[start : start + 1000])
 

@@ -13,9 +13,11 @@ from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.load import read_bytes
 from retrieval.ingest.indexing import MAX_BAD, IngestResult, absorb, finish
-from retrieval.ingest.plan import ExistingItem, existing_items, follow_file, make_plan
+from retrieval.ingest.plan import follow_file, make_plan
 from retrieval.ingest.sources import ImageFile, Scan, exists, scan, stamp
 from retrieval.progress import Progress
+from retrieval.storage.queries import existing_items
+from retrieval.storage.records import ExistingItem
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,7 @@ def _forget_bad(gallery: Gallery, top: Path | None = None) -> None:
     bad = [
         file.stamp for file in gallery.store.bad_files() if top is None or file.stamp.full.is_relative_to(top)
     ]
-    with gallery.store.transaction() as db:
-        keys = [stamp.key for stamp in bad if not exists(stamp.full)]
-        db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", keys)
+    gallery.store.forget_bad_files(stamp.key for stamp in bad if not exists(stamp.full))
 
 
 def _follow(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:

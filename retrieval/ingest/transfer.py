@@ -26,6 +26,7 @@ from retrieval.ingest import tables
 from retrieval.progress import Progress
 from retrieval.storage import schema
 from retrieval.storage.identity import DECLARED
+from retrieval.storage.queries import column_type
 from retrieval.storage.records import OWN, FileStamp, NewItem, StoredItem, Value
 from retrieval.storage.store import Store
 
@@ -107,7 +108,7 @@ def _write_parquet(gallery: Gallery, target: Path, columns: Sequence[str], batch
     pa, parquet = _pyarrow(target)
     types = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string()}
     fields = [(name, pa.string()) for name in _FACTS[:3]] + [(name, pa.int64()) for name in _FACTS[3:]]
-    kinds = {name: _kind(gallery.store, name) for name in columns[len(_FACTS) :]}
+    kinds = {name: column_type(gallery.store, name) or "integer" for name in columns[len(_FACTS) :]}
     fields += [(name, types[kind]) for name, kind in kinds.items()]
     dim = gallery.snapshot.stored.dim
     layout = pa.schema([*fields, (_VECTOR, pa.list_(pa.float32(), dim))])
@@ -120,13 +121,6 @@ def _write_parquet(gallery: Gallery, target: Path, columns: Sequence[str], batch
             flat = pa.array(np.ascontiguousarray(batch.vectors).reshape(-1))
             arrays.append(pa.FixedSizeListArray.from_arrays(flat, dim))
             file.write_batch(pa.record_batch(arrays, schema=layout))
-
-
-def _kind(store: Store, column: str) -> str:
-    """What all values of a metadata column can be: a column of text and numbers is text."""
-    query = f"SELECT DISTINCT typeof({schema.quoted(column)}) FROM metadata"
-    found = {kind for (kind,) in store.rows(query)}
-    return "text" if "text" in found else "number" if "real" in found else "integer"
 
 
 def _cast(value: Value, kind: str | None) -> Value:

@@ -16,13 +16,12 @@ from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.images.load import open_bytes
 from retrieval.ingest.plan import check_columns
 from retrieval.ingest.sources import ImageFile
+from retrieval.storage.queries import ids_by_key, items_by_content
 from retrieval.storage.records import OWN, FileStamp, NewItem, Value
-from retrieval.storage.schema import SEARCHABLE
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import merge_newest
 
 _LONGEST_NAME = 200
-_LIVE_KEY = "SELECT id FROM items WHERE key = ? AND deleted_at IS NULL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ def store_uploads(
         LookalikeError, OSError: it cannot be written; nothing is changed then.
     """
     digests = [hashlib.sha256(picture.data).hexdigest() for picture in given]
-    known = _items_of(store, digests)
+    known = items_by_content(store, digests)
     fresh: dict[str, Upload] = {}
     for digest, picture in zip(digests, given, strict=True):
         if digest not in known:
@@ -84,21 +83,13 @@ def store_uploads(
             raise
         store.record_run("add", started, {"added": len(items)})
         merge_newest(store)
-        known |= {item.content_sha256: store.rows(_LIVE_KEY, (item.key,))[0][0] for item in items}
+        ids = ids_by_key(store, [item.key for item in items if item.key is not None])
+        known |= {item.content_sha256: ids[item.key] for item in items if item.key is not None}
     first = {digest: place for place, digest in reversed([*enumerate(digests)])}
     return [
         StoredUpload(known[digest], is_new=digest in fresh and first[digest] == place)
         for place, digest in enumerate(digests)
     ]
-
-
-def _items_of(store: Store, digests: Sequence[str]) -> dict[str, int]:
-    """The oldest item of each SHA-256 that the gallery holds."""
-    query = (
-        f"SELECT content_sha256, min(id) FROM items WHERE {SEARCHABLE} "
-        f"AND content_sha256 IN ({', '.join('?' * len(digests))}) GROUP BY content_sha256"
-    )
-    return dict(store.rows(query, digests))
 
 
 def _written(
@@ -128,6 +119,6 @@ def _key(store: Store, name: str, digest: str, suffix: str, taken: Collection[st
     named = PurePosixPath(base or digest)
     named = named if named.suffix else named.with_name(f"{named.name}{suffix}")
     for key in (named.name, f"{named.stem}-{digest[:8]}{named.suffix}"):
-        if key not in taken and not store.rows(_LIVE_KEY, (key,)):
+        if key not in taken and not ids_by_key(store, [key]):
             return key
     return f"{digest}{suffix}"

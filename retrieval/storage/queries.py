@@ -6,6 +6,7 @@ embedded again, since their vector was lost to damage.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from retrieval.storage.conditions import (
     resolve_column,
     tables_of,
 )
+from retrieval.storage.records import ExistingItem
 from retrieval.storage.schema import AT_ONCE, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
@@ -125,7 +127,17 @@ def state_digest(store: Store) -> str:
     return f"{uuid[:8]}-{fingerprint[:12]}-{count}-{checksums:x}"
 
 
-# ---- keys
+# ---- ids, keys and files
+
+
+def live_ids(store: Store) -> list[int]:
+    """Return the ids of the live items, ascending."""
+    return [item for (item,) in store.rows(f"SELECT id FROM items WHERE {LIVE} ORDER BY id")]
+
+
+def newest_id(store: Store) -> int:
+    """Return the highest id of an item, removed or not; 0 without items."""
+    return int(store.rows("SELECT coalesce(max(id), 0) FROM items")[0][0])
 
 
 def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
@@ -136,3 +148,69 @@ def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
         marks = ", ".join("?" * len(chunk))
         found |= store.rows(f"SELECT key, id FROM items WHERE {LIVE} AND key IN ({marks})", chunk)
     return found
+
+
+def existing_items(store: Store) -> dict[tuple[str, str], ExistingItem]:
+    """Return the live items that have a file, by root and path."""
+    query = (
+        "SELECT root, path, id, key, size, mtime_ns, label, seg IS NOT NULL FROM items "
+        f"WHERE {LIVE} AND path != ''"
+    )
+    return {(root, path): ExistingItem(*facts) for root, path, *facts in store.rows(query)}
+
+
+def files_by_root(store: Store) -> dict[str, int]:
+    """Return the number of live items with a file by the root of their paths, roots in alphabetical order."""
+    query = f"SELECT root, count(*) FROM items WHERE {LIVE} AND path != '' GROUP BY root ORDER BY root"
+    return dict(store.rows(query))
+
+
+# ---- contents
+
+
+def embedded_contents(store: Store) -> list[tuple[str, int]]:
+    """Return (SHA-256 of the file's bytes, id) of the searchable items that have a file, in this order."""
+    return store.rows(
+        f"SELECT content_sha256, id FROM items WHERE {SEARCHABLE} "
+        "AND content_sha256 != '' ORDER BY content_sha256, id"
+    )
+
+
+def items_by_content(store: Store, digests: Sequence[str]) -> dict[str, int]:
+    """Return the oldest searchable item of each SHA-256; digests without one are left out."""
+    marks = ", ".join("?" * len(digests))
+    query = (
+        f"SELECT content_sha256, min(id) FROM items WHERE {SEARCHABLE} "
+        f"AND content_sha256 IN ({marks}) GROUP BY content_sha256"
+    )
+    return dict(store.rows(query, digests))
+
+
+def keys_with_same_content(store: Store, newer_than: int) -> list[list[str]]:
+    """Return the keys of live items whose files hold the same bytes, in groups.
+
+    Args:
+        store: Gallery store.
+        newer_than: Item id; a group has at least one item with a higher id.
+    """
+    query = (
+        f"SELECT content_sha256, key FROM items WHERE {LIVE} AND content_sha256 IN "
+        f"(SELECT content_sha256 FROM items WHERE {LIVE} AND content_sha256 != '' AND id > ?) "
+        "ORDER BY id"
+    )
+    groups: dict[str, list[str]] = defaultdict(list)
+    for digest, key in store.rows(query, (newer_than,)):
+        groups[digest].append(key)
+    return [keys for keys in groups.values() if len(keys) > 1]
+
+
+# ---- metadata columns
+
+
+def column_type(store: Store, column: str) -> str | None:
+    """Return the type of all values of a metadata column: "text", "number" or "integer"; `None` if empty."""
+    query = f"SELECT DISTINCT typeof({quoted(column)}) FROM metadata"
+    found = {kind for (kind,) in store.rows(query)} - {"null"}
+    if not found:
+        return None
+    return "text" if "text" in found else "number" if "real" in found else "integer"

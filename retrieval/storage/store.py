@@ -275,6 +275,11 @@ class Store:
             for change in changes:
                 table.amend(change)
 
+    def forget_bad_files(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Delete files, by root and path, from the list of unusable ones."""
+        with self.transaction() as db:
+            db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", keys)
+
     def remove(self, ids: Iterable[int]) -> int:
         """Remove items, in one step -> how many. Their rows stay where they are until the next compaction.
 
