@@ -19,9 +19,14 @@ from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
 from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
-from train.models.feature_extractor import Trunk, tensors_of
+from train.models.feature_extractor import FeatureExtractor, tensors_of
 from train.models.library_backbones import from_timm, from_torchvision, torchvision_names
-from train.models.pretrained import download, downloading, fill, read_file
+from train.models.pretrained_weights import (
+    download_weights,
+    explain_download_errors,
+    load_weights,
+    read_weights,
+)
 
 
 class Backbone(nn.Module):
@@ -39,13 +44,13 @@ class Backbone(nn.Module):
         InputError: pictures of that size do not go through, or the features are not those of places.
     """
 
-    def __init__(self, name: str, trunk: Trunk, size: int) -> None:
+    def __init__(self, name: str, extractor: FeatureExtractor, size: int) -> None:
         super().__init__()
-        self.network, self.method, self.layout = trunk.network, trunk.method, trunk.layout
-        self.prefix, self.has_class_token = trunk.prefix, trunk.has_class_token
+        self.network, self.method, self.layout = extractor.network, extractor.method, extractor.layout
+        self.prefix, self.has_class_token = extractor.prefix, extractor.has_class_token
         sides: dict[str, int] = {}
         with torch.no_grad(), _watching(self.network, sides):
-            shape = trunk.features(name, size).shape
+            shape = extractor.features(name, size).shape
         if self.layout == "tokens":
             places, self.channels = max(shape[1] - self.prefix, 0), shape[2]
             self.side = isqrt(places)
@@ -53,7 +58,7 @@ class Backbone(nn.Module):
                 raise InputError(f"model.backbone: {name} does not say which of its features belong where")
         else:
             self.channels, self.side = shape[1] if self.layout == "NCHW" else shape[3], shape[2]
-        self._stages = trunk.stages or _stages_by_side(self.network, sides)
+        self._stages = extractor.stages or _stages_by_side(self.network, sides)
 
     def forward(self, planes: Tensor) -> Tensor:
         """[N, 3, H, W] -> [N, C, h, w]."""
@@ -87,24 +92,29 @@ def build(name: str, weights: str | None, size: int) -> Backbone:
         InputError: an unknown name (the nearest known one is said), or an unusable size or file.
         LookalikeError: weights that cannot be downloaded.
     """
-    trunk = _trunk(name, size)
-    backbone = Backbone(name, trunk, size)
+    extractor = _feature_extractor(name, size)
+    backbone = Backbone(name, extractor, size)
     if weights is None:
         return backbone
-    if trunk.published is None:
+    if extractor.published_weights is None:
         raise InputError(f"model.weights: {name} has no published weights; use null, or another backbone")
     if weights == "imagenet":
-        with downloading(name):
-            found = trunk.published()
+        with explain_download_errors(name):
+            found = extractor.published_weights()
     else:
-        found = read_file(weights)
-    fill(backbone, trunk.known, from_published(found) if name == "bn-inception" else found, weights)
+        found = read_weights(weights)
+    load_weights(
+        backbone,
+        extractor.classifier_tensors,
+        from_published(found) if name == "bn-inception" else found,
+        weights,
+    )
     return backbone
 
 
-def _trunk(name: str, size: int) -> Trunk:
-    if name in OWN:
-        return OWN[name]()
+def _feature_extractor(name: str, size: int) -> FeatureExtractor:
+    if name in OWN_BACKBONES:
+        return OWN_BACKBONES[name]()
     if name in torchvision_names():
         return from_torchvision(name, size)
     library, _, rest = name.partition(":")
@@ -114,27 +124,29 @@ def _trunk(name: str, size: int) -> Trunk:
 
     if timm.is_model(name.partition(".")[0]):
         raise InputError(f"model.backbone: {name!r} is one of timm's; write 'timm:{name}'")
-    known = [*OWN, *torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
-    others = f"there are {', '.join(OWN)}, torchvision's classifiers such as resnet50, and timm:NAME"
+    known = [*OWN_BACKBONES, *torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
+    others = (
+        f"there are {', '.join(OWN_BACKBONES)}, torchvision's classifiers such as resnet50, and timm:NAME"
+    )
     hint = did_you_mean(name, known, others)
     raise InputError(f"model.backbone: no backbone is called {name!r}; {hint}")
 
 
-def _bn_inception() -> Trunk:
+def _bn_inception() -> FeatureExtractor:
     network = bn_inception()
-    return Trunk(network, tensors_of(network), lambda: download(WEIGHTS_URL))
+    return FeatureExtractor(network, tensors_of(network), lambda: download_weights(WEIGHTS_URL))
 
 
-def _conv4() -> Trunk:
+def _conv4() -> FeatureExtractor:
     """Four blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pooling, 64 channels each
     (Vinyals et al. 2016, Matching Networks)."""
     layers: list[nn.Module] = []
     for inputs in (3, 64, 64, 64):
         layers += [*_convolution(inputs, 64), nn.MaxPool2d(2, ceil_mode=True)]
-    return _own(layers)
+    return _from_layers(layers)
 
 
-def _vgg9() -> Trunk:
+def _vgg9() -> FeatureExtractor:
     """Eight 3 x 3 convolutions, each with batch norm and ReLU: two of 64, 128, 256 and 512 channels, with
     2 x 2 max-pooling between. The embedding layer is the ninth.
 
@@ -147,12 +159,12 @@ def _vgg9() -> Trunk:
         layers += [nn.MaxPool2d(2, ceil_mode=True)] if layers else []
         layers += [*_convolution(inputs, outputs), *_convolution(outputs, outputs)]
         inputs = outputs
-    return _own(layers)
+    return _from_layers(layers)
 
 
-def _own(layers: list[nn.Module]) -> Trunk:
+def _from_layers(layers: list[nn.Module]) -> FeatureExtractor:
     network = nn.Sequential(*layers)
-    return Trunk(network, tensors_of(network))
+    return FeatureExtractor(network, tensors_of(network))
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
@@ -184,4 +196,8 @@ def _stages_by_side(network: nn.Module, sides: Mapping[str, int]) -> list[list[s
     return [stage for stage in stages.values() if stage]
 
 
-OWN: dict[str, Callable[[], Trunk]] = {"conv4": _conv4, "vgg9": _vgg9, "bn-inception": _bn_inception}
+OWN_BACKBONES: dict[str, Callable[[], FeatureExtractor]] = {
+    "conv4": _conv4,
+    "vgg9": _vgg9,
+    "bn-inception": _bn_inception,
+}

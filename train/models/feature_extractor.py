@@ -14,13 +14,13 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Trunk:
+class FeatureExtractor:
     """A network without its classifier.
 
     Attributes:
         network: made of the classifier's own modules.
-        known: the tensors of the whole classifier, by the names that files of weights use.
-        published: downloads weights of ImageNet, with those names; `None`: there are none.
+        classifier_tensors: the tensors of the whole classifier, by the names that files of weights use.
+        published_weights: downloads weights of ImageNet, with those names; `None`: there are none.
         method: of `network`: planes [N, 3, H, W] -> features.
         layout: of the features: NCHW, NHWC, or tokens [N, T, C].
         prefix: how many tokens come before those of places.
@@ -29,8 +29,8 @@ class Trunk:
     """
 
     network: nn.Module
-    known: Weights
-    published: Callable[[], Weights] | None = None
+    classifier_tensors: Weights
+    published_weights: Callable[[], Weights] | None = None
     method: str = "forward"
     layout: str = "NCHW"
     prefix: int = 0

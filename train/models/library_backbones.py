@@ -14,7 +14,7 @@ import yaml
 from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
-from train.models.feature_extractor import Trunk, Weights, tensors_of, unusable_size
+from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of, unusable_size
 
 _HEADS = {"avgpool", "dropout", "flatten", "classifier", "fc", "head", "aux1", "aux2", "AuxLogits"}
 _CHAINS = {"features", "layers", "trunk_output", "blocks"}
@@ -32,7 +32,7 @@ def torchvision_names() -> list[str]:
     return torchvision.models.list_models(module=torchvision.models)
 
 
-def from_torchvision(name: str, size: int) -> Trunk:
+def from_torchvision(name: str, size: int) -> FeatureExtractor:
     """A classifier of torchvision by name.
 
     Pictures come normalised by ImageNet's mean and standard deviation, as torchvision does for all of them.
@@ -48,11 +48,13 @@ def from_torchvision(name: str, size: int) -> Trunk:
         classifier = torchvision.models.get_model(name, weights=None, **options)
     except (ValueError, AssertionError) as error:
         raise unusable_size(name, size, error) from error
-    known, published = tensors_of(classifier), partial(_torchvision_weights, name)
+    tensors, published = tensors_of(classifier), partial(_torchvision_weights, name)
     if not isinstance(classifier, torchvision.models.VisionTransformer):
-        return Trunk(_chain(name, classifier), known, published)
+        return FeatureExtractor(_chain(name, classifier), tensors, published)
     network = _Transformer(classifier)
-    return Trunk(network, known, published, "forward", "tokens", 1, True, _stages_by_block(network))
+    return FeatureExtractor(
+        network, tensors, published, "forward", "tokens", 1, True, _stages_by_block(network)
+    )
 
 
 def _torchvision_weights(name: str) -> Weights:
@@ -121,7 +123,7 @@ def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
 # ---- timm
 
 
-def from_timm(words: str, size: int) -> Trunk:
+def from_timm(words: str, size: int) -> FeatureExtractor:
     """A classifier of timm: NAME, or NAME:key=value,... with options of its architecture.
 
     Raises:
@@ -144,7 +146,7 @@ def from_timm(words: str, size: int) -> Trunk:
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"model.backbone: timm:{words}, {size} x {size}: {reason}") from error
     has_token = getattr(classifier, "cls_token", None) is not None
-    trunk = Trunk(
+    extractor = FeatureExtractor(
         classifier,
         tensors_of(classifier),
         lambda: timm.create_model(name, pretrained=True, **options).state_dict(),
@@ -153,13 +155,13 @@ def from_timm(words: str, size: int) -> Trunk:
         getattr(classifier, "num_prefix_tokens", int(has_token)),
         has_token,
     )
-    features = trunk.features(f"timm:{words}", size)
+    features = extractor.features(f"timm:{words}", size)
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         raise InputError(f"model.backbone: timm:{words} does not give one map of features")
     _cut(classifier, features)
     return replace(
-        trunk,
-        layout="tokens" if features.ndim == 3 else trunk.layout,
+        extractor,
+        layout="tokens" if features.ndim == 3 else extractor.layout,
         stages=_stages_of_timm(classifier),
     )
 

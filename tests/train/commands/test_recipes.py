@@ -53,7 +53,7 @@ def test_what_it_names_exists(name: str) -> None:
 
         assert timm.is_model_pretrained(backbone.removeprefix("timm:").partition(".")[0])
     else:
-        assert backbone in (*backbones.OWN, *library_backbones.torchvision_names())
+        assert backbone in (*backbones.OWN_BACKBONES, *library_backbones.torchvision_names())
     assert all(before < after for before, after in itertools.pairwise((0, *ours.schedule.at, ours.epochs)))
     if "data" in settings.read_recipe(name):
         images, classes = KNOWN[ours.data].counts.get("train", (10**9, 10**9))

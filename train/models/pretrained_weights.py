@@ -1,4 +1,4 @@
-"""Pretrained weights: from a file or a download into a network. Nothing in a file can run code."""
+"""Pretrained weights: from a file or a download_weights into a network. Nothing in a file can run code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retrieval.errors import InputError, LookalikeError
 from train.models.feature_extractor import tensors_of
 
 
-def read_file(file: str) -> dict[str, Tensor]:
+def read_weights(file: str) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, by name; an `InputError` where it is none."""
     try:
         return load_file(file)
@@ -24,14 +24,14 @@ def read_file(file: str) -> dict[str, Tensor]:
         raise InputError(f"model.weights: {file}: not a readable safetensors file ({error})") from error
 
 
-def download(url: str) -> dict[str, Tensor]:
+def download_weights(url: str) -> dict[str, Tensor]:
     """Weights from the network, checked against the digest in the file's name and kept by torch.hub."""
     return torch.hub.load_state_dict_from_url(url, map_location="cpu", check_hash=True, weights_only=True)
 
 
 @contextmanager
-def downloading(name: str) -> Iterator[None]:
-    """Says in one sentence what goes wrong with a download. What it prints goes to stderr."""
+def explain_download_errors(name: str) -> Iterator[None]:
+    """Says in one sentence what goes wrong with a download_weights. What it prints goes to stderr."""
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -42,7 +42,9 @@ def downloading(name: str) -> Iterator[None]:
         ) from error
 
 
-def fill(network: nn.Module, known: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str) -> None:
+def load_weights(
+    network: nn.Module, known: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str
+) -> None:
     """Fill a network with the weights of the classifier that it was cut out of.
 
     Position embeddings are resampled where the picture has another size; half precision becomes single.
