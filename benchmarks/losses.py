@@ -237,7 +237,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 def transport(budget: float) -> dict[str, Any] | None:
     """Class-wise transport of 50 classes of 4 against POT's batched log-domain solver, where installed."""
-    from train.losses.transport import marginals, solve
+    from train.losses.transport import marginals, solve_transport
 
     try:
         import ot
@@ -249,10 +249,10 @@ def transport(budget: float) -> dict[str, Any] | None:
     others = torch.stack([(y != k).nonzero()[:, 0] for k in range(50)])  # [50, 196]
     per_class = cost.view(50, 4, 200).gather(2, others[:, None, :].expand(50, 4, 196))
     a, b = torch.full((50, 4), 1 / 4), torch.full((50, 196), 1 / 196)
-    exact = solve(cost.double(), marginals(y, torch.float64), 2.5e-3, 1e-12, 60).plan
+    exact = solve_transport(cost.double(), marginals(y, torch.float64), 2.5e-3, 1e-12, 60).plan
 
     def ours() -> Tensor:
-        return solve(cost, m, 2.5e-3, 1e-5, 30).plan
+        return solve_transport(cost, m, 2.5e-3, 1e-5, 30).plan
 
     def peer() -> Tensor:
         return ot.solve_batch(per_class, 2.5e-3, a, b, method="log_sinkhorn", max_iter=2000, tol=1e-4).plan

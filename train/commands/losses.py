@@ -28,13 +28,13 @@ def losses(names: tuple[str, ...], as_json: bool) -> None:
 
     A loss of pytorch-metric-learning is called "pml:" and its class, as in pml:CircleLoss.
     """
-    from train.losses import building  # torch takes seconds to import
+    from train.losses import builder  # torch takes seconds to import
 
     try:
-        text = building.describe(*names)
+        text = builder.describe(*names)
     except ValueError as error:
         raise InputError(str(error)) from error
-    every = [entry for kind in building.TITLES for entry in building.names(kind).values()]
+    every = [entry for kind in builder.TITLES for entry in builder.names(kind).values()]
     print_result([_entry_facts(entry) for entry in every if not names or entry.name in names], as_json, text)
 
 

@@ -20,9 +20,9 @@ from train.losses import (  # noqa: F401  (each enters its losses into the regis
     triplet,
     tuplet,
 )
-from train.losses.building import build, describe, names
+from train.losses.builder import build, describe, names
 from train.losses.distributed import gather
 from train.losses.objective import Objective
-from train.losses.weights import pair_weights
+from train.losses.pair_weights import pair_weights
 
 __all__ = ["Objective", "build", "describe", "gather", "names", "pair_weights"]

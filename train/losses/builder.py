@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from retrieval.errors import did_you_mean
-from train.losses.memory import Memory
+from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.objective import Objective
 from train.losses.registry import Entry, check_parameters, entries, find, require, signature
 
@@ -139,7 +139,7 @@ def _supply(entry: Entry, supplied: Mapping[str, int | None]) -> dict[str, int]:
     return found
 
 
-def _memory(given: Any, embedding_dim: int | None) -> Memory | None:
+def _memory(given: Any, embedding_dim: int | None) -> CrossBatchMemory | None:
     if given is None or (given == 0 and not isinstance(given, bool)):
         return None
     own = dict(given) if isinstance(given, Mapping) else {"size": given}
@@ -152,7 +152,7 @@ def _memory(given: Any, embedding_dim: int | None) -> Memory | None:
         raise ValueError("memory needs its `size`, the number of embeddings to keep")
     if embedding_dim is None:
         raise ValueError("a memory stores embeddings; pass embedding_dim to build")
-    return Memory(embedding_dim=embedding_dim, **own) if own["size"] else None
+    return CrossBatchMemory(embedding_dim=embedding_dim, **own) if own["size"] else None
 
 
 TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from train.losses.registry import require
 
 
-class Memory(nn.Module):
+class CrossBatchMemory(nn.Module):
     """A first-in first-out queue of detached embeddings with their labels (Wang et al., CVPR 2020).
 
     All its state is in buffers: a run that is saved and resumed continues as if it had not stopped.

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from train.losses.registry import register, require
-from train.losses.transport import Marginals, epsilon_derivative, marginals, solve, solve_self
+from train.losses.transport import (
+    Marginals,
+    epsilon_derivative,
+    marginals,
+    solve_self_transport,
+    solve_transport,
+)
 from train.losses.view import View
 
 Classes = Literal["sum", "mean"]
@@ -64,13 +70,13 @@ class Wasserstein(nn.Module):
         fixed = cost.detach()
         m = marginals(view.within.labels, cost.dtype)
         tolerance = self.tolerance or (1e-10 if cost.dtype == torch.float64 else 1e-5)
-        plans = solve(fixed, m, self.epsilon, tolerance, self.max_iterations)
+        plans = solve_transport(fixed, m, self.epsilon, tolerance, self.max_iterations)
         gradient, value = plans.plan, plans.cost.sum()
         if self.form == "sharp":
             value = (plans.plan * fixed).sum()
             gradient = gradient - self.epsilon * epsilon_derivative(fixed, m, plans, self.epsilon)
         elif self.debias:
-            own_plan, own_value = solve_self(
+            own_plan, own_value = solve_self_transport(
                 fixed, m, self.epsilon, 40 if cost.dtype == torch.float64 else 20
             )
             gradient, value = gradient - 0.5 * own_plan, value - 0.5 * own_value

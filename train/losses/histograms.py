@@ -29,7 +29,7 @@ def soft_histogram(values: Tensor, mask: Tensor, low: float, high: float, bins: 
 
 
 @register("loss", "histogram", source="Ustinova and Lempitsky (NeurIPS 2016), eq. 4", refusal=REFUSAL)
-class Histogram(nn.Module):
+class HistogramLoss(nn.Module):
     """Probability that a random negative is more similar than a random positive, Σ_r h⁻_r Φ⁺_r.
 
     h⁻ and h⁺ are soft histograms of the cosines of unordered pairs and Φ⁺ is the cumulative h⁺.

@@ -54,7 +54,7 @@ class TripletMiner:
         if rule == "all":
             return compact(similarity, mask)
         if rule == "random":
-            return draw(similarity, mask)
+            return draw_entries(similarity, mask)
         value, some = masked_max(similarity, mask) if rule == "easy" else masked_min(similarity, mask)
         return value[:, None], some[:, None]
 
@@ -75,7 +75,7 @@ class TripletMiner:
         logits = None
         if self.negative == "distance-weighted":
             logits = distance_logits(similarity, dim)
-        value, some = draw(similarity, mask, logits, copies=positive.shape[1])
+        value, some = draw_entries(similarity, mask, logits, copies=positive.shape[1])
         return Mined(positive, value, valid & some)
 
     def _semi_hard(self, positive: Tensor, valid: Tensor, similarity: Tensor, mask: Tensor) -> Mined:
@@ -95,13 +95,13 @@ class TripletMiner:
         return Mined(positive, value, valid & some)
 
 
-def draw(
+def draw_entries(
     similarity: Tensor, mask: Tensor, logits: Tensor | None = None, copies: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Draw selected entries of each row, independently, with probability proportional to exp(logits).
 
     Returns:
-        [R, copies] similarities of the drawn entries and whether there was one to draw.
+        [R, copies] similarities of the drawn entries and whether there was one to draw_entries.
     """
     weight = mask.to(similarity.dtype)
     if logits is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from train.losses.checks import check_finite, check_inputs
-from train.losses.memory import Memory
+from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.ops import masked_mean, ratio
 from train.losses.view import Table, View
 
@@ -34,7 +34,7 @@ class Objective(nn.Module):
         self,
         term: nn.Module | None,
         regularizers: Sequence[tuple[float, nn.Module]] = (),
-        memory: Memory | None = None,
+        memory: CrossBatchMemory | None = None,
     ) -> None:
         super().__init__()
         if term is None and not regularizers:

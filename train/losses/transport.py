@@ -53,7 +53,9 @@ def marginals(labels: Tensor, dtype: torch.dtype) -> Marginals:
     return Marginals(same, ~equal, rest > 0, 1 / size, column, same.argmax(1))
 
 
-def solve(cost: Tensor, m: Marginals, epsilon: float, tolerance: float, max_iterations: int) -> Plans:
+def solve_transport(
+    cost: Tensor, m: Marginals, epsilon: float, tolerance: float, max_iterations: int
+) -> Plans:
     """The plans at `epsilon`, by Newton's method on the log-domain semi-dual while epsilon decreases.
 
     Column potentials are eliminated exactly (a Sinkhorn half step). What remains is concave in the n row
@@ -125,7 +127,9 @@ def epsilon_derivative(cost: Tensor, m: Marginals, plans: Plans, epsilon: float)
         return pull + plans.plan * (rows[:, None] + columns)
 
 
-def solve_self(cost: Tensor, m: Marginals, epsilon: float, iterations: int) -> tuple[Tensor, Tensor]:
+def solve_self_transport(
+    cost: Tensor, m: Marginals, epsilon: float, iterations: int
+) -> tuple[Tensor, Tensor]:
     """Plans of every class with itself and of its complement with itself, added over the classes.
 
     The kernel exp(-D / epsilon) of a set with itself has a diagonal of ones, so nothing underflows; the

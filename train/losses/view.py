@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from train.losses.lazy import lazy
 from train.losses.ops import safe_sqrt
 from train.losses.pairs import PairLayout, alternate_pairs
 
 Measure = Literal["cosine", "distance", "dot"]
 """How similarity is measured: the cosine, minus half the squared distance of the raw embeddings (so that
 squared distances are -2 times it), or the dot product of the raw embeddings."""
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):  # noqa: N801  (used as a decorator, like property)
+    """Property computed on first use.
+
+    Like functools.cached_property without the lock of Python 3.11, which torch.compile cannot trace.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function, self.name, self.__doc__ = function, function.__name__, function.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> T:
+        value = instance.__dict__[self.name] = self.function(instance)
+        return value
 
 
 class Samples(NamedTuple):

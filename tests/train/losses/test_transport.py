@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from train import losses
-from train.losses.transport import marginals, solve, solve_self
+from train.losses.transport import marginals, solve_self_transport, solve_transport
 
 EPSILON = 2.5e-3
 
@@ -40,7 +40,7 @@ def test_converges_everywhere(kind: str, dtype: torch.dtype) -> None:
     for seed in range(3):
         x, y = cloud(kind, seed, dtype)
         cost, m = 1 - x @ x.T, marginals(y, dtype)
-        plans = solve(cost, m, EPSILON, tolerance, 40)
+        plans = solve_transport(cost, m, EPSILON, tolerance, 40)
         assert float(plans.error) <= tolerance
         same = y[:, None] == y[None, :]
         assert not plans.plan[same].any()
@@ -60,7 +60,7 @@ def test_equals_plain_iterations() -> None:
     """Sinkhorn's own log-domain iteration, one class at a time, run until nothing moves."""
     x, y = cloud("clusters", 5)
     cost, epsilon = 1 - x @ x.T, 0.05
-    plans = solve(cost, marginals(y, x.dtype), epsilon, 1e-12, 40)
+    plans = solve_transport(cost, marginals(y, x.dtype), epsilon, 1e-12, 40)
     for k in (0, 7):
         c = cost[y == k][:, y != k]
         log_a, log_b = -torch.tensor(c.shape[0]).log(), -torch.tensor(c.shape[1]).log()
@@ -105,7 +105,7 @@ def test_self_plans_are_plans() -> None:
     """Row sums of the plans of the classes with themselves and of the complements with themselves."""
     x, y = cloud("collapsed", 1)
     m = marginals(y, x.dtype)
-    plan, value = solve_self(1 - x @ x.T, m, EPSILON, 60)
+    plan, value = solve_self_transport(1 - x @ x.T, m, EPSILON, 60)
     torch.testing.assert_close(plan, plan.T)
     classes, others = m.row, (m.other * m.column * m.row[:, None]).sum(0)
     torch.testing.assert_close(plan.sum(1), classes + others, rtol=1e-9, atol=0)
