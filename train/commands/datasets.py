@@ -77,7 +77,7 @@ def info(ctx: click.Context, data: str, as_json: bool) -> None:
     DATA is what --data takes: folder:DIR, csv:FILE, NAME:ROOT or a bundled name. Every image is read once,
     to find what is missing or damaged, the same picture twice, and classes with one image.
     """
-    found = inspection.inspect(datasets_by_name.load(data), show_progress=True)
+    found = inspection.inspect_dataset(datasets_by_name.load(data), show_progress=True)
     print_result(_facts(found), as_json, "\n".join(_text(found)))
     if found.unusable:
         ctx.exit(3)

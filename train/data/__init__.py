@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from train.data.dataset import DataSet, LabelledImage, class_numbers
-from train.data.fetching import fetch
+from train.data.fetcher import fetch
 from train.data.known import KNOWN
-from train.data.loading import load
+from train.data.spec import load
 
 __all__ = ["KNOWN", "DataSet", "LabelledImage", "class_numbers", "fetch", "load"]

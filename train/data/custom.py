@@ -14,7 +14,7 @@ from train.data.dataset import SPLITS, LabelledImage, Splits
 ROLES = ("query", "gallery")
 
 
-def folder(place: Path) -> Splits:
+def from_folder(place: Path) -> Splits:
     """One folder a class, at any depth; top folders called train and test are splits."""
     if not place.is_dir():
         raise InputError(f"folder:{place}: there is no such folder")
@@ -34,7 +34,7 @@ def folder(place: Path) -> Splits:
     return Splits(parts["train"], parts["test"])
 
 
-def table(file: Path) -> Splits:
+def from_csv(file: Path) -> Splits:
     """A CSV file with the columns path and label, and optionally split, role and coarse.
 
     Paths are relative to the file. `split` is train or test; `role`, for test rows, is query or gallery:

@@ -8,7 +8,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.files import file_lock
 from train.data import download
-from train.data.known import KNOWN, Known, read
+from train.data.known import KNOWN, KnownDataSet, read
 
 
 def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
@@ -45,7 +45,7 @@ def _problem(name: str, root: Path) -> InputError | None:
     return None
 
 
-def _put(known: Known, root: Path, work: Path, problem: InputError, show_progress: bool) -> None:
+def _put(known: KnownDataSet, root: Path, work: Path, problem: InputError, show_progress: bool) -> None:
     """Unpack below `work`, then move into place; both halves can be repeated."""
     assert known.unpack is not None
     ready = work / "ready"

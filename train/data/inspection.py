@@ -16,7 +16,7 @@ from train.data.dataset import DataSet, LabelledImage
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitCounts:
     """The images of a split, and how many a class has: the fewest, the median, the most."""
 
     images: int
@@ -27,7 +27,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedImage:
     """An image as the data set lists it."""
 
     path: Path
@@ -39,7 +39,7 @@ class Entry:
 class Duplicate:
     """Entries whose files hold the same bytes."""
 
-    entries: list[Entry]
+    entries: list[ListedImage]
 
     @property
     def across_classes(self) -> bool:
@@ -54,7 +54,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found.
+    """What `inspect_dataset` found.
 
     Attributes:
         name: as the user wrote it.
@@ -69,7 +69,7 @@ class Inspection:
     name: str
     images: int
     classes: int
-    splits: dict[str, Split]
+    splits: dict[str, SplitCounts]
     coarse_name: str | None
     coarse_classes: int
     unusable: list[ImageError]
@@ -77,13 +77,13 @@ class Inspection:
     single: dict[str, list[str]]
 
 
-def inspect(dataset: DataSet, *, show_progress: bool = False) -> Inspection:
+def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspection:
     """Count, and read every file once, with the loader that training and indexing use."""
     splits = _splits(dataset)
     entries = defaultdict(list)
     for split, images in splits.items():
         for image in images:
-            entries[image.path].append(Entry(image.path, image.label, split))
+            entries[image.path].append(ListedImage(image.path, image.label, split))
     unusable, duplicates = _read(entries, show_progress)
     every = [image for images in splits.values() for image in images]
     return Inspection(
@@ -109,16 +109,16 @@ def _splits(dataset: DataSet) -> dict[str, list[LabelledImage]]:
     return {"train": dataset.train, "test": dataset.test}
 
 
-def _count(images: Sequence[LabelledImage]) -> Split:
+def _count(images: Sequence[LabelledImage]) -> SplitCounts:
     sizes = sorted(Counter(image.label for image in images).values())
-    return Split(len(images), len(sizes), sizes[0], median(sizes), sizes[-1])
+    return SplitCounts(len(images), len(sizes), sizes[0], median(sizes), sizes[-1])
 
 
 def _read(
-    entries: Mapping[Path, list[Entry]], show_progress: bool
+    entries: Mapping[Path, list[ListedImage]], show_progress: bool
 ) -> tuple[list[ImageError], list[Duplicate]]:
     unusable: list[ImageError] = []
-    same: dict[str, list[Entry]] = defaultdict(list)
+    same: dict[str, list[ListedImage]] = defaultdict(list)
     with Progress("reading", len(entries), show=show_progress) as progress:
         for path, file in zip(entries, decode_ahead(entries, Preprocess(size=1)), strict=True):
             if isinstance(file, Decoded):

@@ -14,7 +14,7 @@ from train.data.download import Archive
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDataSet:
     """A data set known by name.
 
     Attributes:
@@ -123,7 +123,7 @@ _OMNIGLOT_TEST = Archive(
 )
 
 KNOWN = {
-    "digits": Known(
+    "digits": KnownDataSet(
         title="handwritten digits of scikit-learn, 8 x 8 pixels",
         protocol="0-4 to train, 5-9 to test",
         images=1_797,
@@ -133,7 +133,7 @@ KNOWN = {
         unpack=arrays.digits,
         bundled=True,
     ),
-    "cub200": Known(
+    "cub200": KnownDataSet(
         title="birds, CUB-200-2011",
         protocol="species 1-100 to train, 101-200 to test",
         images=11_788,
@@ -143,7 +143,7 @@ KNOWN = {
         unpack=unpack.tar_files,
         archives=(_CUB200,),
     ),
-    "cars196": Known(
+    "cars196": KnownDataSet(
         title="models of cars",
         protocol="models 1-98 to train, 99-196 to test",
         images=16_185,
@@ -155,7 +155,7 @@ KNOWN = {
             "ROOT/car_ims/"
         ),
     ),
-    "sop": Known(
+    "sop": KnownDataSet(
         title="Stanford Online Products",
         protocol="11,318 products to train, 11,316 others to test",
         images=120_053,
@@ -165,7 +165,7 @@ KNOWN = {
         unpack=unpack.zip_files,
         archives=(_SOP,),
     ),
-    "inshop": Known(
+    "inshop": KnownDataSet(
         title="clothes, DeepFashion In-shop",
         protocol="3,997 items to train; of 3,985 others, 14,218 queries in a gallery of 12,612",
         images=52_712,
@@ -177,7 +177,7 @@ KNOWN = {
             "ROOT/list_eval_partition.txt and ROOT/img/, or in Eval/ and Img/ below ROOT as it comes"
         ),
     ),
-    "hotels50k": Known(
+    "hotels50k": KnownDataSet(
         title="hotel rooms, Hotels-50K",
         protocol="50,000 hotels to train and as gallery; 17,954 queries, unoccluded, of 5,000 of them",
         images=1_045_825,
@@ -190,7 +190,7 @@ KNOWN = {
         ),
         coarse_name="hotel chain",
     ),
-    "cifar10": Known(
+    "cifar10": KnownDataSet(
         title="small pictures of 10 kinds, 32 x 32 pixels",
         protocol="official split, the same classes to train and to test",
         images=60_000,
@@ -201,7 +201,7 @@ KNOWN = {
         archives=(_CIFAR10,),
         transitions=CIFAR10_TRANSITIONS,
     ),
-    "cifar100": Known(
+    "cifar100": KnownDataSet(
         title="small pictures of 100 kinds, 32 x 32 pixels",
         protocol="official split, the same classes to train and to test",
         images=60_000,
@@ -213,7 +213,7 @@ KNOWN = {
         coarse_name="super-class",
         transitions=CIFAR100_TRANSITIONS,
     ),
-    "cifar100-20": Known(
+    "cifar100-20": KnownDataSet(
         title="CIFAR-100 with its 20 super-classes as classes",
         protocol="official split, the same classes to train and to test",
         images=60_000,
@@ -223,7 +223,7 @@ KNOWN = {
         unpack=arrays.cifar100,
         archives=(_CIFAR100,),
     ),
-    "stl10": Known(
+    "stl10": KnownDataSet(
         title="pictures of 10 kinds, 96 x 96 pixels",
         protocol="official split, the same classes to train and to test",
         images=13_000,
@@ -234,7 +234,7 @@ KNOWN = {
         archives=(_STL10,),
         transitions=STL10_TRANSITIONS,
     ),
-    "omniglot": Known(
+    "omniglot": KnownDataSet(
         title="handwritten characters of 50 alphabets",
         protocol="964 characters of images_background to train, 659 of images_evaluation to test",
         images=32_460,

@@ -8,7 +8,7 @@ from pathlib import Path
 from retrieval.errors import InputError, did_you_mean
 from train.data import custom, known
 from train.data.dataset import DataSet
-from train.data.fetching import fetch
+from train.data.fetcher import fetch
 from train.data.known import KNOWN
 
 
@@ -28,7 +28,7 @@ def load(spec: str) -> DataSet:
         if not place:
             where = "DIR" if name == "folder" else "FILE"
             raise InputError(f"data {spec!r}: say where, as in {name}:{where}")
-        splits = (custom.folder if name == "folder" else custom.table)(Path(place))
+        splits = (custom.from_folder if name == "folder" else custom.from_csv)(Path(place))
         coarse = any(image.coarse for images in splits if images for image in images)
         return DataSet(spec, *splits, coarse_name="coarse label" if coarse else None)
     if name not in KNOWN:

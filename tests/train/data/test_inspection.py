@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import draw, lookalike_here, unzip_shared
 from train import data
-from train.data.inspection import inspect
+from train.data.inspection import inspect_dataset
 
 
 def test_counts_and_problems_of_a_folder(shop: Path, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_queries_and_gallery(shop: Path, tmp_path: Path) -> None:
     rows += [f"{shop}/blue/0.png,blue,test,query,cold", f"{shop}/green/0.png,green,test,gallery,cold"]
     rows += ["nowhere.png,green,test,gallery,"]
     (tmp_path / "a.csv").write_text("path,label,split,role,coarse\n" + "\n".join(rows))
-    found = inspect(data.load(f"csv:{tmp_path / 'a.csv'}"))
+    found = inspect_dataset(data.load(f"csv:{tmp_path / 'a.csv'}"))
     assert {name: split.images for name, split in found.splits.items()} == {
         "train": 3,
         "queries": 2,
@@ -67,7 +67,7 @@ def test_queries_and_gallery(shop: Path, tmp_path: Path) -> None:
 
 
 def test_one_duplicate_across_classes_of_real_photographs(tmp_path: Path) -> None:
-    found = inspect(data.load(f"folder:{unzip_shared('cars196_256.zip', tmp_path)}"))
+    found = inspect_dataset(data.load(f"folder:{unzip_shared('cars196_256.zip', tmp_path)}"))
     assert (found.images, found.classes) == (2744, 196)
     assert {name: (s.images, s.fewest, s.most) for name, s in found.splits.items()} == {"all": (2744, 14, 14)}
     (pair,) = found.duplicates
