@@ -78,7 +78,7 @@ def our_neighbours_in_torch(data: Data) -> Work:
 
     from train.loop import knn
 
-    return lambda: knn.nearest(data.points, data.points, 10, device=torch.device("cpu"))
+    return lambda: knn.device_neighbours(data.points, data.points, 10, device=torch.device("cpu"))
 
 
 def bare_faiss(data: Data) -> Work:

@@ -28,7 +28,7 @@ from torchvision.transforms import v2
 
 from retrieval import Preprocess
 from train.config import AugmentConfig, Config, LoaderConfig
-from train.input import pixel_source
+from train.input import cache as cache_module
 from train.input.loader import Loader
 
 PREPROCESS = Preprocess(size=224, resize=256)
@@ -81,12 +81,13 @@ def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -
     """Our loader, with the pictures decoded beforehand or each time."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cache = str(folder / "cache") if kept else None
-    room, pixel_source._ROOM = pixel_source._ROOM, 0  # else so few pictures would be kept anyway
+    limit = cache_module._TEMPORARY_LIMIT
+    cache_module._TEMPORARY_LIMIT = 0  # else so few pictures would be kept anyway
     settings = LoaderConfig(workers=workers, cache=cache)
     config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
     labels = np.zeros(len(paths), np.int64)
     loader = stack.enter_context(closing(Loader(paths, labels, config, device_type="cpu", folder=folder)))
-    pixel_source._ROOM = room
+    cache_module._TEMPORARY_LIMIT = limit
     random = np.random.default_rng(0)
 
     def epoch() -> Iterable[Any]:

@@ -64,8 +64,8 @@ def draw(folder: Path, classes: int) -> None:
 
 def model_alone(trainer: Trainer, steps: int) -> float:
     """Images a second of steps on pixels that are there."""
-    size, device = trainer.config.preprocess.size, trainer.world.device
-    labels = torch.arange(trainer.batches.classes, device=device).repeat_interleave(4)
+    size, device = trainer.config.preprocess.size, trainer.group.device
+    labels = torch.arange(trainer.sampler.classes, device=device).repeat_interleave(4)
     pixels = torch.randint(0, 256, (len(labels), size, size, 3), dtype=torch.uint8, device=device)
     trainer.model.train()
     trainer.take_step(pixels, labels, 0)  # the first one sets things up
@@ -74,7 +74,7 @@ def model_alone(trainer: Trainer, steps: int) -> float:
 
 def loss_share(trainer: Trainer, steps: int, rate: float) -> float:
     """Time of the loss, forward and backward, as a share of a step."""
-    device, classes = trainer.world.device, trainer.batches.classes
+    device, classes = trainer.group.device, trainer.sampler.classes
     labels = torch.arange(classes, device=device).repeat_interleave(4)
     embeddings = torch.randn(len(labels), 512, device=device, requires_grad=True)
     forward_backward(trainer.loss, embeddings, labels)
@@ -100,9 +100,9 @@ def seconds(work: Callable[[], object], times: int, device: torch.device) -> flo
 def loader_alone(config: Config, trainer: Trainer, dataset: data.DataSet, folder: Path) -> float:
     """Images a second of batches that nobody uses; without the first, for which workers have to start."""
     paths, labels = [image.path for image in dataset.train], data.class_numbers(dataset.train)
-    device = trainer.world.device.type
+    device = trainer.group.device.type
     with closing(Loader(paths, labels, config, device_type=device, folder=folder)) as loader:
-        batches = list(trainer.batches.epoch(0))
+        batches = list(trainer.sampler.epoch(0))
         loading = iter(loader.epoch(0, batches))
         next(loading)
         start = time.perf_counter()

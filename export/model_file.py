@@ -212,7 +212,7 @@ def _provenance(run: Run, which: str) -> dict[str, Any]:
         "config": run.config.to_dict(),
         "checkpoint": which,
         "metrics": next((r for r in reversed(run.metrics()) if "recall_at_1" in r), {}),
-        "weights_sha256": run.digest(which),
+        "weights_sha256": run.checkpoint_digest(which),
         "created": now(),
         "versions": versions(),
     }

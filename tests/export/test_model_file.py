@@ -120,7 +120,7 @@ def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> 
     ours = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
     copy = Run.start(moved, ours)
     model = initial_model(ours)
-    copy.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
+    copy.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     proof = export_run(copy, tmp_path / "m.onnx").proof
     assert "noise" in proof.pictures
     assert proof.largest_difference < 1e-4
@@ -191,7 +191,7 @@ def test_run_exports_where_its_pretrained_weights_are_gone(tmp_path: Path) -> No
     ours = settings.resolve("folder:/nowhere", None, words)
     run = Run.start(tmp_path / "run", ours)
     model = initial_model(ours)
-    run.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
+    run.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     weights.unlink()
     assert export_run(run, tmp_path / "m.onnx").proof.lowest_cosine > 0.99999
     assert Embedder(tmp_path / "m.onnx").dim == 64

@@ -150,7 +150,7 @@ def test_what_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) ->
     with torch.no_grad():
         model.backbone.network[5].weight[0] *= 1e6  # of the second batch norm
         model.backbone.network[8].weight[:, 0] *= 1e-6  # the third convolution takes it back
-    spoilt.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
+    spoilt.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     out = tmp_path / "out" / "m.onnx"
     done = lookalike_here("export", str(spoilt.folder), "--out", str(out), "--precision", "int8", code=1)
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("lookalike: "))
@@ -187,7 +187,7 @@ def test_without_pictures_only_noise_that_was_asked_for(untrained_run: Path, tmp
     config = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere"})
     moved = Run.start(tmp_path / "run", config)
     model = initial_model(config)
-    moved.save("best", {}, torch.optim.AdamW(model.parameters()), model=model)
+    moved.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     with pytest.raises(InputError, match="/nowhere"):
         export_run(moved, tmp_path / "m.onnx", precision="int8")
     exported = export_run(moved, tmp_path / "m.onnx", precision="int8", on="noise", accept_loss=True)

@@ -57,21 +57,21 @@ def train(
         raise InputError("--resume goes on as the run began: leave out --data, --recipe and --set")
 
     from train.loop import trainer as loop
-    from train.loop.process_group import join
+    from train.loop.process_group import join_process_group
     from train.loop.run_folder import Run
 
     if resume:
         config = Run.open(out).config
         images = datasets_by_name.load(config.data)
-    world = join(config.device)
-    if world.leads and not resume:
+    group = join_process_group(config.device)
+    if group.is_main and not resume:
         Run.start(out, config)
-    world.wait()
+    group.barrier()
     trainer = loop.Trainer(Run.open(out), images, show_progress=True)
     facts = trainer.train(resume=resume)
-    world.leave()
+    group.close()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
-    if world.leads:
+    if group.is_main:
         print_result(facts, as_json, _in_words(out, facts))
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:

@@ -115,7 +115,7 @@ def run_sweep(
 def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) -> None:
     """Find out before the first run what could be found out in the last."""
     for trial in trials:
-        if Run(trial.folder).has("last"):
+        if Run(trial.folder).has_checkpoint("last"):
             changed = differences(Run.open(trial.folder).config, trial.config)
             if changed:
                 what = "; ".join(changed)
@@ -135,7 +135,7 @@ def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) 
 
 def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress: bool) -> None:
     """Train, or go on with it, and measure; report.json is what makes a run count as done."""
-    begun = Run(trial.folder).has("last")
+    begun = Run(trial.folder).has_checkpoint("last")
     run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
     (trial.folder / _FAILURE).unlink(missing_ok=True)
     trainer = Trainer(run, dataset, show_progress=show_progress)

@@ -69,7 +69,7 @@ def _open_run(folder: Path, which: str | None) -> Target:
     config = run.config
     chosen = {which or "best": AFTER}
     if which is None:
-        best, last = run.load("best"), run.load("last")
+        best, last = run.load_checkpoint("best"), run.load_checkpoint("last")
         if best["recall_at_1"] is not None and best["step"] != last["step"]:
             chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
     contestants = [

@@ -14,7 +14,7 @@ from retrieval.images.preprocess import Preprocess
 from train.config import AugmentConfig
 
 
-def single(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], Tensor] | None:
+def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], Tensor] | None:
     """The crop and the change of colours of one picture, uint8 [3, h, w]; `None`: neither is asked for.
 
     Draws from torch's global generator. A random crop has the side `preprocess.size`.
@@ -36,8 +36,8 @@ def single(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], 
 
 
 @dataclass(frozen=True)
-class Motion:
-    """A random motion for each picture of a batch.
+class GeometricTransform:
+    """A random transform for each picture of a batch.
 
     Attributes:
         mirrored: bool [B], flipped from left to right first.
@@ -47,11 +47,11 @@ class Motion:
     mirrored: Tensor
     matrix: Tensor | None
 
-    def __getitem__(self, share: slice) -> Motion:
-        return Motion(self.mirrored[share], None if self.matrix is None else self.matrix[share])
+    def __getitem__(self, share: slice) -> GeometricTransform:
+        return GeometricTransform(self.mirrored[share], None if self.matrix is None else self.matrix[share])
 
 
-def draw(turns: Tensor, config: AugmentConfig, generator: torch.Generator) -> Motion:
+def random_transform(turns: Tensor, config: AugmentConfig, generator: torch.Generator) -> GeometricTransform:
     """Draw mirrors and affine maps about the centre.
 
     Args:
@@ -65,17 +65,17 @@ def draw(turns: Tensor, config: AugmentConfig, generator: torch.Generator) -> Mo
     chance = 0.5 if config.flip else 0.0
     mirrored = (torch.rand(batch, generator=generator) < chance) ^ (turns >= 4)
     if not (config.rotate or config.scale or config.shear or config.shift or config.symmetries > 1):
-        return Motion(mirrored, None)
+        return GeometricTransform(mirrored, None)
     angle = torch.deg2rad(spread(config.rotate)) + turns % 4 * (math.pi / 2)
     zoom, slant = 1 + spread(config.scale), spread(config.shear)
     cosine, sine = angle.cos() * zoom, angle.sin() * zoom
     x = torch.stack([cosine, slant * zoom - sine, spread(2 * config.shift)], 1)
     y = torch.stack([sine, cosine, spread(2 * config.shift)], 1)
-    return Motion(mirrored, torch.stack([x, y], 1))
+    return GeometricTransform(mirrored, torch.stack([x, y], 1))
 
 
-def move(squares: Tensor, motion: Motion, size: int) -> Tensor:
-    """Mirror and move pictures, resampled once at most, and take the centre.
+def apply_transform(squares: Tensor, transform: GeometricTransform, size: int) -> Tensor:
+    """Mirror and apply_transform pictures, resampled once at most, and take the centre.
 
     What lies beyond the edge repeats the edge.
 
@@ -87,13 +87,13 @@ def move(squares: Tensor, motion: Motion, size: int) -> Tensor:
         uint8 [B, size, size, 3].
     """
     side = squares.shape[1]
-    mirrored = motion.mirrored.tolist()
+    mirrored = transform.mirrored.tolist()
     flipped = torch.stack([s.flip(1) if m else s for s, m in zip(squares, mirrored, strict=True)])
-    if motion.matrix is None:
+    if transform.matrix is None:
         edge = (side - size) // 2
         return flipped[:, edge : edge + size, edge : edge + size].contiguous()
     planes = flipped.permute(0, 3, 1, 2).float()  # [B, 3, S, S]
-    grid = _places(motion.matrix, size, side)
+    grid = _places(transform.matrix, size, side)
     moved = F.grid_sample(planes, grid, padding_mode="border", align_corners=False)
     return moved.permute(0, 2, 3, 1).round().to(torch.uint8).contiguous()
 

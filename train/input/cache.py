@@ -1,24 +1,29 @@
-"""Decoded pictures in one file: written once, then memory-mapped by every process that reads them.
+"""Decoded training images: from a memory-mapped cache file, or decoded on every access.
 
-    pixels     uint8: the pictures, [h, w, 3] each, one after the other
-    sizes      int32 [N, 2]: height and width; 0 and 0 where the file could not be read
-    bad        JSON: the position of each such file, the reason and the detail
+A cache file is written once and then memory-mapped by every process that reads it:
+
+    pixels     uint8: the images, [h, w, 3] each, one after the other
+    sizes      int32 [N, 2]: height and width; 0 and 0 for a file that could not be read
+    bad        JSON: position, reason and detail of each unreadable file
     length     of bad in bytes, as 8 bytes (all numbers are little-endian)
 
-A file of a cache folder bears the fingerprint of what it was made from and has its name only once it is
-complete. Others in the folder are left alone: they serve other runs. Deleting one costs time, nothing else.
+A file in a cache folder is named by the fingerprint of its inputs and gets this name only once it is complete
+(atomic rename). Other files in the folder belong to other runs and are left alone. Deleting a file costs
+only the time to decode the images again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -28,39 +33,61 @@ from PIL import Image
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import atomic_write, file_lock
 from retrieval.images.decode import decode_ahead
-from retrieval.images.load import DECODE_POLICY
+from retrieval.images.load import DECODE_POLICY, load_image
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
+from train.config import Config, LoaderConfig
 
 _FORMAT = 1
 _SIZES = np.dtype("<i4")
+_TEMPORARY_LIMIT = 2**30  # bytes of a temporary cache file; larger sets need `loader.cache`
 
 
 @dataclass(frozen=True)
-class Scale:
-    """What becomes of a picture before it is kept: all of it, or the central square of `preprocess`."""
+class Resize:
+    """Resizing before augmentation.
+
+    Attributes:
+        preprocess: Target size and resampling.
+        whole: Keep the whole image; otherwise only the central square of `preprocess`.
+    """
 
     preprocess: Preprocess
     whole: bool = False
 
     def __call__(self, image: Image.Image) -> np.ndarray:
-        """An upright RGB image -> uint8 [h, w, 3]."""
+        """Return an upright RGB image as uint8 [h, w, 3]."""
         return self.preprocess.whole(image) if self.whole else self.preprocess(image)
 
     @property
-    def facts(self) -> list[object]:
-        """All that its pixels depend on."""
+    def fingerprint(self) -> list[object]:
+        """Everything that the resized pixels depend on."""
         size = None if self.whole else self.preprocess.size
         return [size, self.preprocess.scaled, self.preprocess.fit, self.preprocess.interpolation]
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Decoded pictures, memory-mapped: indexing gives uint8 [h, w, 3], or what was wrong with the file."""
+def training_resize(config: Config) -> Resize:
+    """Return the resizing that precedes the random crop of training images."""
+    side = config.augment.resize or config.preprocess.scaled
+    whole = config.augment.crop != "center"
+    size = config.preprocess.size if whole else side
+    return Resize(dataclasses.replace(config.preprocess, size=size, resize=side), whole)
 
-    pixels: np.ndarray  # uint8 [bytes]
-    starts: np.ndarray  # int64 [N]: where in `pixels` each one begins
-    sizes: np.ndarray  # int32 [N, 2]
+
+@dataclass(frozen=True)
+class CachedImages:
+    """Memory-mapped decoded images: indexing returns uint8 [h, w, 3], or the error of an unreadable file.
+
+    Attributes:
+        pixels: uint8 [bytes], all images one after the other.
+        starts: int64 [N], offset of each image in `pixels`.
+        sizes: int32 [N, 2], height and width.
+        bad: Errors of unreadable files, by position.
+    """
+
+    pixels: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
     bad: dict[int, ImageError]
 
     def __getitem__(self, number: int) -> np.ndarray | ImageError:
@@ -71,21 +98,65 @@ class Kept:
         return self.pixels[start : start + height * width * 3].reshape(height, width, 3)
 
 
-def keep(paths: Sequence[Path], scale: Scale, folder: Path, *, show_progress: bool = False) -> Kept:
-    """The pictures out of a cache folder, decoded now if they, as they are today, are not in it.
+@dataclass(frozen=True)
+class UncachedImages:
+    """Images decoded on every access: uint8 [h, w, 3], or the error of an unreadable file."""
 
-    Of several processes that want the same pictures one decodes them, and the others wait for it.
+    paths: Sequence[Path]
+    resize: Resize
+    bad: dict[int, ImageError] = field(default_factory=dict)  # unknown until a file is read
+
+    def __getitem__(self, number: int) -> np.ndarray | ImageError:
+        try:
+            image = load_image(self.paths[number], side=self.resize.preprocess.scaled)
+            return np.require(self.resize(image), requirements="W")  # torch requires writable memory
+        except ImageError as error:
+            return error
+
+
+DecodedImages = CachedImages | UncachedImages
+
+
+def decoded_images(
+    paths: Sequence[Path],
+    resize: Resize,
+    config: LoaderConfig,
+    *,
+    folder: Path,
+    world_size: int = 1,
+    show_progress: bool = False,
+) -> DecodedImages:
+    """Choose between a cache file, a temporary cache file and decoding on every access.
+
+    With `config.cache` the images are cached in that folder. Otherwise, if central squares of all images take
+    less than 1 GiB and less than half of the free disk space, each of the `world_size` processes decodes them
+    once into a temporary file in `folder`; if not, they are decoded on every access.
+    """
+    if config.cache is not None and paths:
+        return open_cache(paths, resize, Path(config.cache), show_progress=show_progress)
+    needed = world_size * len(paths) * resize.preprocess.scaled**2 * 3
+    if needed < min(_TEMPORARY_LIMIT, shutil.disk_usage(folder).free // 2):
+        return temporary_cache(paths, resize, folder, show_progress=show_progress)
+    return UncachedImages(paths, resize)
+
+
+def open_cache(
+    paths: Sequence[Path], resize: Resize, folder: Path, *, show_progress: bool = False
+) -> CachedImages:
+    """Open the cache file of these images, or decode them into one if it is missing or a file has changed.
+
+    If several processes need the same file, one writes it and the others wait for its lock.
 
     Raises:
-        LookalikeError: the folder cannot be written, or its disk is full.
+        LookalikeError: The folder cannot be written, or its disk is full.
     """
-    file = folder / f"{fingerprint(paths, scale)}.pictures"
+    file = folder / f"{fingerprint(paths, resize)}.pictures"
 
     def waiting(_: object) -> None:
         if show_progress:
             print(f"{folder}: waiting for another process that fills this cache", file=sys.stderr)
 
-    with _explained(folder):
+    with _explain_write_errors(folder):
         found = _open(file, paths)
         if found is not None:
             return found
@@ -93,35 +164,37 @@ def keep(paths: Sequence[Path], scale: Scale, folder: Path, *, show_progress: bo
         with file_lock(folder / "LOCK", waiting):
             found = _open(file, paths)
             if found is None:
-                for leftover in folder.glob("*.tmp-*"):  # of a process that was killed: we hold the lock
+                for leftover in folder.glob("*.tmp-*"):  # of a killed process: we hold the lock
                     leftover.unlink()
                 with atomic_write(file) as draft, draft.open("wb") as target:
-                    _write(target, paths, scale, show_progress)
+                    _write(target, paths, resize, show_progress)
                 found = _open(file, paths)
-    assert found is not None, f"{file} was written and is not whole"
+    assert found is not None, f"{file} was written but is incomplete"
     return found
 
 
-def keep_for_now(paths: Sequence[Path], scale: Scale, folder: Path, *, show_progress: bool = False) -> Kept:
-    """The pictures, decoded into a file in `folder` that has no name and goes away with the process.
+def temporary_cache(
+    paths: Sequence[Path], resize: Resize, folder: Path, *, show_progress: bool = False
+) -> CachedImages:
+    """Decode images into an unnamed file in `folder` that disappears with the process.
 
     Raises:
-        LookalikeError: the folder cannot be written, or its disk is full.
+        LookalikeError: The folder cannot be written, or its disk is full.
     """
-    with _explained(folder), tempfile.TemporaryFile(dir=folder) as file:
-        _write(file, paths, scale, show_progress)
+    with _explain_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+        _write(file, paths, resize, show_progress)
         file.flush()
-        kept = _map(file, paths)
-    assert kept is not None, "the file was written and is not whole"
-    return kept
+        cached = _map(file, paths)
+    assert cached is not None, "the file was written but is incomplete"
+    return cached
 
 
-def fingerprint(paths: Sequence[Path], scale: Scale) -> str:
-    """What decoded pictures depend on, in 32 hexadecimal digits.
+def fingerprint(paths: Sequence[Path], resize: Resize) -> str:
+    """Return a cache key of 32 hexadecimal digits.
 
-    The place, size and time of change of every file, how it is scaled, and the version of the decoder.
+    It covers the path, size and modification time of every file, the resizing, and the decoder's version.
     """
-    digest = hashlib.sha256(json.dumps([_FORMAT, DECODE_POLICY, *scale.facts]).encode())
+    digest = hashlib.sha256(json.dumps([_FORMAT, DECODE_POLICY, *resize.fingerprint]).encode())
     for path in paths:
         try:
             status = os.stat(path)
@@ -132,22 +205,66 @@ def fingerprint(paths: Sequence[Path], scale: Scale) -> str:
     return digest.hexdigest()[:32]
 
 
-def _write(file: IO[bytes], paths: Sequence[Path], scale: Scale, show_progress: bool) -> None:
+class ValidationImages:
+    """Images as the model sees them outside training, preprocessed without augmentation.
+
+    Attributes:
+        bad: Errors of unreadable files, complete after the first pass.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        preprocess: Preprocess,
+        config: LoaderConfig,
+        *,
+        folder: Path,
+        show_progress: bool = False,
+    ) -> None:
+        self._paths, self._resize = paths, Resize(preprocess)
+        self._images = decoded_images(paths, self._resize, config, folder=folder, show_progress=show_progress)
+        self.bad = list(self._images.bad.values())
+
+    def batches(self, size: int = 64) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the readable images in order: positions int64 [n], pixels uint8 [n, S, S, 3]; n <= size."""
+        self.bad, good = [], []
+        for number, image in enumerate(self._all()):
+            if isinstance(image, ImageError):
+                self.bad.append(image)
+            else:
+                good.append((number, image))
+            if good and (len(good) == size or number + 1 == len(self._paths)):
+                positions, squares = zip(*good, strict=True)
+                yield np.array(positions, np.int64), np.stack(squares)
+                good = []
+
+    def _all(self) -> Iterator[np.ndarray | ImageError]:
+        if isinstance(self._images, CachedImages):
+            yield from map(self._images.__getitem__, range(len(self._paths)))
+        else:
+            for decoded in decode_ahead(self._paths, self._resize, side=self._resize.preprocess.scaled):
+                yield decoded if isinstance(decoded, ImageError) else decoded.pixels
+
+
+# ---- the cache file
+
+
+def _write(file: IO[bytes], paths: Sequence[Path], resize: Resize, show_progress: bool) -> None:
     sizes = np.zeros((len(paths), 2), _SIZES)
     bad = []
     with Progress("reading", len(paths), show=show_progress) as progress:
-        for number, decoded in enumerate(decode_ahead(paths, scale, side=scale.preprocess.scaled)):
+        for number, decoded in enumerate(decode_ahead(paths, resize, side=resize.preprocess.scaled)):
             if isinstance(decoded, ImageError):
                 bad.append([number, decoded.reason, decoded.detail])
             else:
                 file.write(np.ascontiguousarray(decoded.pixels).data)
                 sizes[number] = decoded.pixels.shape[:2]
             progress.update(1, f"{len(bad)} unusable" if bad else "")
-    facts = json.dumps(bad).encode()
-    file.write(sizes.tobytes() + facts + len(facts).to_bytes(8, "little"))
+    errors = json.dumps(bad).encode()
+    file.write(sizes.tobytes() + errors + len(errors).to_bytes(8, "little"))
 
 
-def _open(file: Path, paths: Sequence[Path]) -> Kept | None:
+def _open(file: Path, paths: Sequence[Path]) -> CachedImages | None:
     try:
         with file.open("rb") as opened:
             return _map(opened, paths)
@@ -155,11 +272,11 @@ def _open(file: Path, paths: Sequence[Path]) -> Kept | None:
         return None
 
 
-def _map(file: IO[bytes], paths: Sequence[Path]) -> Kept | None:
-    """The pictures in a file, or `None` if some of it is missing, as after the loss of power."""
+def _map(file: IO[bytes], paths: Sequence[Path]) -> CachedImages | None:
+    """Map a cache file; `None` if it is incomplete, as after a power failure."""
     if os.fstat(file.fileno()).st_size < 8:
         return None
-    # "c": torch wants memory that it could write; a private mapping never writes back.
+    # "c": torch requires writable memory; a private mapping never writes back.
     mapped = np.asarray(np.memmap(file, np.uint8, "c"))
     end = len(mapped) - 8
     end -= int.from_bytes(mapped[end:].tobytes(), "little")
@@ -172,15 +289,15 @@ def _map(file: IO[bytes], paths: Sequence[Path]) -> Kept | None:
         return None
     rows = json.loads(mapped[end:-8].tobytes())
     bad = {number: ImageError(str(paths[number]), reason, detail) for number, reason, detail in rows}
-    return Kept(mapped, np.concatenate([[0], ends[:-1]]), sizes, bad)
+    return CachedImages(mapped, np.concatenate([[0], ends[:-1]]), sizes, bad)
 
 
 @contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def _explain_write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        detail = f"decoded pictures cannot be kept there ({error.strerror})"
+        detail = f"decoded images cannot be cached there ({error.strerror})"
         raise LookalikeError(
-            f"{folder}: {detail}; make room, or set loader.cache to a folder on another disk"
+            f"{folder}: {detail}; free disk space, or set loader.cache to a folder on another disk"
         ) from error

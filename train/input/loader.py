@@ -20,13 +20,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.images.decode import cores
 from train.config import Config
-from train.input.augment import draw, move, single
-from train.input.pixel_source import Files, Pictures, pictures, training_scale
+from train.input.augment import apply_transform, image_transform, random_transform
+from train.input.cache import DecodedImages, UncachedImages, decoded_images, training_resize
 
 _MOST_WORKERS = 8
 
 
-class Loaded(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch, or this process's share of it."""
 
     number: int  # of the batch within its epoch
@@ -47,7 +47,8 @@ class Loader:
         config: of the run.
         device_type: "cuda": batches lie in pinned memory.
         folder: where temporary files may go.
-        rank, world: this process among those that train together; each gets a contiguous share of a batch.
+        rank, world_size: this process among those that train together; each gets a contiguous share of a
+            batch.
 
     Attributes:
         bad: the files that could not be read, each once, as far as they have come up.
@@ -65,21 +66,23 @@ class Loader:
         device_type: str,
         folder: Path,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         show_progress: bool = False,
     ) -> None:
-        scale = training_scale(config)
+        resize = training_resize(config)
         show = show_progress and rank == 0
-        source = pictures(paths, scale, config.loader, folder=folder, world=world, show_progress=show)
-        batches = _Batches(source, labels, config, rank, world)
+        source = decoded_images(
+            paths, resize, config.loader, folder=folder, world_size=world_size, show_progress=show
+        )
+        batches = _BatchDataset(source, labels, config, rank, world_size)
         self._paths, self._bad = paths, dict(source.bad)
         for image in source.bad:
             batches.readable(image, {})
-        self._order = _Order()
+        self._order = _RequestSampler()
         workers = config.loader.workers
         if workers is None:
-            decodes = isinstance(source, Files)
-            workers = default_workers(cores(), device_type, decodes=decodes, world=world)
+            decodes = isinstance(source, UncachedImages)
+            workers = default_workers(cores(), device_type, decodes=decodes, world_size=world_size)
         self._data = DataLoader(
             batches,
             batch_size=None,
@@ -98,7 +101,7 @@ class Loader:
     def bad(self) -> list[ImageError]:
         return list(self._bad.values())
 
-    def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[Loaded]:
+    def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[LoadedBatch]:
         """Load one epoch; one that was not gone through to its end is over then.
 
         Args:
@@ -122,7 +125,7 @@ class Loader:
             # Left to the garbage collector, torch waits five seconds for each of them.
             self._data._iterator._shutdown_workers()
 
-    def _load(self) -> Generator[Loaded]:
+    def _load(self) -> Generator[LoadedBatch]:
         loading = iter(self._data)
         while True:
             try:
@@ -141,15 +144,15 @@ class Loader:
             yield loaded
 
 
-def default_workers(cores: int, device_type: str, *, decodes: bool, world: int) -> int:
+def default_workers(cores: int, device_type: str, *, decodes: bool, world_size: int) -> int:
     """How many processes load for each process that trains.
 
     On a CPU the network needs the cores: one, where files have to be decoded, else none. For a GPU up to 8,
     as far as there are cores.
     """
     if device_type == "cuda":
-        return max(1, min((cores - 1) // world, _MOST_WORKERS))
-    return 1 if decodes and cores > world else 0
+        return max(1, min((cores - 1) // world_size, _MOST_WORKERS))
+    return 1 if decodes and cores > world_size else 0
 
 
 class _Request(NamedTuple):
@@ -166,7 +169,7 @@ class _Failure(NamedTuple):
     trace: str
 
 
-class _Order(Sampler[_Request]):
+class _RequestSampler(Sampler[_Request]):
     """The batches of the epoch that is being loaded."""
 
     def __init__(self) -> None:
@@ -177,16 +180,16 @@ class _Order(Sampler[_Request]):
 
 
 @dataclass(frozen=True)
-class _Batches(Dataset[Loaded | _Failure]):
+class _BatchDataset(Dataset[LoadedBatch | _Failure]):
     """Makes batches; this is what runs in the workers."""
 
-    pictures: Pictures
+    images: DecodedImages
     labels: np.ndarray
     config: Config
     rank: int
-    world: int
+    world_size: int
 
-    def __getitem__(self, request: _Request) -> Loaded | _Failure:
+    def __getitem__(self, request: _Request) -> LoadedBatch | _Failure:
         try:
             return self._load(request)
         except LookalikeError as error:
@@ -196,34 +199,34 @@ class _Batches(Dataset[Loaded | _Failure]):
             message = f"{what} ({type(error).__name__}: {error}); --debug shows where"
             return _Failure(message, False, traceback.format_exc())
 
-    def _load(self, request: _Request) -> Loaded:
+    def _load(self, request: _Request) -> LoadedBatch:
         augment, size = self.config.augment, self.config.preprocess.size
         count = len(request.positions)
-        share = slice(count * self.rank // self.world, count * (self.rank + 1) // self.world)
+        share = slice(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
         # Everything is drawn for the whole batch, so that a share of it is what it would be without sharing.
         random = np.random.SeedSequence(self.config.seed, spawn_key=(request.epoch, request.number))
         first, *seeds = random.generate_state(1 + count).tolist()
         turns, images = np.divmod(request.positions, len(self.labels))
-        motion = draw(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
+        transform = random_transform(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
         tried: dict[int, ImageError] = {}
         chosen = (self.readable(image, tried) for image in images[share].tolist())
-        change = single(augment, self.config.preprocess)
+        change = image_transform(augment, self.config.preprocess)
         if change is None:
             squares = torch.from_numpy(np.stack(list(chosen)))
         else:
             squares = _changed(chosen, change, seeds[share])
         bad = [(image, error.reason, error.detail) for image, error in tried.items()]
-        return Loaded(request.number, move(squares, motion[share], size), bad)
+        return LoadedBatch(request.number, apply_transform(squares, transform[share], size), bad)
 
     def readable(self, image: int, tried: dict[int, ImageError]) -> np.ndarray:
         """The picture of an image, or of the next one of its class that can be read; notes others tried."""
-        picture = self.pictures[image]
+        picture = self.images[image]
         if not isinstance(picture, ImageError):
             return picture
         tried[image] = picture
         members = np.flatnonzero(self.labels == self.labels[image])
         for other in np.roll(members, -np.searchsorted(members, image))[1:].tolist():
-            instead = self.pictures[other]
+            instead = self.images[other]
             if not isinstance(instead, ImageError):
                 return instead
             tried[other] = instead

@@ -11,7 +11,7 @@ from retrieval.errors import InputError
 from train.config import BatchConfig
 
 
-class ClassBatches:
+class ClassBatchSampler:
     """Draws batches of P x K images: K from each of P classes, or at least K from each class that occurs.
 
     An epoch has as many batches as whole batches fit into the images, or `per_epoch` of them. Classes are

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours on the device that trains, for validation between epochs."""
+"""Exact device_neighbours neighbours on the device that trains, for validation between epochs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from retrieval.progress import Progress
 _CELLS = 1 << 26  # of queries x gallery at once: 256 MB
 
 
-def search_on(device: torch.device) -> Search:
+def neighbour_search(device: torch.device) -> Search:
     """What searches quickest where training runs: FAISS for the CPU, torch for anything else."""
-    return neighbours.nearest if device.type == "cpu" else partial(nearest, device=device)
+    return neighbours.nearest if device.type == "cpu" else partial(device_neighbours, device=device)
 
 
 @torch.no_grad()
-def nearest(
+def device_neighbours(
     query: np.ndarray, gallery: np.ndarray, k: int, *, device: torch.device, show_progress: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """`neighbours.Search` by matrix products in full float32, a block of queries at a time.

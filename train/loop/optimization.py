@@ -65,7 +65,7 @@ def rate_factor(config: ScheduleConfig, step: int, per_epoch: int, epochs: int) 
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
+def update_ema(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
     """Move a running average of all weights and statistics towards those of a model.
 
     Early on it follows more closely, by (1 + step) / (10 + step): the random weights of the beginning have

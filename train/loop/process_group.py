@@ -12,12 +12,12 @@ from retrieval.errors import InputError
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessGroup:
     """This process among those that train together.
 
     Attributes:
         device: of this process.
-        rank: its number, from 0; rank 0 leads: it alone writes and reports.
+        rank: its number, from 0; rank 0 is_main: it alone writes and reports.
         size: how many there are.
     """
 
@@ -26,21 +26,21 @@ class World:
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all have come here."""
         if self.size > 1:
             dist.barrier()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """At the end of everything."""
         if self.size > 1:
             dist.destroy_process_group()
 
 
-def join(device: str) -> World:
+def join_process_group(device: str) -> ProcessGroup:
     """Find the others that `torchrun` started, if it did, and this process's device.
 
     Args:
@@ -57,12 +57,12 @@ def join(device: str) -> World:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     chosen = _usable(device)
     if size == 1:
-        return World(chosen)
+        return ProcessGroup(chosen)
     if not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    return World(chosen, dist.get_rank(), size)
+    return ProcessGroup(chosen, dist.get_rank(), size)
 
 
 def _usable(name: str) -> torch.device:

@@ -44,7 +44,7 @@ class Run:
         What was begun but never came to a checkpoint is written over.
         """
         run = cls(folder)
-        if run.has("last"):
+        if run.has_checkpoint("last"):
             raise InputError(f"{folder}: holds a run already; --resume continues it, or choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
@@ -70,15 +70,15 @@ class Run:
         """The network of a checkpoint (the average of its weights, where one is kept), in evaluation mode."""
         model = initial_model(self.config, pretrained=False)
         part = "average" if self.config.ema else "model"
-        self.load(which, optimizer=None, **{part: model})
+        self.load_checkpoint(which, optimizer=None, **{part: model})
         return model.eval()
 
     # ---- checkpoints
 
-    def has(self, which: str) -> bool:
+    def has_checkpoint(self, which: str) -> bool:
         return self._checkpoint(which).is_file()
 
-    def save(
+    def save_checkpoint(
         self, which: str, facts: Mapping[str, Any], optimizer: torch.optim.Optimizer, **parts: nn.Module
     ) -> None:
         """Write a checkpoint, in place of the one before it, in one step."""
@@ -97,7 +97,7 @@ class Run:
         with atomic_write(path) as draft:
             save_file({name: value.detach().contiguous() for name, value in tensors.items()}, draft, header)
 
-    def load(
+    def load_checkpoint(
         self, which: str, *, optimizer: torch.optim.Optimizer | None = None, **parts: nn.Module
     ) -> dict[str, Any]:
         """Fill modules (and an optimizer) from a checkpoint -> the facts kept with it.
@@ -127,7 +127,7 @@ class Run:
     def _checkpoint(self, which: str) -> Path:
         return self.folder / "checkpoints" / which / "state.safetensors"
 
-    def digest(self, which: str) -> str:
+    def checkpoint_digest(self, which: str) -> str:
         """SHA-256 of a checkpoint."""
         return sha256_of(self._checkpoint(which))
 
@@ -143,7 +143,7 @@ class Run:
         path = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def forget_after(self, step: int) -> None:
+    def drop_metrics_after(self, step: int) -> None:
         """Drop what was logged after a step: a resumed run logs it again."""
         kept = [record for record in self.metrics() if record["step"] <= step]
         with atomic_write(self.folder / "metrics.jsonl") as draft:

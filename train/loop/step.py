@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from train.loop.process_group import World
+from train.loop.process_group import ProcessGroup
 from train.losses import gather
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,18 +41,18 @@ class Step:
         model: nn.Module,
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
-        world: World,
+        group: ProcessGroup,
         *,
         precision: str = "fp32",
         chunk: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.model, self.loss, self.optimizer, self.world = model, loss, optimizer, world
+        self.model, self.loss, self.optimizer, self.group = model, loss, optimizer, group
         self.network: nn.Module = model
-        if world.size > 1:
+        if group.size > 1:
             self.network = DistributedDataParallel(model)
         self.dtype = _DTYPES[precision]
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=precision == "fp16")
         self.chunk, self.seed = chunk, seed
 
     def __call__(self, pixels: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -93,12 +93,12 @@ class Step:
         return value.detach(), everyone
 
     def _embed(self, pixels: Tensor, number: int, chunk: int = 0) -> Tensor:
-        _seed(self.seed, number, self.world.rank + 1, chunk)
-        with torch.autocast(self.world.device.type, self.dtype, enabled=self.dtype != torch.float32):
+        _seed(self.seed, number, self.group.rank + 1, chunk)
+        with torch.autocast(self.group.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self.network(pixels).float()
 
     def _evaluate(self, embeddings: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        if self.world.size > 1:
+        if self.group.size > 1:
             embeddings, labels = gather(embeddings, labels)
         _seed(self.seed, number)  # the same for everyone: all must draw the same triplets
         return self.loss(embeddings, labels), embeddings.detach()

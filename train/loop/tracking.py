@@ -28,7 +28,7 @@ class Tracker:
         self._run, self._board, self._wandb = run, None, None
         if not active:
             return
-        run.forget_after(step)
+        run.drop_metrics_after(step)
         self._board = SummaryWriter(str(run.folder), purge_step=step)
         if config.wandb:
             try:

@@ -21,14 +21,14 @@ from retrieval.progress import Progress
 from train.data import DataSet, class_numbers
 from train.data.label_noise import with_wrong_labels, write_noise
 from train.data.splits import hold_out
+from train.input.cache import ValidationImages
 from train.input.loader import Loader
-from train.input.pixel_source import Squares
-from train.input.sampler import ClassBatches
+from train.input.sampler import ClassBatchSampler
 from train.loop.interruption import Interrupted, Interruption
-from train.loop.knn import search_on
+from train.loop.knn import neighbour_search
 from train.loop.malloc import keep_freed_memory
-from train.loop.optimization import build_optimizer, rate_factor, update_average
-from train.loop.process_group import join
+from train.loop.optimization import build_optimizer, rate_factor, update_ema
+from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.step import Step
 from train.loop.tracking import Tracker
@@ -58,30 +58,30 @@ class Trainer:
     def __init__(self, run: Run, dataset: DataSet, *, show_progress: bool = False) -> None:
         self.run, self.config = run, run.config
         config = self.config
-        self.world = join(config.device)
-        if self.world.device.type == "cpu":
+        self.group = join_process_group(config.device)
+        if self.group.device.type == "cpu":
             keep_freed_memory()
-        self.show = show_progress and self.world.leads
+        self.show = show_progress and self.group.is_main
         clean, self.validation = hold_out(dataset.train, config.split, config.seed)
         if config.patience and not self.validation:
             raise InputError("patience: no classes are held out to stop early by; set split.validation")
         training = with_wrong_labels(clean, config.noise, config.seed, dataset.transitions)
-        if config.noise.rate and self.world.leads:
+        if config.noise.rate and self.group.is_main:
             write_noise(run.folder / "noise.csv", clean, training)
         numbers = class_numbers(training)
         classes = int(numbers.max(initial=-1)) + 1
         symmetries = config.augment.symmetries
         # Image i under symmetry s counts as image s N + i, of class s C + its own.
         self.labels = np.concatenate([numbers + s * classes for s in range(symmetries)])
-        self.batches = ClassBatches(self.labels, config.batch, config.seed)
-        self._share = self._divide(self.batches.classes * self.batches.per_class)
-        self.loss = initial_loss(config, symmetries * classes).to(self.world.device)
-        self.model = initial_model(config).to(self.world.device)
+        self.sampler = ClassBatchSampler(self.labels, config.batch, config.seed)
+        self._share = self._divide(self.sampler.classes * self.sampler.per_class)
+        self.loss = initial_loss(config, symmetries * classes).to(self.group.device)
+        self.model = initial_model(config).to(self.group.device)
         if config.model.batch_norm == "sync":
             synchronise_batch_norm(self.model)
-        self.average = copy.deepcopy(self.model).requires_grad_(False) if config.ema else None
+        self.ema = copy.deepcopy(self.model).requires_grad_(False) if config.ema else None
         self.optimizer = build_optimizer(
-            self.model, self.loss, config.optimizer, fused=self.world.device.type == "cuda"
+            self.model, self.loss, config.optimizer, fused=self.group.device.type == "cuda"
         )
         if config.compile:
             self.model.compile()
@@ -89,7 +89,7 @@ class Trainer:
             self.model,
             self.loss,
             self.optimizer,
-            self.world,
+            self.group,
             precision=config.precision,
             chunk=config.batch.chunk,
             seed=config.seed,
@@ -99,25 +99,25 @@ class Trainer:
         self.collapsed_at: int | None = None
 
     def _divide(self, size: int) -> slice:
-        each, left = divmod(size, self.world.size)
+        each, left = divmod(size, self.group.size)
         if left:
-            raise InputError(f"batch: {size} images cannot be dealt to {self.world.size} processes evenly")
-        return slice(self.world.rank * each, (self.world.rank + 1) * each)
+            raise InputError(f"batch: {size} images cannot be dealt to {self.group.size} processes evenly")
+        return slice(self.group.rank * each, (self.group.rank + 1) * each)
 
     def _read(self, training: list[Any], numbers: np.ndarray) -> None:
-        config, world = self.config, self.world
+        config, group = self.config, self.group
         self.loader = Loader(
             [image.path for image in training],
             numbers,
             config,
-            device_type=world.device.type,
+            device_type=group.device.type,
             folder=self.run.folder,
-            rank=world.rank,
-            world=world.size,
+            rank=group.rank,
+            world_size=group.size,
             show_progress=self.show,
         )
-        self._squares = Squares(
-            [image.path for image in self.validation[world.rank :: world.size]],
+        self._validation_images = ValidationImages(
+            [image.path for image in self.validation[group.rank :: group.size]],
             config.preprocess,
             config.loader,
             folder=self.run.folder,
@@ -127,7 +127,7 @@ class Trainer:
     @property
     def bad_files(self) -> list[ImageError]:
         """Images that could not be read: of those held out, and of those that came up in training."""
-        return [*self._squares.bad, *self.loader.bad]
+        return [*self._validation_images.bad, *self.loader.bad]
 
     def train(self, *, resume: bool = False) -> dict[str, Any]:
         """Train to the end; with `resume`, from the last checkpoint on.
@@ -143,11 +143,11 @@ class Trainer:
         began = time.monotonic()
         if resume:
             self._load()
-        total = self.config.epochs * self.batches.per_epoch
+        total = self.config.epochs * self.sampler.per_epoch
         with (
             closing(self.loader),
             Interruption() as interruption,
-            Tracker(self.run, self.config, self.step, active=self.world.leads) as tracker,
+            Tracker(self.run, self.config, self.step, active=self.group.is_main) as tracker,
             Progress("training", total, "steps", begun=self.step, show=self.show) as progress,
         ):
             if not resume:
@@ -163,20 +163,20 @@ class Trainer:
         return self.config.patience is not None and self.since_best >= self.config.patience
 
     def _train_epoch(self, progress: Progress, tracker: Tracker, interruption: Interruption) -> None:
-        config, device = self.config, self.world.device
-        batches = list(self.batches.epoch(self.epoch))
-        start = self.step - self.epoch * self.batches.per_epoch
+        config, device = self.config, self.group.device
+        batches = list(self.sampler.epoch(self.epoch))
+        start = self.step - self.epoch * self.sampler.per_epoch
         clock = _Clock()
         pending: list[Tensor] = []
         self.model.train()
         for loaded in clock.waiting(self.loader.epoch(self.epoch, batches, start)):
-            lr = self._set_rates()
+            lr = self._set_learning_rates()
             labels = torch.from_numpy(self.labels[batches[loaded.number][self._share]])
             pixels = loaded.pixels.to(device, non_blocking=True)
             with self._explained(lr):
                 value, embeddings = self.take_step(pixels, labels.to(device, non_blocking=True), self.step)
-            if self.average is not None:
-                update_average(self.average, self.model, config.ema, self.step)
+            if self.ema is not None:
+                update_ema(self.ema, self.model, config.ema, self.step)
             self.step += 1
             clock.images += len(batches[loaded.number])
             pending.append(value)
@@ -237,8 +237,12 @@ class Trainer:
             # On a GPU the same checks run in the stream of kernels, and are heard of a little later.
             self._stop("the loss could not be computed", self.step, lr)
 
-    def _set_rates(self) -> float:
-        factor = rate_factor(self.config.schedule, self.step, self.batches.per_epoch, self.config.epochs)
+    def _rate_factor(self) -> float:
+        return rate_factor(self.config.schedule, self.step, self.sampler.per_epoch, self.config.epochs)
+
+    def _set_learning_rates(self) -> float:
+        """Set every parameter group's rate for the next step; return that of the backbone's last stage."""
+        factor = self._rate_factor()
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         return self.config.optimizer.lr * factor
@@ -265,40 +269,44 @@ class Trainer:
         self.best = max(self.best, recall if recall is not None else self.best)
         for which in ("best", "last") if is_best else ("last",):
             self._save(which, recall)
-        self.world.wait()
+        self.group.barrier()
 
     def _validate(self) -> float | None:
         if not self.validation:
             return None
-        model = self.average if self.average is not None else self.model
-        if self.world.size > 1:  # statistics of batch normalisation are each process's own
+        model = self.ema if self.ema is not None else self.model
+        if self.group.size > 1:  # statistics of batch normalisation are each process's own
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         embed = pixel_embedder(model)
-        own = self.validation[self.world.rank :: self.world.size]
-        parts = [([own[i].label for i in read], embed(pixels)) for read, pixels in self._squares.batches()]
+        own = self.validation[self.group.rank :: self.group.size]
+        parts = [
+            ([own[i].label for i in read], embed(pixels))
+            for read, pixels in self._validation_images.batches()
+        ]
         found = [part for parts in self._from_everyone(parts) for part in parts]
         if not found:
             raise InputError("split: none of the images held out for validation can be read")
         labels = np.unique([label for names, _ in found for label in names], return_inverse=True)[1]
         vectors = np.concatenate([vectors for _, vectors in found])
-        return metrics.recall_at_k(vectors, labels, ks=(1,), search=search_on(self.world.device))[1]
+        return metrics.recall_at_k(vectors, labels, ks=(1,), search=neighbour_search(self.group.device))[1]
 
     def _from_everyone(self, own: _T) -> list[_T]:
-        if self.world.size == 1:
+        if self.group.size == 1:
             return [own]
-        everyone: list[Any] = [None] * self.world.size
+        everyone: list[Any] = [None] * self.group.size
         dist.all_gather_object(everyone, own)
         return everyone
 
     # ---- checkpoints
 
     def _save(self, which: str, recall: float | None = None) -> None:
-        if not self.world.leads:
+        if not self.group.is_main:
             return
         total = torch.stack([weight.detach().sum() for weight in self.model.parameters()]).sum()
         if not math.isfinite(total.item()):
-            self._stop("weights are no longer finite", self.step, self._set_rates())
+            lr = self.config.optimizer.lr * self._rate_factor()
+            self._stop("weights are no longer finite", self.step, lr)
         facts = {
             "epoch": self.epoch,
             "step": self.step,
@@ -308,10 +316,10 @@ class Trainer:
             "scaler": self.take_step.scaler.state_dict(),
             "recall_at_1": recall,
         }
-        self.run.save(which, facts, self.optimizer, **self._parts)
+        self.run.save_checkpoint(which, facts, self.optimizer, **self._parts)
 
     def _load(self) -> None:
-        state = self.run.load("last", optimizer=self.optimizer, **self._parts)
+        state = self.run.load_checkpoint("last", optimizer=self.optimizer, **self._parts)
         self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
         self.since_best, self.collapsed_at = state["since_best"], state["collapsed_at"]
         self.take_step.scaler.load_state_dict(state["scaler"])
@@ -319,7 +327,7 @@ class Trainer:
     @property
     def _parts(self) -> dict[str, torch.nn.Module]:
         parts: dict[str, torch.nn.Module] = {"model": self.model, "loss": self.loss}
-        return parts | ({"average": self.average} if self.average is not None else {})
+        return parts | ({"average": self.ema} if self.ema is not None else {})
 
     def _facts(self) -> dict[str, Any]:
         recalls = [r["recall_at_1"] for r in self.run.metrics() if "recall_at_1" in r]

@@ -148,7 +148,7 @@ def two_checkpoints(run_with: Callable[..., Path]) -> Path:
             for weight in model.parameters():
                 weight += step * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
         optimizer = torch.optim.SGD(model.parameters())
-        run.save(which, {"step": step, "recall_at_1": 0.5 - step / 10}, optimizer, model=model)
+        run.save_checkpoint(which, {"step": step, "recall_at_1": 0.5 - step / 10}, optimizer, model=model)
     return run.folder
 
 

@@ -235,7 +235,7 @@ def test_killed_in_the_middle_of_a_run_it_goes_on_to_the_same_end(tmp_path: Path
     second = Run(killed / "wide" / "seed-0")
     child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (second.has("last") and any(record["epoch"] >= 2 for record in second.metrics())):
+    while not (second.has_checkpoint("last") and any(record["epoch"] >= 2 for record in second.metrics())):
         assert child.poll() is None, child.stderr.read() if child.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -12,7 +12,7 @@ from PIL import Image
 from retrieval import Preprocess
 from tests.conftest import draw as picture_of
 from train.config import AugmentConfig
-from train.input.augment import draw, move, single
+from train.input.augment import apply_transform, image_transform, random_transform
 
 NOTHING = AugmentConfig(rotate=0, scale=0, shear=0, shift=0, flip=False)
 
@@ -23,14 +23,14 @@ def noise(count: int, side: int) -> torch.Tensor:
 
 def augmented(images: torch.Tensor, size: int, turn: int = 0, **config: object) -> torch.Tensor:
     turns, settings = torch.full((len(images),), turn), NOTHING.model_copy(update=config)
-    return move(images, draw(turns, settings, torch.Generator().manual_seed(1)), size)
+    return apply_transform(images, random_transform(turns, settings, torch.Generator().manual_seed(1)), size)
 
 
 # ---- one picture
 
 
 def cut(picture: torch.Tensor, size: int, seed: int, **config: object) -> torch.Tensor:
-    change = single(NOTHING.model_copy(update=config), Preprocess(size=size))
+    change = image_transform(NOTHING.model_copy(update=config), Preprocess(size=size))
     assert change is not None
     torch.manual_seed(seed)
     return change(picture)
@@ -83,7 +83,7 @@ def test_colours_change_within_their_share() -> None:
 
 
 def test_nothing_is_done_to_one_picture_unless_asked_for() -> None:
-    assert single(AugmentConfig(), Preprocess(size=8)) is None
+    assert image_transform(AugmentConfig(), Preprocess(size=8)) is None
 
 
 # ---- batches
@@ -152,6 +152,8 @@ def test_rotation_by_pillow() -> None:
 def test_a_share_of_a_batch_moves_as_it_does_within(count: int, start: int, length: int) -> None:
     config = AugmentConfig(shear=0.2, symmetries=8)
     images = noise(count, 10)
-    motion = draw(torch.arange(count) % 8, config, torch.Generator().manual_seed(count))
+    transform = random_transform(torch.arange(count) % 8, config, torch.Generator().manual_seed(count))
     share = slice(start % count, start % count + length)
-    assert torch.equal(move(images, motion, 8)[share], move(images[share], motion[share], 8))
+    assert torch.equal(
+        apply_transform(images, transform, 8)[share], apply_transform(images[share], transform[share], 8)
+    )

@@ -21,7 +21,7 @@ import torch
 from retrieval import InputError, LookalikeError, Preprocess, load_image
 from tests.conftest import draw, restore_signals
 from train.config import AugmentConfig, Config, LoaderConfig
-from train.input import pixel_source
+from train.input import cache
 from train.input.loader import Loader, default_workers
 
 PREPROCESS = Preprocess(size=20, resize=24)
@@ -84,17 +84,17 @@ def test_batches_are_the_same_whoever_makes_them(
             assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
             middle = load(ours, augment, start=3)
             assert torch.equal(torch.stack(middle), torch.stack([*expected[3:5], *expected[8:]]))
-    for world in (2, 4):  # of a batch of six, four get one or two each
+    for world_size in (2, 4):  # of a batch of six, four get one or two each
         shares = []
-        for rank in range(world):
-            with loader(paths, augment, workers=0, rank=rank, world=world) as ours:
+        for rank in range(world_size):
+            with loader(paths, augment, workers=0, rank=rank, world_size=world_size) as ours:
                 shares.append(load(ours, augment))
         assert all(
             torch.equal(torch.cat(s), e) for s, e in zip(zip(*shares, strict=True), expected, strict=True)
         )
     with loader(paths, augment, workers=0, cache=str(paths[0].parent / "cache")) as ours:
         assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
-    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
     with loader(paths, augment, workers=1) as ours:
         assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
 
@@ -130,7 +130,7 @@ def test_a_position_is_an_image_and_a_symmetry(paths: list[Path]) -> None:
 
 
 def test_nothing_is_read_of_batches_passed_over(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
     pipe = paths[0].parent / "pipe"
     os.mkfifo(pipe)  # whoever reads it waits for ever
     with loader([pipe, *paths[1:]], workers=1) as ours:
@@ -154,7 +154,7 @@ def test_an_epoch_that_was_left_is_forgotten(paths: list[Path]) -> None:
 def test_unreadable_images_are_replaced_by_one_of_their_class(
     paths: list[Path], room: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pixel_source, "_ROOM", room)
+    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", room)
     paths[6].write_bytes(b"no")
     paths[7].unlink()
     with loader(paths, workers=workers) as ours:
@@ -178,7 +178,7 @@ def test_a_class_without_a_readable_image_is_named(
     expected = r"05\.png: .*; none of the 4 images of its class can be read"
     with pytest.raises(InputError, match=expected.replace("05", "04")), loader(paths, workers=workers):
         pass
-    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
     with loader(paths, workers=workers) as ours, pytest.raises(InputError, match=expected) as caught:
         list(ours.epoch(0, [np.array([0, 1]), np.array([5, 1])]))
     assert "\n" not in str(caught.value)
@@ -197,7 +197,7 @@ def test_an_error_comes_out_in_one_line(paths: list[Path], workers: int) -> None
 
 
 def test_a_worker_that_is_killed_is_an_error(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixel_source, "_ROOM", 0)
+    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
     pipe = paths[0].parent / "pipe"
     os.mkfifo(pipe)
 
@@ -225,14 +225,14 @@ def test_closing_ends_the_workers_also_within_an_epoch(paths: list[Path]) -> Non
 
 def test_default_workers_leave_a_core_to_the_network() -> None:
     for cores in (2, 4, 8, 64):
-        for world in (1, 2, 8):
-            workers = default_workers(cores, "cuda", decodes=True, world=world)
+        for world_size in (1, 2, 8):
+            workers = default_workers(cores, "cuda", decodes=True, world_size=world_size)
             assert 1 <= workers <= 8
-            assert workers == 1 or world * workers < cores
-    assert default_workers(64, "cuda", decodes=False, world=1) == 8
-    assert default_workers(64, "cpu", decodes=False, world=1) == 0
-    assert default_workers(2, "cpu", decodes=True, world=1) == 1
-    assert default_workers(2, "cpu", decodes=True, world=2) == 0
+            assert workers == 1 or world_size * workers < cores
+    assert default_workers(64, "cuda", decodes=False, world_size=1) == 8
+    assert default_workers(64, "cpu", decodes=False, world_size=1) == 0
+    assert default_workers(2, "cpu", decodes=True, world_size=1) == 1
+    assert default_workers(2, "cpu", decodes=True, world_size=2) == 0
 
 
 _TRAIN = """
@@ -240,7 +240,7 @@ import sys, multiprocessing
 from pathlib import Path
 import numpy as np
 from train.config import Config, LoaderConfig
-from train.loader import Loader
+from train.input.loader import Loader
 config = Config(data="", loader=LoaderConfig(workers=2))
 paths = [Path(p) for p in sys.argv[2:]]
 loader = Loader(paths, np.zeros(len(paths), int), config, device_type="cpu", folder=Path(sys.argv[1]))

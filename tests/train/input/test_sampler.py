@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retrieval import InputError
 from train.config import BatchConfig
-from train.input.sampler import ClassBatches
+from train.input.sampler import ClassBatchSampler
 
 sizes = st.lists(st.integers(1, 12), min_size=2, max_size=9)
 
@@ -19,7 +19,7 @@ sizes = st.lists(st.integers(1, 12), min_size=2, max_size=9)
 @given(sizes, st.integers(2, 6), st.integers(2, 5), st.integers(0, 99))
 def test_every_batch_is_k_images_of_p_classes(counts: list[int], p: int, k: int, seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
-    batches = ClassBatches(labels, BatchConfig(classes=p, per_class=k), seed)
+    batches = ClassBatchSampler(labels, BatchConfig(classes=p, per_class=k), seed)
     drawn = list(batches.epoch(0))
     p = min(p, len(counts))
     assert len(drawn) == batches.per_epoch == max(1, len(labels) // (p * k))
@@ -34,7 +34,7 @@ def test_every_batch_is_k_images_of_p_classes(counts: list[int], p: int, k: int,
 @given(sizes, st.integers(0, 99))
 def test_epochs_follow_from_the_seed_and_their_number(counts: list[int], seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
-    one, two = (ClassBatches(labels, BatchConfig(classes=2, per_class=2), seed) for _ in range(2))
+    one, two = (ClassBatchSampler(labels, BatchConfig(classes=2, per_class=2), seed) for _ in range(2))
     list(one.epoch(0))
     np.testing.assert_array_equal(np.concatenate(list(one.epoch(3))), np.concatenate(list(two.epoch(3))))
 
@@ -42,7 +42,7 @@ def test_epochs_follow_from_the_seed_and_their_number(counts: list[int], seed: i
 def test_epochs_and_seeds_differ() -> None:
     labels = np.repeat(np.arange(10), 10)
     firsts = [
-        next(ClassBatches(labels, BatchConfig(classes=4, per_class=4), seed).epoch(number)).tolist()
+        next(ClassBatchSampler(labels, BatchConfig(classes=4, per_class=4), seed).epoch(number)).tolist()
         for seed in range(3)
         for number in range(3)
     ]
@@ -51,7 +51,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 def test_classes_and_images_are_dealt_evenly() -> None:
     labels = np.repeat(np.arange(6), 20)
-    drawn = np.concatenate(list(ClassBatches(labels, BatchConfig(classes=3, per_class=4), 0).epoch(0)))
+    drawn = np.concatenate(list(ClassBatchSampler(labels, BatchConfig(classes=3, per_class=4), 0).epoch(0)))
     assert set(Counter(labels[drawn]).values()) == {20}
     assert sorted(drawn) == list(range(120)), "an even epoch is every image once"
 
@@ -59,7 +59,7 @@ def test_classes_and_images_are_dealt_evenly() -> None:
 @given(sizes, st.integers(2, 6), st.integers(2, 5), st.integers(0, 99))
 def test_at_least_k_of_every_class_that_occurs(counts: list[int], p: int, k: int, seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
-    batches = ClassBatches(labels, BatchConfig(classes=p, per_class=k, layout="at-least"), seed)
+    batches = ClassBatchSampler(labels, BatchConfig(classes=p, per_class=k, layout="at-least"), seed)
     for batch in batches.epoch(0):
         assert len(batch) == min(p, len(counts)) * k
         assert min(Counter(labels[batch]).values()) >= k
@@ -72,16 +72,21 @@ def test_at_least_k_of_every_class_that_occurs(counts: list[int], p: int, k: int
 def test_at_least_keeps_natural_frequencies() -> None:
     """A class ten times as large comes about ten times as often where classes rarely share a batch."""
     labels = np.repeat(np.arange(40), [100] * 20 + [10] * 20)
-    batches = ClassBatches(labels, BatchConfig(classes=2, per_class=2, layout="at-least", per_epoch=1500), 0)
+    batches = ClassBatchSampler(
+        labels, BatchConfig(classes=2, per_class=2, layout="at-least", per_epoch=1500), 0
+    )
     drawn = Counter(labels[np.concatenate(list(batches.epoch(0)))] < 20)
     assert 9 < drawn[True] / drawn[False] < 11
 
 
 def test_an_epoch_may_be_as_long_as_one_likes() -> None:
     labels = np.repeat(np.arange(4), 4)
-    assert len(list(ClassBatches(labels, BatchConfig(classes=2, per_class=2, per_epoch=7), 0).epoch(0))) == 7
+    assert (
+        len(list(ClassBatchSampler(labels, BatchConfig(classes=2, per_class=2, per_epoch=7), 0).epoch(0)))
+        == 7
+    )
 
 
 def test_one_class_is_not_enough() -> None:
     with pytest.raises(InputError, match="two classes"):
-        ClassBatches(np.zeros(5, int), BatchConfig(), 0)
+        ClassBatchSampler(np.zeros(5, int), BatchConfig(), 0)

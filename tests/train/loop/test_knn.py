@@ -23,7 +23,7 @@ def unit(count: int, dim: int, seed: int) -> np.ndarray:
 def test_finds_what_faiss_finds(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knn, "_CELLS", 10_000)  # several blocks, the last one smaller
     query, gallery = unit(101, 32, 0), unit(300, 32, 1)
-    scores, rows = knn.nearest(query, gallery, k, device=HERE)
+    scores, rows = knn.device_neighbours(query, gallery, k, device=HERE)
     expected, _ = neighbours.nearest(query, gallery, k)
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     np.testing.assert_allclose(np.einsum("nd,nkd->nk", query, gallery[rows]), expected, atol=1e-6)
@@ -38,14 +38,17 @@ def test_ties_come_out_the_same(directions: int) -> None:
     labels = random.integers(0, 3, 200)
     for k in (1, 5, 60):
         on_device = metrics.rank(
-            points, labels, k=k, search=lambda *args, **kind: knn.nearest(*args, device=HERE, **kind)
+            points,
+            labels,
+            k=k,
+            search=lambda *args, **kind: knn.device_neighbours(*args, device=HERE, **kind),
         )
         np.testing.assert_array_equal(on_device.relevant, metrics.rank(points, labels, k=k).relevant)
 
 
 def test_faiss_searches_for_the_cpu_and_torch_for_the_rest() -> None:
-    assert knn.search_on(CPU) is neighbours.nearest
-    search = knn.search_on(HERE)
+    assert knn.neighbour_search(CPU) is neighbours.nearest
+    search = knn.neighbour_search(HERE)
     points, labels = unit(50, 8, 0), np.arange(50) // 5
     assert metrics.recall_at_k(points, labels, search=search) == metrics.recall_at_k(points, labels)
 
@@ -54,7 +57,7 @@ def test_leaves_the_precision_of_products_as_it_was() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        knn.nearest(unit(5, 8, 0), unit(9, 8, 1), 2, device=HERE)
+        knn.device_neighbours(unit(5, 8, 0), unit(9, 8, 1), 2, device=HERE)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, torch
-from train.memory import keep_freed_memory
+from train.loop.malloc import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def faults():

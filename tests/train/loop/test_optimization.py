@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from retrieval.images.preprocess import Preprocess
 from train import losses
 from train.config import ModelConfig, OptimizerConfig, ScheduleConfig
-from train.loop.optimization import build_optimizer, rate_factor, update_average
+from train.loop.optimization import build_optimizer, rate_factor, update_ema
 from train.models.embedding_model import EmbeddingModel
 
 PER_EPOCH = 7
@@ -87,7 +87,7 @@ def test_average_is_that_of_torch_once_it_has_warmed_up() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter)
-        update_average(average, model, 0.5, step)
+        update_ema(average, model, 0.5, step)
         peer.update_parameters(model)
     for ours, theirs in zip(average.parameters(), peer.module.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -100,5 +100,5 @@ def test_average_forgets_the_beginning() -> None:
     nn.init.constant_(average.weight, 1000.0)
     nn.init.constant_(model.weight, 1.0)
     for step in range(50):
-        update_average(average, model, 0.999, step)
+        update_ema(average, model, 0.999, step)
     assert average.weight.item() == pytest.approx(1.0, abs=0.01)

@@ -12,10 +12,10 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from train import losses
-from train.loop.process_group import World
+from train.loop.process_group import ProcessGroup
 from train.loop.step import Step
 
-HERE = World(torch.device("cpu"))
+HERE = ProcessGroup(torch.device("cpu"))
 LABELS = torch.arange(6).repeat_interleave(4)
 SPECS = [
     {"name": "triplet", "negatives": "optimal", "margin": 0.2},
@@ -141,7 +141,7 @@ def _process(rank: int, folder: str) -> None:
     share, found = slice(12 * rank, 12 * rank + 12), []
     for spec, chunk in itertools.product(SPECS, CHUNKS):
         model, loss, optimizer = parts(spec)
-        step = Step(model, loss, optimizer, World(torch.device("cpu"), rank, 2), chunk=chunk)
+        step = Step(model, loss, optimizer, ProcessGroup(torch.device("cpu"), rank, 2), chunk=chunk)
         try:
             for number in range(3):
                 step(pixels()[share], LABELS[share], number)

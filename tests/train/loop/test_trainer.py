@@ -167,10 +167,10 @@ def test_a_compiled_network_learns_the_same(tmp_path: Path, shop: Path) -> None:
 def test_an_average_of_the_weights_is_what_counts(tmp_path: Path, many: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", "split.validation=0.25")
     facts = ours.train()
-    assert ours.average is not None
+    assert ours.ema is not None
     trained = ours.run.trained("last")
     for name, value in trained.state_dict().items():
-        torch.testing.assert_close(value, ours.average.state_dict()[name])
+        torch.testing.assert_close(value, ours.ema.state_dict()[name])
     assert not torch.equal(trained.head.weight, ours.model.head.weight)
     held_out = embed_files(
         [image.path for image in ours.validation],
@@ -227,7 +227,7 @@ def test_best_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
     recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
     assert len(recalls) == 4, "before the first epoch and after each"
     assert facts["recall_at_1_best"] == max(recalls)
-    kept = ours.run.load("best", model=ours.run.untrained())
+    kept = ours.run.load_checkpoint("best", model=ours.run.untrained())
     assert kept["recall_at_1"] == max(recalls)
 
 
@@ -237,7 +237,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path: P
     ours.loss.forward = lambda *a, **k: real(*a, **k) * (float("nan") if ours.step >= 3 else 1.0)
     with pytest.raises(LookalikeError, match=r"nan at step 4 \(learning rate"):
         ours.train()
-    assert ours.run.load("last", model=ours.run.untrained())["epoch"] == 1
+    assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1
 
 
 def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, shop: Path) -> None:
@@ -274,7 +274,7 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, shop: Path) ->
     ours.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 3 else 1.0))
     with pytest.raises(LookalikeError, match="weights are no longer finite at step 4"):
         ours.train()
-    assert ours.run.load("last", model=ours.run.untrained())["epoch"] == 1
+    assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1
 
 
 def test_unreadable_training_image_is_left_out_and_named(tmp_path: Path) -> None:
