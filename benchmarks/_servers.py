@@ -47,7 +47,7 @@ def gathering(gallery: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         settings = Settings({service.name: gallery}, page=False, deadline=600)
-        processes.alone(
+        processes.run_single(
             settings, [service], listening, lambda: print(f"Lookalike is at {address}", flush=True)
         )
 

@@ -1,4 +1,4 @@
-"""The browser demo over a gallery, and the HTTP endpoints behind it. Nothing here imports torch.
+"""Search server over galleries: HTTP API, browser page and Python client. Nothing here imports torch.
 
-Importing the package costs nothing: the web framework loads when a server starts.
+Importing the package costs nothing: the web framework is loaded when a server starts.
 """

@@ -1,4 +1,4 @@
-"""Where a server has what: the first of its galleries at the root, each one under its name, too."""
+"""URL paths of galleries, API and pages, and the names of galleries."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from retrieval.errors import InputError
 
 API = "/v1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_BELOW = re.compile(r"^/galleries/[a-z0-9][a-z0-9._-]*(?=/|$)")
+_GALLERY_PREFIX = re.compile(r"^/galleries/[a-z0-9][a-z0-9._-]*(?=/|$)")
 
 
 def api_of(name: str) -> str:
-    """Where a gallery's part of the API is."""
+    """Return the path of a gallery's API."""
     return f"{API}/galleries/{name}"
 
 
 def page_of(name: str) -> str:
-    """Where a gallery's page is, unless it is the first one's."""
+    """Return the path of a gallery's page; that of the first gallery is the root instead."""
     return f"/galleries/{name}"
 
 
 def within_page(path: str) -> str:
-    """An address without the name of the gallery that it belongs to: the same for every page."""
-    return _BELOW.sub("", path, count=1) or "/"
+    """Return a path without the prefix of its gallery, which makes it the same for every page."""
+    return _GALLERY_PREFIX.sub("", path, count=1) or "/"
 
 
-def named(words: Sequence[str]) -> dict[str, Path]:
-    """Galleries by name, from `FOLDER` or `NAME=FOLDER`; a folder `Shop.gallery` is called "shop".
+def parse_galleries(arguments: Sequence[str]) -> dict[str, Path]:
+    """Parse `FOLDER` or `NAME=FOLDER` arguments to gallery folders by name.
+
+    A folder without a name gets that of its last part: `Shop.gallery` is "shop".
 
     Raises:
-        InputError: a name that cannot be part of an address, or two of the same.
+        InputError: A name that cannot be part of a URL, or is given twice.
     """
     found: dict[str, Path] = {}
-    for word in words:
-        name, given, folder = word.partition("=")
-        if not given or Path(word).exists():
-            name, folder = _slug(Path(word)), word
+    for argument in arguments:
+        name, given, folder = argument.partition("=")
+        if not given or Path(argument).exists():
+            name, folder = _slug(Path(argument)), argument
         if not _NAME.fullmatch(name):
             raise InputError(
-                f"{word}: call the gallery by small letters, digits, '-', '_' and '.': birds={folder}"
+                f"{argument}: invalid gallery name; use lower-case letters, digits, '-', '_' and '.', "
+                f"such as birds={folder}"
             )
         if name in found:
-            raise InputError(
-                f"{word}: there is a gallery {name!r} already; give this one another: NAME={folder}"
-            )
+            raise InputError(f"{argument}: gallery {name!r} exists already; use another name: NAME={folder}")
         found[name] = Path(folder)
     return found
 
 
 def _slug(folder: Path) -> str:
-    """A name for a folder that has none: its own, as far as an address may have it."""
+    """Return the name of a folder with the characters that a URL may have."""
     name = folder.resolve().name.lower().removesuffix(".gallery")
     return re.sub(r"[^a-z0-9._-]+", "-", name).strip("._-")[:64] or "gallery"

@@ -18,7 +18,7 @@ from serve.api import changes, errors, listing, openapi, operations, routes
 from serve.core.service import SearchService
 from serve.core.telemetry import Measured
 from serve.core.workers import Limits, Workers
-from serve.http.head import Heads
+from serve.http.head import HeadMiddleware
 
 MAX_UPLOAD = "20mb"
 _GATHERING = 32  # threads whose pictures gather while a GPU is at work
@@ -52,7 +52,7 @@ def create_app(*services: SearchService, page: bool = True, limits: Limits | Non
         pictures.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(Heads)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(Measured, telemetry)
     for service in services:
         app.mount(api_of(service.name), _api(service, workers, pictures, APIRouter()))

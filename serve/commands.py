@@ -59,7 +59,7 @@ def _blaming_where_set(context: click.Context) -> Iterator[None]:
 
 def _from_file(context: click.Context, option: click.Parameter, file: Path | None) -> None:
     """Let a file say what neither the command line nor the environment does."""
-    from serve.config import hint_at, read_file
+    from serve.config import read_file, setting_hint
 
     options = {one.name: one for one in context.command.params if one.name and one is not option}
     negated = {
@@ -70,9 +70,9 @@ def _from_file(context: click.Context, option: click.Parameter, file: Path | Non
     for variable in os.environ:
         name = variable.removeprefix(f"{_PREFIX}_").lower()
         if variable.startswith(f"{_PREFIX}_") and name not in {*options, "config"}:
-            hint = hint_at(name, options)
+            hint = setting_hint(name, options)
             if name in negated:
-                hint = f"it is written {_PREFIX}_{negated[name].upper()}=false"
+                hint = f"write {_PREFIX}_{negated[name].upper()}=false"
             print_status(f"{variable}: no such setting, ignored; {hint}")
     if file is not None:
         context.meta[_FILE] = file

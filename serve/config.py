@@ -1,8 +1,14 @@
-"""What can be set about a server: from the command line, the environment, a file, or left as it is."""
+"""Server settings: command-line options, TOML file and credentials."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import ipaddress
+import os
+import stat
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,34 +18,69 @@ from urllib.parse import urlsplit
 
 from retrieval.cli import print_status
 from retrieval.errors import InputError, did_you_mean
-from serve.addresses import named
+from serve.addresses import parse_galleries
 from serve.core.permissions import Permissions
-from serve.http.credentials import PASSWORD, TOKEN, Credentials, read_credentials
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-_RATE = 50.0
+TOKEN, PASSWORD = "LOOKALIKE_TOKEN", "LOOKALIKE_PASSWORD"  # environment variables
+_DEFAULT_RATE = 50.0
 _SECRETS = {"token": TOKEN, "password": PASSWORD}
+_MIN_LENGTH = {TOKEN: 16, PASSWORD: 8}
+_GENERATE = '`python -c "import secrets; print(secrets.token_urlsafe(24))"` generates one'
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Accepted credentials as SHA-256 digests, which the representation leaves out.
+
+    Attributes:
+        tokens: Digests of the accepted tokens.
+        user: User name that belongs to the password, or None.
+        pair: Digest of `name:password`, or None.
+    """
+
+    tokens: tuple[bytes, ...] = field(default=(), repr=False)
+    user: str | None = None
+    pair: bytes | None = field(default=None, repr=False)
+
+    def authenticate(self, authorization: str) -> str | None:
+        """Return the user of an `Authorization` header, or None if its credentials are wrong.
+
+        Compares in constant time.
+        """
+        scheme, _, value = authorization.partition(" ")
+        value = value.strip()
+        if scheme.lower() == "bearer":
+            digest = _digest(value)
+            return "token" if any(hmac.compare_digest(digest, token) for token in self.tokens) else None
+        if scheme.lower() == "basic" and self.pair is not None:
+            try:
+                digest = hashlib.sha256(base64.b64decode(value, validate=True)).digest()
+            except (binascii.Error, ValueError):
+                return None
+            return self.user if hmac.compare_digest(digest, self.pair) else None
+        return None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One server.
+    """Settings of one server.
 
     Attributes:
-        galleries: the folders it serves, by name; the first is what is meant where none is named.
-        host: the address to listen on.
-        port: the port; 0 takes a free one.
-        workers: processes that share the address.
-        page: whether people get a page, or programs the API alone.
-        insecure: whether addresses that other machines reach are allowed although nobody signs in.
-        credentials: who may come in; `None` lets everybody in.
-        names: what a request's Host header may call the server; `*` for anything.
-        origins: other sites whose pages may ask, `https://shop.example`.
-        proxies: addresses and networks whose `X-Forwarded-` headers are believed.
-        permissions: what visitors may do beyond looking.
-        rate: requests a second and client; 0 for no limit.
-        max_body: of a request, in MB (2^20 bytes).
-        deadline: seconds that a request may take, and that the end of the server waits for one.
+        galleries: Gallery folders by name; the first is served at the root.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        workers: Processes that share the address.
+        page: Whether to serve the page beside the API.
+        insecure: Whether a host that other machines can reach is allowed without sign-in.
+        credentials: Accepted credentials; None requires no sign-in.
+        names: Accepted names in the Host header; `*` accepts any.
+        origins: Sites allowed to send cross-origin requests, such as `https://shop.example`.
+        proxies: Addresses and networks of trusted proxies.
+        permissions: Permissions of visitors beyond searching.
+        rate: Requests per second and client; 0 for no limit.
+        max_body: Size of the largest request body, in MB (2^20 bytes).
+        deadline: Seconds within which a request is answered, also at shutdown.
         log_level: error, warning, info or debug.
         log_format: text or json.
     """
@@ -78,53 +119,55 @@ def settings(
     allow_changes: bool,
     allow_urls: bool,
     rate: float | None,
-    **rest: Any,
+    **unchanged: Any,
 ) -> Settings:
-    """The settings that the options of `lookalike serve` come to.
+    """Build and check the settings from the options of `lookalike serve`, one argument per option.
+
+    Args:
+        unchanged: Options that are settings of the same name and type.
 
     Raises:
-        InputError: options that cannot be used, or not with each other.
+        InputError: An option is invalid, or invalid in combination with another.
     """
     credentials = read_credentials(token_file, user, password_file)
     if page and workers > 1:
-        print_status(
-            f"{workers} workers serve the API alone: a visitor's page lives in one process (--workers 1)"
-        )
+        print_status(f"{workers} workers serve the API alone: a page needs a single process (--workers 1)")
         page = False
     if page and credentials and not credentials.pair:
         raise InputError("a token is for programs: add --user and --password-file for the page, or --no-page")
-    proxies = tuple(_proxy(one) for one in trusted_proxy)
+    proxies = tuple(_proxy(address) for address in trusted_proxy)
     if proxies and not credentials and not insecure:
         raise InputError(
             "--trusted-proxy: a proxy lets other machines in, and nobody signs in here; add --user with "
-            "--password-file, or --insecure if the proxy sees to it"
+            "--password-file, or --insecure if the proxy handles sign-in"
         )
-    alone = host.lower() in LOCAL_NAMES and not proxies
+    is_local = host.lower() in LOCAL_NAMES and not proxies
     return Settings(
-        galleries=named(gallery),
+        galleries=parse_galleries(gallery),
         host=host,
         page=page,
         workers=workers,
         credentials=credentials,
         insecure=insecure,
-        names=_names(host, allow_host, anyone=insecure or credentials is not None),
-        origins=tuple(_origin(one) for one in allow_origin),
+        names=_host_names(host, allow_host, any_name=insecure or credentials is not None),
+        origins=tuple(_origin(url) for url in allow_origin),
         proxies=proxies,
         permissions=Permissions(changes=allow_changes, urls=allow_urls),
-        rate=rate if rate is not None else 0 if alone else _RATE,
-        **rest,
+        rate=rate if rate is not None else 0 if is_local else _DEFAULT_RATE,
+        **unchanged,
     )
 
 
 def read_file(file: Path, known: Collection[str], negated: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in a TOML file, by the names of the options with `_` for `-`.
+    """Read settings from a TOML file, keyed by option name with `_` for `-`.
 
     Args:
-        known: these names.
-        negated: names that say the contrary of one, which only the command line knows: "no_page" of "page".
+        file: TOML file.
+        known: Names of the options.
+        negated: Options by the name of their negation on the command line, such as "page" by "no_page".
 
     Raises:
-        InputError: the file cannot be read, is no TOML, or sets something that is not `known`.
+        InputError: The file cannot be read, is not TOML, or has an unknown setting.
     """
     try:
         found = tomllib.loads(file.read_text("utf-8"))
@@ -136,30 +179,91 @@ def read_file(file: Path, known: Collection[str], negated: Mapping[str, str]) ->
     for key, value in found.items():
         name = key.replace("-", "_")
         if name not in known:
-            hint = hint_at(name, known)
+            hint = setting_hint(name, known)
             if name in negated:
-                hint = f"it is written {negated[name].replace('_', '-')} = false"
+                hint = f"write {negated[name].replace('_', '-')} = false"
             raise InputError(f"--config {file}: unknown setting {key!r}; {hint}")
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, str | int | float) for part in parts):
-            raise InputError(f"--config {file}: {key} is to be text, a number, true, false, or a list")
+            raise InputError(f"--config {file}: {key} must be text, a number, true, false, or a list")
         settings[name] = value
     return settings
 
 
-def hint_at(name: str, known: Collection[str]) -> str:
-    """What somebody may have meant who set something that is not `known`; names with `_` for `-`."""
+def setting_hint(name: str, known: Collection[str]) -> str:
+    """Return a hint for an unknown setting.
+
+    Args:
+        name: The unknown setting, with `_` for `-`.
+        known: Names of the options.
+    """
     if name in _SECRETS:
-        return f"a secret comes in {_SECRETS[name]}, or in a file that '{name}-file' names"
-    names = [one.replace("_", "-") for one in sorted(known)]
+        return f"set {_SECRETS[name]}, or name a file with '{name}-file'"
+    names = [option.replace("_", "-") for option in sorted(known)]
     return did_you_mean(name.replace("_", "-"), names, "`lookalike serve --help` lists all settings")
 
 
-def _names(host: str, listed: Sequence[str], anyone: bool) -> tuple[str, ...]:
+def read_credentials(
+    token_file: Path | None, user: str | None, password_file: Path | None
+) -> Credentials | None:
+    """Read credentials from files, or from the environment. Return None if there are none.
+
+    Args:
+        token_file: File with one token per line; all are accepted, which allows rotation.
+        user: User name for the password.
+        password_file: File with the password on its only line.
+
+    Raises:
+        InputError: A file cannot be read or has no usable secret, or a name comes without a password.
+    """
+    tokens = _read_secrets(token_file, TOKEN)
+    passwords = _read_secrets(password_file, PASSWORD)
+    if bool(passwords) != bool(user):
+        raise InputError(f"--user needs a password and a password --user: --password-file FILE or {PASSWORD}")
+    if len(passwords) > 1:
+        raise InputError(f"{password_file}: more than one line; write the password on a single line")
+    if user and ":" in user:
+        raise InputError(f"--user {user}: the name must not contain a colon")
+    pair = _digest(f"{user}:{passwords[0]}") if passwords else None
+    return Credentials(tuple(map(_digest, tokens)), user, pair) if tokens or pair else None
+
+
+def _read_secrets(file: Path | None, variable: str) -> list[str]:
+    if file is None:
+        source, text = variable, os.environ.get(variable, "")
+    else:
+        source, text = str(file), _read_secret_file(file)
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if file is not None and not found:
+        raise InputError(f"{source}: empty; write a secret on a line of its own")
+    min_length = _MIN_LENGTH[variable]
+    if any(len(secret) < min_length for secret in found):
+        raise InputError(f"{source}: shorter than {min_length} characters; {_GENERATE}")
+    if variable == TOKEN and not all(secret.isascii() and secret.isprintable() for secret in found):
+        raise InputError(f"{source}: a token must be printable ASCII; {_GENERATE}")
+    return found
+
+
+def _read_secret_file(file: Path) -> str:
+    try:
+        if file.stat().st_mode & stat.S_IROTH:
+            print_status(f"{file}: all users of this machine can read it; chmod 600 {file}")
+        return file.read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); it must contain a secret") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not a text file") from error
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _host_names(host: str, listed: Sequence[str], any_name: bool) -> tuple[str, ...]:
     for name in listed:
         if "*" in name.removeprefix("*.") or not name:
             raise InputError(f"--allow-host {name}: a name such as search.example.com or *.example.com")
-    if anyone and not listed:  # a site that calls itself ours finds nobody signed in
+    if any_name and not listed:  # DNS rebinding gains nothing: the other site has no credentials
         return ("*",)
     return (*LOCAL_NAMES, host.lower(), *(name.lower() for name in listed))
 
@@ -168,7 +272,7 @@ def _origin(text: str) -> str:
     parts = urlsplit(text)
     plain = f"{parts.scheme}://{parts.netloc}".lower()
     if parts.scheme not in ("http", "https") or not parts.netloc or "*" in text or text.lower() != plain:
-        raise InputError(f"--allow-origin {text}: one site a time, such as https://shop.example")
+        raise InputError(f"--allow-origin {text}: one site at a time, such as https://shop.example")
     return plain
 
 

@@ -1,4 +1,4 @@
-"""One process that answers, or several that share the address and the gallery's files."""
+"""Server processes: a single one, or several that share the socket and the gallery's files."""
 
 from __future__ import annotations
 
@@ -23,23 +23,29 @@ from retrieval.errors import LookalikeError
 from retrieval.images.decode import cores
 from serve.app import create_app
 from serve.config import Settings
-from serve.core.service import SearchService
-from serve.core.telemetry import forget
+from serve.core.service import SearchService, open_services
+from serve.core.telemetry import forget_process
 from serve.core.workers import Limits
-from serve.http import logs
-from serve.http.buckets import Tallies, share
+from serve.http.logs import configure_logging, report_status
 from serve.http.protocol import Protocol
+from serve.http.rate_limit import SharedLimits
 from serve.http.stack import protect
-from serve.opening import open_all
 
 
-def alone(
+def run_single(
     settings: Settings,
     services: Sequence[SearchService],
     listening: socket.socket,
     announce: Callable[[], None],
 ) -> None:
-    """Answer in this process until SIGINT or SIGTERM; what was accepted is finished."""
+    """Serve in this process until SIGINT or SIGTERM, then finish the accepted requests.
+
+    Args:
+        settings: Settings of the server.
+        services: The galleries.
+        listening: Listening socket.
+        announce: Called once requests are answered.
+    """
     app = create_app(*services, page=settings.page, limits=Limits(seconds=settings.deadline))
 
     class Server(uvicorn.Server):
@@ -49,32 +55,37 @@ def alone(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             if settings.page:
-                app.state.stop_streams()  # one stays open for as long as a browser shows the page
+                app.state.stop_streams()  # an open page keeps an event stream open
             await super().shutdown(sockets)
 
     Server(_config(settings, protect(app, settings, services[0].telemetry))).run([listening])
 
 
-def together(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
-    """Answer in several processes until SIGINT or SIGTERM; one that dies or hangs is replaced.
+def run_workers(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
+    """Serve in several processes until SIGINT or SIGTERM; a process that dies or hangs is replaced.
 
-    The vectors lie in memory once, for the system maps the same files into all of them; every process has its
-    own model. What is limited by rate is counted together, what waits or is open in each by itself.
+    The processes map the same gallery files, so the vectors are in memory once; each process has its own
+    model. Rate limits are shared, limits on queues and connections are per process.
+
+    Args:
+        settings: Settings of the server.
+        listening: Listening socket.
+        announce: Called once all processes answer requests.
 
     Raises:
-        LookalikeError: a process could not start.
+        LookalikeError: A process could not start.
     """
     with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # the library looks for it in every process
-        worker = partial(_worker, settings, share(Path(folder)))
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # prometheus_client reads it in every process
+        worker = partial(_worker, settings, SharedLimits.create(Path(folder)))
         config = _config(settings, worker, factory=True, workers=settings.workers)
         supervisor = _Supervisor(config, listening, announce, settings.log_format)
         supervisor.run()
     if supervisor.failed:
-        raise LookalikeError("a worker process ended before it could answer; the lines above say why")
+        raise LookalikeError("a worker process ended before it was ready; see the lines above")
 
 
-def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **more: Any) -> uvicorn.Config:
+def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=Protocol,
@@ -85,21 +96,21 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **more: An
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=settings.deadline,
-        **more,
+        **options,
     )
 
 
-def _worker(settings: Settings, tallies: Tallies) -> ASGIApp:
-    """The application of one of several processes; called in it."""
-    logs.configure(settings.log_level, settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a closed terminal: the supervisor says what it means
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _worker(settings: Settings, shared: SharedLimits) -> ASGIApp:
+    """Build the application in one of several processes."""
+    configure_logging(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
+    threading.Thread(target=_terminate_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
-    services = open_all(settings)
-    return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry, tallies)
+    services = open_services(settings.galleries, settings.permissions)
+    return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry, shared)
 
 
-def _end_with_parent() -> None:
+def _terminate_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -107,22 +118,22 @@ def _end_with_parent() -> None:
 
 
 class _Supervisor(Multiprocess):
-    """The library's supervisor, which also says when it is ready and whom it has replaced.
+    """uvicorn's supervisor, which also announces readiness and logs replaced processes.
 
     Attributes:
-        failed: whether a process ended before all could answer.
+        failed: Whether a process ended before all were ready.
     """
 
     def __init__(
-        self, config: uvicorn.Config, listening: socket.socket, announce: Callable[[], None], form: str
+        self, config: uvicorn.Config, listening: socket.socket, announce: Callable[[], None], log_format: str
     ) -> None:
         super().__init__(config, [listening])
         self.failed = False
         self._announce = announce
-        self._form = form
+        self._log_format = log_format
 
     def init_processes(self) -> None:
-        """Start all, and wait until all can answer."""
+        """Start all processes and wait until they are ready."""
         super().init_processes()
         while not all(process.is_ready(timeout=1) for process in self.processes):
             self.handle_signals()
@@ -135,26 +146,26 @@ class _Supervisor(Multiprocess):
         self._announce()
 
     def terminate_all(self) -> None:
-        """Let the processes finish what they have; newcomers are refused rather than kept waiting."""
+        """Let the processes finish their requests; new connections are refused instead of queued."""
         for listening in self.sockets:
             listening.close()
         super().terminate_all()
 
     def keep_subprocess_alive(self) -> None:
-        """Replace who has died or hangs."""
+        """Replace processes that have died or hang."""
         before = list(self.processes)
         super().keep_subprocess_alive()
-        self._tell_replaced(before)
+        self._forget_replaced(before)
 
     def restart_all(self) -> None:
-        """Replace all, one after the other: each new one can answer before an old one goes."""
+        """Replace all processes one after the other; each new one is ready before the old one stops."""
         before = list(self.processes)
         super().restart_all()
-        self._tell_replaced(before)
+        self._forget_replaced(before)
 
-    def _tell_replaced(self, before: list[Process]) -> None:
+    def _forget_replaced(self, before: list[Process]) -> None:
         for old, new in zip(before, self.processes, strict=True):
             if old is not new:
                 assert old.pid is not None
-                forget(old.pid)
-                logs.tell(f"worker {old.pid} is gone; {new.pid} takes its place", self._form)
+                forget_process(old.pid)
+                report_status(f"worker {old.pid} is gone; {new.pid} takes its place", self._log_format)

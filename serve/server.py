@@ -1,4 +1,4 @@
-"""Run the server: bind, load, answer, and leave nothing behind."""
+"""Server run: socket, upload folder, signals and start-up messages."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
 from serve.config import Settings
-from serve.http import logs
+from serve.http.logs import configure_logging, report_status
 
 
 def run(settings: Settings) -> None:
-    """Serve a gallery until Ctrl-C, SIGTERM or SIGHUP; prints the address on stdout as soon as it answers.
+    """Serve galleries until Ctrl-C, SIGTERM or SIGHUP; print the address on stdout when ready.
 
-    Several processes take SIGHUP as a wish to be replaced, one after the other, and go on.
+    With several processes, SIGHUP restarts them one after the other and the server continues.
 
     Raises:
-        InputError: the folder is no gallery, or the address is refused or not of this machine.
-        LookalikeError: the port is in use.
+        InputError: A folder is not a gallery, or the address is refused or not of this machine.
+        LookalikeError: The port is in use.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one query at a time gains nothing from FAISS' threads
-    logs.configure(settings.log_level, settings.log_format)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # single queries gain nothing from threads of FAISS
+    configure_logging(settings.log_level, settings.log_format)
     try:
-        with _terminated_like_interrupted(), _bound(settings) as listening, _private_uploads():
+        with _interrupt_on_signals(), _bind(settings) as listening, _upload_folder():
             _serve(settings, listening)
     except KeyboardInterrupt:
         pass
-    logs.tell("stopped", settings.log_format)
+    report_status("stopped", settings.log_format)
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
-    from serve.opening import open_all
+    from serve.core.service import open_services
 
-    services = open_all(settings)  # what is wrong with a gallery shows now, and once
+    services = open_services(settings.galleries, settings.permissions)  # reports damage early, and once
     for service in services:
-        logs.tell(f"{service.folder}: {service.facts().images} images", settings.log_format)
-    logs.tell("starting the server", settings.log_format)
+        report_status(f"{service.folder}: {service.facts().images} images", settings.log_format)
+    report_status("starting the server", settings.log_format)
 
     def announce() -> None:
-        print(f"Lookalike is at http://{_name(settings.host, listening)}", flush=True)
-        logs.tell("Ctrl-C stops it", settings.log_format)
+        print(f"Lookalike is at http://{_authority(settings.host, listening)}", flush=True)
+        report_status("Ctrl-C stops it", settings.log_format)
 
     from serve import processes
 
     if settings.workers > 1:
-        del service, services  # every process has its own
-        processes.together(settings, listening, announce)
+        del service, services  # every process opens its own
+        processes.run_workers(settings, listening, announce)
     else:
-        processes.alone(settings, services, listening, announce)
+        processes.run_single(settings, services, listening, announce)
 
 
 @contextmanager
-def _bound(settings: Settings) -> Iterator[socket.socket]:
-    """A listening socket: a port in use is found out before anything slow is loaded."""
+def _bind(settings: Settings) -> Iterator[socket.socket]:
+    """Open the listening socket, before anything slow is loaded: a port in use is reported at once."""
     host, port = settings.host, settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -71,7 +71,7 @@ def _bound(settings: Settings) -> Iterator[socket.socket]:
             f"--host {host}: other machines could search and read this gallery without signing in; use "
             "127.0.0.1, or add --user with --password-file, or --insecure if that is what you want"
         )
-    # Only where the protocol is known does asyncio send small answers at once.
+    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without it, small responses wait.
     with socket.socket(family, kind, protocol) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -79,19 +79,21 @@ def _bound(settings: Settings) -> Iterator[socket.socket]:
             listening.listen(128)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                what = f"port {port} is in use on {host}; stop what uses it, or choose another with --port"
-                raise LookalikeError(what) from error
+                message = f"port {port} is in use on {host}; stop the other program, or choose another --port"
+                raise LookalikeError(message) from error
             raise LookalikeError(f"cannot listen on {host} port {port}: {error.strerror}") from error
         yield listening
 
 
-def _name(host: str, listening: socket.socket) -> str:
-    return f"[{host}]:{listening.getsockname()[1]}" if ":" in host else f"{host}:{listening.getsockname()[1]}"
+def _authority(host: str, listening: socket.socket) -> str:
+    """Return host and port as in a URL."""
+    port = listening.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextmanager
-def _private_uploads() -> Iterator[None]:
-    """A folder of our own for what the page framework writes; it has to be named before its import."""
+def _upload_folder() -> Iterator[None]:
+    """Create a private folder for Gradio's files, which reads its name at import; delete it in the end."""
     with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
         os.environ.update(
             GRADIO_TEMP_DIR=folder,
@@ -103,18 +105,18 @@ def _private_uploads() -> Iterator[None]:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the server as Ctrl-C does, so that the upload folder goes with it."""
+def _interrupt_on_signals() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the upload folder is deleted."""
 
     def interrupt(number: int, frame: FrameType | None) -> Any:
         raise KeyboardInterrupt
 
     def hang_up(number: int, frame: FrameType | None) -> Any:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal may send it twice
-        signal.raise_signal(signal.SIGTERM)  # to whoever hears it now: us, or the web server
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal may send it twice
+        signal.raise_signal(signal.SIGTERM)  # to the current handler: ours, or uvicorn's
 
     handlers: dict[signal.Signals, Any] = {signal.SIGTERM: interrupt}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it was started by nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
         handlers[signal.SIGHUP] = hang_up
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

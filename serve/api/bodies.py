@@ -10,7 +10,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from serve.api.schemas import MAX_BATCH
-from serve.http.problem import Problem
+from serve.core.errors import InvalidRequestError, MalformedBodyError, UnsupportedMediaTypeError
 
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
 _LISTS = ("exclude", "images")
@@ -49,9 +49,9 @@ class Body:
         try:
             found = from_json(self.data, allow_inf_nan=False)
         except ValueError as error:
-            raise Problem("malformed-body", f"the body is no JSON: {error}") from None
+            raise MalformedBodyError(f"the body is no JSON: {error}") from None
         if not isinstance(found, dict):
-            raise Problem("invalid-request", "the body has to be a JSON object", errors=[_NO_OBJECT])
+            raise InvalidRequestError("the body has to be a JSON object", [_NO_OBJECT])
         return found
 
 
@@ -70,7 +70,7 @@ async def read(request: Request, *types: str) -> Body:
         taken = ", ".join(types) + (", image/*" if BYTES in types else "")
         what = f"a body of type {declared[:100]}" if declared else "a body without a Content-Type"
         detail = f"{what} is not taken here; send one of: {taken}"
-        raise Problem("unsupported-media-type", detail, headers={"Accept-Post": taken})
+        raise UnsupportedMediaTypeError(detail, headers={"Accept-Post": taken})
     if media_type != FORM:
         return Body(media_type, await request.body())
     async with request.form(max_files=MAX_BATCH, max_fields=_MAX_FIELDS) as form:

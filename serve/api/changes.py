@@ -8,17 +8,24 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import InputError
+from retrieval.errors import ImageError, InputError
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, read
-from serve.api.errors import BODY, LOAD, documented, validated
+from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import about, problem_of
 from serve.core import changes
+from serve.core.errors import (
+    ChangesNotAllowedError,
+    ForbiddenError,
+    NoModelError,
+    UnknownItemError,
+    UnwritableError,
+)
 from serve.core.service import Facts, SearchService
 from serve.core.workers import Workers
 
-_CHANGE = ("forbidden", "changes-not-allowed", "not-stored", *LOAD)
+_CHANGE = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 Parameters = Annotated[schemas.AddParameters, Query()]
 Number = Annotated[int, Path(description="The id of an image.", ge=0)]
 
@@ -34,7 +41,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         responses={
             200: {"model": schemas.AddAnswer, "description": "None of them was new."},
             201: {"model": schemas.AddAnswer, "description": "A result or a problem for each image."},
-            **documented(*BODY, "no-model", "unusable-image", *_CHANGE),
+            **documented(*BODY, NoModelError, ImageError, *_CHANGE),
         },
         openapi_extra=accepts(
             schemas.AddRequest, image="images", files="images", texts=("label", "metadata")
@@ -51,7 +58,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
             values = {**parameters.model_dump(exclude_unset=True), **body.values("images")}
             if body.media_type == FORM:
                 values["names"] = list(body.names)
-            asked = validated(schemas.AddRequest, values)
+            asked = validate(schemas.AddRequest, values)
             names = asked.names or [""] * len(asked.images)
             pictures = list(zip(names, asked.images, strict=True))
             found = changes.add(service, pictures, asked.label, asked.metadata)
@@ -69,7 +76,7 @@ def router(service: SearchService, workers: Workers) -> APIRouter:
         "/images/{number:int}",
         summary="Remove an image from the gallery.",
         status_code=204,
-        responses=documented("no-such-image", "invalid-request", *_CHANGE),
+        responses=documented(UnknownItemError, InputError, *_CHANGE),
     )
     async def remove_image(number: Number) -> Response:
         """It is not found from then on. Its file goes with it if it was added here; other files stay."""

@@ -1,11 +1,14 @@
-"""What an error comes to as an answer: every one of them a problem, none of them telling of the inside."""
+"""Exception handlers of the API: every error becomes a problem document.
+
+Errors of the project carry their code and status; here are those of FastAPI, Starlette and pydantic.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -14,147 +17,166 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from retrieval.errors import ImageError, InputError, LookalikeError
-from serve.api.unknown import unknown_field
+from retrieval.errors import InputError, LookalikeError, did_you_mean
 from serve.core.errors import (
     BusyError,
-    FetchError,
-    LateError,
-    NoModelError,
-    NotAllowedError,
-    OtherModelError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    MalformedBodyError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RateLimitError,
+    ServerError,
+    SignInError,
+    SignInRateLimitError,
+    SlowRequestError,
+    TooLargeError,
     UnavailableError,
-    UnknownItemError,
-    UnwritableError,
+    UnsupportedMediaTypeError,
 )
 from serve.core.telemetry import Telemetry
-from serve.http.problem import CODES, INTERNAL, MEDIA_TYPE, RETRY_SECONDS, Problem, instance
+from serve.http.problem import INTERNAL_DETAIL, MEDIA_TYPE, instance_of, problem_members, problem_response
 
-_OF_ERROR: Sequence[tuple[type[LookalikeError], str]] = (
-    (ImageError, "unusable-image"),
-    (UnknownItemError, "no-such-image"),
-    (OtherModelError, "model-mismatch"),
-    (NoModelError, "no-model"),
-    (FetchError, "not-fetched"),
-    (InputError, "invalid-request"),
-    (BusyError, "busy"),
-    (LateError, "deadline-exceeded"),
-    (UnavailableError, "gallery-unavailable"),
-    (NotAllowedError, "changes-not-allowed"),
-    (UnwritableError, "not-stored"),
-)
-# The codes of problems that an address may answer with: any of them; one that reads a body; one that works.
-ANYWHERE = ("sign-in", "too-many-requests", "too-many-tries", "internal-error", "gallery-unavailable")
-BODY = ("malformed-body", "too-slow", "too-large", "unsupported-media-type", "invalid-request")
-LOAD = ("busy", "deadline-exceeded", *ANYWHERE)
-_OF_STATUS = {400: "malformed-body", 404: "not-found", 405: "method-not-allowed", 413: "too-large"}
-_MOST_FAULTS = 20  # that are listed: a small request may have very many
-_BROKEN = "something went wrong here; the server's log has the details"
+# Errors that routes document: all of them, those that read a body, and those that use a thread pool.
+COMMON = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError, UnavailableError)
+BODY = (MalformedBodyError, SlowRequestError, TooLargeError, UnsupportedMediaTypeError, InputError)
+LOAD = (BusyError, DeadlineExceededError, *COMMON)
+_EXAMPLE_INSTANCE = "urn:uuid:1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+_MAX_FAULTS = 20  # in one response: a small request may have very many
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
+# Names of fields in other search servers.
+_SYNONYMS = {
+    "threshold": "min_score",
+    "score_threshold": "min_score",
+    "min_similarity": "min_score",
+    "limit": "k",
+    "top_k": "k",
+    "filter": "where",
+}
+_MAX_HINT_LENGTH = 50  # characters of an unknown name to compare with the known ones, which takes time
 _log = logging.getLogger("lookalike.serve")
 M = TypeVar("M", bound=BaseModel)
 
 
-def of_error(error: LookalikeError) -> Problem:
-    """The problem that an error of ours comes to; what is the server's own fault is not told."""
-    code = next((code for kind, code in _OF_ERROR if isinstance(error, kind)), INTERNAL)
-    if isinstance(error, ImageError):
-        return Problem(code, error.detail, reason=error.reason)
-    return Problem(code, _BROKEN if code == INTERNAL else str(error))
-
-
-def validated(model: type[M], values: Any) -> M:
-    """Values as a model; a `Problem` that lists what is wrong with them."""
+def validate(model: type[M], values: Any) -> M:
+    """Return values as an instance of a model; raise an `InvalidRequestError` that lists all faults."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _invalid(found, model) from None
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        raise _invalid_request(faults, model) from None
 
 
 def install(app: FastAPI, telemetry: Telemetry) -> None:
-    """Answer every error of an application with a problem, and count it."""
+    """Respond to every error of an application with a problem document, and count it."""
 
-    def answer(problem: Problem, request: Request) -> Response:
-        telemetry.problems.labels(problem.code).inc()
-        return problem.response(request.scope)
-
-    @app.exception_handler(Problem)
-    async def raised(request: Request, error: Problem) -> Response:
-        return answer(error, request)
+    def respond(request: Request, error: LookalikeError, headers: Any = None) -> Response:
+        telemetry.problems.labels(error.code).inc()
+        return problem_response(error, request.scope, headers)
 
     @app.exception_handler(LookalikeError)
-    async def ours(request: Request, error: LookalikeError) -> Response:
-        problem = of_error(error)
-        # Who is refused is counted: under overload, lines would be written faster than anybody takes them.
-        if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, BusyError):
-            _log.error("%s: %s: %s", instance(request.scope), problem.code, error)
-        return answer(problem, request)
+    async def handle_error(request: Request, error: LookalikeError) -> Response:
+        # Refusals under overload are counted, not logged: the log could not keep up.
+        if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, BusyError):
+            _log.error("%s: %s: %s", instance_of(request.scope), error.code, error)
+        return respond(request, error)
 
     @app.exception_handler(HTTPException)
-    async def framework(request: Request, error: HTTPException) -> Response:
-        code = _OF_STATUS.get(error.status_code, INTERNAL)
-        return answer(Problem(code, _sentence(code, error), headers=error.headers), request)
+    async def handle_http_exception(request: Request, error: HTTPException) -> Response:
+        return respond(request, _of_http_exception(error), error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    async def handle_invalid_parameters(request: Request, error: RequestValidationError) -> Response:
         route = request.scope.get("route")
-        asked = [one.field_info.annotation for one in route.dependant.query_params] if route else []
-        return answer(_invalid(error.errors(), next(iter(asked), None), beside=1), request)
+        models = [field.field_info.annotation for field in route.dependant.query_params] if route else []
+        return respond(request, _invalid_request(error.errors(), next(iter(models), None), prefix=1))
 
     @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # as others count it; nobody is there to read it
+    async def handle_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        return answer(Problem(INTERNAL, _BROKEN), request)  # the framework raises it again, for the log
+    async def handle_unexpected(request: Request, error: Exception) -> Response:
+        return respond(request, InternalError(INTERNAL_DETAIL))  # uvicorn logs the error
 
 
-def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The answers of an address that are problems, for its OpenAPI description."""
-    answers: dict[int | str, dict[str, Any]] = {}
-    for code in codes:
-        status, title = CODES[code]
+def documented(*kinds: type[LookalikeError]) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses of a route for its OpenAPI description."""
+    responses: dict[int | str, dict[str, Any]] = {}
+    for kind in kinds:
         content = {"schema": {"$ref": "#/components/schemas/ProblemDetails"}, "examples": {}}
-        blank = {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: content}}
-        answer = answers.setdefault(status, blank)
-        value = Problem(code, "...").members("urn:uuid:1b4e28ba-2fa1-41d2-883f-0016d3cca427")
-        answer["content"][MEDIA_TYPE]["examples"][code] = {"summary": title, "value": value}
-        if code in RETRY_SECONDS:
-            answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
-    return answers
+        description = HTTPStatus(kind.status).phrase
+        response = responses.setdefault(
+            kind.status, {"description": description, "content": {MEDIA_TYPE: content}}
+        )
+        example = {"summary": kind.title, "value": problem_members(kind, "...", _EXAMPLE_INSTANCE)}
+        response["content"][MEDIA_TYPE]["examples"][kind.code] = example
+        if issubclass(kind, ServerError) and kind.retry_after is not None:
+            response["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+    return responses
 
 
-def _sentence(code: str, error: HTTPException) -> str:
-    if code == "not-found":
-        return "there is nothing at this address; the OpenAPI description lists all that there is"
-    if code == "method-not-allowed":
-        return "the address does not take this method; the Allow header says which ones it takes"
-    if code == "malformed-body":
-        return f"the body cannot be read: {error.detail}"
-    return CODES[code][1]
+def _of_http_exception(error: HTTPException) -> ServerError:
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return NotFoundError("there is nothing at this address; the OpenAPI description lists all routes")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return MethodNotAllowedError(
+            "the address does not take this method; the Allow header says which ones it takes"
+        )
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return MalformedBodyError(f"the body cannot be read: {error.detail}")
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return TooLargeError(TooLargeError.title)
+    return InternalError(InternalError.title)
 
 
-def _invalid(found: Sequence[Any], model: Any = None, beside: int = 0) -> Problem:
-    """A request that is not what it has to be.
+def _invalid_request(faults: Sequence[Any], model: Any = None, prefix: int = 0) -> InvalidRequestError:
+    """Return the error for the faults that pydantic found in a request.
 
     Args:
-        found: what the validation says.
-        model: what it has to be.
-        beside: parts of a fault's place that come before those of the model.
+        faults: Faults as pydantic reports them.
+        model: Model of the request, for hints at unknown fields.
+        prefix: Number of parts of a fault's location before those of the model.
     """
 
-    def sentence(fault: Any) -> str:
-        unknown = fault["type"] == "extra_forbidden"
-        return unknown_field(model, fault["loc"][beside:]) if unknown else str(fault["msg"])
+    def message(fault: Any) -> str:
+        is_unknown = fault["type"] == "extra_forbidden"
+        return _unknown_field(model, fault["loc"][prefix:]) if is_unknown else str(fault["msg"])
 
-    faults = [{"pointer": _pointer(one["loc"]), "detail": sentence(one)} for one in found[:_MOST_FAULTS]]
-    first = faults[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return Problem("invalid-request", f"{first['pointer']}: {first['detail']}{more}", errors=faults)
+    errors = [{"pointer": _pointer(fault["loc"]), "detail": message(fault)} for fault in faults[:_MAX_FAULTS]]
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return InvalidRequestError(f"{errors[0]['pointer']}: {errors[0]['detail']}{more}", errors)
 
 
-def _pointer(place: Sequence[int | str]) -> str:
-    """RFC 6901, as the fragment of a URI."""
-    parts = [str(part).replace("~", "~0").replace("/", "~1") for part in place]
+def _pointer(location: Sequence[int | str]) -> str:
+    """Return a location as a JSON pointer in a URI fragment (RFC 6901)."""
+    parts = [str(part).replace("~", "~0").replace("/", "~1") for part in location]
     return "#" + "".join(f"/{part}" for part in parts)
+
+
+def _unknown_field(model: Any, location: Sequence[int | str]) -> str:
+    """Return a message about an unknown field, with a hint at a known one.
+
+    Args:
+        model: Model of the request, or a type that contains it.
+        location: Path of the field in the request, its own name last.
+    """
+    *parents, name = location
+    for parent in parents:
+        if isinstance(parent, str):
+            model = next((one.model_fields[parent].annotation for one in _models(model)), None)
+    known = [field for one in _models(model) for field in one.model_fields]
+    synonym = _SYNONYMS.get(str(name))
+    if synonym in known:
+        return f"there is no such field; did you mean {synonym!r}?"
+    hint = did_you_mean(str(name)[:_MAX_HINT_LENGTH], known, f"there are {', '.join(known)}")
+    return f"there is no such field; {hint}"
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in a type such as `list[Query]`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for part in get_args(kind):
+        yield from _models(part)

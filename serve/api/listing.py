@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from serve.addresses import api_of
 from serve.api import schemas
-from serve.api.errors import ANYWHERE, documented
+from serve.api.errors import COMMON, documented
 from serve.core.service import SearchService, facts_of
 
 
@@ -21,7 +21,7 @@ def router(services: Sequence[SearchService]) -> APIRouter:
         "/galleries",
         summary="The galleries of this server.",
         response_model=schemas.GalleriesAnswer,
-        responses=documented(*ANYWHERE),
+        responses=documented(*COMMON),
     )
     async def galleries() -> schemas.GalleriesAnswer:
         """Everything below /v1 is about the first one, and is there for each at its address."""

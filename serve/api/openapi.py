@@ -9,8 +9,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from retrieval.errors import LookalikeError
 from serve.api import schemas
 from serve.api.errors import documented
+from serve.core.errors import RateLimitError, SignInError, SignInRateLimitError, UnavailableError
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -77,7 +79,7 @@ def describe(app: FastAPI) -> None:
 
 def _operations() -> dict[str, Any]:
     """What is at the server's root, beside the API: it is there once, whatever the galleries."""
-    closed = ("sign-in", "too-many-requests", "too-many-tries", "internal-error")
+    closed = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError)
     gallery = _object(images={"type": "integer"}, fingerprint=_TEXT)
     galleries = {"type": "object", "additionalProperties": gallery, "description": "By name."}
     return {
@@ -86,7 +88,7 @@ def _operations() -> dict[str, Any]:
             "Whether the process answers.",
             "Restart it where it does not. Anybody may ask, as often as they like.",
             {"application/json": {"schema": _object(status=_TEXT), "example": {"status": "ok"}}},
-            documented("internal-error"),
+            documented(LookalikeError),
             security=[],
         ),
         "/readyz": _operation(
@@ -94,7 +96,7 @@ def _operations() -> dict[str, Any]:
             "Whether galleries and models are there.",
             "Send the server no requests where they are not.",
             {"application/json": {"schema": _object(status=_TEXT, galleries=galleries)}},
-            documented(*closed, "gallery-unavailable"),
+            documented(*closed, UnavailableError),
         ),
         "/metrics": _operation(
             "metrics",

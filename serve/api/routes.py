@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import InputError
+from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Hit, Item
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read
-from serve.api.errors import ANYWHERE, BODY, LOAD, documented, of_error, validated
+from serve.api.errors import BODY, COMMON, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.schemas import (
     BatchParameters,
@@ -26,16 +26,23 @@ from serve.api.schemas import (
     SearchParameters,
     SearchRequest,
 )
+from serve.core.errors import (
+    FetchError,
+    ModelMismatchError,
+    NoModelError,
+    UnknownItemError,
+    UrlsNotAllowedError,
+)
 from serve.core.fetch_url import fetched
 from serve.core.permissions import Permissions
 from serve.core.queries import Asked, Together
 from serve.core.service import Facts, SearchService
 from serve.core.thumbnails import MISSING
 from serve.core.workers import Workers
-from serve.http.problem import Problem, instance
+from serve.http.problem import instance_of, problem
 
-_QUERY = ("no-such-image", "model-mismatch", "no-model", "unusable-image")
-_SEARCH = documented(*BODY, *_QUERY, "urls-not-allowed", "not-fetched", *LOAD)
+_QUERY = (UnknownItemError, ModelMismatchError, NoModelError, ImageError)
+_SEARCH = documented(*BODY, *_QUERY, UrlsNotAllowedError, FetchError, *LOAD)
 Options = Annotated[SearchParameters, Query()]
 BatchOptions = Annotated[BatchParameters, Query()]
 Key = Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])]
@@ -81,7 +88,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         body = await read(request, JSON, FORM, BYTES)
 
         def work() -> Response | SearchRequest:
-            asked = validated(SearchRequest, _merged(options, body, "image"))
+            asked = validate(SearchRequest, _merged(options, body, "image"))
             return asked if asked.url is not None else one(asked.asked(), asked, asked.fingerprint)
 
         async with workers.in_time():
@@ -96,7 +103,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         summary="Find the images that look like one of the gallery.",
         responses={
             200: {"model": schemas.SearchAnswer, "description": "What was found, without the image itself."},
-            **documented(*BODY, "no-such-image", "no-model", "unusable-image", *LOAD),
+            **documented(*BODY, UnknownItemError, NoModelError, ImageError, *LOAD),
         },
         openapi_extra=accepts(ByIdRequest),
     )
@@ -105,7 +112,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         body = await read(request, JSON)
 
         def work() -> Response:
-            asked = validated(ByIdRequest, _merged(options, body))
+            asked = validate(ByIdRequest, _merged(options, body))
             return one(asked.asked(), asked, None)
 
         return await workers.run(work, request.receive)
@@ -115,7 +122,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         summary="Search with several queries at once.",
         responses={
             200: {"model": schemas.BatchAnswer, "description": "A result or a problem for each query."},
-            **documented(*BODY, "no-such-image", "model-mismatch", "no-model", "unusable-image", *LOAD),
+            **documented(*BODY, UnknownItemError, ModelMismatchError, NoModelError, ImageError, *LOAD),
         },
         openapi_extra=accepts(BatchRequest, files="images"),
     )
@@ -129,7 +136,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
             values = _merged(options, body)
             if body.media_type == FORM:
                 values["queries"] = [{"image": image} for image in values.pop("images", ())]
-            asked = validated(BatchRequest, values)
+            asked = validate(BatchRequest, values)
             each = [query.asked() for query in asked.queries]
             queries: list[Asked] = [Together(each)] if asked.together else [*each]
             answer = service.find(queries, asked.options(), fingerprint=asked.fingerprint)
@@ -146,7 +153,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         summary="The vectors of images.",
         responses={
             200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
-            **documented(*BODY, "no-model", "unusable-image", *LOAD),
+            **documented(*BODY, NoModelError, ImageError, *LOAD),
         },
         openapi_extra=accepts(EmbedRequest, image="images", files="images"),
     )
@@ -155,7 +162,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         body = await read(request, JSON, FORM, BYTES)
 
         def work() -> Response:
-            asked = validated(EmbedRequest, body.values("images"))
+            asked = validate(EmbedRequest, body.values("images"))
             found, fingerprint = service.embed(asked.images)
             vectors = [_numbers(vector) for vector in found]
             return encoded(schemas.EmbedAnswer(vectors=vectors, fingerprint=fingerprint))
@@ -166,7 +173,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         "/gallery",
         summary="What is searched.",
         response_model=schemas.GalleryAnswer,
-        responses=documented(*ANYWHERE),
+        responses=documented(*COMMON),
     )
     async def gallery() -> schemas.GalleryAnswer:
         """Its size, its columns, its model and its index."""
@@ -177,7 +184,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         "/images/by-key",
         summary="What is known about the image of a key.",
         response_model=schemas.Image,
-        responses=documented("no-such-image", "invalid-request", *ANYWHERE),
+        responses=documented(UnknownItemError, InputError, *COMMON),
     )
     async def image_by_key(key: Key) -> schemas.Image:
         """The same as by its id."""
@@ -187,7 +194,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
         "/images/{number:int}",
         summary="What is known about an image of the gallery.",
         response_model=schemas.Image,
-        responses=documented("no-such-image", "invalid-request", *ANYWHERE),
+        responses=documented(UnknownItemError, InputError, *COMMON),
     )
     async def image(number: Number) -> schemas.Image:
         """Its key, its label and its metadata."""
@@ -202,7 +209,7 @@ def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRo
                 "content": {"image/webp": {}, "image/svg+xml": {}},
                 "description": "A grey tile where the file is gone, or is not the one that was indexed.",
             },
-            **documented("no-such-image", "invalid-request", *LOAD),
+            **documented(UnknownItemError, InputError, *LOAD),
         },
     )
     async def thumbnail(request: Request, number: Number) -> Response:
@@ -221,7 +228,7 @@ async def _fetched(asked: SearchRequest, permissions: Permissions) -> SearchRequ
     """With the image at its address in the address's place."""
     assert asked.url is not None
     if not permissions.urls:
-        raise Problem("urls-not-allowed", "this server fetches no images: send the image itself")
+        raise UrlsNotAllowedError("this server fetches no images: send the image itself")
     return asked.model_copy(update={"image": await fetched(asked.url), "url": None})
 
 
@@ -247,7 +254,7 @@ def about(item: Item, facts: Facts) -> dict[str, Any]:
 
 def problem_of(error: InputError, request: Request) -> schemas.ProblemDetails:
     """What is wrong with one of several things that were asked for at once."""
-    return schemas.ProblemDetails(**of_error(error).members(instance(request.scope)))
+    return schemas.ProblemDetails(**problem(error, instance_of(request.scope)))
 
 
 def _result(hits: list[Hit] | InputError, request: Request, facts: Facts) -> schemas.BatchResult:

@@ -18,7 +18,13 @@ from retrieval.ingest.uploads import StoredUpload, Upload, store_uploads
 from retrieval.search.where import is_text
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.store import Store
-from serve.core.errors import BusyError, NotAllowedError, UnavailableError, UnknownItemError, UnwritableError
+from serve.core.errors import (
+    BusyError,
+    ChangesNotAllowedError,
+    UnavailableError,
+    UnknownItemError,
+    UnwritableError,
+)
 from serve.core.service import SearchService
 
 MOST = 64  # pictures at a time
@@ -39,9 +45,9 @@ class Added:
 
 
 def check_allowed(service: SearchService) -> None:
-    """Raise a `NotAllowedError` unless visitors may change the gallery."""
+    """Raise a `ChangesNotAllowedError` unless visitors may change the gallery."""
     if not service.permissions.changes:
-        raise NotAllowedError(
+        raise ChangesNotAllowedError(
             "no images are added or removed here: `lookalike serve --allow-changes` lets them be"
         )
 
@@ -59,7 +65,7 @@ def add(
         label, metadata: of all of them; an empty label is none.
 
     Raises:
-        NotAllowedError: the server was not started for this.
+        ChangesNotAllowedError: the server was not started for this.
         NoModelError: the gallery cannot embed pictures.
         InputError: too many pictures, a label that is none, metadata that does not fit the gallery's columns.
         BusyError: another process has been writing the gallery for a while.
@@ -98,7 +104,7 @@ def remove(service: SearchService, numbers: Sequence[int], *, uuid: str | None =
         uuid: of the gallery that the numbers were read in; in another that took its place, they mean others.
 
     Raises:
-        NotAllowedError: the server was not started for this.
+        ChangesNotAllowedError: the server was not started for this.
         UnknownItemError: one of them is not there; nothing is changed then.
         BusyError, UnavailableError, UnwritableError: as for `add`.
     """

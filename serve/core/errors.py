@@ -1,45 +1,229 @@
-"""What can go wrong between a request and a gallery, told apart by what the caller can do about it."""
+"""Error classes of the server, each with its problem code, HTTP status and title.
+
+`retrieval.errors` has the base classes and the codes `internal-error`, `invalid-request` and
+`unusable-image`. To add a problem, add a class here; its messages are shown to visitors and must not name
+paths of the server.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
 from retrieval.errors import InputError, LookalikeError
+
+# ---- invalid input
 
 
 class UnknownItemError(InputError):
-    """The gallery has no picture of that number or key, or has none any more."""
+    """The gallery has no image with this id or key."""
+
+    code = "no-such-image"
+    status = 404
+    title = "No such image"
 
 
-class OtherModelError(InputError):
-    """A vector of one model was sent to a gallery of another."""
+class ModelMismatchError(InputError):
+    """A vector and the gallery come from different models."""
+
+    code = "model-mismatch"
+    status = 409
+    title = "The vector is of another model"
 
 
 class NoModelError(InputError):
-    """The gallery holds vectors that were made elsewhere, so that it cannot embed pictures."""
+    """The gallery holds imported vectors and has no model to embed images with."""
+
+    code = "no-model"
+    status = 409
+    title = "The gallery has no model"
 
 
 class FetchError(InputError):
-    """There is no picture at an address, or none that is fetched."""
+    """The URL of an image is not allowed, or no image could be fetched from it."""
+
+    code = "not-fetched"
+    title = "There is no image at the address"
 
 
-class UnavailableError(LookalikeError):
-    """The gallery cannot be read just now; it may come back."""
+class InvalidRequestError(InputError):
+    """A request does not match its schema.
+
+    Attributes:
+        errors: Faults of the request, each with the keys `pointer` and `detail`.
+    """
+
+    def __init__(self, message: str, errors: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(message)
+        self.errors = errors
 
 
-class BusyError(LookalikeError):
-    """Other work has to end first; try again."""
+# ---- refusals and failures
 
 
-class LateError(LookalikeError):
-    """A request was not answered within the time it may take."""
+class ServerError(LookalikeError):
+    """Base class of errors of the server itself; the message is written for visitors.
+
+    Args:
+        message: One sentence for the visitor.
+        retry_after: Seconds after which a retry may succeed, if it differs from that of the class.
+        headers: Additional response headers.
+
+    Attributes:
+        retry_after: Seconds, sent as the `Retry-After` header; None sends no header.
+    """
+
+    retry_after: ClassVar[int | None] = None
+
+    def __init__(
+        self, message: str, *, retry_after: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        seconds = self.retry_after if retry_after is None else retry_after
+        self.headers = ({} if seconds is None else {"Retry-After": str(seconds)}) | dict(headers or {})
+
+
+class MalformedBodyError(ServerError):
+    """The body of a request cannot be parsed."""
+
+    code = "malformed-body"
+    status = 400
+    title = "The body cannot be read"
+
+
+class WrongHostError(ServerError):
+    """The Host header is not one of the server's names."""
+
+    code = "wrong-host"
+    status = 400
+    title = "The server does not go by this name"
+
+
+class SignInError(ServerError):
+    """Credentials are missing or wrong."""
+
+    code = "sign-in"
+    status = 401
+    title = "Sign-in is needed"
+
+
+class ForbiddenError(ServerError):
+    """A cross-origin request is refused."""
+
+    code = "forbidden"
+    status = 403
+    title = "Not allowed"
+
+
+class ChangesNotAllowedError(ServerError):
+    """Visitors may not change the gallery."""
+
+    code = "changes-not-allowed"
+    status = 403
+    title = "Images are not added or removed here"
+
+
+class UrlsNotAllowedError(ServerError):
+    """Visitors may not have images fetched by URL."""
+
+    code = "urls-not-allowed"
+    status = 403
+    title = "Addresses of images are not fetched"
+
+
+class NotFoundError(ServerError):
+    """There is no such route."""
+
+    code = "not-found"
+    status = 404
+    title = "No such address"
+
+
+class MethodNotAllowedError(ServerError):
+    """The route does not support the method."""
+
+    code = "method-not-allowed"
+    status = 405
+    title = "The address has no such method"
+
+
+class SlowRequestError(ServerError):
+    """The body of a request arrived too slowly."""
+
+    code = "too-slow"
+    status = 408
+    title = "The request took too long to arrive"
+
+
+class TooLargeError(ServerError):
+    """The body of a request is too large."""
+
+    code = "too-large"
+    status = 413
+    title = "The request is too large"
+
+
+class UnsupportedMediaTypeError(ServerError):
+    """The route does not accept the Content-Type of the body."""
+
+    code = "unsupported-media-type"
+    status = 415
+    title = "The body is of a type that is not taken"
+
+
+class RateLimitError(ServerError):
+    """A client sends too many requests."""
+
+    code = "too-many-requests"
+    status = 429
+    title = "Too many requests"
+
+
+class SignInRateLimitError(ServerError):
+    """A client has sent wrong credentials too often."""
+
+    code = "too-many-tries"
+    status = 429
+    title = "Too many wrong tries to sign in"
+
+
+class InternalError(ServerError):
+    """An unexpected failure, with a message that reveals nothing about it."""
+
+
+class BusyError(ServerError):
+    """The server, or the resource that a request needs, is busy; retry."""
+
+    code = "busy"
+    status = 503
+    title = "The server is busy"
+    retry_after = 1
+
+
+class UnavailableError(ServerError):
+    """The gallery cannot be read at the moment."""
+
+    code = "gallery-unavailable"
+    status = 503
+    title = "The gallery cannot be read"
+    retry_after = 5
+
+
+class DeadlineExceededError(ServerError):
+    """A request was not answered before its deadline."""
+
+    code = "deadline-exceeded"
+    status = 504
+    title = "The request took too long to answer"
+
+
+class UnwritableError(ServerError):
+    """The gallery cannot be written: the disk is full or read-only."""
+
+    code = "not-stored"
+    status = 507
+    title = "The server cannot store it"
 
 
 class AbandonedError(LookalikeError):
-    """Nobody waits any more for what was being done, so that it was left undone."""
-
-
-class NotAllowedError(LookalikeError):
-    """Visitors may not do this: the server's owner has not said so."""
-
-
-class UnwritableError(LookalikeError):
-    """The gallery cannot be written: the disk is full, or may only be read."""
+    """Work was stopped because its client has disconnected or its deadline has passed."""

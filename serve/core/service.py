@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images.load import load_image
 from retrieval.search.query import Options
-from serve.addresses import API
-from serve.core.errors import OtherModelError, UnknownItemError
+from serve.addresses import API, api_of
+from serve.core.errors import ModelMismatchError, UnknownItemError
 from serve.core.live import LiveGallery, State
 from serve.core.originals import Original, original
 from serve.core.permissions import Permissions
@@ -173,7 +173,7 @@ class SearchService:
             fingerprint: of the model that made the vectors among the queries; refused if it is another.
 
         Raises:
-            OtherModelError: the fingerprint is not that of the gallery's model.
+            ModelMismatchError: the fingerprint is not that of the gallery's model.
             InputError: options that the gallery cannot fulfil.
             UnavailableError: it cannot be read.
         """
@@ -297,6 +297,30 @@ class SearchService:
         )
 
 
+def open_services(folders: Mapping[str, Path], permissions: Permissions) -> list[SearchService]:
+    """Open the galleries of a server, which share one telemetry.
+
+    Args:
+        folders: Gallery folders by name; the first is served at the root of the API.
+        permissions: Permissions of visitors.
+
+    Raises:
+        InputError: A folder is not a gallery.
+        LookalikeError: A gallery's model is damaged or does not match its vectors.
+    """
+    telemetry = Telemetry()
+    return [
+        SearchService(
+            folder,
+            name=name,
+            address=api_of(name) if number else API,
+            permissions=permissions,
+            telemetry=telemetry,
+        )
+        for number, (name, folder) in enumerate(folders.items())
+    ]
+
+
 def facts_of(services: Sequence[SearchService]) -> list[Facts]:
     """What to say about each of several galleries; an `UnavailableError` where one cannot be read."""
     return [service.facts() for service in services]
@@ -319,4 +343,4 @@ def _found(
 def _check_model(gallery: Gallery, fingerprint: str | None) -> None:
     if fingerprint is not None and fingerprint != gallery.fingerprint:
         what = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
-        raise OtherModelError(f"{what}: embed the picture again")
+        raise ModelMismatchError(f"{what}: embed the picture again")

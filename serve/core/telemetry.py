@@ -103,7 +103,7 @@ class Telemetry:
         return generate_latest(together)
 
 
-def forget(process: int) -> None:
+def forget_process(process: int) -> None:
     """Leave out what a process was about to do when it died; what it had done stays counted."""
     mark_process_dead(process, os.environ[_FOLDER])
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from serve.core.errors import AbandonedError, BusyError, LateError
+from serve.core.errors import AbandonedError, BusyError, DeadlineExceededError
 from serve.core.telemetry import Telemetry
 from serve.core.waiting import for_one_who
 
@@ -89,7 +89,7 @@ class Workers:
 
         Raises:
             BusyError: too many are waiting already, or for too long.
-            LateError: it took too long.
+            DeadlineExceededError: it took too long.
             ClientDisconnect: the client went away, and the work was not begun or not ended.
         """
         job = _Job(work)
@@ -111,14 +111,18 @@ class Workers:
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """All in here, also several runs, is for one request and has its time; a `LateError` after that."""
+        """All in here, also several runs, is for one request and has its time; a `DeadlineExceededError`
+        after that.
+        """
         try:
             async with asyncio.timeout(self._limits.seconds) as limit:
                 yield
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise LateError(f"not answered within {self._limits.seconds:g} s: try again later") from None
+            raise DeadlineExceededError(
+                f"not answered within {self._limits.seconds:g} s: try again later"
+            ) from None
 
     def close(self) -> None:
         """Take no more work."""

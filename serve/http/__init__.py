@@ -1,1 +1,1 @@
-"""HTTP middleware: hosts, sign-in, limits, logs and problem documents."""
+"""HTTP middleware: host check, sign-in, rate limits, body limits, access log and problem documents."""

@@ -1,4 +1,4 @@
-"""The outermost layer: every answer has security headers and a number, and leaves one line in the log."""
+"""Access log, request ids and security headers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve.core.errors import InternalError
 from serve.core.telemetry import Telemetry
-from serve.http.clients import client_of
-from serve.http.refusals import refusal
+from serve.http.problem import refusal
+from serve.http.proxy_headers import client_address
 
-# The page runs the framework's inline scripts and templates compiled in the browser; nothing comes from or
-# goes to another site.
+# Gradio needs inline scripts and compiles templates in the browser; nothing is loaded from or sent to other
+# sites.
 _POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -41,22 +42,24 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
-# A visitor of the page may take a picture to search with.
-_OF_PAGE = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
+# Visitors of the page may take a photo to search with.
+_PAGE_HEADERS = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _LINE = "%(client)s %(user)s %(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes %(request_id)s"
+_FAILED = "something went wrong here; the server's log has the details under this number"
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
 _log = logging.getLogger("lookalike.serve")
 
 
-class Access:
-    """ASGI middleware that numbers requests, logs them and answers where everything else has failed.
+class AccessLogMiddleware:
+    """Outermost middleware: request id, security headers, access log, response to unhandled exceptions.
 
-    `scope["state"]["request_id"]` is the number: the client's own `X-Request-Id` where it is a UUID.
-    The log has the path and never the query string: what people look for is their own business.
+    `scope["state"]["request_id"]` is the client's `X-Request-Id` if that is a UUID, else a new one. The log
+    has the path without the query string, which may be private.
 
     Args:
-        app: what lies behind.
-        telemetry: counts the refusals of all layers, which never reach the application.
+        app: The wrapped application.
+        telemetry: Counts the refusals of all middleware, which never reach the application.
     """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
@@ -64,7 +67,7 @@ class Access:
         self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,39 +77,39 @@ class Access:
         start = time.perf_counter()
         status = sent = 0
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 is_page = headers.get("content-type", "").startswith("text/html")
-                for name, value in (HEADERS | (_OF_PAGE if is_page else {})).items():
+                for name, value in (HEADERS | (_PAGE_HEADERS if is_page else {})).items():
                     headers[name] = value
                 headers["X-Request-Id"] = request_id
             sent += len(message.get("body", b""))
             await send(message)
 
         try:
-            await self._app(scope, receive, send_marked)
+            await self._app(scope, receive, send_with_headers)
         except Exception as error:
-            # A stream that the framework ends with a status has not failed, though it cannot say so any more.
+            # A stream that Gradio ends with an HTTP status has not failed, but can no longer send that
+            # status.
             failed = not isinstance(error.__cause__, HTTPException)
-            fields = {"request_id": request_id}
-            _log.error("request %s failed", request_id, exc_info=failed, extra={"fields": fields})
+            extra = {"fields": {"request_id": request_id}}
+            _log.error("request %s failed", request_id, exc_info=failed, extra=extra)
             if not status:
-                detail = "something went wrong here; the server's log has the details under this number"
-                await refusal(scope, "internal-error", detail)(scope, receive, send_marked)
+                await refusal(scope, InternalError(_FAILED))(scope, receive, send_with_headers)
         finally:
             if "refused" in scope["state"]:
                 self._telemetry.problems.labels(scope["state"]["refused"]).inc()
-            facts = {
-                "client": client_of(scope),
+            fields = {
+                "client": client_address(scope),
                 "user": scope["state"].get("user", "-"),
                 "method": scope["method"],
-                "path": scope.get("raw_path", b"").decode("ascii", "replace"),  # as sent: one line, no tricks
-                "status": status or 499,  # as others count clients that went away
+                "path": scope.get("raw_path", b"").decode("ascii", "replace"),  # encoded: stays on one line
+                "status": status or _CLIENT_CLOSED_REQUEST,
                 "ms": round(1000 * (time.perf_counter() - start), 1),
                 "bytes": sent,
                 "request_id": request_id,
             }
-            _log.info(_LINE, facts, extra={"fields": facts})
+            _log.info(_LINE, fields, extra={"fields": fields})

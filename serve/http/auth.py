@@ -1,4 +1,4 @@
-"""The door: nobody gets in without credentials, and nobody guesses them fast."""
+"""Sign-in: HTTP Basic and Bearer authentication, with a rate limit on wrong credentials."""
 
 from __future__ import annotations
 
@@ -7,54 +7,57 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.http.buckets import Buckets
-from serve.http.clients import client_of
-from serve.http.credentials import Credentials
-from serve.http.refusals import refusal
+from serve.config import Credentials
+from serve.core.errors import ServerError, SignInError, SignInRateLimitError
+from serve.http.problem import refusal
+from serve.http.proxy_headers import client_address
+from serve.http.rate_limit import TokenBuckets
 
-# Wrong tries of one client: ten at once, then one in six seconds.
-_TRIES, _TRIES_PER_SECOND = 10, 1 / 6
+# Wrong credentials of one client: ten at once, then one in six seconds.
+_ATTEMPTS, _ATTEMPTS_PER_SECOND = 10, 1 / 6
 
 
-class SignIn:
-    """ASGI middleware that lets nobody in without credentials; /healthz alone is open.
+class AuthMiddleware:
+    """ASGI middleware that requires credentials for everything but /healthz.
 
-    `scope["state"]["user"]` says who it was. Somebody who guesses is made to wait, whatever comes next.
+    Stores the name of the user in `scope["state"]["user"]`. A client that has sent too many wrong credentials
+    is refused before its next ones are checked.
 
     Args:
-        app: what lies behind.
-        credentials: who may come in.
-        file: what several processes count wrong tries in together.
+        app: The wrapped application.
+        credentials: The accepted credentials.
+        file: Shared file in which several processes count wrong credentials, see `TokenBuckets`.
     """
 
     def __init__(self, app: ASGIApp, credentials: Credentials, file: Path | None = None) -> None:
         self._app = app
         self._credentials = credentials
-        self._failures = Buckets(_TRIES_PER_SECOND, _TRIES, file=file)
+        self._failures = TokenBuckets(_ATTEMPTS_PER_SECOND, _ATTEMPTS, file=file)
         schemes = ['Basic realm="Lookalike", charset="UTF-8"'] if credentials.pair else []
         if credentials.tokens:
             schemes.append('Bearer realm="Lookalike"')
         self._challenge = {"WWW-Authenticate": ", ".join(schemes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         app = self._app
         if scope["type"] == "http" and scope["path"] != "/healthz":
-            app = self._door(scope)
+            error = self._check(scope)
+            if error is not None:
+                app = refusal(scope, error)
         await app(scope, receive, send)
 
-    def _door(self, scope: Scope) -> ASGIApp:
-        client = client_of(scope)
+    def _check(self, scope: Scope) -> ServerError | None:
+        client = client_address(scope)
         authorization = Headers(scope=scope).get("authorization")
         if authorization is None:
-            return refusal(scope, "sign-in", "sign in to use this server", self._challenge)
-        wait = self._failures.missing(client)
+            return SignInError("sign in to use this server", headers=self._challenge)
+        wait = self._failures.wait_seconds(client)
         if wait:
-            again = {"Retry-After": str(wait)}
-            return refusal(scope, "too-many-tries", "too many wrong tries to sign in", again)
-        user = self._credentials.who(authorization)
+            return SignInRateLimitError("too many wrong tries to sign in", retry_after=wait)
+        user = self._credentials.authenticate(authorization)
         if user is None:
             self._failures.take(client)
-            return refusal(scope, "sign-in", "these credentials are not right", self._challenge)
+            return SignInError("these credentials are not right", headers=self._challenge)
         scope.setdefault("state", {})["user"] = user
-        return self._app
+        return None

@@ -1,4 +1,4 @@
-"""Limits on what is sent to the server: bytes of a request, of all together, and the time they take."""
+"""Body limits: size of one request, size of all requests together, and transfer rate."""
 
 from __future__ import annotations
 
@@ -8,129 +8,133 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.http.refusals import refusal
+from serve.core.errors import BusyError, ServerError, SlowRequestError, TooLargeError
+from serve.http.problem import refusal
 
-_GONE: Message = {"type": "http.disconnect"}
+_DISCONNECT: Message = {"type": "http.disconnect"}
+_CLOSE = {"Connection": "close"}
 
 
-class BodyLimit:
-    """ASGI middleware: bodies of a largest size, sent without dawdling, and not too many at a time.
+class BodyLimitMiddleware:
+    """ASGI middleware that limits the size and the transfer time of request bodies.
 
-    Bytes are counted as they come, whatever was declared. A body that is a little too large is read to its
-    end, since a client that is still sending sees a broken connection and not the answer.
+    Bytes are counted as they arrive, independent of the Content-Length. A body that is slightly too large is
+    read to its end, since a client that is still sending sees a broken connection instead of the response.
 
     Args:
-        app: what lies behind.
-        largest: bytes of one body.
-        together: bytes of all bodies that are being worked on at a time.
-        patience: seconds that a client may leave us waiting at most.
-        slowest: every so many bytes win it back one of these: it may be as slow on the average, and what it
-            sent faster before gives it no right to a longer rest.
+        app: The wrapped application.
+        max_size: Bytes of one body.
+        max_total: Bytes of all bodies in progress.
+        max_stall: Seconds that a client may keep the server waiting.
+        min_rate: Bytes that restore one second of `max_stall`, so the lowest average transfer rate. The
+            budget never exceeds `max_stall`: a fast start does not allow a longer pause later.
     """
 
     def __init__(
-        self, app: ASGIApp, largest: int, together: int, patience: float = 10.0, slowest: int = 50_000
+        self, app: ASGIApp, max_size: int, max_total: int, max_stall: float = 10.0, min_rate: int = 50_000
     ) -> None:
         self._app = app
-        self._largest = largest
-        self._together = together
-        self._patience = patience
-        self._slowest = slowest
-        self._held = 0
+        self._max_size = max_size
+        self._max_total = max_total
+        self._max_stall = max_stall
+        self._min_rate = min_rate
+        self._total = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         if "content-length" not in headers and "transfer-encoding" not in headers:
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, self._patience, self._slowest)
+        body = _Body(receive, self._max_stall, self._min_rate)
         exchange = _Exchange(scope, body, send)
         declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._largest:
-            # One who asks before sending has sent nothing yet.
-            await self._too_large(exchange, int(declared) <= 2 * self._largest and "expect" not in headers)
+        if declared.isdecimal() and int(declared) > self._max_size:
+            # A client with "Expect: 100-continue" has not sent the body yet.
+            await self._too_large(exchange, int(declared) <= 2 * self._max_size and "expect" not in headers)
             return
         held = 0
 
-        async def limited() -> Message:
+        async def receive_limited() -> Message:
             nonlocal held
             if exchange.refused:
-                return _GONE
+                return _DISCONNECT
             before = body.size
             try:
                 message = await body.read()
             except TimeoutError:
-                await exchange.refuse("too-slow", "the request took too long to arrive")
-                return _GONE
+                await exchange.refuse(SlowRequestError("the request took too long to arrive", headers=_CLOSE))
+                return _DISCONNECT
             held += body.size - before
-            self._held += body.size - before
-            if body.size > self._largest:
+            self._total += body.size - before
+            if body.size > self._max_size:
                 await self._too_large(exchange, True)
-                return _GONE
-            if self._held > self._together:
-                await exchange.refuse("busy", "too much is being sent at the moment; try again")
-                return _GONE
+                return _DISCONNECT
+            if self._total > self._max_total:
+                await exchange.refuse(
+                    BusyError("too much is being sent at the moment; try again", headers=_CLOSE)
+                )
+                return _DISCONNECT
             return message
 
         try:
-            await self._app(scope, limited, exchange.send)
+            await self._app(scope, receive_limited, exchange.send)
         except Exception:
-            if not exchange.refused:  # else it is about the request that ended under its hands
+            if not exchange.refused:  # else the application failed because its request was cut off
                 raise
         finally:
-            self._held -= held
+            self._total -= held
 
     async def _too_large(self, exchange: _Exchange, drain: bool) -> None:
         if drain:
-            await exchange.body.drain(2 * self._largest)
-        most = f"{self._largest / 2**20:g} MB"
-        await exchange.refuse("too-large", f"the request is larger than {most}")
+            await exchange.body.drain(2 * self._max_size)
+        limit = f"{self._max_size / 2**20:g} MB"
+        await exchange.refuse(TooLargeError(f"the request is larger than {limit}", headers=_CLOSE))
 
 
 class _Body:
-    """The body of one request on its way in.
+    """Body of one request, read with a limit on the time that the client keeps the server waiting.
 
     Attributes:
-        size: bytes that have come.
+        size: Bytes received.
     """
 
-    def __init__(self, receive: Receive, patience: float, slowest: int) -> None:
+    def __init__(self, receive: Receive, max_stall: float, min_rate: int) -> None:
         self.size = 0
         self._receive = receive
-        self._patience = patience
-        self._slowest = slowest
-        self._left = patience
+        self._max_stall = max_stall
+        self._min_rate = min_rate
+        self._budget = max_stall
         self._complete = False
 
     async def read(self) -> Message:
-        """The next part; a `TimeoutError` once the client has left us waiting for too long."""
+        """Return the next message; raise a `TimeoutError` if the client is too slow."""
         if self._complete:
-            return await self._receive()  # waits for the client to go away, for as long as that takes
+            return await self._receive()  # waits for the disconnect, without a limit
         start = time.monotonic()
-        async with asyncio.timeout(self._left):
+        async with asyncio.timeout(self._budget):
             message = await self._receive()
         size = len(message.get("body", b""))
-        self._left -= time.monotonic() - start
-        self._left = min(self._patience, self._left + size / self._slowest)
+        self._budget -= time.monotonic() - start
+        self._budget = min(self._max_stall, self._budget + size / self._min_rate)
         self.size += size
         self._complete = not message.get("more_body", False)
         return message
 
-    async def drain(self, most: int) -> None:
-        """Read on to the end, if it comes soon, and keep nothing."""
+    async def drain(self, max_size: int) -> None:
+        """Read and discard the rest, up to a total size or until the client is too slow."""
         try:
-            while not self._complete and self.size <= most:
+            while not self._complete and self.size <= max_size:
                 await self.read()
         except TimeoutError:
             return
 
 
 class _Exchange:
-    """A request and its answer: ours once it is refused, else the application's.
+    """A request and its response, which comes from the application unless the request is refused.
 
     Attributes:
-        refused: whether the answer is ours; what the application sends is dropped from then on.
+        refused: Whether the request was refused; the application's messages are dropped from then on.
     """
 
     def __init__(self, scope: Scope, body: _Body, send: Send) -> None:
@@ -141,15 +145,13 @@ class _Exchange:
         self._started = False
 
     async def send(self, message: Message) -> None:
-        """Pass on what the application answers."""
+        """Pass on a message of the application."""
         if not self.refused:
             self._started = True
             await self._send(message)
 
-    async def refuse(self, code: str, detail: str) -> None:
-        """Answer in place of the application, unless it has begun to."""
+    async def refuse(self, error: ServerError) -> None:
+        """Respond with an error, unless the application has started its response."""
         self.refused = True
-        if self._started:
-            return
-        response = refusal(self._scope, code, detail, {"Connection": "close"})
-        await response(self._scope, self.body.read, self._send)
+        if not self._started:
+            await refusal(self._scope, error)(self._scope, self.body.read, self._send)

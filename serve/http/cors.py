@@ -1,4 +1,4 @@
-"""Other sites whose pages may ask the API: what their visitors' browsers are told (CORS)."""
+"""CORS: cross-origin requests of the sites in --allow-origin."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve.core.errors import ForbiddenError
 from serve.core.permissions import Permissions
-from serve.http.refusals import refusal
+from serve.http.problem import refusal
 
 _DETAIL = "a page of this site may not send this method with these headers; --allow-origin lists the sites"
 
 
-class Origins(CORSMiddleware):
-    """ASGI middleware that says whether another site's page may send a request, and lets it read the answer.
+class ApiCORSMiddleware(CORSMiddleware):
+    """Starlette's CORS middleware with the methods of the API; refused preflights get a problem document.
 
     Args:
-        app: what lies behind.
-        origins: the sites, such as `https://shop.example`.
-        permissions: what visitors may do, from there too.
+        app: The wrapped application.
+        origins: Allowed origins such as `https://shop.example`.
+        permissions: Permissions of visitors, which decide whether DELETE is allowed.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], permissions: Permissions) -> None:
@@ -33,11 +34,12 @@ class Origins(CORSMiddleware):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or the question that a browser asks before it."""
+        """Handle one request or preflight."""
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        asked = {"origin", "access-control-request-method"} <= {*headers} and scope["method"] == "OPTIONS"
-        if asked and self.preflight_response(headers).status_code != 200:
-            vary = {"Vary": self.preflight_headers["Vary"]}
-            await refusal(scope, "forbidden", _DETAIL, vary)(scope, receive, send)
+        is_preflight = {"origin", "access-control-request-method"} <= {*headers}
+        is_preflight = is_preflight and scope["method"] == "OPTIONS"
+        if is_preflight and self.preflight_response(headers).status_code != 200:
+            error = ForbiddenError(_DETAIL, headers={"Vary": self.preflight_headers["Vary"]})
+            await refusal(scope, error)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

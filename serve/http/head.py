@@ -1,4 +1,4 @@
-"""HEAD wherever GET is: the same answer without its body."""
+"""HEAD requests for every route with a GET handler."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.addresses import within_page
 
-_FRAMEWORK = "/gradio_api/"  # has streams that would be begun for nobody
+_GRADIO = "/gradio_api/"  # has event streams, which a HEAD must not open
 
 
-class Heads:
-    """ASGI middleware that has a GET answered in place of a HEAD."""
+class HeadMiddleware:
+    """ASGI middleware that answers HEAD with the headers of the GET response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        if not is_head or within_page(scope["path"]).startswith(_FRAMEWORK):
+        if not is_head or within_page(scope["path"]).startswith(_GRADIO):
             await self._app(scope, receive, send)
             return
 
-        async def send_head(message: Message) -> None:
+        async def send_without_body(message: Message) -> None:
             if message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)
 
-        scope["method"] = "GET"  # in place: the layers around read here which address it was
+        scope["method"] = "GET"  # in place: the outer middleware reads the matched route from this scope
         try:
-            await self._app(scope, receive, send_head)
+            await self._app(scope, receive, send_without_body)
         finally:
             scope["method"] = "HEAD"

@@ -1,4 +1,8 @@
-"""Doors that stay shut: what the page never asks the web framework for, and what other sites ask."""
+"""Host and origin checks, and an allow-list of routes.
+
+Starlette's `TrustedHostMiddleware` is no replacement: it answers in plain text, splits the Host header at the
+first colon, which breaks IPv6 (`[::1]:7860`), and has neither an origin check nor a list of routes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.addresses import within_page
-from serve.http.refusals import refusal
+from serve.core.errors import ForbiddenError, NotFoundError, ServerError, WrongHostError
+from serve.http.problem import refusal
 
-# All that the page and the API consist of. The framework has many more routes: some run code, fetch what the
-# caller names or tell about the server, and a new version may bring others.
-_OPEN = re.compile(
+# All routes of the page and the API. Gradio has many more: some run code, fetch URLs from the request or
+# reveal details of the server, and a new version may add others.
+_ROUTES = re.compile(
     r"""
     / | /healthz | /readyz | /metrics | /v1(/.*)?
     | /favicon\.ico | /robots\.txt | /theme\.css | /config/?
@@ -29,14 +34,14 @@ _OPEN = re.compile(
 _HOST = re.compile(r"(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:\d*)?", re.IGNORECASE)
 
 
-class Guard:
-    """ASGI middleware that answers what the page and the API consist of, and to its own pages.
+class HostGuardMiddleware:
+    """ASGI middleware that checks Host, route and Origin of a request.
 
     Args:
-        app: what it guards.
-        names: what a request may call the server, `*` for anything, `*.example.com` for all below a name. A
-            list keeps other sites from reaching a local server under a name of theirs (DNS rebinding).
-        origins: other sites whose pages may send requests, such as `https://shop.example`.
+        app: The wrapped application.
+        names: Allowed names in the Host header: `*` for any, `*.example.com` for all subdomains. A list
+            protects a local server from DNS rebinding.
+        origins: Allowed cross-origin sites such as `https://shop.example`.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = ("*",), origins: Collection[str] = ()) -> None:
@@ -45,23 +50,27 @@ class Guard:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        app = self._app
+        """Handle one request."""
         if scope["type"] == "websocket":
-            return  # closed: nothing here uses them
+            return  # closes it: the server has no WebSocket routes
+        app = self._app
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if not self._is_ours(headers.get("host", "")):
-                app = refusal(
-                    scope, "wrong-host", "this server goes by another name; --allow-host gives it one"
-                )
-            elif not _OPEN.fullmatch(within_page(scope["path"])):
-                app = refusal(scope, "not-found", "there is nothing here")
-            elif scope["method"] not in ("GET", "HEAD") and self._from_elsewhere(headers):
-                app = refusal(scope, "forbidden", "requests from other sites are refused")
+            error = self._check(scope)
+            if error is not None:
+                app = refusal(scope, error)
         await app(scope, receive, send)
 
-    def _is_ours(self, host: str) -> bool:
+    def _check(self, scope: Scope) -> ServerError | None:
+        headers = Headers(scope=scope)
+        if not self._is_allowed_host(headers.get("host", "")):
+            return WrongHostError("this server goes by another name; --allow-host gives it one")
+        if not _ROUTES.fullmatch(within_page(scope["path"])):
+            return NotFoundError("there is nothing here")
+        if scope["method"] not in ("GET", "HEAD") and self._is_cross_origin(headers):
+            return ForbiddenError("requests from other sites are refused")
+        return None
+
+    def _is_allowed_host(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
         name = (found["v6"] or found["name"]).lower() if found else ""
         return any(
@@ -69,12 +78,13 @@ class Guard:
             for pattern in self._names
         )
 
-    def _from_elsewhere(self, headers: Headers) -> bool:
-        """Whether a browser says that another site's page sent this; programs say nothing."""
+    def _is_cross_origin(self, headers: Headers) -> bool:
+        """Return whether a page of another site, which is not allowed, sent the request."""
         origin = headers.get("origin")
         if origin in self._origins:
             return False
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return True
-        # Browsers send the former to https and to their own machine only, and the origin everywhere.
+        # Browsers send Sec-Fetch-Site only to https and localhost, but Origin everywhere; programs send
+        # neither.
         return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()

@@ -1,4 +1,4 @@
-"""The server's log: lines on stderr, as text for people or as JSON for machines."""
+"""Log configuration: text or JSON lines on stderr, without loading the web framework."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from retrieval.cli import print_status
 _log = logging.getLogger("lookalike.serve")
 
 
-class _Json(logging.Formatter):
-    """One object a line: time, level, logger, message, and what else is known about a request."""
+class _JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object per line: time, level, logger, message and request fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -28,18 +28,23 @@ class _Json(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def configure(level: str, form: str) -> None:
-    """Send everything from `level` on to stderr, as `text` or `json`."""
+def configure_logging(level: str, log_format: str) -> None:
+    """Log to stderr.
+
+    Args:
+        level: Lowest level to log of the server's own records; of other loggers, warnings are logged.
+        log_format: `text` or `json`.
+    """
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(_Json() if form == "json" else text)
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("lookalike").setLevel(level.upper())
 
 
-def tell(message: str, form: str) -> None:
-    """Say how it goes, so that stderr keeps its format."""
-    if form == "json":
+def report_status(message: str, log_format: str) -> None:
+    """Write a status line to stderr: plain text, or a log record if the log is JSON."""
+    if log_format == "json":
         _log.info(message)
     else:
         print_status(message)

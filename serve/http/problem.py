@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details: one shape for everything that goes wrong, with a stable code."""
+"""Error responses: RFC 9457 problem documents, or a plain sentence for people on the page."""
 
 from __future__ import annotations
 
@@ -6,78 +6,92 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Scope
 
+from retrieval.errors import ImageError, InputError, LookalikeError
+from serve.addresses import API, within_page
+from serve.core.errors import InvalidRequestError, ServerError
+
 MEDIA_TYPE = "application/problem+json"
-INTERNAL = "internal-error"
-# What a program may rely on: code -> status and title.
-CODES = {
-    "malformed-body": (400, "The body cannot be read"),
-    "wrong-host": (400, "The server does not go by this name"),
-    "sign-in": (401, "Sign-in is needed"),
-    "forbidden": (403, "Not allowed"),
-    "changes-not-allowed": (403, "Images are not added or removed here"),
-    "urls-not-allowed": (403, "Addresses of images are not fetched"),
-    "not-found": (404, "No such address"),
-    "no-such-image": (404, "No such image"),
-    "method-not-allowed": (405, "The address has no such method"),
-    "too-slow": (408, "The request took too long to arrive"),
-    "model-mismatch": (409, "The vector is of another model"),
-    "no-model": (409, "The gallery has no model"),
-    "too-large": (413, "The request is too large"),
-    "unsupported-media-type": (415, "The body is of a type that is not taken"),
-    "invalid-request": (422, "The request cannot be used"),
-    "unusable-image": (422, "The image cannot be used"),
-    "not-fetched": (422, "There is no image at the address"),
-    "too-many-requests": (429, "Too many requests"),
-    "too-many-tries": (429, "Too many wrong tries to sign in"),
-    INTERNAL: (500, "The server failed"),
-    "busy": (503, "The server is busy"),
-    "gallery-unavailable": (503, "The gallery cannot be read"),
-    "deadline-exceeded": (504, "The request took too long to answer"),
-    "not-stored": (507, "The server cannot store it"),
-}
-RETRY_SECONDS = {"busy": "1", "gallery-unavailable": "5"}
+INTERNAL_DETAIL = "something went wrong here; the server's log has the details"
+_PAGE_PATHS = ("/gradio_api/", "/assets/", "/static/", "/config", "/theme.css", "/favicon.ico")
 
 
-class Problem(Exception):  # noqa: N818  the standard's word
-    """Raise it in an endpoint to answer with a problem; middleware, which cannot, sends its `response`.
+def problem(error: LookalikeError, instance: str) -> dict[str, Any]:
+    """Return an error as the members of a problem document.
 
     Args:
-        code: one of `CODES`.
-        detail: a sentence for the caller, without paths of the server.
-        headers: to send along.
-        more: further members of the answer.
+        error: The error; its class has the code, status and title.
+        instance: URI of this occurrence, see `instance_of`.
     """
-
-    def __init__(
-        self, code: str, detail: str, *, headers: Mapping[str, str] | None = None, **more: Any
-    ) -> None:
-        super().__init__(detail)
-        self.code, self.detail, self.more = code, detail, more
-        self.status, self.title = CODES[code]
-        retry = {"Retry-After": RETRY_SECONDS[code]} if code in RETRY_SECONDS else {}
-        self.headers = {"Cache-Control": "no-store", **retry, **(headers or {})}
-
-    def members(self, instance: str) -> dict[str, Any]:
-        """The problem as JSON values; `instance` names this occurrence."""
-        return {
-            "type": f"urn:lookalike:problem:{self.code}",
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-            "instance": instance,
-            "code": self.code,
-            **self.more,
-        }
-
-    def response(self, scope: Scope) -> Response:
-        """The answer to a request."""
-        members = self.members(instance(scope))
-        return JSONResponse(members, self.status, self.headers, media_type=MEDIA_TYPE)
+    members = problem_members(type(error), _detail(error), instance)
+    if isinstance(error, ImageError):
+        members["reason"] = error.reason
+    if isinstance(error, InvalidRequestError):
+        members["errors"] = error.errors
+    return members
 
 
-def instance(scope: Scope) -> str:
-    """Names one request: by the `request_id` of its state, a UUID, where it was given one."""
+def problem_members(kind: type[LookalikeError], detail: str, instance: str) -> dict[str, Any]:
+    """Return the members that every problem document of an error class has."""
+    return {
+        "type": f"urn:lookalike:problem:{kind.code}",
+        "title": kind.title,
+        "status": kind.status,
+        "detail": detail,
+        "instance": instance,
+        "code": kind.code,
+    }
+
+
+def problem_response(
+    error: LookalikeError, scope: Scope, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return the problem document of an error as the response to a request.
+
+    Args:
+        error: The error.
+        scope: ASGI scope of the request.
+        headers: Headers to add to those of the error.
+    """
+    content = problem(error, instance_of(scope))
+    return JSONResponse(content, error.status, _headers(error) | dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def refusal(scope: Scope, error: ServerError) -> Response:
+    """Return the response of middleware that refuses a request.
+
+    It is a problem document, or the sentence alone on the page and for clients that accept HTML. Stores the
+    problem code in `scope["state"]["refused"]`, from where the access log counts it.
+    """
+    scope.setdefault("state", {})["refused"] = error.code
+    if _is_read_by_people(scope):
+        return PlainTextResponse(f"{error}\n", error.status, _headers(error))
+    return problem_response(error, scope)
+
+
+def instance_of(scope: Scope) -> str:
+    """Return the URI of a request: its `request_id`, or a new UUID if it has none."""
     return f"urn:uuid:{scope.get('state', {}).get('request_id') or uuid.uuid4()}"
+
+
+def _detail(error: LookalikeError) -> str:
+    """Return the message of an error, or a general one if it may contain internals such as paths."""
+    if isinstance(error, ImageError):
+        return error.detail
+    return str(error) if isinstance(error, InputError | ServerError) else INTERNAL_DETAIL
+
+
+def _headers(error: LookalikeError) -> dict[str, str]:
+    return {"Cache-Control": "no-store"} | (error.headers if isinstance(error, ServerError) else {})
+
+
+def _is_read_by_people(scope: Scope) -> bool:
+    if scope["path"] == API or scope["path"].startswith(f"{API}/"):
+        return False  # regardless of the Accept header: some programs accept HTML by default
+    path = within_page(scope["path"])
+    return (
+        path == "/" or path.startswith(_PAGE_PATHS) or "text/html" in Headers(scope=scope).get("accept", "")
+    )

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for strangers: a request's head has to arrive in time, and connections are counted."""
+"""h11 protocol with a header timeout and a connection cap."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10.0
-MOST_CONNECTIONS = 512  # below the 1024 files that a process may have open by default
+HEADER_SECONDS = 10.0
+MAX_CONNECTIONS = 512  # below the 1024 files that a process may have open by default
 
 
 class Protocol(H11Protocol):
-    """One connection. The server behind it times only the pause between requests, not the head of one."""
+    """One connection. uvicorn limits only the idle time between requests, not the time of the headers."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody has come."""
+        """Accept a connection, or abort it if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
-        self._deadline = self.loop.call_later(HEAD_SECONDS, transport.abort)
+        self._deadline = self.loop.call_later(HEADER_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request's head or body; the body's time is counted elsewhere."""
+        """Receive headers or body; `BodyLimitMiddleware` limits the time of the body."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Cancel the timeout of a closed connection."""
         self._cancel()
         super().connection_lost(exc)
 

@@ -1,4 +1,4 @@
-"""What a proxy says about its client is believed where the proxy is known, and taken away elsewhere."""
+"""Client addresses, and the `Forwarded` and `X-Forwarded-` headers of trusted proxies."""
 
 from __future__ import annotations
 
@@ -8,41 +8,53 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from serve.http.clients import client_of
-
-_CLAIMS = (b"x-forwarded-", b"forwarded")
+_FORWARDED = (b"x-forwarded-", b"forwarded")
 
 
-class Proxies:
-    """ASGI middleware: the client's address and scheme as a trusted proxy gives them.
+class TrustedProxyMiddleware:
+    """ASGI middleware that takes the client's address and scheme from the headers of trusted proxies.
 
-    From anybody else, `Forwarded` and the `X-Forwarded-` headers are taken out of the request: the page's
-    framework would build addresses from them.
+    The headers of other clients are removed, since Gradio would build URLs from them.
 
     Args:
-        app: what lies behind.
-        trusted: addresses and networks of proxies, such as `127.0.0.1` and `10.0.0.0/8`.
+        app: The wrapped application.
+        trusted: Addresses and networks of proxies, such as `127.0.0.1` and `10.0.0.0/8`.
     """
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
         self._app = app
         self._trusted = [ipaddress.ip_network(network) for network in trusted]
-        self._believing = ProxyHeadersMiddleware(app, list(trusted))  # type: ignore[arg-type]
+        self._with_headers = ProxyHeadersMiddleware(app, list(trusted))  # type: ignore[arg-type]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif self._trusts(client := client_of(scope)):
-            known = {**scope, "client": (client, 0)}  # as the list of proxies has it
-            await self._believing(known, receive, send)  # type: ignore[arg-type]
+        elif self._is_trusted(client := client_address(scope)):
+            normalized = {**scope, "client": (client, 0)}  # uvicorn compares the text of addresses
+            await self._with_headers(normalized, receive, send)  # type: ignore[arg-type]
         else:
-            plain = [pair for pair in scope["headers"] if not pair[0].startswith(_CLAIMS)]
-            await self._app({**scope, "headers": plain}, receive, send)
+            headers = [pair for pair in scope["headers"] if not pair[0].startswith(_FORWARDED)]
+            await self._app({**scope, "headers": headers}, receive, send)
 
-    def _trusts(self, client: str) -> bool:
+    def _is_trusted(self, client: str) -> bool:
         try:
             address = ipaddress.ip_address(client)
         except ValueError:
             return False
         return any(address in network for network in self._trusted)
+
+
+def client_address(scope: Scope) -> str:
+    """Return the address of the client; IPv4 in the same form on IPv4 and dual-stack sockets."""
+    client = scope.get("client")
+    return unmap_ipv4(str(client[0])) if client else ""
+
+
+def unmap_ipv4(address: str) -> str:
+    """Return `192.0.2.1` for `::ffff:192.0.2.1`, any other text unchanged."""
+    try:
+        mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
+    except ValueError:
+        return address
+    return str(mapped or address)

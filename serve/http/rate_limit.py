@@ -1,63 +1,82 @@
-"""Limits on how often one client may ask, and on how many event streams are open."""
+"""Rate limiter: token bucket per client, shared by all processes; limit on open event streams.
+
+Libraries such as slowapi need a Redis server to hold one limit over several processes; a mapped file does
+not.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
+import math
+import mmap
+import secrets
+import struct
+import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.addresses import within_page
-from serve.http.buckets import Buckets
-from serve.http.clients import client_of
-from serve.http.refusals import refusal
+from serve.core.errors import BusyError, RateLimitError
+from serve.http.problem import refusal
+from serve.http.proxy_headers import client_address, unmap_ipv4
 
-_FREE = ("/healthz", "/assets/", "/static/")  # answered from a file, if that
+_UNLIMITED = ("/healthz", "/assets/", "/static/")  # constants and files
+_BURST_SECONDS = 10  # the thumbnails of a page, a hundred, are requested at once
 _STREAMS = ("/gradio_api/queue/data", "/gradio_api/heartbeat/")
-_MOST_STREAMS, _MOST_STREAMS_OF_ONE = 256, 64
-_BURST_SECONDS = 10  # a page of a hundred thumbnails comes at once
+_MAX_STREAMS, _MAX_STREAMS_PER_CLIENT = 256, 64
+_STREAM_RETRY_SECONDS = 5
+# Layout of the buckets: the key of the hash, then rows of slots. A client's hash determines its row.
+_KEY_SIZE = 16  # bytes; random, so that clients cannot choose addresses that share a row
+_SLOT = struct.Struct("=8sdd")  # hash of the client, tokens, time of the last access
+_ROWS, _SLOTS_PER_ROW = 64, 64
+_ROW_SIZE = _SLOTS_PER_ROW * _SLOT.size
+_EMPTY = bytes(8)
 
 
-class RateLimit:
-    """ASGI middleware: so many requests a second and client, ten times as many at once.
+class RateLimitMiddleware:
+    """ASGI middleware that limits the requests of each client.
 
     Args:
-        app: what lies behind.
-        rate: requests a second.
-        file: what several processes count in together.
+        app: The wrapped application.
+        rate: Requests per second and client; bursts of ten times as many are allowed.
+        file: Shared file in which several processes count together, see `TokenBuckets`.
     """
 
     def __init__(self, app: ASGIApp, rate: float, file: Path | None = None) -> None:
         self._app = app
-        self._buckets = Buckets(rate, max(1, _BURST_SECONDS * rate), file=file)
+        self._buckets = TokenBuckets(rate, max(1, _BURST_SECONDS * rate), file=file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         app = self._app
-        if scope["type"] == "http" and not within_page(scope["path"]).startswith(_FREE):
-            wait = self._buckets.take(client_of(scope))
+        if scope["type"] == "http" and not within_page(scope["path"]).startswith(_UNLIMITED):
+            wait = self._buckets.take(client_address(scope))
             if wait:
-                again = {"Retry-After": str(wait)}
-                app = refusal(scope, "too-many-requests", "too many requests; wait a little", again)
+                app = refusal(scope, RateLimitError("too many requests; wait a little", retry_after=wait))
         await app(scope, receive, send)
 
 
-class StreamLimit:
-    """ASGI middleware: so many event streams at a time, for a page keeps some open as long as it is shown."""
+class StreamLimitMiddleware:
+    """ASGI middleware that limits open event streams, of which a page keeps some as long as it is shown."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http" or not within_page(scope["path"]).startswith(_STREAMS):
             await self._app(scope, receive, send)
             return
-        client = client_of(scope)
-        if self._open.total() >= _MOST_STREAMS or self._open[client] >= _MOST_STREAMS_OF_ONE:
-            detail = "too many pages are open; close some"
-            await refusal(scope, "busy", detail, {"Retry-After": "5"})(scope, receive, send)
+        client = client_address(scope)
+        if self._open.total() >= _MAX_STREAMS or self._open[client] >= _MAX_STREAMS_PER_CLIENT:
+            error = BusyError("too many pages are open; close some", retry_after=_STREAM_RETRY_SECONDS)
+            await refusal(scope, error)(scope, receive, send)
             return
         self._open[client] += 1
         try:
@@ -66,3 +85,101 @@ class StreamLimit:
             self._open[client] -= 1
             if not self._open[client]:
                 del self._open[client]
+
+
+class TokenBuckets:
+    """A token bucket for every client, in memory of constant size.
+
+    Holds about the 4096 most recent clients; a client that was evicted starts with a full bucket. The
+    addresses of an IPv6 /64 network count as one client, since one customer usually has all of them.
+
+    Several processes may share a file. They do not lock it: two that read a bucket at the same instant may
+    both take its last token.
+
+    Args:
+        rate: Tokens per second.
+        burst: Capacity of a bucket.
+        clock: Monotonic time in seconds, the same in all processes.
+        file: File created by `SharedLimits.create`; None uses the memory of this process.
+    """
+
+    def __init__(
+        self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic, file: Path | None = None
+    ) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self._memory = memoryview(bytearray(_empty_buckets()) if file is None else _map_file(file))
+        self._key = bytes(self._memory[:_KEY_SIZE])
+
+    def take(self, client: str) -> int:
+        """Take a token. Return 0, or the whole seconds until there is one."""
+        return self._update(client, 1)
+
+    def wait_seconds(self, client: str) -> int:
+        """Return the whole seconds until there is a token, 0 if there is one; take none."""
+        return self._update(client, 0)
+
+    def __len__(self) -> int:
+        """Return the number of clients with a bucket."""
+        return sum(owner != _EMPTY for owner, _, _ in _SLOT.iter_unpack(self._memory[_KEY_SIZE:]))
+
+    def _update(self, client: str, tokens: int) -> int:
+        owner = hashlib.blake2b(_bucket_name(client).encode(), digest_size=8, key=self._key).digest()
+        row = _KEY_SIZE + owner[0] % _ROWS * _ROW_SIZE
+        slots = list(_SLOT.iter_unpack(self._memory[row : row + _ROW_SIZE]))
+        now = self._clock()
+        slot = next((number for number, (other, _, _) in enumerate(slots) if other == owner), None)
+        if slot is None:  # take an empty slot, or evict the least recently used
+            slot = min(
+                range(_SLOTS_PER_ROW), key=lambda number: (slots[number][0] != _EMPTY, slots[number][2])
+            )
+            level = self._burst
+        else:
+            _, level, last_access = slots[slot]
+            level = min(self._burst, level + self._rate * (now - last_access))
+        is_enough = level >= 1
+        start = row + slot * _SLOT.size
+        self._memory[start : start + _SLOT.size] = _SLOT.pack(owner, level - tokens * is_enough, now)
+        return 0 if is_enough else math.ceil((1 - level) / self._rate)
+
+
+@dataclass(frozen=True)
+class SharedLimits:
+    """Files in which the processes of a server count together; a single process needs none.
+
+    Attributes:
+        requests: Buckets of requests per client.
+        sign_ins: Buckets of wrong credentials per client.
+    """
+
+    requests: Path | None = None
+    sign_ins: Path | None = None
+
+    @classmethod
+    def create(cls, folder: Path) -> SharedLimits:
+        """Create the files in a private folder."""
+        requests, sign_ins = folder / "requests", folder / "sign-ins"
+        requests.write_bytes(_empty_buckets())
+        sign_ins.write_bytes(_empty_buckets())
+        return cls(requests, sign_ins)
+
+
+def _empty_buckets() -> bytes:
+    return secrets.token_bytes(_KEY_SIZE) + bytes(_ROWS * _ROW_SIZE)
+
+
+def _map_file(file: Path) -> mmap.mmap:
+    with open(file, "r+b") as opened:
+        return mmap.mmap(opened.fileno(), 0)
+
+
+def _bucket_name(client: str) -> str:
+    """Return the address or IPv6 network that a client is counted by."""
+    try:
+        address = ipaddress.ip_address(unmap_ipv4(client).partition("%")[0])
+    except ValueError:
+        return client[:64]
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

@@ -1,4 +1,4 @@
-"""Everything a request passes on its way to the application, in its order."""
+"""The middleware stack of the server."""
 
 from __future__ import annotations
 
@@ -9,33 +9,40 @@ from starlette.types import ASGIApp
 
 from serve.config import Settings
 from serve.core.telemetry import Telemetry
-from serve.http.access_log import Access
-from serve.http.auth import SignIn
-from serve.http.body_limit import BodyLimit
-from serve.http.buckets import Tallies
-from serve.http.cors import Origins
-from serve.http.host_guard import Guard
-from serve.http.proxy_headers import Proxies
-from serve.http.rate_limit import RateLimit, StreamLimit
-from serve.http.upload_limit import UploadLimit
+from serve.http.access_log import AccessLogMiddleware
+from serve.http.auth import AuthMiddleware
+from serve.http.body_limit import BodyLimitMiddleware
+from serve.http.cors import ApiCORSMiddleware
+from serve.http.host_guard import HostGuardMiddleware
+from serve.http.proxy_headers import TrustedProxyMiddleware
+from serve.http.rate_limit import RateLimitMiddleware, SharedLimits, StreamLimitMiddleware
+from serve.http.upload_limit import UploadLimitMiddleware
 
-_BODIES_AT_A_TIME = 8  # of the largest size
+_CONCURRENT_BODIES = 8  # of the largest size
 
 
 def protect(
-    app: ASGIApp, settings: Settings, telemetry: Telemetry, tallies: Tallies | None = None
+    app: ASGIApp, settings: Settings, telemetry: Telemetry, shared: SharedLimits | None = None
 ) -> ASGIApp:
-    """The application behind all that may refuse a request; what is cheapest to refuse comes first."""
-    tallies = tallies or Tallies()
-    largest = settings.max_body * 2**20
-    app = BodyLimit(app, largest, _BODIES_AT_A_TIME * largest)
+    """Wrap the application in all middleware; outermost are the checks that cost least.
+
+    Args:
+        app: The application.
+        settings: Settings of the server.
+        telemetry: Counts refused requests.
+        shared: Files of the rate limits if several processes share them.
+    """
+    shared = shared or SharedLimits()
+    max_body = settings.max_body * 2**20
+    app = BodyLimitMiddleware(app, max_body, _CONCURRENT_BODIES * max_body)
     if settings.page:
-        app = StreamLimit(UploadLimit(app, Path(os.environ["GRADIO_TEMP_DIR"])))
+        uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+        app = StreamLimitMiddleware(UploadLimitMiddleware(app, uploads))
     if settings.credentials:
-        app = SignIn(app, settings.credentials, tallies.tries)
+        app = AuthMiddleware(app, settings.credentials, shared.sign_ins)
     if settings.rate:
-        app = RateLimit(app, settings.rate, tallies.requests)
-    app = Guard(app, settings.names, settings.origins)
-    if settings.origins:  # outside sign-in: a browser asks without credentials whether it may send some
-        app = Origins(app, settings.origins, settings.permissions)
-    return Proxies(Access(app, telemetry), settings.proxies)
+        app = RateLimitMiddleware(app, settings.rate, shared.requests)
+    app = HostGuardMiddleware(app, settings.names, settings.origins)
+    if settings.origins:  # outside of sign-in: browsers send preflights without credentials
+        app = ApiCORSMiddleware(app, settings.origins, settings.permissions)
+    return TrustedProxyMiddleware(AccessLogMiddleware(app, telemetry), settings.proxies)

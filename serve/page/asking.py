@@ -13,7 +13,7 @@ from PIL import Image
 from retrieval.errors import InputError
 from retrieval.gallery import Hit
 from retrieval.search.query import Options
-from serve.core.errors import OtherModelError
+from serve.core.errors import ModelMismatchError
 from serve.core.queries import One, Together
 from serve.core.regions import Region
 from serve.core.service import Query, SearchService
@@ -145,7 +145,7 @@ def search(service: SearchService, queries: Sequence[Query], wishes: Wishes) -> 
     """The pictures most like the query, without those of the gallery that it is made of.
 
     Raises:
-        OtherModelError: a query was made before the gallery was rebuilt with another model.
+        ModelMismatchError: a query was made before the gallery was rebuilt with another model.
         UnknownItemError: an item it names has been removed.
         InputError: a condition that is none, a column that is not there, a score that none can have; or
             pictures whose mean points nowhere.
@@ -164,14 +164,14 @@ def search(service: SearchService, queries: Sequence[Query], wishes: Wishes) -> 
 def _hits(service: SearchService, queries: Sequence[Query], options: Options) -> list[Hit]:
     fingerprint = queries[0].fingerprint
     if any(query.fingerprint != fingerprint for query in queries):
-        raise OtherModelError(REBUILT)
+        raise ModelMismatchError(REBUILT)
     ones = [_one(query) for query in queries]
     own = [query.item.id for query in queries if query.item is not None and query.vector is not None]
     asked = ones[0] if len(ones) == 1 else Together(ones)
     try:
         (found,) = service.find([asked], replace(options, exclude=own), fingerprint=fingerprint).found
-    except OtherModelError as error:
-        raise OtherModelError(REBUILT) from error
+    except ModelMismatchError as error:
+        raise ModelMismatchError(REBUILT) from error
     if isinstance(found, InputError):
         raise found
     return found

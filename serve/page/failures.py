@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from retrieval.errors import ImageError, InputError
-from serve.core.errors import BusyError, NotAllowedError, UnavailableError, UnwritableError
+from serve.core.errors import ServerError
 from serve.core.service import SearchService
 from serve.page import views
 
 _BROKEN = "Something went wrong here; the server's log has the details."
-_TOLD = (InputError, BusyError, NotAllowedError, UnavailableError, UnwritableError)
 _log = logging.getLogger("lookalike.serve")
 
 
@@ -20,7 +19,7 @@ def sentence(error: Exception) -> str:
     """A line of status for what was raised; what is no fault of the visitor goes to the log."""
     if isinstance(error, ImageError):
         return views.trouble(f"This picture cannot be used: {error.detail}. Choose another one.")
-    if isinstance(error, _TOLD):
+    if isinstance(error, InputError | ServerError):  # their messages are written for visitors
         return views.trouble(str(error))
     # Also damage on the disk: what is said of it names paths of the server.
     _log.error("an event of the page failed", exc_info=error)

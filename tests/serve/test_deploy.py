@@ -15,8 +15,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from serve.commands import serve
-from serve.config import settings
-from serve.http.credentials import PASSWORD
+from serve.config import PASSWORD, settings
 from tests.serve.listening import listening, measure
 from tests.serve.serving import ROOT
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retrieval import Gallery
 from retrieval.errors import InputError
-from serve.addresses import api_of, named, page_of, within_page
+from serve.addresses import api_of, page_of, parse_galleries, within_page
 from serve.client import ApiError, Client
 from tests.conftest import draw
 from tests.serve.page.page_events import search_with, send_event, upload
@@ -126,30 +126,30 @@ def test_names_come_from_folders_or_are_given(tmp_path: Path) -> None:
     with_sign = tmp_path / "a=b.gallery"
     with_sign.mkdir()
     words = ["/x/Birds.gallery", "cars=/y/all=cars", "/z/Ärger & co", str(with_sign)]
-    assert list(named(words)) == ["birds", "cars", "rger-co", "a-b"]
-    assert named(words)["cars"] == Path("/y/all=cars")
-    assert named(words)["a-b"] == with_sign
+    assert list(parse_galleries(words)) == ["birds", "cars", "rger-co", "a-b"]
+    assert parse_galleries(words)["cars"] == Path("/y/all=cars")
+    assert parse_galleries(words)["a-b"] == with_sign
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["a/x.gallery", "b/x.gallery"], "there is a gallery 'x' already"),
-        (["A=x"], "small letters"),
-        (["=x"], "small letters"),
-        (["a/b=x"], "small letters"),
-        (["..=x"], "small letters"),
-        ([f"{'a' * 65}=x"], "small letters"),
+        (["a/x.gallery", "b/x.gallery"], "gallery 'x' exists already"),
+        (["A=x"], "lower-case letters"),
+        (["=x"], "lower-case letters"),
+        (["a/b=x"], "lower-case letters"),
+        (["..=x"], "lower-case letters"),
+        ([f"{'a' * 65}=x"], "lower-case letters"),
     ],
 )
 def test_names_that_cannot_be_used_are_refused(words: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        named(words)
+        parse_galleries(words)
 
 
 @given(st.text(max_size=100).filter(lambda text: "\0" not in text))
 def test_any_folder_has_a_name_that_an_address_can_hold(text: str) -> None:
-    (name,) = named([f"/nowhere/x{text.replace('=', '')}"])
+    (name,) = parse_galleries([f"/nowhere/x{text.replace('=', '')}"])
     address = httpx.URL(f"http://localhost{api_of(name)}/search")
     assert address.path == f"/v1/galleries/{name}/search"
     assert within_page(f"{page_of(name)}/gradio_api/upload") == "/gradio_api/upload"

@@ -17,12 +17,11 @@ from serve.api import routes
 from serve.app import create_app
 from serve.client import Client
 from serve.core import fetch_url
-from serve.core.errors import BusyError
+from serve.core.errors import BusyError, UrlsNotAllowedError
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.core.workers import Limits
 from serve.http import upload_limit
-from serve.http.problem import CODES
 from tests.serve.listening import answering
 from tests.serve.serving import SERVE, serving
 from tests.serve.web import Web, http, web
@@ -53,7 +52,7 @@ def test_a_server_fetches_nothing_unless_it_is_told_to(shop_gallery: Path) -> No
             answer = _search(url, url=address)
             assert (answer.status_code, answer.json()["code"]) == (403, "urls-not-allowed")
         assert there.heads == []
-    assert CODES["urls-not-allowed"][0] == 403
+    assert UrlsNotAllowedError.status == 403
 
 
 def test_a_picture_by_its_address_is_searched_like_its_bytes(
@@ -148,7 +147,7 @@ def test_the_page_keeps_what_it_fetched_within_the_bounds_of_uploads(
     from serve.page import web_picture
 
     monkeypatch.setattr(web_picture, "get_upload_folder", lambda: str(tmp_path))
-    monkeypatch.setattr(upload_limit, "_MOST_FILES", 2)
+    monkeypatch.setattr(upload_limit, "_MAX_FILES", 2)
     monkeypatch.setattr(web_picture, "fetch", lambda address: address.encode())
     assert [web_picture.fetched(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
     with pytest.raises(BusyError):

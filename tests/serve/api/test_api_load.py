@@ -19,7 +19,7 @@ from retrieval.images.decode import cores
 from retrieval.ingest.rebuild import rebuild
 from serve.app import create_app
 from serve.core.batching import Batcher
-from serve.core.errors import BusyError, LateError
+from serve.core.errors import BusyError, DeadlineExceededError
 from serve.core.originals import Original
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
@@ -186,7 +186,7 @@ def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
         with pytest.raises(BusyError):
             await workers.run(lambda: None)
         for task in (first, second):
-            with pytest.raises(LateError, match="within 1 s:"):
+            with pytest.raises(DeadlineExceededError, match="within 1 s:"):
                 await task
         third = asyncio.create_task(workers.run(lambda: 3))  # the place of the second is free again
         await asyncio.sleep(0)

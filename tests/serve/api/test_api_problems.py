@@ -15,8 +15,8 @@ import pytest
 from retrieval.ingest.transfer import import_vectors
 from serve.app import create_app
 from serve.core.service import SearchService
-from serve.http.problem import CODES
 from tests.conftest import unzip_shared
+from tests.serve.core.test_errors import PROBLEMS
 from tests.serve.listening import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
@@ -45,7 +45,7 @@ def _problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
     assert problem["status"] == status
     assert problem["code"] == code
     assert problem["type"] == f"urn:lookalike:problem:{code}"
-    assert (status, problem["title"]) == CODES[code]
+    assert (status, problem["title"]) == PROBLEMS[code]
     assert problem["detail"]
     assert re.fullmatch("urn:uuid:[0-9a-f-]{36}", problem["instance"])
     return problem

@@ -27,7 +27,13 @@ from retrieval.ingest.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from serve.core import changes
 from serve.core.changes import Added
-from serve.core.errors import BusyError, NotAllowedError, UnavailableError, UnknownItemError, UnwritableError
+from serve.core.errors import (
+    BusyError,
+    ChangesNotAllowedError,
+    UnavailableError,
+    UnknownItemError,
+    UnwritableError,
+)
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from tests.conftest import draw
@@ -206,9 +212,9 @@ def test_what_is_said_must_fit_the_columns(service: SearchService, folder: Path)
 def test_nothing_is_changed_without_permission(folder: Path) -> None:
     service = SearchService(folder)
     before = (folder / "gallery.db").read_bytes()
-    with pytest.raises(NotAllowedError):
+    with pytest.raises(ChangesNotAllowedError):
         changes.add(service, [("a.png", encoded(1))])
-    with pytest.raises(NotAllowedError):
+    with pytest.raises(ChangesNotAllowedError):
         changes.remove(service, [1])
     assert (folder / "gallery.db").read_bytes() == before
 

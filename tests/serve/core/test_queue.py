@@ -14,7 +14,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from serve.core.errors import BusyError, LateError
+from serve.core.errors import BusyError, DeadlineExceededError
 from serve.core.telemetry import Telemetry
 from serve.core.waiting import go_on
 from serve.core.workers import Limits, Workers
@@ -63,7 +63,7 @@ def test_what_nobody_waits_for_any_more_leaves_the_queue_and_memory(end: str) ->
             with pytest.raises(ClientDisconnect):
                 await waiting
         elif end == "the time is over":
-            with pytest.raises(LateError):
+            with pytest.raises(DeadlineExceededError):
                 await waiting
         else:
             waiting.cancel()
@@ -139,7 +139,7 @@ def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
         running = asyncio.create_task(workers.run(work, receive))
         await asyncio.to_thread(begun.wait)
         if end == "the time is over":
-            with pytest.raises(LateError):
+            with pytest.raises(DeadlineExceededError):
                 await running
         elif end == "the server stops":
             running.cancel()
@@ -166,7 +166,7 @@ def test_what_is_done_in_several_steps_has_the_time_of_one() -> None:
                 while True:
                     await workers.run(lambda: time.sleep(0.1))
 
-        with pytest.raises(LateError, match=r"within 0\.5 s:"):
+        with pytest.raises(DeadlineExceededError, match=r"within 0\.5 s:"):
             await steps()
 
     with _workers(1, Limits(seconds=0.5)) as (workers, _):
@@ -187,7 +187,7 @@ def test_hardly_anything_is_done_in_vain_where_the_queue_is_longer_than_the_time
             answered.append(1)
         except BusyError:
             refused.append(1)
-        except LateError:
+        except DeadlineExceededError:
             pass
 
     async def main(workers: Workers) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from serve.http.body_limit import BodyLimit
+from serve.http.body_limit import BodyLimitMiddleware
 from tests.serve.listening import answer, ask, listening, measure
 
 SIZE = (
@@ -21,7 +21,7 @@ HEAD = b"POST /v1/search HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Len
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with listening(BodyLimit(measure, SIZE, TOGETHER, patience=1.0, slowest=10_000)) as port:
+    with listening(BodyLimitMiddleware(measure, SIZE, TOGETHER, max_stall=1.0, min_rate=10_000)) as port:
         yield port
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from serve.http import protocol
-from serve.http.body_limit import BodyLimit
-from serve.http.buckets import Buckets
-from serve.http.proxy_headers import Proxies
-from serve.http.rate_limit import RateLimit, StreamLimit
+from serve.http.body_limit import BodyLimitMiddleware
+from serve.http.proxy_headers import TrustedProxyMiddleware
+from serve.http.rate_limit import RateLimitMiddleware, StreamLimitMiddleware, TokenBuckets
 from tests.serve.listening import answer, ask, get, listening, measure
 
 CAP, TOGETHER = 100_000, 150_000
@@ -32,7 +31,7 @@ CAP, TOGETHER = 100_000, 150_000
 )
 def test_no_stretch_of_time_has_more_than_its_share(rate: float, burst: int, pauses: list[float]) -> None:
     now = 0.0
-    buckets = Buckets(rate, burst, clock=lambda: now)
+    buckets = TokenBuckets(rate, burst, clock=lambda: now)
     granted = []
     for pause in pauses:
         now += pause
@@ -47,7 +46,7 @@ def test_no_stretch_of_time_has_more_than_its_share(rate: float, burst: int, pau
 @given(rate=st.floats(0.01, 100), burst=st.integers(1, 20), tries=st.integers(1, 60))
 def test_who_waits_as_long_as_told_is_let_in(rate: float, burst: int, tries: int) -> None:
     now = 0.0
-    buckets = Buckets(rate, burst, clock=lambda: now)
+    buckets = TokenBuckets(rate, burst, clock=lambda: now)
     waits = [buckets.take("one") for _ in range(tries)]
     assert waits[:burst] == [0] * min(burst, tries)
     if waits[-1]:
@@ -56,7 +55,7 @@ def test_who_waits_as_long_as_told_is_let_in(rate: float, burst: int, tries: int
 
 
 def test_clients_do_not_share_and_are_forgotten_at_last() -> None:
-    buckets = Buckets(1, 1, clock=lambda: 0.0)
+    buckets = TokenBuckets(1, 1, clock=lambda: 0.0)
     assert buckets.take("192.0.2.1") == 0
     assert buckets.take("192.0.2.1") == 1
     assert buckets.take("192.0.2.2") == 0
@@ -77,13 +76,13 @@ def test_clients_do_not_share_and_are_forgotten_at_last() -> None:
     ],
 )
 def test_a_client_is_known_by_its_network(one: str, other: str, same: bool) -> None:
-    buckets = Buckets(1, 1, clock=lambda: 0.0)
+    buckets = TokenBuckets(1, 1, clock=lambda: 0.0)
     buckets.take(one)
     assert (buckets.take(other) > 0) == same
 
 
 def test_a_client_in_a_hurry_is_told_when_to_come_back() -> None:
-    app = RateLimit(measure, rate=0.5)  # five at once, then one in two seconds
+    app = RateLimitMiddleware(measure, rate=0.5)  # five at once, then one in two seconds
     assert [get(app).status_code for _ in range(6)] == [200] * 5 + [429]
     refused = get(app)
     assert refused.headers["content-type"] == "application/problem+json"
@@ -101,7 +100,7 @@ def test_proxies_are_believed_where_they_are_known() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": said.encode()})
 
-    app = Proxies(tell, ["10.0.0.0/8"])
+    app = TrustedProxyMiddleware(tell, ["10.0.0.0/8"])
     claims = {
         "X-Forwarded-For": "198.51.100.7",
         "X-Forwarded-Proto": "https",
@@ -124,7 +123,7 @@ def test_open_streams_are_counted_and_given_back() -> None:
         async def stream(scope: Scope, receive: Receive, send: Send) -> None:
             await done.wait()
 
-        app = StreamLimit(stream)
+        app = StreamLimitMiddleware(stream)
         sent: list[Message] = []
 
         def scope(client: str) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def test_open_streams_are_counted_and_given_back() -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with listening(BodyLimit(measure, CAP, TOGETHER, patience=1.0, slowest=10_000)) as port:
+    with listening(BodyLimitMiddleware(measure, CAP, TOGETHER, max_stall=1.0, min_rate=10_000)) as port:
         yield port
 
 
@@ -222,7 +221,7 @@ def test_bodies_of_all_clients_together_have_a_largest_size(port: int) -> None:
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
     half = b"GET / HTTP/1.1\r\nHost:"
     with listening(measure) as port:
         silent, begun, again = ask(port), ask(port, half), ask(port, half, b" x\r\n\r\n")
@@ -235,7 +234,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.8)
@@ -246,7 +245,7 @@ def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_connections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
     with listening(measure) as port:
         held = [ask(port) for _ in range(3)]
         assert answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == b""

@@ -10,13 +10,11 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.app import create_app
-from serve.config import Settings
+from serve.config import TOKEN, Settings, read_credentials
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
-from serve.http.clients import client_of
-from serve.http.credentials import TOKEN, read_credentials
-from serve.http.proxy_headers import Proxies
-from serve.http.rate_limit import RateLimit
+from serve.http.proxy_headers import TrustedProxyMiddleware, client_address
+from serve.http.rate_limit import RateLimitMiddleware
 from serve.http.stack import protect
 from tests.serve.listening import get, measure
 
@@ -112,12 +110,12 @@ def test_a_site_that_is_listed_may_do_what_visitors_may(service: SearchService, 
 
 async def _tell(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": f"{client_of(scope)} {scope['scheme']}".encode()})
+    await send({"type": "http.response.body", "body": f"{client_address(scope)} {scope['scheme']}".encode()})
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::ffff:127.0.0.1", "::FFFF:7f00:1"])
 def test_a_proxy_is_known_on_a_socket_of_both_kinds(peer: str) -> None:
-    app = Proxies(_tell, ["127.0.0.0/8"])
+    app = TrustedProxyMiddleware(_tell, ["127.0.0.0/8"])
     said = {"X-Forwarded-For": "198.51.100.7", "X-Forwarded-Proto": "https"}
     assert get(app, client=peer, **said).text == "198.51.100.7 https"
     assert get(app, client=peer).text == "127.0.0.1 http"
@@ -127,6 +125,6 @@ def test_a_proxy_is_known_on_a_socket_of_both_kinds(peer: str) -> None:
 
 
 def test_a_client_is_counted_by_one_address() -> None:
-    app = RateLimit(measure, rate=0.1)  # one at once
+    app = RateLimitMiddleware(measure, rate=0.1)  # one at once
     assert get(app, client="::ffff:192.0.2.1").status_code == 200
     assert get(app, client="192.0.2.1").status_code == 429

@@ -265,13 +265,13 @@ def test_uploads_are_deleted_while_the_server_runs(
     raise AssertionError(f"still there: {files_in(tmp_path)}")
 
 
-@pytest.mark.parametrize(("name", "most"), [("_MOST_BYTES", 1000), ("_MOST_FILES", 3)])
+@pytest.mark.parametrize(("name", "most"), [("_MAX_BYTES", 1000), ("_MAX_FILES", 3)])
 def test_uploads_do_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
     monkeypatch.setattr(upload_limit, name, most)
-    monkeypatch.setattr(upload_limit, "_LOOK_AGAIN_SECONDS", 0.0)
-    app = upload_limit.UploadLimit(measure, tmp_path)
+    monkeypatch.setattr(upload_limit, "_CHECK_SECONDS", 0.0)
+    app = upload_limit.UploadLimitMiddleware(measure, tmp_path)
     for number in range(3):
         assert get(app, "/gradio_api/upload").status_code == 200
         (tmp_path / f"of a session {number}").mkdir()
