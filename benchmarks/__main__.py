@@ -1,4 +1,4 @@
-"""Run every benchmark, one after the other: `make bench`."""
+"""Run every benchmark in sequence: `make bench`."""
 
 import pkgutil
 import runpy

@@ -1,8 +1,8 @@
-"""Requests that come when they come: a server's visitors do not wait for each other's answers.
+"""Open-loop load generator: requests arrive at random times, independent of the responses.
 
-Clients that send the next request once they have an answer slow down with the server, and so never ask for
-more than it can give. Here requests are sent on a clock, at random moments of a mean rate, on a connection
-each, and their time counts from the moment when they were due.
+Closed-loop clients, which send the next request after a response, slow down with the server and never
+overload it. Here requests are sent at random times with a given mean rate, each on its own connection, and
+their latency counts from the scheduled time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-_PATIENCE = 60.0  # seconds; whoever has no answer by then counts as one that was lost
+_PATIENCE = 60.0  # seconds until a request without a response counts as lost
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a request.
+    """Result of a request.
 
     Attributes:
-        status: 0 where none came: refused, broken off or not in time.
-        seconds: from when it was due to its last byte.
-        text: the whole answer, with its head.
+        status: HTTP status; 0 without a response: refused, aborted or timed out.
+        seconds: Time from the scheduled start to the last byte.
+        text: Whole response, with its headers.
     """
 
     status: int
@@ -33,7 +33,7 @@ class Answer:
 
 
 def post(url: str, path: str, body: bytes, media_type: str) -> bytes:
-    """A request as it is sent, on a connection that ends with its answer."""
+    """Return the bytes of a POST request whose connection closes after the response."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nConnection: close\r\n"
         f"Content-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -42,12 +42,12 @@ def post(url: str, path: str, body: bytes, media_type: str) -> bytes:
 
 
 def get(url: str, path: str) -> bytes:
-    """As `post`, without a body."""
+    """Return the bytes of a GET request."""
     return f"GET {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nConnection: close\r\n\r\n".encode()
 
 
 async def ask(url: str, request: bytes, due: float | None = None) -> Answer:
-    """Send a request now, `due` being when it should have been sent."""
+    """Send a request now; `due` is its scheduled time."""
     begun = time.perf_counter() if due is None else due
     where = urlsplit(url)
     text = b""
@@ -66,7 +66,7 @@ async def ask(url: str, request: bytes, due: float | None = None) -> Answer:
 
 
 async def arriving(url: str, requests: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
-    """Requests in turn, so many a second on average, whatever has been answered."""
+    """Send requests at a mean rate per second, independent of the responses."""
     chance, asked = random.Random(0), []
     start = time.perf_counter()
     due = 0.0
@@ -77,7 +77,7 @@ async def arriving(url: str, requests: Sequence[bytes], rate: float, seconds: fl
 
 
 async def in_turn(url: str, requests: Sequence[bytes], clients: int, seconds: float) -> list[Answer]:
-    """As many clients, each of which sends its next request once it has an answer."""
+    """Run closed-loop clients: each sends its next request after a response."""
     until, found = time.perf_counter() + seconds, list[Answer]()
 
     async def client() -> None:

@@ -1,4 +1,4 @@
-"""Servers to be measured: each a process of its own, over the same gallery."""
+"""Server processes to measure, over the same gallery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GATHERING = ("-m", "benchmarks._servers")
 
 @contextmanager
 def serving(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[str]:
-    """`lookalike serve`, or another program of this folder that does the same -> its address."""
+    """Start `lookalike serve`, or another program of this folder that serves, and return its address."""
     command = [sys.executable, *words, str(gallery)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
@@ -29,7 +29,7 @@ def serving(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[str]:
 
 
 def processor_seconds(url: str) -> float:
-    """What a server has used so far, as it says itself."""
+    """Return the CPU seconds of a server so far, from its /metrics."""
     found = re.search(
         r"^process_cpu_seconds_total (\S+)$", httpx.get(f"{url}/metrics", timeout=60).text, re.MULTILINE
     )
@@ -38,7 +38,7 @@ def processor_seconds(url: str) -> float:
 
 
 def gathering(gallery: Path) -> None:
-    """Serve as it is done with a GPU: pictures that arrive together go through the model together."""
+    """Serve with batching as on a GPU: concurrent images go through the model in one batch."""
     from serve import processes
     from serve.config import Settings
     from serve.core.service import SearchService

@@ -1,8 +1,8 @@
-"""Time and memory of evaluation, beside the matrix product that it cannot do without, and beside peers.
+"""Time and memory of evaluation, compared with the matrix product that it needs and with peers.
 
-The product is that of all queries with the whole gallery, in blocks. Every contender has a process of its own
-and takes turns with the product there; ratios are of medians, memory is the most that the process held beyond
-the embeddings. Embeddings are clustered at random, with 5.3 images a class as on Stanford Online Products.
+The product is that of all queries with the whole gallery, in blocks. Every contender runs in its own process,
+interleaved with the product; ratios are of medians, memory is the peak of the process beyond the embeddings.
+Embeddings are clustered at random, with 5.3 images a class as on Stanford Online Products.
 
     python -m benchmarks.evaluation
     python -m benchmarks.evaluation --sop                      # 60,502 x 512: half an hour on two cores
@@ -31,12 +31,12 @@ from retrieval.metrics import bootstrap, per_query
 
 BLOCK = 1024
 KS = (1, 10, 100, 1000)
-Work = Callable[[], Any]  # text that it returns is printed beside its time
+Work = Callable[[], Any]  # a returned text is printed next to the time
 
 
 @dataclass(frozen=True)
 class Data:
-    """Embeddings of unit length, float32 [N, D], and their classes."""
+    """Return unit embeddings, float32 [N, D], and their classes."""
 
     points: np.ndarray
     labels: np.ndarray
@@ -55,14 +55,14 @@ def clustered(count: int, dim: int) -> Data:
 
 
 def product(data: Data) -> None:
-    """The limit."""
+    """Return the matrix product alone, the limit."""
     cosines = np.empty((BLOCK, len(data.points)), np.float32)
     for start in range(0, len(data.points), BLOCK):
         block = data.points[start : start + BLOCK]
         np.matmul(block, data.points.T, out=cosines[: len(block)])
 
 
-# ---- the contenders: each prepares what it needs and returns the work to be timed
+# ---- contenders: each prepares its input and returns the work to time
 
 
 def our_neighbours(data: Data) -> Work:
@@ -94,7 +94,7 @@ def pml_neighbours(data: Data) -> Work:
 
 
 def our_metrics(data: Data) -> Work:
-    """After the neighbours: all metrics of all queries, as many neighbours as the largest class needs."""
+    """All metrics of all queries, given as many neighbours as the largest class needs."""
     ranking = metrics.rank(data.points, data.labels, k=16)
 
     def work() -> str:
@@ -110,13 +110,13 @@ def our_metrics(data: Data) -> Work:
 
 
 def our_metrics_of_a_thousand(data: Data) -> Work:
-    """After 1,000 neighbours: recall and precision at 1, 10, 100 and 1000."""
+    """Recall and precision at 1, 10, 100 and 1000, given 1,000 neighbours."""
     ranking = metrics.rank(data.points, data.labels, k=1000)
     return lambda: (per_query.recall(ranking, KS), per_query.precision(ranking, KS))
 
 
 def pml_metrics(data: Data) -> Work:
-    """The same numbers from the same neighbours."""
+    """The same metrics from the same neighbours."""
     import torch
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
@@ -148,11 +148,11 @@ def our_clusters(data: Data) -> Work:
 
 
 def faiss_clusters(data: Data) -> Work:
-    """As it comes: 25 iterations."""
+    """FAISS k-means with its default of 25 iterations."""
 
     def work() -> str:
         size = data.points.shape[1], len(np.unique(data.labels))
-        model = faiss.Kmeans(*size, min_points_per_centroid=1)  # which only silences a warning
+        model = faiss.Kmeans(*size, min_points_per_centroid=1)  # silences a warning
         model.train(data.points)
         clusters = model.index.search(data.points, 1)[1][:, 0]
         return f"NMI {metrics.nmi(data.labels, clusters):.4f}"
@@ -170,7 +170,7 @@ def everything(data: Data) -> Work:
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table; the goal is a ratio to the product, or seconds."""
+    """Print a line of the table; the goal is a ratio to the product, or seconds."""
 
     prepare: Callable[[Data], Work]
     goal: str = ""
@@ -193,12 +193,12 @@ CONTENDERS = {
 }
 
 
-# ---- in the child
+# ---- child process
 
 
 def measure(contender: Contender, data: Data, rounds: int) -> dict[str, Any]:
     work = contender.prepare(data)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the preparations
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak of the preparation
     before = memory("VmRSS")
     taken, limit = [], []
     for number in range(rounds):
@@ -220,7 +220,7 @@ def measure(contender: Contender, data: Data, rounds: int) -> dict[str, Any]:
 
 
 def memory(what: str) -> float:
-    """MiB of this process."""
+    """Return the memory of this process in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
@@ -231,9 +231,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--sop", action="store_true", help="60,502 images, 512 dimensions, one round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="contenders whose name contains this")
+    parser.add_argument("--only", default="", help="only contenders whose name contains this")
     parser.add_argument("--child", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
     if args.sop:
         args.images, args.dim, args.rounds = 60_502, 512, 1

@@ -1,11 +1,11 @@
-"""How fast a folder becomes a gallery, beside what limits it and beside the loop one would write oneself.
+"""Indexing throughput of a folder, compared with its limits and with a simple loop.
 
-"decoding alone" and "model alone" are the two halves, each with all cores to itself. On an accelerator they
-run beside each other, and the limit is the slower one; on a CPU they share the cores, and the limit is both
-together. "one by one" opens, scales and embeds a picture at a time with Pillow. All take turns, round after
-round, and the medians are compared. Ours includes the commits and not the start: an empty gallery is there,
-and its model is loaded. Processor time says more than images per second on a machine that others use too.
-The default model is an untrained ResNet-18 at 224 pixels.
+"decoding alone" and "model alone" are the two halves, each with all cores. On an accelerator they run in
+parallel, and the limit is the slower one; on a CPU they share the cores, and the limit is the sum of both.
+"one by one" opens, scales and embeds one image at a time with Pillow. All run interleaved for several rounds,
+and the medians are compared. Ours includes the commits but not the start-up: an empty gallery exists, and its
+model is loaded. On a shared machine, CPU time is more reliable than images per second. The default model is
+an untrained ResNet-18 at 224 pixels.
 
     python -m benchmarks.indexing
     python -m benchmarks.indexing --size 3000 2000 --count 64
@@ -51,18 +51,18 @@ def one_by_one(paths: Sequence[Path], embedder: Embedder) -> None:
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds, and seconds of processor time on all cores, an image."""
+    """Wall-clock seconds and CPU seconds on all cores, per image."""
 
     seconds: float
     processor: float
 
 
 def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: Path) -> dict[str, Taken]:
-    """What each contender takes; the first round warms up and does not count."""
+    """Return the times of each contender, without the first round, which warms up."""
     paths = sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         raise SystemExit(f"{images}: no JPEG files in it")
-    if len(paths) > count:  # as many of them, in a folder of their own
+    if len(paths) > count:  # copy as many of them to a separate folder
         chosen = folder / "chosen"
         chosen.mkdir()
         for number, path in enumerate(paths[:count]):
@@ -97,7 +97,7 @@ def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: P
 
 
 def draw(folder: Path, count: int, size: tuple[int, int]) -> None:
-    """JPEG files with shapes and noise, about as large as photographs of this size."""
+    """Write JPEG files with shapes and noise, about as large as photographs of this size."""
     random = np.random.default_rng(0)
     noise = random.normal(0, 8, (size[1], size[0], 1))
     for number in range(count):
@@ -108,7 +108,7 @@ def draw(folder: Path, count: int, size: tuple[int, int]) -> None:
 
 
 def untrained(folder: Path) -> Path:
-    """A ResNet-18 that was never trained, exported as any run is."""
+    """Export an untrained ResNet-18."""
     words = ["train", "--data", "digits", "--out", str(folder / "run"), "--set", "epochs=0"]
     words += ["--set", "model.backbone=resnet18", "--set", "preprocess.size=224"]
     export = ["export", str(folder / "run"), "--out", str(folder / "model.onnx"), "--data", "noise"]
@@ -119,14 +119,14 @@ def untrained(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--images", type=Path, help="folder of JPEG files; without it some are drawn")
+    parser.add_argument("--images", type=Path, help="folder of JPEG files; default: generated images")
     parser.add_argument(
-        "--size", type=int, nargs=2, default=(500, 375), help="width and height of drawn ones"
+        "--size", type=int, nargs=2, default=(500, 375), help="width and height of generated images"
     )
-    parser.add_argument("--count", type=int, default=96, help="images in a round")
+    parser.add_argument("--count", type=int, default=96, help="images per round")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", help="file to write the result to")
+    parser.add_argument("--json", help="output file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,8 +1,8 @@
-"""How fast pictures reach the network: our loader beside decoding alone and beside a plain DataLoader.
+"""Data loader throughput, compared with decoding alone and with a plain DataLoader.
 
-All decode JPEG files, scale the shorter side to 256, cut 224 x 224 out at random and mirror every second one;
-"decoding alone" stops after the first of these. All contenders of a number of worker processes run in turn,
-round after round, and the medians are compared.
+All decode JPEG files, scale the shorter side to 256, crop 224 x 224 at random and mirror half of the images;
+"decoding alone" stops after the first step. All contenders with the same number of workers run interleaved
+for several rounds, and the medians are compared.
 
     python -m benchmarks.loading
     python -m benchmarks.loading --images DIR --workers 1 2 --json loading.json
@@ -38,7 +38,7 @@ Epoch = Callable[[], Iterable[Any]]
 
 
 class Plain(Dataset[torch.Tensor]):
-    """What one would write oneself: Pillow, then torchvision."""
+    """Baseline data set: Pillow, then torchvision."""
 
     def __init__(self, paths: Sequence[Path], change: Callable[[Image.Image], torch.Tensor]) -> None:
         self.paths, self.change = paths, change
@@ -65,24 +65,24 @@ def plain(paths: Sequence[Path], workers: int, change: Callable[[Image.Image], t
 
 
 def peer(paths: Sequence[Path], workers: int) -> Epoch:
-    """Pillow and torchvision in a DataLoader."""
+    """Return epochs of a DataLoader with Pillow and torchvision."""
     bicubic = v2.InterpolationMode.BICUBIC
     scaled = [v2.Resize(PREPROCESS.scaled, bicubic), v2.RandomCrop(PREPROCESS.size)]
     return plain(paths, workers, v2.Compose([*scaled, v2.RandomHorizontalFlip(), v2.PILToTensor()]))
 
 
 def decoding_alone(paths: Sequence[Path], workers: int) -> Epoch:
-    """The limit of whatever reads the files."""
+    """Return epochs that only decode: the limit of every loader."""
     nothing = torch.empty(0)
     return plain(paths, workers, lambda image: nothing)
 
 
 def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -> Epoch:
-    """Our loader, with the pictures decoded beforehand or each time."""
+    """Return epochs of our loader, with or without the cache of decoded images."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cache = str(folder / "cache") if kept else None
     limit = cache_module._TEMPORARY_LIMIT
-    cache_module._TEMPORARY_LIMIT = 0  # else so few pictures would be kept anyway
+    cache_module._TEMPORARY_LIMIT = 0  # so few images would be cached otherwise
     settings = LoaderConfig(workers=workers, cache=cache)
     config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
     labels = np.zeros(len(paths), np.int64)
@@ -98,7 +98,7 @@ def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -
 
 
 def rate(epoch: Epoch, images: int) -> float:
-    """Images a second."""
+    """Return images per second."""
     start = time.perf_counter()
     for _ in epoch():
         pass
@@ -106,7 +106,7 @@ def rate(epoch: Epoch, images: int) -> float:
 
 
 def compare(paths: Sequence[Path], workers: int, rounds: int) -> list[dict[str, Any]]:
-    """One row for each contender; the first round starts the workers and does not count."""
+    """Return one row per contender; the first round starts the workers and is discarded."""
     images = len(paths) // BATCH * BATCH
     with ExitStack() as stack:
         contenders = {
@@ -129,7 +129,7 @@ def compare(paths: Sequence[Path], workers: int, rounds: int) -> list[dict[str, 
 
 
 def draw(folder: Path, count: int) -> list[Path]:
-    """JPEG files with about as much detail as photographs of 500 x 375."""
+    """Write JPEG files with about as much detail as photographs of 500 x 375."""
     random = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(count)]
     for path in paths:
@@ -142,11 +142,11 @@ def draw(folder: Path, count: int) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--images", type=Path, help="folder of JPEG files; without it some are drawn")
-    parser.add_argument("--count", type=int, default=256, help="images in an epoch")
+    parser.add_argument("--images", type=Path, help="folder of JPEG files; default: generated images")
+    parser.add_argument("--count", type=int, default=256, help="images per epoch")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", help="file to write the rows to")
+    parser.add_argument("--json", help="output file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """Time and memory of every loss, as ratios to its limit and to pytorch-metric-learning.
 
 The limit of a loss on [B, D] embeddings is X Xᵀ forward and the two matrix products of its backward pass. All
-contenders of a line run in turn, round after round, and the medians are compared: on a busy machine the
-ratios mean something, the milliseconds little.
+contenders of a line run interleaved for several rounds, and the medians are compared: on a busy machine the
+ratios are reliable, the milliseconds are not.
 
     python benchmarks/losses.py --quick
     python benchmarks/losses.py --sizes 128x512 512x512 --only triplet --json losses.json
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler measures memory and should not chat
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler, which measures memory
 
 import torch
 from torch import Tensor
@@ -32,12 +32,12 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table: our specification, and what builds the same loss from PML."""
+    """One line of the table: our specification, and a function that builds the same loss from PML."""
 
     label: str
     spec: dict[str, Any]
     peer: Callable[[Any], Callable[[Tensor, Tensor], Tensor]] | None = None
-    peer_limit: int = 2048  # largest batch that the peer gets: some take minutes
+    peer_limit: int = 2048  # largest batch for the peer: some take minutes
 
 
 def _triplet(pml: Any, miner: Any = None, **margin: Any) -> Callable[[Tensor, Tensor], Tensor]:
@@ -116,9 +116,9 @@ CONTENDERS = [
 
 
 def goal(spec: dict[str, Any], size: int, dim: int) -> float | None:
-    """The ratio to the limit that we aim at, for embeddings of 512 dimensions and batches of 128 and more.
+    """Return the goal, as a ratio to the limit, for 512 dimensions and batches of 128 and more.
 
-    Below that the products are so quick that starting an operation takes longer. Regularizers have none.
+    For smaller ones, launching an operation takes longer than the products. Regularizers have no goal.
     """
     if "name" not in spec or size < 128 or dim < 512:
         return None
@@ -128,7 +128,7 @@ def goal(spec: dict[str, Any], size: int, dim: int) -> float | None:
 
 
 def batch(size: int, dim: int, device: str) -> tuple[Tensor, Tensor]:
-    """Clustered embeddings of size / 4 classes with 4 samples each."""
+    """Return clustered embeddings of size / 4 classes with 4 samples each, and their labels."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(size // 4).repeat_interleave(4)
     centers = torch.randn(size // 4, dim, generator=generator)
@@ -137,7 +137,7 @@ def batch(size: int, dim: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def training_step(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Step:
-    """Forward and backward pass."""
+    """Return a step: forward and backward pass of a loss."""
 
     def step() -> None:
         x.grad = None
@@ -147,7 +147,7 @@ def training_step(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor
 
 
 def limit_step(x: Tensor) -> Step:
-    """The matrix products that no loss over all pairs can do without."""
+    """Return a step with only the matrix products that every loss over all pairs needs."""
     grad = torch.randn(len(x), len(x), device=x.device)
 
     def step() -> None:
@@ -168,7 +168,7 @@ def seconds(step: Step, device: str) -> float:
 
 
 def compare(steps: Sequence[Step], device: str, budget: float) -> list[float]:
-    """Median seconds of each step, all run in turn for `budget` seconds, three times at least."""
+    """Return the median seconds of each step, run interleaved for `budget` seconds, at least three times."""
     for step in steps:
         seconds(step, device)
     times: list[list[float]] = [[] for _ in steps]
@@ -180,7 +180,7 @@ def compare(steps: Sequence[Step], device: str, budget: float) -> list[float]:
 
 
 def peak_bytes(step: Step, device: str) -> int:
-    """The most memory that a step holds beyond what was there before it."""
+    """Return the peak memory of a step beyond the memory held before it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -198,7 +198,7 @@ def peak_bytes(step: Step, device: str) -> int:
 
 
 def run(size: int, dim: int, device: str, chosen: list[Contender], budget: float) -> list[dict[str, Any]]:
-    """One row of results for each contender."""
+    """Return one row of results per contender."""
     try:
         import pytorch_metric_learning as pml
         from pytorch_metric_learning import distances, losses, miners  # noqa: F401
@@ -236,7 +236,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def transport(budget: float) -> dict[str, Any] | None:
-    """Class-wise transport of 50 classes of 4 against POT's batched log-domain solver, where installed."""
+    """Compare class-wise transport of 50 classes of 4 with POT's batched log-domain solver, if installed."""
     from train.losses.transport import marginals, solve_transport
 
     try:
@@ -258,7 +258,7 @@ def transport(budget: float) -> dict[str, Any] | None:
         return ot.solve_batch(per_class, 2.5e-3, a, b, method="log_sinkhorn", max_iter=2000, tol=1e-4).plan
 
     def error(plan: Tensor) -> float:
-        """Of the gradient with respect to the class samples, relative to the converged one."""
+        """Return the relative error of the gradient with respect to the class samples."""
         reached, wanted = plan.double() @ x.detach().double(), exact @ x.detach().double()
         return float((reached - wanted).norm() / wanted.norm())
 
@@ -283,12 +283,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="128x512 and 512x512 alone, a short time each")
-    parser.add_argument("--sizes", nargs="+", metavar="BxD", help="batch and dimension, as 512x512")
-    parser.add_argument("--only", help="losses whose label contains this")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    parser.add_argument("--seconds", type=float, help="for each line")
-    parser.add_argument("--json", help="file to write the rows to")
+    parser.add_argument(
+        "--quick", action="store_true", help="only 128x512 and 512x512, for a short time each"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", metavar="BxD", help="batch size and dimension, for example 512x512"
+    )
+    parser.add_argument("--only", help="only losses whose label contains this")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--seconds", type=float, help="seconds per line")
+    parser.add_argument("--json", help="output file")
     args = parser.parse_args()
     sizes = [(b, d) for b in (32, 128, 512, 2048) for d in (128, 512)]
     if args.quick:

@@ -1,13 +1,13 @@
-"""How fast a gallery is searched, and what it finds: every kind of index beside bare FAISS, and usearch.
+"""Search speed and recall of every index kind, compared with bare FAISS and with usearch.
 
-The vectors lie in files of 4096, as in a gallery, and are opened memory-mapped. They are clustered like
+The vectors are stored in files of 4096, as in a gallery, and memory-mapped. They are clustered like
 embeddings of classes: 2,000 centres and a spread of 0.7 in a common subspace of 64 dimensions, noise of 0.25
-in all dimensions, scaled to unit length; queries are drawn likewise. Parameters are those that our own tuning
-chooses for --recall. FAISS searches the same index with the same parameters and scores the candidates by
-itself (`IndexRefine`), from a copy of the vectors in memory; ours are scored from the files, and what is
-found is checked against its checksum. "bare" is FAISS without this second step, and without what it brings.
-usearch gets the least `expansion_search` that reaches the recall. All have one thread and take turns; medians
-count.
+in all dimensions, scaled to unit length; queries are drawn from the same distribution. The parameters are
+those that our tuning chooses for --recall. FAISS searches the same index with the same parameters and scores
+the candidates from a copy of the vectors in memory (`IndexRefine`); our search scores them from the files and
+verifies the checksums of the results. "bare" is FAISS without this second step, and with lower recall.
+usearch gets the smallest `expansion_search` that reaches the recall. All run interleaved on one thread;
+medians are reported.
 
     python -m benchmarks.search
     python -m benchmarks.search --count 1000000 --dim 512 --queries 200 --kinds flat ivf-pq --no-usearch
@@ -44,7 +44,7 @@ Search = Callable[[np.ndarray], Any]
 
 
 def draw(count: int, dim: int, seed: int) -> np.ndarray:
-    """Clustered unit vectors, float32 [count, dim]."""
+    """Return clustered unit vectors, float32 [count, dim]."""
     shared, random = np.random.default_rng(0), np.random.default_rng([seed, 1])
     subspace = shared.standard_normal((64, dim), dtype=np.float32) / 8
     centres = shared.standard_normal((2000, 64), dtype=np.float32)
@@ -55,7 +55,7 @@ def draw(count: int, dim: int, seed: int) -> np.ndarray:
 
 
 def write(folder: Path, count: int, dim: int) -> np.ndarray:
-    """Segments in files -> the checksum of every row."""
+    """Write the segments and return the checksum of every row."""
     checksums = []
     for number, start in enumerate(range(0, count, SEGMENT)):
         rows = draw(min(SEGMENT, count - start), dim, number + 1)
@@ -77,7 +77,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 def compare(
     contenders: dict[str, Search], queries: np.ndarray, rounds: int
 ) -> dict[str, tuple[float, float]]:
-    """Queries a second of each, one at a time and a hundred at a time."""
+    """Return queries per second of each contender, one at a time and a hundred at a time."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for search in contenders.values():
         search(queries[:1])
@@ -90,12 +90,12 @@ def compare(
 
 
 def recall(scores: np.ndarray, kth: np.ndarray) -> float:
-    """Share of the true neighbours found, by their true scores."""
+    """Return the share of the true neighbours that were found, by their true scores."""
     return float((scores >= kth[:, None]).mean())
 
 
 def parameters_of(index: faiss.Index, effort: int) -> Any:
-    """What FAISS is to be told to search with the effort that was chosen."""
+    """Return the FAISS search parameters for an effort."""
     if isinstance(index, faiss.IndexIVF):
         return faiss.SearchParametersIVF(nprobe=effort)
     if isinstance(faiss.downcast_index(index.index), faiss.IndexHNSW):
@@ -104,13 +104,13 @@ def parameters_of(index: faiss.Index, effort: int) -> Any:
 
 
 def bare(index: Index) -> Search:
-    """FAISS with nothing after it."""
+    """Return a search with FAISS alone, without exact scores."""
     parameters = parameters_of(index.faiss, index.card["effort"])
     return lambda queries: index.faiss.search(queries, K, params=parameters)[1]
 
 
 def refined(index: Index, exact: faiss.Index) -> Search:
-    """FAISS as one would call it to get what we get."""
+    """Return a search with FAISS that also gives exact scores."""
     both = faiss.IndexRefine(index.faiss, exact)
     first = parameters_of(index.faiss, index.card["effort"])
     factor = index.card["oversample"]
@@ -128,7 +128,7 @@ def flat(vectors: Vectors) -> faiss.Index:
 def rows_of(
     kind: str, segments: Path, checksums: np.ndarray, queries: np.ndarray, args: Any
 ) -> list[dict[str, Any]]:
-    """One kind of index, ours and bare."""
+    """Return the rows of one index kind: ours, FAISS and bare."""
     vectors = Vectors(mapped(segments), args.dim)
     ids = np.arange(1, len(vectors) + 1)
     building, built = seconds(lambda: build_index(vectors, IndexSpec(kind, recall=args.recall)))
@@ -165,7 +165,7 @@ def rows_of(
 
 
 def usearch(segments: Path, queries: np.ndarray, args: Any) -> dict[str, Any]:
-    """The peer: a graph over the vectors themselves."""
+    """Return the row of usearch: a graph over the vectors."""
     vectors = Vectors(mapped(segments), args.dim)
     index = USearch(ndim=args.dim, metric="ip", dtype="f32", connectivity=16)
 
@@ -217,14 +217,14 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--count", type=int, default=100_000, help="vectors")
+    parser.add_argument("--count", type=int, default=100_000, help="vectors in the gallery")
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--queries", type=int, default=1000, help="that recall is counted over")
+    parser.add_argument("--queries", type=int, default=1000, help="queries to compute recall on")
     parser.add_argument("--recall", type=float, default=0.99)
     parser.add_argument("--kinds", nargs="+", default=["flat", "sq8", "pq", "ivf-sq8", "ivf-pq", "hnsw"])
     parser.add_argument("--no-usearch", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", help="file to write the rows to")
+    parser.add_argument("--json", help="output file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         segments = Path(folder) / "segments"

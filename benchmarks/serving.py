@@ -1,19 +1,18 @@
-"""What serving costs: `POST /v1/search` with a JPEG, beside the bare work that an answer takes.
+"""Serving overhead: `POST /v1/search` with a JPEG, compared with the bare work of a response.
 
-"bare" decodes, embeds and searches one picture after the other on one core, in this process; "1 client" asks
-the server for the same pictures, taking turns with it picture by picture. "batches" does the same work with
-32 pictures at a time and all cores, as one would without a server; "32 clients" keep their connections and
-send the next picture as soon as they have an answer. "gathered" is a server that puts pictures which arrive
-together through the model together, as it is done with a GPU; "2 workers" is `--workers 2`. Servers are
-processes of their own. All take turns, round after round, and a ratio is the median of the rounds' ratios.
+"bare" decodes, embeds and searches one image after the other on one core, in this process; "1 client" sends
+the same images to the server, interleaved image by image. "batches" does the same work with 32 images at a
+time on all cores, without a server; "32 clients" keep their connections and send the next image after a
+response. "gathered" is a server that batches concurrent images for the model, as on a GPU; "2 workers" is
+`--workers 2`. Servers run in separate processes. All run interleaved, and a ratio is the median of the ratios
+of the rounds.
 
-The highest rate held is what a server can be sent on a clock, at random moments, whoever has been answered:
-the largest one at which 99 of 100 are answered with 200, and that within five times the median of a single
-client.
+The highest sustained rate is measured with open-loop requests at random times: the largest rate at which 99
+of 100 requests get status 200 within five times the median of a single client.
 
-On a machine that others use, and as the clients need a share of the cores themselves, processor time says
-more than seconds: a server's comes from its own /metrics. The default model is an untrained ResNet-18 at 224
-pixels, the gallery holds 20,000 vectors.
+On a shared machine, where the clients also need the cores, CPU time is more reliable than wall-clock time; a
+server's comes from its /metrics. The default model is an untrained ResNet-18 at 224 pixels, the gallery has
+20,000 vectors.
 
     python -m benchmarks.serving
     python -m benchmarks.serving --model model.onnx --count 200000 --json serving.json
@@ -59,7 +58,7 @@ SLOW, STEPS = 5, 5  # times the median of a single client; halvings in the searc
 
 @dataclass(frozen=True)
 class Taken:
-    """Milliseconds that half, and 99 of 100 of the answers took; answers a second; processor ms an answer."""
+    """Median and 99th percentile latency in ms; responses per second; CPU ms per response."""
 
     p50: float
     p99: float
@@ -67,44 +66,44 @@ class Taken:
     processor: float
 
 
-def ask(connection: http.client.HTTPConnection, picture: bytes) -> None:
-    connection.request("POST", PATH, picture, {"Content-Type": "image/jpeg"})
+def ask(connection: http.client.HTTPConnection, image: bytes) -> None:
+    connection.request("POST", PATH, image, {"Content-Type": "image/jpeg"})
     answer = connection.getresponse()
     body = answer.read()
     if answer.status != 200:
         raise SystemExit(f"the server refused: {body.decode()}")
 
 
-def in_turns(url: str, work: Callable[[bytes], object], pictures: Sequence[bytes]) -> dict[str, Taken]:
-    """The bare work and a single client, a picture after the other."""
+def in_turns(url: str, work: Callable[[bytes], object], images: Sequence[bytes]) -> dict[str, Taken]:
+    """Measure the bare work and a single client, interleaved image by image."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     took: dict[str, list[float]] = {"bare": [], "1 client": []}
     used, before = 0.0, processor_seconds(url)
-    for picture in pictures:
+    for image in images:
         begun, busy = time.perf_counter(), time.process_time()
-        work(picture)
+        work(image)
         between, used = time.perf_counter(), used + time.process_time() - busy
-        ask(connection, picture)
+        ask(connection, image)
         took["bare"].append(between - begun)
         took["1 client"].append(time.perf_counter() - between)
     processor = {"bare": used, "1 client": processor_seconds(url) - before}
     return {name: summary(took[name], sum(took[name]), processor[name]) for name in took}
 
 
-def served(url: str, pictures: Sequence[bytes], clients: int) -> Taken:
-    """All pictures, by so many clients at once."""
-    host, waiting, took = urlsplit(url).netloc, iter(pictures), list[float]()
+def served(url: str, images: Sequence[bytes], clients: int) -> Taken:
+    """Measure all images with several clients at once."""
+    host, waiting, took = urlsplit(url).netloc, iter(images), list[float]()
     lock = threading.Lock()
 
     def client() -> None:
         connection = http.client.HTTPConnection(host, timeout=60)
         while True:
             with lock:
-                picture = next(waiting, None)
-            if picture is None:
+                image = next(waiting, None)
+            if image is None:
                 return
             begun = time.perf_counter()
-            ask(connection, picture)
+            ask(connection, image)
             took.append(time.perf_counter() - begun)
 
     before, start = processor_seconds(url), time.perf_counter()
@@ -115,20 +114,20 @@ def served(url: str, pictures: Sequence[bytes], clients: int) -> Taken:
     return summary(took, seconds, processor_seconds(url) - before)
 
 
-def in_batches(gallery: Gallery, pictures: Sequence[bytes], pool: ThreadPoolExecutor) -> Taken:
-    """The bare work on all cores, many pictures at a time."""
+def in_batches(gallery: Gallery, images: Sequence[bytes], pool: ThreadPoolExecutor) -> Taken:
+    """Measure the bare work on all cores, in batches."""
     embedder, took = gallery.embedder, []
     before, start = time.process_time(), time.perf_counter()
-    for first in range(0, len(pictures), BATCH):
+    for first in range(0, len(images), BATCH):
         begun = time.perf_counter()
-        pixels = list(pool.map(lambda p: decode(embedder, p), pictures[first : first + BATCH]))
+        pixels = list(pool.map(lambda p: decode(embedder, p), images[first : first + BATCH]))
         gallery.find(embedder.embed_pixels(pixels), OPTIONS)
         took.append(time.perf_counter() - begun)
-    return summary(took, time.perf_counter() - start, time.process_time() - before, len(pictures))
+    return summary(took, time.perf_counter() - start, time.process_time() - before, len(images))
 
 
-def decode(embedder: Embedder, picture: bytes) -> np.ndarray:
-    return embedder.preprocess(load_image(picture, side=embedder.preprocess.scaled))
+def decode(embedder: Embedder, image: bytes) -> np.ndarray:
+    return embedder.preprocess(load_image(image, side=embedder.preprocess.scaled))
 
 
 def summary(took: Sequence[float], seconds: float, processor: float, answers: int | None = None) -> Taken:
@@ -137,15 +136,15 @@ def summary(took: Sequence[float], seconds: float, processor: float, answers: in
     return Taken(p50, p99, count / seconds, 1000 * processor / count)
 
 
-def highest_rate(url: str, pictures: Sequence[bytes], guess: float, slow: float, seconds: float) -> float:
-    """The largest number of requests a second that is held; 0 where the least that is tried is too much.
+def highest_rate(url: str, images: Sequence[bytes], guess: float, slow: float, seconds: float) -> float:
+    """Return the highest sustained requests per second; 0 if the lowest rate tried is too high.
 
     Args:
         guess: answers a second of clients that wait for them.
         slow: milliseconds that 99 of 100 answers stay within.
         seconds: that a rate is tried for.
     """
-    requests = [post(url, PATH, picture, "image/jpeg") for picture in pictures]
+    requests = [post(url, PATH, image, "image/jpeg") for image in images]
     held, too_much = 0.0, 1.5 * guess
     for _ in range(STEPS):
         rate = (held + too_much) / 2
@@ -156,32 +155,32 @@ def highest_rate(url: str, pictures: Sequence[bytes], guess: float, slow: float,
 
 
 def compare(
-    gallery: Path, pictures: Sequence[bytes], rounds: int, seconds: float
+    gallery: Path, images: Sequence[bytes], rounds: int, seconds: float
 ) -> tuple[list[dict[str, Taken]], dict[str, float]]:
-    """What each contender takes, round by round, without the first, which warms up; and the rates held."""
+    """Return the times of each contender per round, without the warm-up round, and the sustained rates."""
     target = Gallery(gallery)
     single = Embedder(target.embedder.path, threads=1)
 
-    def bare(picture: bytes) -> object:
-        return target.find(single.embed_pixels(decode(single, picture)[None]), OPTIONS)
+    def bare(image: bytes) -> object:
+        return target.find(single.embed_pixels(decode(single, image)[None]), OPTIONS)
 
     with ExitStack() as stack, ThreadPoolExecutor(cores()) as pool:
         urls = {name: stack.enter_context(serving(gallery, words)) for name, words in SERVERS.items()}
 
         def one_round() -> dict[str, Taken]:
-            found = in_turns(urls[""], bare, pictures)
-            found["1 client, gathered"] = served(urls[", gathered"], pictures, 1)
-            found["batches"] = in_batches(target, pictures, pool)
+            found = in_turns(urls[""], bare, images)
+            found["1 client, gathered"] = served(urls[", gathered"], images, 1)
+            found["batches"] = in_batches(target, images, pool)
             for name, url in urls.items():
-                found[f"32 clients{name}"] = served(url, pictures, 32)
-            found["batches again"] = in_batches(target, pictures, pool)
+                found[f"32 clients{name}"] = served(url, images, 32)
+            found["batches again"] = in_batches(target, images, pool)
             return found
 
         one_round()
         taken = [one_round() for _ in range(rounds)]
         slow = SLOW * median(taken, "1 client").p50
         held = {
-            name: highest_rate(url, pictures, median(taken, f"32 clients{name}").rate, slow, seconds)
+            name: highest_rate(url, images, median(taken, f"32 clients{name}").rate, slow, seconds)
             for name, url in urls.items()
         }
     return taken, held
@@ -194,7 +193,7 @@ def median(taken: Sequence[Mapping[str, Taken]], name: str) -> Taken:
 
 
 def ratios(taken: Sequence[Mapping[str, Taken]]) -> dict[str, float]:
-    """The medians of what each round says."""
+    """Return the medians over the rounds."""
 
     def of(part: str, one: str, *others: str) -> float:
         return statistics.median(
@@ -219,12 +218,12 @@ def ratios(taken: Sequence[Mapping[str, Taken]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a model file")
+    parser.add_argument("--model", type=Path, help="model file; default: an untrained ResNet-18")
     parser.add_argument("--count", type=int, default=20_000, help="vectors in the gallery")
-    parser.add_argument("--pictures", type=int, default=64, help="a round")
+    parser.add_argument("--pictures", type=int, default=64, help="images per round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5, help="that a rate is tried for")
-    parser.add_argument("--json", type=Path, help="file to write the numbers to")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds per tried rate")
+    parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
@@ -235,8 +234,8 @@ def main() -> None:
         import_vectors(folder / "g", folder / "v.npy", model=model)
         (folder / "pictures").mkdir()
         draw(folder / "pictures", args.pictures, (500, 375))
-        pictures = [path.read_bytes() for path in sorted((folder / "pictures").iterdir())]
-        taken, held = compare(folder / "g", pictures, args.rounds, args.seconds)
+        images = [path.read_bytes() for path in sorted((folder / "pictures").iterdir())]
+        taken, held = compare(folder / "g", images, args.rounds, args.seconds)
     print(f"{args.count} x {dim}, {cores()} cores; {before:.1f} processes wanted one before this began")
     print(f"{'':22}{'p50 ms':>9}{'p99 ms':>9}{'a second':>10}{'CPU ms':>9}")
     medians = {name: median(taken, name) for name in taken[0] if name != "batches again"}

@@ -1,4 +1,4 @@
-"""How long `lookalike --help` takes, beside a Python that does nothing; medians, run in turn. Aim: 0.5 s."""
+"""Start-up time of `lookalike --help` and of an empty Python, medians of interleaved runs. Goal: 0.5 s."""
 
 from __future__ import annotations
 

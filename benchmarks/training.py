@@ -1,9 +1,9 @@
-"""Does the device wait? The whole of training beside the network alone and the loader alone.
+"""Training throughput, compared with the network alone and the data loader alone.
 
-The network alone takes steps on pixels that lie on the device already; the loader alone makes batches that
-nobody uses; the whole is `lookalike train` as it is. All take turns, round after round, and the medians are
-compared. The goal is a whole of 0.95 of the slower of the other two. The loss is timed by itself, forward and
-backward, and given as a share of a step; the goal, on a GPU with ResNet-50, is 2%.
+The network alone takes steps on pixels that are already on the device; the loader alone builds batches that
+are discarded; the whole is `lookalike train`. All run interleaved for several rounds, and the medians are
+compared. The goal for the whole is 0.95 of the slower of the other two. The loss is timed separately, forward
+and backward, as a share of a step; the goal, on a GPU with ResNet-50, is 2%.
 
     python -m benchmarks.training
     python -m benchmarks.training --backbone resnet50 --size 224 --precision bf16     # on a GPU
@@ -53,7 +53,7 @@ def configuration(args: argparse.Namespace, backbone: str, size: int, folder: Pa
 
 
 def draw(folder: Path, classes: int) -> None:
-    """JPEG files as large as usual photographs, four of each class."""
+    """Write JPEG files of 500 x 375 pixels, four per class."""
     random = np.random.default_rng(0)
     for name in range(classes):
         (folder / f"{name:03d}").mkdir(parents=True)
@@ -63,17 +63,17 @@ def draw(folder: Path, classes: int) -> None:
 
 
 def model_alone(trainer: Trainer, steps: int) -> float:
-    """Images a second of steps on pixels that are there."""
+    """Return images per second of steps on pixels that are on the device."""
     size, device = trainer.config.preprocess.size, trainer.group.device
     labels = torch.arange(trainer.sampler.classes, device=device).repeat_interleave(4)
     pixels = torch.randint(0, 256, (len(labels), size, size, 3), dtype=torch.uint8, device=device)
     trainer.model.train()
-    trainer.take_step(pixels, labels, 0)  # the first one sets things up
+    trainer.take_step(pixels, labels, 0)  # warm-up
     return len(labels) * steps / seconds(lambda: trainer.take_step(pixels, labels, 1), steps, device)
 
 
 def loss_share(trainer: Trainer, steps: int, rate: float) -> float:
-    """Time of the loss, forward and backward, as a share of a step."""
+    """Return the time of the loss, forward and backward, as a share of a step."""
     device, classes = trainer.group.device, trainer.sampler.classes
     labels = torch.arange(classes, device=device).repeat_interleave(4)
     embeddings = torch.randn(len(labels), 512, device=device, requires_grad=True)
@@ -98,7 +98,7 @@ def seconds(work: Callable[[], object], times: int, device: torch.device) -> flo
 
 
 def loader_alone(config: Config, trainer: Trainer, dataset: data.DataSet, folder: Path) -> float:
-    """Images a second of batches that nobody uses; without the first, for which workers have to start."""
+    """Return images per second of discarded batches, without the first, which starts the workers."""
     paths, labels = [image.path for image in dataset.train], data.class_numbers(dataset.train)
     device = trainer.group.device.type
     with closing(Loader(paths, labels, config, device_type=device, folder=folder)) as loader:
@@ -111,7 +111,7 @@ def loader_alone(config: Config, trainer: Trainer, dataset: data.DataSet, folder
 
 
 def whole(trainer: Trainer) -> float:
-    """Images a second by the run's own records; without the first ten steps."""
+    """Return images per second from the run's metrics, without the first ten steps."""
     trainer.train()
     records = [record for record in trainer.run.metrics() if "images_per_second" in record]
     return statistics.median(record["images_per_second"] for record in records[1:])
@@ -141,15 +141,15 @@ def measure(args: argparse.Namespace, backbone: str, size: int) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--backbone", help="without it, some that suit the device")
+    parser.add_argument("--backbone", help="default: suitable ones for the device")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=20, help="in a round")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, help="of the loader; without it, its own choice")
-    parser.add_argument("--cache", action="store_true", help="keep decoded pictures")
+    parser.add_argument("--workers", type=int, help="worker processes of the loader; default: its own choice")
+    parser.add_argument("--cache", action="store_true", help="cache decoded images")
     parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--json", help="file to write the rows to")
+    parser.add_argument("--json", help="output file")
     args = parser.parse_args()
     cases = [(args.backbone, args.size)] if args.backbone else CASES[torch.device(args.device).type]
     print(f"{'images/s':14}{'model':>10}{'loader':>10}{'whole':>10}{'of the slower':>15}{'loss share':>12}")
