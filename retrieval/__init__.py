@@ -1,6 +1,6 @@
-"""The runtime of Lookalike: images, preprocessing, the ONNX embedder, galleries, metrics and reports.
+"""Runtime of Lookalike: images, preprocessing, the ONNX embedder, galleries, metrics and reports.
 
-Nothing here imports torch. The names below load on first use, so that `import retrieval` costs nothing.
+This package never imports torch. The names below load on first use, so that `import retrieval` is cheap.
 """
 
 import os
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
 
-# Both are read once, when the libraries are first imported. ONNX Runtime reports its use to its makers unless
-# told not to. OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as
-# something else wants a core, and no faster when nothing does.
+# Both variables are read once, when the libraries are imported. ONNX Runtime sends telemetry by default.
+# OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as other work needs
+# a core, and no faster on an idle machine.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

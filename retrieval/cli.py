@@ -1,4 +1,4 @@
-"""The `lookalike` command: sub-commands load when they are used, and every error is caught here."""
+"""The `lookalike` command: lazy sub-commands, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from retrieval.errors import InputError, LookalikeError
 
-# Where each sub-command lives, and what it does. Names only: nothing is imported until it is needed.
+# Sub-commands: where each one is defined, and its line in `lookalike --help`. This is the only place where
+# `retrieval` names train, export and serve: by string, so that nothing is imported before it is used.
 COMMANDS = {
     "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
     "datasets": ("train.commands.datasets:datasets", "List, fetch and inspect data sets."),
@@ -24,12 +25,12 @@ COMMANDS = {
     "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "export": ("export.commands:export", "Turn a training run, or a backbone, into one ONNX file."),
-    "model": ("retrieval.commands.model:model", "Say what a model file is and how fast it runs here."),
-    "index": ("retrieval.commands.index:index", "Build a gallery from images, and keep it right."),
+    "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
+    "index": ("retrieval.commands.index:index", "Build and maintain a gallery."),
     "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
     "duplicates": (
         "retrieval.commands.duplicates:duplicates",
-        "Find the images that a gallery holds more than once.",
+        "Find duplicates and near-duplicates in a gallery.",
     ),
     "evaluate": (
         "train.commands.evaluate:evaluate",
@@ -43,7 +44,7 @@ COMMANDS = {
     "serve": ("serve.commands:serve", "Open a gallery in the browser."),
 }
 
-# What the commands of a package import besides retrieval.
+# Packages that the commands of a package import, besides retrieval.
 _IMPORTS = {"train": ("train",), "export": ("export", "train"), "serve": ("serve",)}
 _TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "yaml", "safetensors"}
 
@@ -51,10 +52,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 class LazyGroup(click.Group):
-    """A group whose sub-commands are imported when they are used.
+    """A click group that imports a sub-command when it is used.
 
     Args:
-        lazy: name -> ("module:attribute", its line in the list of commands).
+        lazy: For each sub-command its location, "module:attribute", and its line in the list of commands.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **options: Any) -> None:
@@ -71,12 +72,13 @@ class LazyGroup(click.Group):
         for package in _IMPORTS.get(module.partition(".")[0], ()):
             _check_not_shadowed(package)
         try:
-            return getattr(import_module(module), attribute)
+            return cast(click.Command, getattr(import_module(module), attribute))
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing in _TRAIN_EXTRA:
-                what = f"`{ctx.command_path} {name}` needs {missing}: pip install 'lookalike[train]'"
-                raise LookalikeError(what) from error
+                raise LookalikeError(
+                    f"`{ctx.command_path} {name}` needs {missing}: pip install 'lookalike[train]'"
+                ) from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,10 +87,10 @@ class LazyGroup(click.Group):
 
 
 def _check_not_shadowed(package: str) -> None:
-    """Raise an error if `package` resolves to somebody else's file, such as a train.py in the working folder.
+    """Raise an error if `package` is not ours but, for example, a train.py in the working folder.
 
     With `python -m` the working folder comes first on the import path; with the console script it is not on
-    the path. Only the location is looked up, nothing is imported.
+    the path. Only the location is looked up; nothing is imported.
     """
     spec = find_spec(package)
     if spec is None:
@@ -103,32 +105,34 @@ def _check_not_shadowed(package: str) -> None:
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lookalike")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line).")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error. May stand anywhere.")
 def cli(debug: bool) -> None:
-    """Find the images that look like this one.
+    """Train an image embedder, index a gallery with it and find similar images.
 
     \b
-    The whole way on your own folder of images, one sub-folder a class:
+    All steps on your own folder of images, with one sub-folder for each class:
       lookalike train    --data folder:shop --out run
       lookalike export   run --out model.onnx
       lookalike index    build shop.gallery shop --model model.onnx
       lookalike search   shop.gallery query.jpg
       lookalike serve    shop.gallery
 
-    Exit codes: 0 done; 1 it failed; 2 wrong usage or unusable input; 3 done, but some files were unusable.
+    Each command has examples: `lookalike COMMAND --help`.
+
+    Exit codes: 0 done; 1 failed; 2 wrong usage or unusable input; 3 done, but some files were unusable.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    sys.exit(_run([word for word in words if word != "--debug"], debug))
+    """Run the command line and exit with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    sys.exit(_run([argument for argument in given if argument != "--debug"], debug))
 
 
-def _run(words: list[str], debug: bool) -> int:
+def _run(arguments: list[str], debug: bool) -> int:
     try:
-        code = cli.main(words, prog_name="lookalike", standalone_mode=False)
+        code = cli.main(arguments, prog_name="lookalike", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -137,19 +141,18 @@ def _run(words: list[str], debug: bool) -> int:
         command = error.ctx.command_path if error.ctx else "lookalike"
         return _fail(f"{error.format_message()} (see `{command} --help`)", 2)
     except (click.Abort, KeyboardInterrupt) as error:
-        # click raises an Abort without words where it sees a KeyboardInterrupt.
+        # click replaces a KeyboardInterrupt by an Abort without a message.
         return _fail(
-            str(error.__cause__ or error)
-            or "interrupted; the same command again goes on from what was finished",
+            str(error.__cause__ or error) or "interrupted; run the same command again to continue",
             1,
         )
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has exited
         sys.stderr.close()
         return 0
     except LookalikeError as error:
         return _fail(str(error), error.exit_code, debug)
     except Exception as error:
-        return _fail(f"{type(error).__name__}: {error}; --debug shows where", 1, debug)
+        return _fail(f"{type(error).__name__}: {error}; --debug shows the traceback", 1, debug)
 
 
 def _fail(message: str, code: int, debug: bool = False) -> int:
@@ -160,12 +163,18 @@ def _fail(message: str, code: int, debug: bool = False) -> int:
 
 
 def print_status(message: str) -> None:
-    """Tell a person how it goes, on stderr: stdout is for results."""
+    """Print a status message for people on stderr; stdout is for results."""
     click.echo(message, err=True)
 
 
 def print_result(result: Any, as_json: bool, text: str) -> None:
-    """Print a result on stdout, for programs or for people."""
+    """Print the result of a command on stdout.
+
+    Args:
+        result: Result as JSON values.
+        as_json: Print `result` as JSON instead of `text`.
+        text: Result for people.
+    """
     click.echo(json.dumps(result, indent=2) if as_json else text)
 
 

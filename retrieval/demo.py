@@ -1,4 +1,4 @@
-"""`lookalike demo`: the whole way on scikit-learn's digits, by the same commands that people use."""
+"""`lookalike demo`: train, export, index, evaluate and serve the digits of scikit-learn with one command."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ _PARTS = ("digits", "run", "model.onnx", "gallery", "report")
 
 
 @click.command()
-@click.option("--no-serve", is_flag=True, help="Stop before opening the browser demo.")
-@click.option("--out", type=click.Path(path_type=Path), default="demo", show_default=True, help="A folder.")
-@click.option("--port", type=int, default=7860, show_default=True, help="Where the browser demo listens.")
+@click.option("--no-serve", is_flag=True, help="Do not open the browser demo at the end.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default="demo", show_default=True, help="Output folder."
+)
+@click.option("--port", type=int, default=7860, show_default=True, help="Port of the browser demo.")
 @json_option
 def demo(no_serve: bool, out: Path, port: int, as_json: bool) -> None:
     """Train, export, index, evaluate and serve a small example.
 
-    A small network learns handwritten digits 0 to 4 with optimal hard negatives, and is tested on 5 to 9,
-    which it has never seen. Needs no download and about a minute. Each command is shown as it is run.
+    A small network learns the handwritten digits 0 to 4 with optimal hard negatives and is tested on the
+    unseen digits 5 to 9. The demo takes about a minute and downloads nothing. It prints each command that it
+    runs.
+
+    \b
+      lookalike demo
+      lookalike demo --no-serve --out /tmp/demo
     """
-    began = time.monotonic()
+    start = time.monotonic()
     _clear(out)
     digits, run, model, gallery, report = (str(out / part) for part in _PARTS)
     test = str(out / "digits" / "test")
@@ -42,20 +49,20 @@ def demo(no_serve: bool, out: Path, port: int, as_json: bool) -> None:
         _run("evaluate", gallery, "--data", f"digits:{digits}", *baselines, "--out", report)
     result = Report.load(out / "report")
     print_status(_verdict(result))
-    print_status(f"All of it took {time.monotonic() - began:.0f} s.")
+    print_status(f"Finished in {time.monotonic() - start:.0f} s.")
     if as_json:
         print_result(result.to_dict(), as_json, "")
     if not no_serve:
         _run("serve", gallery, "--port", str(port))
 
 
-def _run(*words: str) -> None:
-    print_status(f"\n$ {shlex.join(['lookalike', *words])}")
-    cli.main(list(words), prog_name="lookalike", standalone_mode=False)
+def _run(*arguments: str) -> None:
+    print_status(f"\n$ {shlex.join(['lookalike', *arguments])}")
+    cli.main(list(arguments), prog_name="lookalike", standalone_mode=False)
 
 
 def _verdict(report: Report) -> str:
-    """Say whether training helped, whichever way it went."""
+    """Return one line that compares training with the baselines, whether or not it helped."""
     *baselines, ours = ((result.name, 100 * result.recall[1]) for result in report.results)
     compared = ", ".join(f"{name} {value:.1f}" for name, value in baselines)
     better = all(ours[1] > value for _, value in baselines)
@@ -64,9 +71,9 @@ def _verdict(report: Report) -> str:
 
 
 def _clear(out: Path) -> None:
-    """Make room for a new demo where an old one lies; never touch anything else."""
-    strangers = [entry.name for entry in out.iterdir() if entry.name not in _PARTS] if out.is_dir() else []
-    if strangers:
-        raise InputError(f"{out}: holds other things ({strangers[0]}); choose another folder with --out")
+    """Delete the output of an earlier demo; raise an error if the folder holds anything else."""
+    unexpected = [entry.name for entry in out.iterdir() if entry.name not in _PARTS] if out.is_dir() else []
+    if unexpected:
+        raise InputError(f"{out}: contains other files ({unexpected[0]}); choose another folder with --out")
     if out.is_dir():
         shutil.rmtree(out)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere. Always on stderr."""
+"""Progress on stderr: a progress bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from types import TracebackType
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0
-_SECONDS_WORTH_A_LINE = 1.0  # what is over sooner need not be told at its end
+_MIN_SECONDS_FOR_LAST_LINE = 1.0  # shorter work prints nothing at its end
 
 
 @dataclass(frozen=True)
 class Stage:
-    """How far work has come; the attributes are those of `Progress`."""
+    """Snapshot of the progress of one piece of work.
+
+    Attributes:
+        what: The work, as a verb: "embedding".
+        done: Units done.
+        total: Units in all; `None` if unknown.
+        unit: Unit in the plural: "images".
+    """
 
     what: str
     done: int
@@ -31,9 +38,9 @@ _listener: ContextVar[Callable[[Stage], None] | None] = ContextVar("listener", d
 
 @contextmanager
 def progress_listener(listener: Callable[[Stage], None]) -> Iterator[None]:
-    """Tell all progress of this thread to a function as well, also what is not shown.
+    """Call a function with all progress of this thread, also that of silent `Progress` objects.
 
-    It is called when work begins and between its blocks; what it raises ends the work there.
+    The function is called when work begins and between its batches. An error that it raises ends the work.
     """
     token = _listener.set(listener)
     try:
@@ -43,14 +50,14 @@ def progress_listener(listener: Callable[[Stage], None]) -> Iterator[None]:
 
 
 class Progress:
-    """Counts work done; use as a context manager.
+    """Progress of one piece of work; use as a context manager.
 
     Args:
-        what: the work, as a verb: "embedding".
-        total: how many there will be; `None` where nobody knows.
-        unit: what is counted, in the plural: "images".
-        begun: how many were done before: they say nothing about how fast it goes.
-        show: False keeps quiet.
+        what: The work, as a verb: "embedding".
+        total: Units in all; `None` if unknown.
+        unit: Unit in the plural: "images".
+        begun: Units done by an earlier run; they do not count towards the rate.
+        show: Print progress; listeners are called in any case.
     """
 
     def __init__(
@@ -66,10 +73,10 @@ class Progress:
         self._lines = show and self._bar is None
         self._done, self._start = begun, time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
-        self._tell()
+        self._notify()
 
     def update(self, count: int = 1, note: str | None = None) -> None:
-        """`count` more are done; `note` says how it goes, from now on."""
+        """Add `count` to the units done; `note` is shown beside them from now on."""
         self._done += count
         if note is not None:
             self._note = note
@@ -78,23 +85,23 @@ class Progress:
             self._bar.update(count)
         elif self._lines and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            self._line()
-        self._tell()
+            self._print_line()
+        self._notify()
 
     def write(self, message: str) -> None:
-        """Tell something apart from the count."""
+        """Print a message without disturbing the progress bar."""
         if self._show:
             tqdm.write(message, file=sys.stderr)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         listener = _listener.get()
         if listener is not None:
             listener(Stage(self._what, self._done, self._total, self._unit))
 
-    def _line(self) -> None:
+    def _print_line(self) -> None:
         rate = (self._done - self._begun) / max(time.monotonic() - self._start, 1e-9)
         of = f"/{self._total}" if self._total is not None else ""
-        left = f", {_time((self._total - self._done) / rate)} left" if self._total and rate else ""
+        left = f", {_duration((self._total - self._done) / rate)} left" if self._total and rate else ""
         tail = f", {self._note}" if self._note else ""
         line = f"{self._what}: {self._done}{of} {self._unit}, {rate:.1f}/s{left}{tail}"
         print(line, file=sys.stderr, flush=True)
@@ -107,11 +114,11 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._lines and time.monotonic() - self._start >= _SECONDS_WORTH_A_LINE:
-            self._line()
+        elif self._lines and time.monotonic() - self._start >= _MIN_SECONDS_FOR_LAST_LINE:
+            self._print_line()
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,4 +1,4 @@
-"""Plain text: a table for a terminal, a number with what it counts."""
+"""Text output: aligned columns, counts with their noun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Rows of cells as lines in which columns are of equal width; those numbered in `right` end together."""
+    """Return rows of cells as lines of aligned columns; the columns numbered in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -17,6 +17,6 @@ def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> 
     ]
 
 
-def pluralize(number: int, what: str) -> str:
-    """A number with what it counts."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def pluralize(number: int, noun: str) -> str:
+    """Return a number and a regular noun: "1 image", "1,234 images"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`lookalike duplicates`."""
+"""`lookalike duplicates`: groups of duplicates and near-duplicates."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from retrieval.upkeep.duplicates import Group, find_duplicates
     default=0.95,
     show_default=True,
     metavar="S",
-    help="The cosine similarity from which two pictures are near-duplicates.",
+    help="Minimum cosine similarity of two near-duplicates.",
 )
 @sheet_option
 @json_option
 def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: bool) -> None:
-    """Find the images that a gallery holds more than once: the same file, or nearly the same picture.
+    """Find duplicates and near-duplicates in a gallery: identical files, and images that look alike.
 
-    A group is what pairs of a similarity of S or more connect, so that its ends may be less alike; the lowest
-    similarity within is given. Groups across labels come first: at least one of their labels is wrong, or the
-    picture shows both. What counts as nearly the same depends on the model: look at some before you remove.
+    Groups are the connected components of all pairs with a similarity of S or more, so two images of a group
+    may be less similar; the output gives the lowest similarity in each group. Groups with different labels
+    come first: one of the labels is probably wrong. The right S depends on the model: look at some groups
+    before you remove images.
 
     \b
       lookalike duplicates shop.gallery
@@ -84,7 +85,7 @@ def _summary(images: int, groups: Sequence[Group]) -> str:
 
 
 def _title(group: Group) -> str:
-    what = "the same file" if group.identical else f"lowest similarity {group.lowest:.4f}"
+    what = "identical files" if group.identical else f"lowest similarity {group.lowest:.4f}"
     across = f", ACROSS LABELS: {', '.join(group.labels)}" if len(group.labels) > 1 else ""
     return f"{len(group.members)} images, {what}{across}"
 

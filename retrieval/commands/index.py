@@ -1,4 +1,4 @@
-"""`lookalike index`."""
+"""`lookalike index`: the group of commands over a gallery's contents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from retrieval.commands import ingest, upkeep
 
 @click.group()
 def index() -> None:
-    """Build a gallery from images, and keep it right."""
+    """Build and maintain a gallery.
+
+    \b
+      lookalike index build shop.gallery photos --model model.onnx
+      lookalike index sync shop.gallery photos
+      lookalike index info shop.gallery
+
+    An interrupted command leaves the gallery in its last committed state; run it again to continue.
+    """
 
 
 for command in (

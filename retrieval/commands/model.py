@@ -1,4 +1,4 @@
-"""`lookalike model`."""
+"""`lookalike model`: metadata and latency of a model file."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from retrieval.cli import json_option, print_result
 from retrieval.embedder import Embedder, measure_latency
 
 _BATCHES = (1, 32)
-_SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of those it was trained with; --json has them all
-_NO_ONNX = "not known: only the onnx package can read it; pip install 'lookalike[train]'"
+_SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of the training settings; --json shows all
+_NO_ONNX = "unknown: reading it needs the onnx package; pip install 'lookalike[train]'"
 
 
 @click.group()
 def model() -> None:
-    """Say what a model file is and how fast it runs here.
+    """Show a model's metadata and benchmark it.
 
     \b
       lookalike model info model.onnx
+      lookalike model info model.onnx --json
     """
 
 
 @model.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--no-latency", is_flag=True, help="Do not measure, which takes some seconds.")
+@click.option("--no-latency", is_flag=True, help="Skip the benchmark, which takes a few seconds.")
 @json_option
 def info(file: Path, no_latency: bool, as_json: bool) -> None:
-    """Say what a model FILE is, where it comes from and how fast it runs here.
+    """Show the metadata and the latency of a model FILE.
 
-    It tells how pictures are prepared for it and what comes out, which data and settings it was trained with
-    and how well it did, what its graph is made of, and how long a batch of 1 and of 32 takes on this machine.
-    The fingerprint is the SHA-256 of the file: a gallery takes only the model with the fingerprint it was
-    built with. --json tells everything that the file says about itself.
+    The output covers preprocessing, embedding size, training data and settings, validation results, the
+    operators of the graph, and the time for batches of 1 and 32 images on this machine. The fingerprint is
+    the SHA-256 of the file: a gallery accepts only the model that it was built with. --json prints the
+    complete metadata.
 
     \b
       lookalike model info model.onnx
@@ -60,10 +61,10 @@ def info(file: Path, no_latency: bool, as_json: bool) -> None:
 
 
 def _graph(file: Path) -> dict[str, Any] | None:
-    """What the graph is made of; `None` without the package that reads it.
+    """Return opset, parameter count and operator counts of the graph; `None` without the onnx package.
 
-    Parameters are the numbers in the weights: without the integers that are shapes and places, and without
-    the scales and zero points of a quantised network.
+    Parameters are the elements of the weights, without integer shapes and indices and without the scales and
+    zero points of a quantized network.
     """
     try:
         import onnx
@@ -73,8 +74,8 @@ def _graph(file: Path) -> dict[str, Any] | None:
     nodes = proto.graph.node
     quantizing = (node for node in nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear"))
     scales = {name for node in quantizing for name in node.input[1:]}
-    places = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.STRING)
-    weights = (t for t in proto.graph.initializer if t.data_type not in places and t.name not in scales)
+    not_weights = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.STRING)
+    weights = (t for t in proto.graph.initializer if t.data_type not in not_weights and t.name not in scales)
     return {
         "opset": {opset.domain or "ai.onnx": opset.version for opset in proto.opset_import},
         "parameters": sum(math.prod(tensor.dims) for tensor in weights),
@@ -82,11 +83,11 @@ def _graph(file: Path) -> dict[str, Any] | None:
     }
 
 
-# ---- for people
+# ---- text output
 
 
 def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Title -> text, in the order to show them."""
+    """Return the rows to print, title -> text, in order."""
     metadata, graph, latencies = dict(facts["metadata"]), facts["graph"], facts["latency_ms"]
     origin = dict(metadata.pop("provenance"))
     config = origin.pop("config", None)
@@ -94,16 +95,16 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
     rows = {
         "file": f"{facts['model']}, {facts['bytes'] / 1e6:.1f} MB",
         "fingerprint": facts["fingerprint"],
-        **{name: _words(part) for name, part in metadata.items()},
+        **{name: _inline(part) for name, part in metadata.items()},
         "map": "embedding_map, for heatmaps" if facts["map"] else "none",
-        **{name: _words(settings[name]) for name in _SETTINGS if settings.get(name) is not None},
+        **{name: _inline(settings[name]) for name in _SETTINGS if settings.get(name) is not None},
     }
     for name, value in origin.items():
-        rows |= _told(name.replace("_", " "), value) if value else {}
+        rows |= _nested_rows(name.replace("_", " "), value) if value else {}
     rows |= {
-        "opset": _words(graph["opset"]) if graph else _NO_ONNX,
+        "opset": _inline(graph["opset"]) if graph else _NO_ONNX,
         "parameters": f"{graph['parameters']:,}" if graph else _NO_ONNX,
-        "operators": _words(graph["operators"]) if graph else _NO_ONNX,
+        "operators": _inline(graph["operators"]) if graph else _NO_ONNX,
         "runs on": facts["provider"],
     }
     if latencies:
@@ -112,33 +113,34 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def _told(title: str, value: Any) -> dict[str, str]:
-    """One row, and one for each part that has parts itself."""
+def _nested_rows(title: str, value: Any) -> dict[str, str]:
+    """Return one row for a value, and one more for each nested object in it."""
     parts = value if isinstance(value, Mapping) else {}
     nested = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
     plain = {name: part for name, part in parts.items() if name not in nested} if nested else value
-    return {title: _words(plain), **{f"{title}, {name}": _words(part) for name, part in nested.items()}}
+    return {title: _inline(plain), **{f"{title}, {name}": _inline(part) for name, part in nested.items()}}
 
 
-def _words(value: Any) -> str:
-    """A value of JSON on one line: names and values, without those that are null."""
+def _inline(value: Any) -> str:
+    """Return a JSON value on one line, without nulls."""
     if isinstance(value, Mapping):
-        told = {name: v for name, v in value.items() if v is not None}
+        present = {name: v for name, v in value.items() if v is not None}
         return ", ".join(
-            f"{k} ({_words(v)})" if isinstance(v, Mapping) else f"{k} {_words(v)}" for k, v in told.items()
+            f"{k} ({_inline(v)})" if isinstance(v, Mapping) else f"{k} {_inline(v)}"
+            for k, v in present.items()
         )
     if isinstance(value, list):
-        return " ".join(map(_words, value))
+        return " ".join(map(_inline, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _aligned(rows: Mapping[str, str]) -> str:
-    """Titles in one column, texts in another, wrapped to the terminal."""
+    """Return a two-column table of titles and texts, wrapped to the width of the terminal."""
     indent = max(map(len, rows)) + 2
     width = max(shutil.get_terminal_size().columns, indent + 40)
     lines = []
     for title, text in rows.items():
-        # What a stranger's file says must not steer the terminal.
+        # Metadata of an untrusted file must not send control sequences to the terminal.
         shown = "".join(c if c.isprintable() else "?" for c in f"{title:>{indent - 2}}  {text}")
         lines += textwrap.wrap(
             shown, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False

@@ -1,4 +1,4 @@
-"""Options that several commands over galleries share."""
+"""Options that several gallery commands share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZE = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECAS
 
 
 class Size(click.ParamType):
-    """Bytes, as people write them: 2GB, 500MB, 1.5GiB, 1000000."""
+    """Parameter type for a number of bytes: 2GB, 500MB, 1.5GiB, 1000000."""
 
     name = "size"
 
@@ -25,27 +25,32 @@ class Size(click.ParamType):
             return value
         found = _SIZE.fullmatch(value.strip())
         if not found:
-            self.fail(f"{value!r} is no number of bytes such as 2GB", param, ctx)
+            self.fail(f"{value!r} is not a size such as 2GB", param, ctx)
         number, prefix, binary = found.groups()
         power = " kmgt".index(prefix.lower() or " ")
         return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def index_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--kind, --recall and --memory: which index a gallery is to have."""
+    """Add the options that specify the index: --kind, --recall and --memory."""
     options = (
         click.option(
             "--kind",
             type=click.Choice(KINDS),
-            help="Of index. auto: exact up to 50,000 images, above that the fastest that keeps --recall. "
-            "[default: as before, or auto]",
+            help="Index kind. auto: exact up to 50,000 images, above that the fastest kind that reaches "
+            "--recall.  [default: unchanged, at first auto]",
         ),
         click.option(
             "--recall",
             type=click.FloatRange(0, 1, min_open=True),
-            help="Share of the 10 nearest that an index must find.  [default: as before, or 0.99]",
+            help="Share of the 10 nearest neighbours that the index must find.  "
+            "[default: unchanged, at first 0.99]",
         ),
-        click.option("--memory", type=Size(), help="That the index may need, as in 2GB.  [default: any]"),
+        click.option(
+            "--memory",
+            type=Size(),
+            help="Memory limit of the index, for example 2GB.  [default: unchanged, at first no limit]",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -56,14 +61,14 @@ sheet_option = click.option(
     "--sheet",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.html",
-    help="Write the pictures, too.",
+    help="Also write the images to an HTML page.",
 )
-retry_option = click.option("--retry", is_flag=True, help="Try files again that were unusable before.")
+retry_option = click.option("--retry", is_flag=True, help="Retry files that were unusable before.")
 max_bad_option = click.option(
     "--max-bad",
     type=click.FloatRange(0, 1),
     default=MAX_BAD,
     show_default=True,
     metavar="SHARE",
-    help="Stop when a larger share of files (of at least 100) is unusable; 0 allows none.",
+    help="Stop if a larger share of the files, counted over at least 100, is unusable; 0 allows none.",
 )

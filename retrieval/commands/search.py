@@ -1,4 +1,4 @@
-"""`lookalike search`."""
+"""`lookalike search`: query a gallery by images or by its own items."""
 
 from __future__ import annotations
 
@@ -25,11 +25,18 @@ from retrieval.text import align_columns
 
 @dataclass(frozen=True)
 class _Query:
-    """What is searched for: its name, the pictures to show of it, its vector and the items that it is."""
+    """One query.
+
+    Attributes:
+        name: Name in the output.
+        images: Paths of the query images.
+        vector: Query vector, float32 [D].
+        items: Ids of the gallery items that the query consists of; they are not hits.
+    """
 
     name: str
-    pictures: tuple[str, ...]
-    vector: np.ndarray  # float32 [D]
+    images: tuple[str, ...]
+    vector: np.ndarray
     items: tuple[int, ...] = ()
 
 
@@ -37,17 +44,21 @@ class _Query:
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.argument("images", type=click.Path(path_type=Path), nargs=-1, metavar="[IMAGE]...")
 @click.option(
-    "--id", "items", multiple=True, metavar="ID", help="Search with a picture of the gallery itself."
+    "--id", "items", multiple=True, metavar="ID", help="Search with an item of the gallery; may be repeated."
 )
-@click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="How many to find.")
-@click.option("--where", metavar="CONDITION", help="Find only what fulfils it; see above.")
-@click.option("--min-score", type=float, metavar="S", help="Find only what scores at least S, from -1 to 1.")
-@click.option("--group-by", metavar="COLUMN", help="The best hit alone of each value of a column.")
-@click.option("--exclude", multiple=True, metavar="ID", help="Leave a picture of the gallery out.")
+@click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Number of hits.")
+@click.option("--where", metavar="CONDITION", help="Filter by metadata; see above.")
+@click.option("--min-score", type=float, metavar="S", help="Minimum score of a hit, from -1 to 1.")
+@click.option("--group-by", metavar="COLUMN", help="Only the best hit for each value of COLUMN.")
+@click.option("--exclude", multiple=True, metavar="ID", help="Exclude an item; may be repeated.")
 @click.option(
-    "--rerank", type=click.Choice(list(RERANKS)), default="none", show_default=True, help="See above."
+    "--rerank",
+    type=click.Choice(list(RERANKS)),
+    default="none",
+    show_default=True,
+    help="Re-ranking; see above.",
 )
-@click.option("--together", is_flag=True, help="Several views of one thing: one query, the mean of them all.")
+@click.option("--together", is_flag=True, help="Combine all images and items into one query, their mean.")
 @sheet_option
 @json_option
 @click.pass_context
@@ -68,7 +79,7 @@ def search(
 ) -> None:
     """Find the images of a gallery that look like yours: the K most similar to each IMAGE.
 
-    The score is the cosine similarity, 1 for the same picture. ID is a number, or the key of an item.
+    The score is the cosine similarity, 1 for the same image. ID is the number or the key of an item.
 
     \b
       lookalike search shop.gallery query.jpg -k 5
@@ -76,17 +87,18 @@ def search(
       lookalike search shop.gallery --id 17 --sheet found.html
       lookalike search shop.gallery query.jpg --where "brand = 'acme' and price < 30"
 
-    CONDITION compares columns by = != < <= > >= in (...) like between, is null and is not null, joined by
-    and, or, not and parentheses. Columns are those of your table, and id, key, label, path (from the folder
-    that was indexed), width and height. Text goes in 'single quotes', a column's name with blanks in "double
-    quotes"; like knows % and _. As in SQL, nothing compares with a value that is missing.
+    CONDITION compares columns with = != < <= > >=, in (...), like, between, is null and is not null, and
+    combines comparisons with and, or, not and parentheses. Columns are those of your metadata, and id, key,
+    label, path (relative to the indexed folder), width and height. Text is in 'single quotes'; a column name
+    with spaces is in "double quotes"; the wildcards of like are % and _. As in SQL, a comparison with a
+    missing value is never true.
 
-    `--rerank query-expansion` searches again with the query moved towards what was found first;
-    `k-reciprocal` orders the first few hundred by the neighbours that they share with the query, and the
-    score is 1 minus that distance. Both trust what is found first: they help where most of that is right,
-    and harm where it is not.
+    `--rerank query-expansion` searches a second time with the query moved towards the first hits;
+    `k-reciprocal` orders the first few hundred hits by the neighbours that they share with the query, and
+    their score is 1 minus that distance. Both improve the result if most of the first hits are correct and
+    make it worse otherwise.
 
-    Exit code 3: some images could not be read; the others are answered.
+    Exit code 3: some images could not be read; the output covers the others.
     """
     if not images and not items:
         raise click.UsageError("Missing argument '[IMAGE]...' or option '--id'.")
@@ -95,19 +107,21 @@ def search(
     options = Options(k, where, exclude, min_score, group_by, rerank)
     target = Gallery(gallery)
     if not len(target):
-        raise InputError(f"{gallery}: the gallery is empty; `lookalike index add {gallery} IMAGES` fills it")
+        raise InputError(
+            f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"
+        )
     queries, bad, embed_ms = _queries(target, images, items)
     if together:
-        queries = [_joined(queries)]
+        queries = [_combined(queries)]
     start = time.perf_counter()
     vectors = np.stack([query.vector for query in queries])
     hits_of_each = target.find(vectors, options, [query.items for query in queries])
     answers = list(zip(queries, hits_of_each, strict=True))
     search_ms = 1000 * (time.perf_counter() - start)
 
-    took = {"embed_ms": round(embed_ms, 3), "search_ms": round(search_ms, 3)}
+    times = {"embed_ms": round(embed_ms, 3), "search_ms": round(search_ms, 3)}
     found: list[dict[str, Any]] = [
-        {"query": query.name, "scores": RERANKS[rerank], **took, "hits": [asdict(hit) for hit in hits]}
+        {"query": query.name, "scores": RERANKS[rerank], **times, "hits": [asdict(hit) for hit in hits]}
         for query, hits in answers
     ]
     found += [{"query": e.source, "error": {"reason": e.reason, "detail": e.detail}} for e in bad]
@@ -116,22 +130,22 @@ def search(
     )
     for query, hits in answers:
         if len(hits) < k:
-            print_status(f"{query.name}: found {len(hits)} of {k}: {_why(options)}")
+            print_status(f"{query.name}: found {len(hits)} of {k}: {_why_fewer(options)}")
     print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
     if sheet is not None:
-        note = f"Below each picture: {RERANKS[rerank]}, label and what else is known."
-        write_sheet(sheet, f"{gallery.name}: what looks like it", note, [_row(*answer) for answer in answers])
+        note = f"Below each image: {RERANKS[rerank]}, label and metadata."
+        write_sheet(sheet, f"{gallery.name}: search results", note, [_row(*answer) for answer in answers])
         print_status(f"{sheet}: written")
     if bad:
         for error in bad:
-            print_status(f"could not be read: {error}")
+            print_status(f"unreadable: {error}")
         ctx.exit(3)
 
 
 def _queries(
     gallery: Gallery, images: Sequence[Path], items: Sequence[str]
 ) -> tuple[list[_Query], list[ImageError], float]:
-    """The queries, the images that could not be read, and the milliseconds that embedding took."""
+    """Return the queries, the unreadable images and the time for embedding in milliseconds."""
     queries, bad, milliseconds = [], [], 0.0
     if images:
         embedder = gallery.embedder
@@ -150,11 +164,11 @@ def _queries(
     return queries, bad, milliseconds
 
 
-def _joined(queries: list[_Query]) -> _Query:
-    """Several queries as one."""
+def _combined(queries: list[_Query]) -> _Query:
+    """Combine several queries into one, with the mean of their vectors."""
     return _Query(
         " + ".join(query.name for query in queries),
-        tuple(path for query in queries for path in query.pictures),
+        tuple(path for query in queries for path in query.images),
         mean_query(np.stack([query.vector for query in queries])),
         tuple(item for query in queries for item in query.items),
     )
@@ -173,22 +187,22 @@ def _facts(hit: Hit) -> str:
 
 
 def _row(query: _Query, hits: Sequence[Hit]) -> Row:
-    shown = [Tile(Path(path), "query") for path in query.pictures]
+    shown = [Tile(Path(path), "query") for path in query.images]
     shown += [
         Tile(Path(hit.path), f"{hit.score:.3f} {hit.label or ''} {_facts(hit)}".strip()) for hit in hits
     ]
     return Row(query.name, shown)
 
 
-def _why(options: Options) -> str:
-    """What keeps hits out, as a sentence."""
+def _why_fewer(options: Options) -> str:
+    """Return the reason for fewer hits than requested."""
     limits = []
     if options.where is not None:
-        limits.append("fulfil the condition")
+        limits.append("match the condition")
     if options.min_score is not None:
         limits.append(f"score at least {options.min_score:g}")
     if options.group_by is not None:
-        limits.append(f"have another {options.group_by}")
+        limits.append(f"have a different {options.group_by}")
     if options.rerank == "k-reciprocal":
-        limits.append("are among those that it orders")
-    return f"no more pictures {' and '.join(limits)}" if limits else "the gallery holds no more pictures"
+        limits.append("are among the candidates for re-ranking")
+    return f"no more images {' and '.join(limits)}" if limits else "the gallery has no more images"

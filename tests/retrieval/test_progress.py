@@ -36,12 +36,12 @@ def test_what_is_over_in_a_moment_is_not_told(capsys: pytest.CaptureFixture[str]
     assert not capsys.readouterr().err
 
 
-def test_hours_are_told_as_hours() -> None:
-    assert progress._time(59.6) == "1:00"
-    assert progress._time(3725) == "1:02:05"
+def test_duration_of_an_hour_or_more_shows_hours() -> None:
+    assert progress._duration(59.6) == "1:00"
+    assert progress._duration(3725) == "1:02:05"
 
 
-def test_nothing_is_said_when_nothing_should_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("quiet", 10, show=False) as bar:
         bar.update(10, "note")
         bar.write("no")

@@ -75,7 +75,7 @@ def test_list_on_standard_input(photos: Path, tmp_path: Path) -> None:
         (["nowhere"], "no such file or folder"),
         (["photos/*.gif"], "no image files"),
         (["photos", "--metadata", "m.onnx"], "cannot be read as a CSV file"),
-        (["photos", "--memory", "much"], "no number of bytes"),
+        (["photos", "--memory", "much"], "not a size"),
         (["photos", "--kind", "tree"], "Invalid value for '--kind'"),
         (["photos", "--max-bad", "2"], "Invalid value for '--max-bad'"),
     ],

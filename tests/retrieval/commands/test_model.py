@@ -1,4 +1,4 @@
-"""`lookalike model info`: what a file says about itself, and what can be seen of it."""
+"""Tests of `lookalike model info`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SIDE = 8
 
 
 def info(*words: str | Path) -> str:
-    """The command in this process: the result on stdout."""
+    """Run the command in this process and return its stdout."""
     done = CliRunner().invoke(model, ["info", *map(str, words)], catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
 
 
-def test_json_tells_everything(model_file: Path) -> None:
+def test_json_has_all_metadata(model_file: Path) -> None:
     facts = json.loads(info(model_file, "--json"))
     stored = {entry.key: json.loads(entry.value) for entry in onnx.load(model_file).metadata_props}
     assert {f"lookalike.{part}": value for part, value in facts["metadata"].items()} == stored
@@ -49,36 +49,46 @@ def test_text_is_aligned_and_fits_the_terminal(model_file: Path, monkeypatch: py
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines)
     assert all(len(line) <= 100 or " " not in line[column:] for line in lines[1:])
     titles = [title for line in lines if (title := line[:column].strip())]
-    told = {"file", "fingerprint", "preprocess", "embedding", "map", "data", "model", "loss", "created"}
-    assert told | {"parameters", "operators", "opset", "runs on"} <= set(titles)
+    metadata_titles = {
+        "file",
+        "fingerprint",
+        "preprocess",
+        "embedding",
+        "map",
+        "data",
+        "model",
+        "loss",
+        "created",
+    }
+    assert metadata_titles | {"parameters", "operators", "opset", "runs on"} <= set(titles)
     assert "latency" not in titles
     assert "backbone conv4" in " ".join(lines)
 
 
-def test_latency_can_be_left_out(model_file: Path) -> None:
+def test_no_latency_skips_the_benchmark(model_file: Path) -> None:
     assert json.loads(info(model_file, "--no-latency", "--json"))["latency_ms"] is None
 
 
-def test_without_the_package_that_reads_graphs(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)  # this is how Python marks what cannot be imported
+def test_graph_is_unknown_without_onnx(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)  # Python's marker of a module that cannot be imported
     assert json.loads(info(model_file, "--no-latency", "--json"))["graph"] is None
     assert info(model_file, "--no-latency").count("lookalike[train]") == 3
 
 
-def test_parameters_are_those_of_the_network(tmp_path: Path) -> None:
-    """A linear layer has 192 x 16 weights and 16 biases, whatever the numbers are stored as."""
+def test_parameter_count_of_float_and_int8_networks(tmp_path: Path) -> None:
+    """A linear layer has 192 x 16 weights and 16 biases in any data type."""
     linear = linear_model(tmp_path / "m.onnx")
     assert json.loads(info(linear, "--no-latency", "--json"))["graph"]["parameters"] == 192 * 16 + 16
     quantization.quantize_static(linear, tmp_path / "int8.onnx", Noise(), per_channel=True)
-    kept = onnx.load(tmp_path / "int8.onnx")
-    helper.set_model_props(kept, {p.key: p.value for p in onnx.load(linear).metadata_props})
-    onnx.save(kept, tmp_path / "int8.onnx")
+    proto = onnx.load(tmp_path / "int8.onnx")
+    helper.set_model_props(proto, {p.key: p.value for p in onnx.load(linear).metadata_props})
+    onnx.save(proto, tmp_path / "int8.onnx")
     graph = json.loads(info(tmp_path / "int8.onnx", "--no-latency", "--json"))["graph"]
     assert graph["operators"]["DequantizeLinear"] > 1
     assert graph["parameters"] == 192 * 16 + 16
 
 
-def test_what_a_stranger_wrote_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_control_sequences_in_metadata_are_replaced(tmp_path: Path) -> None:
     odd = {"config": None, "source": "\x1b[2Jtimm:x\nfile", "nested": {"a": [1, None, {"b": 0.123456789}]}}
     text = info(linear_model(tmp_path / "m.onnx", odd), "--no-latency")
     assert "\x1b" not in text
@@ -95,7 +105,7 @@ def test_unusable_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def linear_model(path: Path, provenance: object = None) -> Path:
-    """A linear layer on raw pixels, which are flattened by a shape that is no parameter."""
+    """Write a model of one linear layer on raw pixels; the shape for flattening is not a parameter."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
@@ -114,16 +124,16 @@ def linear_model(path: Path, provenance: object = None) -> Path:
             helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 192]),
         ],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     facts = {"format": {"version": 1}, "preprocess": {"size": SIDE}, "embedding": {"dim": 16}}
     facts["provenance"] = provenance or {}
-    helper.set_model_props(made, {f"lookalike.{name}": json.dumps(value) for name, value in facts.items()})
-    onnx.save_model(made, path)
+    helper.set_model_props(proto, {f"lookalike.{name}": json.dumps(value) for name, value in facts.items()})
+    onnx.save_model(proto, path)
     return path
 
 
 class Noise(quantization.CalibrationDataReader):
-    """Pictures to calibrate with."""
+    """Noise images for calibration."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(1)

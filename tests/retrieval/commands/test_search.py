@@ -115,10 +115,10 @@ def test_images_that_cannot_be_read_do_not_keep_the_others_back(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--where", "label = 'purple'"], "found 0 of 10: no more pictures fulfil the condition"),
-        (["--min-score", "1"], "of 10: no more pictures score at least 1"),
-        (["--group-by", "label"], "found 3 of 10: no more pictures have another label"),
-        (["-k", "99"], "found 25 of 99: the gallery holds no more pictures"),
+        (["--where", "label = 'purple'"], "found 0 of 10: no more images match the condition"),
+        (["--min-score", "1"], "of 10: no more images score at least 1"),
+        (["--group-by", "label"], "found 3 of 10: no more images have a different label"),
+        (["-k", "99"], "found 25 of 99: the gallery has no more images"),
     ],
 )
 def test_fewer_than_wanted_is_said(gallery: Path, pictures: Path, words: list[str], why: str) -> None:
@@ -158,7 +158,7 @@ def test_duplicates_across_labels(gallery: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "twice.html"
     shown = lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)).stdout
     assert shown.startswith("groups of near-duplicates: 1, with 2 of 25 images; across labels: 1")
-    assert "2 images, the same file, ACROSS LABELS: green, red" in shown
+    assert "2 images, identical files, ACROSS LABELS: green, red" in shown
     assert len(Page(sheet).pictures) == 2
     report = json.loads(lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout)
     (group,) = report["groups"]

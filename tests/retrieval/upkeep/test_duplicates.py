@@ -171,6 +171,6 @@ def test_known_duplicates_of_cars(tmp_path: Path, model_file: Path) -> None:
                 path.unlink()
     lookalike("index", "build", str(tmp_path / "g"), str(cars), "--model", str(model_file))
     shown = lookalike("duplicates", str(tmp_path / "g"), "--min-score", "0.9999").stdout
-    assert "the same file, ACROSS LABELS" in shown
+    assert "identical files, ACROSS LABELS" in shown
     assert "00050.jpg" in shown
     assert "03436.jpg" in shown
