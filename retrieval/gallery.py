@@ -19,6 +19,7 @@ from retrieval.search.query import Options, Searcher
 from retrieval.search.snapshot import Snapshot
 from retrieval.storage.contents import stored
 from retrieval.storage.identity import check_same, own_model, probe_pixels
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import OWN, BadFile, IndexSpec, State, StoredItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.inventory import inventory
@@ -88,14 +89,8 @@ class Gallery:
     def create(cls, folder: str | Path, model: Embedder | str | Path) -> Gallery:
         """Make an empty gallery for one model, which is copied into it."""
         embedder = model if isinstance(model, Embedder) else Embedder(model)
-        meta = {
-            "fingerprint": embedder.fingerprint,
-            "dim": embedder.dim,
-            "metric": "cosine",
-            "dtype": "float32",
-            "decode_policy": DECODE_POLICY,
-        }
-        Store.create(Path(folder), meta, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
+        manifest = Manifest(embedder.fingerprint, embedder.dim, decode_policy=DECODE_POLICY)
+        Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
         return cls(folder)
 
     def __len__(self) -> int:
@@ -118,16 +113,16 @@ class Gallery:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the model file whose vectors this gallery holds."""
-        return str(self.store.meta["fingerprint"])
+        return self.store.manifest.fingerprint
 
     @cached_property
     def embedder(self) -> Embedder:
         """The gallery's own model, checked against the vectors stored when the gallery was made."""
-        return own_model(self.folder, self.store.meta, self._threads)
+        return own_model(self.folder, self.store.manifest, self._threads)
 
     def check_model(self, embedder: Embedder) -> None:
         """Refuse a model whose vectors would not belong here: an `InputError` where it is another file."""
-        check_same(self.folder, self.store.meta, embedder)
+        check_same(self.folder, self.store.manifest, embedder)
 
     def changed(self) -> bool:
         """Whether anything was committed since this state: cheap enough to ask before every search.
@@ -171,7 +166,7 @@ class Gallery:
         Raises:
             InputError, LookalikeError: As for `retrieval.search.index.build_index`.
         """
-        spec = (spec or IndexSpec()).or_else(self.store.index_spec)
+        spec = (spec or IndexSpec()).or_else(self.store.manifest.index_spec)
         self.refresh()
         state = self._snapshot
         built = build_index(state.stored, spec, previous=state.index, show_progress=show_progress)
@@ -300,7 +295,7 @@ class Gallery:
             folder = self.folder / "indexes" / state.index.folder
             index = Index(folder, state.index.sha256, state.index.card_sha256)
             covered = state.index.n
-        dim, where = self.store.meta["dim"], str(self.folder)
+        dim, where = self.store.manifest.dim, str(self.folder)
         return Snapshot(parts, ids, checksums, index, covered, dim=dim, where=where)
 
     def path_of(self, item: StoredItem) -> str:

@@ -158,7 +158,7 @@ def finish(
     show_progress: bool = False,
 ) -> None:
     """Index what is new, if there is much of it or another index is specified, and record the run."""
-    previous = gallery.store.index_spec
+    previous = gallery.store.manifest.index_spec
     spec = (index or IndexSpec()).or_else(previous)
     if spec != previous or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):
         gallery.build_index(spec, show_progress=show_progress)
@@ -269,7 +269,7 @@ class _Run:
             store.amend(self._changes)
         items = [item for _, items in self._new for item in items]
         if items or self._bad:
-            dim = self._gallery.store.meta["dim"]
+            dim = self._gallery.store.manifest.dim
             vectors = np.concatenate([np.empty((0, dim), np.float32), *(block for block, _ in self._new)])
             store.commit(vectors, items, self._bad)
         self._outcome.added += len(items)

@@ -20,7 +20,6 @@ from retrieval.storage.records import OWN, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.verify import verify
 
-_FROM = "rebuilt_from"  # in the new gallery's facts: the old one's number
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -73,7 +72,7 @@ def rebuild(
             _take_along(gallery.store, new.store)
             resumed, started, found = len(new), now(), _pictures(gallery)
             outcome = absorb(new, found, max_bad=max_bad, show_progress=show_progress)
-            index = gallery.store.index_spec
+            index = gallery.store.manifest.index_spec
             finish(new, outcome, "rebuild", started, reindex=True, index=index, show_progress=show_progress)
             _check(new, len(found.files) + len(found.unusable) - len(outcome.bad), show_progress)
             _exchange(draft, folder)
@@ -89,7 +88,7 @@ def _tidy(gallery: Gallery, draft: Path, old: Path) -> bool:
     """Whether an earlier rebuild was cut off when the new gallery had taken its place; finishes it then."""
     if not (draft / "gallery.db").exists():
         return False
-    if Store(draft).meta["gallery_uuid"] != gallery.store.meta.get(_FROM):
+    if Store(draft).manifest.uuid != gallery.store.manifest.rebuilt_from:
         return False
     if old.exists():
         shutil.rmtree(draft)
@@ -100,16 +99,16 @@ def _tidy(gallery: Gallery, draft: Path, old: Path) -> bool:
 
 def _begin(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
     """The new gallery: the one that an earlier rebuild with this model began, or an empty one."""
-    origin = gallery.store.meta["gallery_uuid"]
+    origin = gallery.store.manifest.uuid
     if (draft / "gallery.db").exists():
         begun = Gallery(draft)
-        if begun.store.meta.get(_FROM) == origin and begun.fingerprint == model.fingerprint:
+        if begun.store.manifest.rebuilt_from == origin and begun.fingerprint == model.fingerprint:
             return begun
     if draft.exists():
         shutil.rmtree(draft)
     new = Gallery.create(draft, model)
     with new.store.writing():
-        new.store.remember(_FROM, origin)
+        new.store.update_manifest(replace(new.store.manifest, rebuilt_from=origin))
     return new
 
 

@@ -25,7 +25,7 @@ from retrieval.gallery import Gallery
 from retrieval.ingest import tables
 from retrieval.progress import Progress
 from retrieval.storage import schema
-from retrieval.storage.identity import DECLARED
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
 from retrieval.storage.records import OWN, FileStamp, NewItem, StoredItem, Value
 from retrieval.storage.store import Store
@@ -208,14 +208,18 @@ def _gallery(folder: Path, dim: int, model: Path | None, name: str | None) -> Ga
     embedder = None if model is None else Embedder(model)
     if (folder / "gallery.db").exists():
         gallery = Gallery(folder)
-        if gallery.store.meta["dim"] != dim:
-            what = f"{folder}: it holds vectors of {gallery.store.meta['dim']} dimensions, these have {dim}"
+        manifest = gallery.store.manifest
+        if manifest.dim != dim:
+            what = f"{folder}: it holds vectors of {manifest.dim} dimensions, these have {dim}"
             raise InputError(f"{what}; make a gallery of their own for them")
         if embedder is not None:
             gallery.check_model(embedder)
-        elif name != gallery.store.meta.get(DECLARED):
-            theirs = gallery.store.meta.get(DECLARED)
-            hint = f"--embedding {theirs!r}" if theirs else "--model with the model file of the gallery"
+        elif name != manifest.embedding:
+            hint = (
+                f"--embedding {manifest.embedding!r}"
+                if manifest.embedding
+                else "--model with the model file of the gallery"
+            )
             raise InputError(f"{folder}: say that the vectors are of the kind it holds: {hint}")
         return gallery
     if embedder is not None:
@@ -224,8 +228,7 @@ def _gallery(folder: Path, dim: int, model: Path | None, name: str | None) -> Ga
         return Gallery.create(folder, embedder)
     if not name:
         raise InputError("say what made the vectors: --model FILE, or --embedding NAME")
-    facts = {"fingerprint": f"{DECLARED}:{name}", DECLARED: name, "dim": dim}
-    Store.create(folder, {**facts, "metric": "cosine", "dtype": "float32"}, None, None)
+    Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name))
     return Gallery(folder)
 
 

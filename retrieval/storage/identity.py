@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import sha256_of
+from retrieval.storage.manifest import Manifest
 
-DECLARED = "embedding"  # among a gallery's facts: what made its vectors, where that is no model file
 _SAME = 0.9999  # cosine of probes from here on: another file, the same network
 _STILL = 0.999  # the same file on another machine: other libraries round otherwise
 
 
-def own_model(folder: Path, meta: dict[str, Any], threads: int | None = None) -> Embedder:
+def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> Embedder:
     """The model in a gallery's folder, which must be the one, and compute here what it computed then.
 
     Args:
@@ -26,36 +25,36 @@ def own_model(folder: Path, meta: dict[str, Any], threads: int | None = None) ->
         InputError: the gallery has no model, for its vectors were made elsewhere.
         LookalikeError: model or probes are damaged, or the model gives other vectors on this machine.
     """
-    if DECLARED in meta:
-        what = f"{folder}: holds vectors made elsewhere ({meta[DECLARED]}), and no model"
+    if not manifest.has_model:
+        what = f"{folder}: holds vectors made elsewhere ({manifest.embedding}), and no model"
         raise InputError(f"{what}: search it by one of its items, or by vectors")
     try:
         embedder = Embedder(folder / "model" / "model.onnx", threads=threads)
     except InputError as error:
         raise _damaged(folder, "model.onnx") from error
-    if embedder.fingerprint != meta["fingerprint"]:
+    if embedder.fingerprint != manifest.fingerprint:
         raise _damaged(folder, "model.onnx")
-    cosine = probe_cosine(folder, meta, embedder)
+    cosine = probe_cosine(folder, manifest, embedder)
     if cosine < _STILL:
         what = f"the model gives other vectors here than where the gallery was made (cosine {cosine:.4f})"
         raise LookalikeError(f"{folder}: {what}; rebuild the gallery on this machine")
     return embedder
 
 
-def check_same(folder: Path, meta: dict[str, Any], embedder: Embedder) -> None:
+def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
     """Refuse a model whose vectors would not belong into a gallery.
 
     Raises:
         InputError: it is another file; the message says whether its vectors are the same all the same, as
             those of a model that was exported again.
     """
-    if embedder.fingerprint == meta["fingerprint"]:
+    if embedder.fingerprint == manifest.fingerprint:
         return
-    ours = f"model {meta['fingerprint'][:12]}" if DECLARED not in meta else meta[DECLARED]
+    ours = manifest.embedding or f"model {manifest.fingerprint[:12]}"
     detail = f"it was built with {ours}, {embedder.path} is model {embedder.fingerprint[:12]}"
     hint = "use the same model, or build a new gallery"
-    if DECLARED not in meta and embedder.dim == meta["dim"]:
-        cosine = probe_cosine(folder, meta, embedder)
+    if manifest.has_model and embedder.dim == manifest.dim:
+        cosine = probe_cosine(folder, manifest, embedder)
         if cosine >= _SAME:
             hint = (
                 f"both give the same vectors, so use the one it was built with: {folder / 'model/model.onnx'}"
@@ -65,10 +64,10 @@ def check_same(folder: Path, meta: dict[str, Any], embedder: Embedder) -> None:
     raise InputError(f"{folder}: {detail}; {hint}")
 
 
-def probe_cosine(folder: Path, meta: dict[str, Any], embedder: Embedder) -> float:
+def probe_cosine(folder: Path, manifest: Manifest, embedder: Embedder) -> float:
     """The lowest cosine between the vectors of the probe pictures as they were stored, and a model's."""
     path = folder / "model" / "probes.npy"
-    if not path.is_file() or sha256_of(path) != meta["probes_sha256"]:
+    if not path.is_file() or sha256_of(path) != manifest.probes_sha256:
         raise _damaged(folder, "probes.npy")
     stored = np.load(path, allow_pickle=False)
     return float((embedder.embed_pixels(probe_pixels(embedder)) * stored).sum(1).min())

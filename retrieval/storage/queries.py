@@ -123,8 +123,8 @@ def state_digest(store: Store) -> str:
     """Return a short text that changes with the searchable items, their facts or the model."""
     query = f"SELECT count(*), coalesce(sum(crc), 0) FROM items WHERE {SEARCHABLE}"
     ((count, checksums),) = store.rows(query)
-    uuid, fingerprint = store.meta["gallery_uuid"], store.meta["fingerprint"]
-    return f"{uuid[:8]}-{fingerprint[:12]}-{count}-{checksums:x}"
+    uuid, fingerprint = store.manifest.uuid[:8], store.manifest.fingerprint[:12]
+    return f"{uuid}-{fingerprint}-{count}-{checksums:x}"
 
 
 # ---- ids, keys and files

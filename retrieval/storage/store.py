@@ -27,6 +27,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -37,6 +38,7 @@ from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
 from retrieval.storage import database, schema, segments
 from retrieval.storage.items import Items, columns, read_items
+from retrieval.storage.manifest import Manifest, parse_manifest, write_manifest
 from retrieval.storage.records import (
     KEPT,
     OWN,
@@ -50,7 +52,6 @@ from retrieval.storage.records import (
     State,
     StoredItem,
 )
-from retrieval.storage.schema import FORMAT_VERSION
 from retrieval.storage.watch import SEGMENTS, Watch
 
 # What writing fails with where the disk is full or broken; numpy gives no number for half a write.
@@ -72,27 +73,31 @@ class Store:
             raise InputError(
                 f"{folder}: not a gallery; `lookalike index build {folder} IMAGES --model M` makes one"
             )
-        self.meta = self._meta()
-        found = self.meta["format_version"]
-        if found != FORMAT_VERSION:
-            hint = "update lookalike" if found > FORMAT_VERSION else "build the gallery again"
-            what = f"gallery format {found} is not supported (this version reads {FORMAT_VERSION})"
-            raise InputError(f"{folder}: {what}; {hint}")
+        self.manifest = parse_manifest(folder, self.rows("SELECT key, value FROM meta WHERE key != 'seal'"))
         self._held = False
         self._watch: Watch | None = None
 
     @classmethod
     def create(
-        cls, folder: Path, meta: Mapping[str, Any], model: Path | None, probes: np.ndarray | None
+        cls, folder: Path, manifest: Manifest, model: Path | None = None, probes: np.ndarray | None = None
     ) -> Store:
-        """Make an empty gallery; it appears under its name complete or not at all."""
+        """Create an empty gallery; it appears under its name complete or not at all.
+
+        Args:
+            folder: Gallery folder, which must be empty or not exist.
+            manifest: Facts about the gallery.
+            model: Model file, which is copied; `None` for vectors of an external embedding.
+            probes: Vectors of the probe images, float32 [n, D], if there is a model.
+
+        Raises:
+            InputError: The folder cannot be used.
+        """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InputError(f"{folder}: exists already and is not an empty folder")
         if not folder.name:
             raise InputError(f"{folder}: give the gallery a folder of its own")
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-        facts = {"format_version": FORMAT_VERSION, "gallery_uuid": str(uuid.uuid4()), **meta}
         try:
             for name in ("segments", "indexes", "model", "reports"):
                 (draft / name).mkdir(parents=True)
@@ -101,14 +106,13 @@ class Store:
                     shutil.copyfile(model, file)
                 with atomic_write(draft / "model" / "probes.npy") as file, file.open("wb") as target:
                     np.save(target, probes)
-                facts["probes_sha256"] = sha256_of(draft / "model" / "probes.npy")
+                manifest = replace(manifest, probes_sha256=sha256_of(draft / "model" / "probes.npy"))
             (draft / "gallery.db").touch()
             db = database.connect(draft)
             db.executescript(schema.TABLES)
             db.close()
             with database.writing(draft) as db:
-                rows = [(key, json.dumps(value)) for key, value in facts.items()]
-                db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+                write_manifest(db, manifest)
             draft.rename(folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -120,11 +124,6 @@ class Store:
     def own(self) -> Path:
         """Where the files lie that the gallery keeps itself; there may be no such folder."""
         return self.folder.resolve() / OWN
-
-    @property
-    def index_spec(self) -> IndexSpec:
-        """Specification of the index in use; of no index yet, the defaults."""
-        return IndexSpec(**self.meta.get("index_wish", {}))
 
     # ---- reading
 
@@ -162,7 +161,7 @@ class Store:
             LookalikeError: the file is gone or of another shape.
         """
         with self._repairable():
-            return segments.vectors(self.folder / "segments", segment, self.meta["dim"])
+            return segments.vectors(self.folder / "segments", segment, self.manifest.dim)
 
     def rows_of(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
         """Item ids int64 [n] and the CRC-32 of each row's bytes, uint32 [n], of a segment.
@@ -300,20 +299,20 @@ class Store:
             index: Record of the index; `None` for exact search.
             spec: Specification it was built from, the default for the next one.
         """
-        given = {name: value for name, value in vars(spec).items() if value is not None}
+        manifest = replace(self.manifest, index_spec=spec)
         with self.transaction() as db:
             db.execute("DELETE FROM indexes")
             if index is not None:
                 insert = "INSERT INTO indexes (dir, sha256, kind, n, card_sha256) VALUES (?, ?, ?, ?, ?)"
                 db.execute(insert, (index.folder, index.sha256, index.kind, index.n, index.card_sha256))
-            _remember(db, "index_wish", given)
-        self.meta["index_wish"] = given
+            write_manifest(db, manifest, self.manifest)
+        self.manifest = manifest
 
-    def remember(self, key: str, value: Any) -> None:
-        """Keep a fact about the gallery in `meta`."""
+    def update_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest, in one step."""
         with self.transaction() as db:
-            _remember(db, key, value)
-        self.meta[key] = value
+            write_manifest(db, manifest, self.manifest)
+        self.manifest = manifest
 
     def record_run(self, command: str, started: str, counts: Mapping[str, int]) -> None:
         """Note what was done to this gallery, when and with what."""
@@ -335,17 +334,6 @@ class Store:
             db.execute("VACUUM")
 
     # ---- the rest
-
-    def _meta(self) -> dict[str, Any]:
-        try:
-            rows = self.rows("SELECT key, value FROM meta WHERE key != 'seal'")
-            meta = {key: json.loads(value) for key, value in rows}
-            int(meta["format_version"]), str(meta["gallery_uuid"]), int(meta["dim"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise LookalikeError(
-                f"{self.folder}: the gallery's database is damaged; restore it from a copy"
-            ) from error
-        return meta
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -407,10 +395,6 @@ def name_segment(db: sqlite3.Connection, segment: Segment, number: int | None = 
     given = db.execute(insert, (number, *values)).lastrowid
     assert given is not None
     return given
-
-
-def _remember(db: sqlite3.Connection, key: str, value: Any) -> None:
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
 
 def _versions() -> dict[str, str]:

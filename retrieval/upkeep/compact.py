@@ -118,7 +118,7 @@ def merge_newest(store: Store, at_least: int = MANY) -> None:
 
 def _groups(store: Store, state: State) -> list[_Group]:
     """Neighbours whose living rows fit into one segment, first come first served."""
-    most = max(1, SEGMENT_BYTES // (4 * store.meta["dim"]))
+    most = max(1, SEGMENT_BYTES // (4 * store.manifest.dim))
     groups: list[_Group] = []
     for segment in state.segments:
         ids, _ = store.rows_of(segment)

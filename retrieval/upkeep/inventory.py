@@ -34,12 +34,12 @@ def inventory(gallery: Gallery) -> dict[str, Any]:
         "segments": len(state.segments),
         "index": _index(gallery, covered),
         "outside_index": stored - covered,
-        "dim": store.meta["dim"],
+        "dim": store.manifest.dim,
         "fingerprint": gallery.fingerprint,
         "roots": {str(folder / root): count for root, count in store.rows(roots)},
         "columns": store.columns(),
         "bytes": {"database": (folder / "gallery.db").stat().st_size, **bytes_of, "all": folder_size(folder)},
-        "format": store.meta["format_version"],
+        "format": store.manifest.format_version,
         "runs": _runs(gallery),
     }
 

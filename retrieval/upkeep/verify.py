@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import database, schema
 from retrieval.storage import segments as files
-from retrieval.storage.identity import DECLARED, own_model, probe_pixels
+from retrieval.storage.identity import own_model, probe_pixels
 from retrieval.storage.items import columns as metadata_columns
 from retrieval.storage.records import Segment
 from retrieval.storage.store import Store
@@ -175,7 +175,7 @@ def _segment(store: Store, segment: Segment) -> Iterator[Problem]:
 
 def _raw(store: Store, segment: Segment) -> np.ndarray:
     """What a segment's file holds of its vectors, float32 [m, D], m <= n, whatever its header says."""
-    path, dim = store.folder / "segments" / segment.file, store.meta["dim"]
+    path, dim = store.folder / "segments" / segment.file, store.manifest.dim
     if not path.is_file():
         return np.empty((0, dim), np.float32)
     numbers = np.fromfile(path, "<f4", offset=segment.bytes - 4 * segment.n * dim)
@@ -294,18 +294,18 @@ def _index(store: Store) -> Iterator[Problem]:
 
 
 def _model(store: Store) -> Iterator[Problem]:
-    if DECLARED in store.meta:  # vectors made elsewhere
+    if not store.manifest.has_model:
         return
     folder = store.folder / "model"
-    if not _holds(folder / "model.onnx", store.meta["fingerprint"]):
+    if not _holds(folder / "model.onnx", store.manifest.fingerprint):
         yield Problem("model/model.onnx: missing or damaged", "put the model file back that was exported")
         return
-    if not _holds(folder / "probes.npy", store.meta["probes_sha256"]):
+    if not _holds(folder / "probes.npy", store.manifest.probes_sha256):
         what = "model/probes.npy: missing or damaged"
         yield Problem(what, "it is made again with the model", lambda: _probe_again(store))
         return
     try:
-        own_model(store.folder, store.meta)
+        own_model(store.folder, store.manifest)
     except LookalikeError as error:
         yield Problem(str(error), "see there")
 
@@ -315,8 +315,8 @@ def _probe_again(store: Store) -> None:
     path = store.folder / "model" / "probes.npy"
     with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, embedder.embed_pixels(probe_pixels(embedder)))
-    store.remember("probes_sha256", sha256_of(path))
+    store.update_manifest(replace(store.manifest, probes_sha256=sha256_of(path)))
 
 
-def _holds(path: Path, sha256: str) -> bool:
+def _holds(path: Path, sha256: str | None) -> bool:
     return path.is_file() and sha256_of(path) == sha256

@@ -88,7 +88,7 @@ def add(
     if given:
         _check_room(service, sum(len(one.data) for one in given))
         with _writing(service) as store:
-            if store.meta["fingerprint"] != fingerprint:
+            if store.manifest.fingerprint != fingerprint:
                 raise UnavailableError(_REBUILT)
             kept = store_uploads(store, given, label or None, metadata)
             items = {item.id: item for item in store.items([one.id for one in kept])}
@@ -110,7 +110,7 @@ def remove(service: SearchService, numbers: Sequence[int], *, uuid: str | None =
     """
     check_allowed(service)
     with _writing(service) as store:
-        if uuid not in (None, store.meta["gallery_uuid"]):
+        if uuid not in (None, store.manifest.uuid):
             raise UnavailableError(_REBUILT)
         started = now()
         try:
@@ -151,7 +151,7 @@ def _locked(service: SearchService, held: ExitStack) -> Store:
                 raise
             time.sleep(_PAUSE)
         else:
-            if _opened(service).meta["gallery_uuid"] != store.meta["gallery_uuid"]:
+            if _opened(service).manifest.uuid != store.manifest.uuid:
                 raise UnavailableError(_REBUILT)
             return store
 

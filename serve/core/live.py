@@ -13,7 +13,6 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError
 from retrieval.gallery import Gallery
-from retrieval.storage.identity import DECLARED
 from serve.core.batching import Batcher
 from serve.core.errors import UnavailableError
 from serve.core.telemetry import Telemetry
@@ -107,7 +106,7 @@ class LiveGallery:
         """Open the gallery; its model is loaded and checked now: a mismatch must not wait for a request."""
         # Requests run on one core each: with all cores for each of them, they would get in each other's way.
         gallery = Gallery(self._folder, threads=1)
-        if DECLARED in gallery.store.meta:
+        if not gallery.store.manifest.has_model:
             return State(gallery, None, None)
         embedder = gallery.embedder
         together = embedder.provider != _CPU if self._batching is None else self._batching

@@ -121,7 +121,7 @@ def _looked_up(gallery: Gallery, query: One) -> _Picture | Resolved | InputError
         if isinstance(query, bytes):
             return _Picture(query)
         if isinstance(query, np.ndarray):
-            return _unit(query, gallery.store.meta["dim"]), ()
+            return _unit(query, gallery.store.manifest.dim), ()
         if not isinstance(query, Cropped):
             number = number_of(gallery, query)
             return gallery.vector(number), (number,)

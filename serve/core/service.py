@@ -281,7 +281,7 @@ class SearchService:
     # ---- what it is
 
     def _facts(self, gallery: Gallery) -> Facts:
-        uuid = str(gallery.store.meta["gallery_uuid"])
+        uuid = gallery.store.manifest.uuid
         return Facts(self.name, len(gallery), gallery.fingerprint, uuid, self.address)
 
     def _description(self, state: State) -> Description:
@@ -289,7 +289,7 @@ class SearchService:
         index = gallery.index if gallery.index and gallery.index.usable else None
         return Description(
             facts=self._facts(gallery),
-            dim=int(gallery.store.meta["dim"]),
+            dim=gallery.store.manifest.dim,
             embeds=state.embedder is not None,
             columns=gallery.store.columns(),
             index="flat" if index is None else str(index.card["kind"]),

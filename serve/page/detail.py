@@ -11,7 +11,6 @@ import gradio as gr
 from retrieval.analysis.heatmaps import heatmaps, overlay
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
-from retrieval.storage.identity import DECLARED
 from retrieval.storage.records import StoredItem
 from serve.core.service import SearchService
 from serve.page import detail_view
@@ -107,7 +106,7 @@ class Detail:
 
     def _embedder(self) -> Embedder | None:
         gallery = self._service.gallery
-        return None if DECLARED in gallery.store.meta else gallery.embedder
+        return gallery.embedder if gallery.store.manifest.has_model else None
 
 
 def _has(visit: Visit, number: int) -> bool:

@@ -65,7 +65,7 @@ class Duplicates:
         if look.key == key and (look.running or look.failure):
             return Look(key, look.running, look.stage, None, look.failure)
         found = self._found.get(key)
-        if found is None or found.uuid != gallery.store.meta["gallery_uuid"]:
+        if found is None or found.uuid != gallery.store.manifest.uuid:
             raise InputError("this was found in another gallery, or is forgotten by now: look again")
         left = (_alive(group, gallery) for group in found.groups)
         return Look(key, result=[group for group in left if len(group.members) > 1])
@@ -73,7 +73,7 @@ class Duplicates:
     def _find(self, min_score: float) -> None:
         with nameless(self._service):
             gallery = still(self._service)
-            uuid = str(gallery.store.meta["gallery_uuid"])
+            uuid = gallery.store.manifest.uuid
             found = _Found(find_duplicates(gallery, min_score), uuid, state_of(gallery))
         self._found.put(str(min_score), found)
 

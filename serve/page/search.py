@@ -10,7 +10,6 @@ from typing import Any
 import gradio as gr
 
 from retrieval.errors import InputError
-from retrieval.storage.identity import DECLARED
 from serve.core.queries import MAX_TOGETHER
 from serve.core.regions import Region
 from serve.core.service import SearchService
@@ -281,13 +280,13 @@ class Search:
             return views.trouble(
                 f"This gallery is empty: `lookalike index add GALLERY IMAGES` fills it{here}."
             )
-        return views.note(why or (_ITEMS if DECLARED in gallery.store.meta else _HINT))
+        return views.note(why or (_HINT if gallery.store.manifest.has_model else _ITEMS))
 
     def _answer(self, visit: Visit, status: str, results: str = "") -> Shown:
         """Status and results, with what else is shown of the visit."""
         try:
             gallery, facts = self._service.gallery, self._service.facts()
-            crops = DECLARED not in gallery.store.meta
+            crops = gallery.store.manifest.has_model
             asked = query_view.query(visit, facts, crops=crops)
             others = trail.trail(visit, facts, () if visit.asked else examples(gallery))
         except Exception as error:  # the gallery cannot be read just now

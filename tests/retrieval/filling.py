@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval import Gallery
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, NewItem, Value
 from retrieval.storage.store import Store
 from tests.serve.model import write_model
@@ -22,7 +23,7 @@ def small_gallery(folder: Path) -> Gallery:
 
 def bare_gallery(folder: Path) -> Gallery:
     """An empty gallery without a model."""
-    Store.create(folder, {"dim": DIM, "fingerprint": "", "embedding": "random"}, None, None)
+    Store.create(folder, Manifest("", DIM, embedding="random"))
     return Gallery(folder)
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from retrieval import Gallery
 from retrieval.ingest.uploads import Upload, store_uploads
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_newest
@@ -83,7 +84,7 @@ def repair(folder: Path) -> None:
 
 
 def create(folder: Path) -> None:
-    Store.create(folder / "new", {"dim": 3, "fingerprint": ""}, folder / "gallery.db", np.ones(3))
+    Store.create(folder / "new", Manifest("", 3), folder / "gallery.db", np.ones(3))
 
 
 OPERATIONS: dict[str, Callable[[Path], object]] = {

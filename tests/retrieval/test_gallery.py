@@ -211,7 +211,7 @@ def with_note(model_file: Path) -> bytes:
 def test_same_file_that_computes_something_else_is_refused(gallery: Gallery, tmp_path: Path) -> None:
     probes = np.load(gallery.folder / "model" / "probes.npy")
     model = gallery.folder / "model" / "model.onnx"
-    Store.create(tmp_path / "elsewhere", gallery.store.meta, model, np.roll(probes, 1, axis=1))
+    Store.create(tmp_path / "elsewhere", gallery.store.manifest, model, np.roll(probes, 1, axis=1))
     with pytest.raises(LookalikeError, match="other vectors"):
         Gallery.open(tmp_path / "elsewhere").search(draw(0))
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from retrieval import Gallery, InputError
 from retrieval.search.query import CANDIDATES, Options
 from retrieval.search.rerank import k_reciprocal
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, IndexSpec, NewItem
 from retrieval.storage.store import Store
 
 COUNT, DIM = 240, 12
-META = {"fingerprint": "", "dim": DIM, "embedding": "random"}
+MANIFEST = Manifest("", DIM, embedding="random")
 LABELS = ["hat", "shoe", "coat", None]
 BRANDS = ["acme", "zenith", None, "o'neil"]
 
@@ -41,7 +42,7 @@ def facts(i: int) -> dict[str, Any]:
 
 def make(folder: Path, pieces: int = 1) -> Gallery:
     """A gallery of vectors with metadata, committed in so many pieces."""
-    store = Store.create(folder, META, None, None)
+    store = Store.create(folder, MANIFEST)
     vectors = clustered(1, COUNT)
     with store.writing():
         for some in np.array_split(np.arange(COUNT), pieces):
@@ -247,7 +248,7 @@ def test_every_allowed_item_is_found_when_k_is_large(gallery: Gallery) -> None:
 def test_all_of_it_over_an_approximate_index(tmp_path: Path) -> None:
     """An index proposes; what is asked for is kept all the same, and scores are exact."""
     count = 13_000  # few enough are compared one by one
-    vectors, store = clustered(4, count), Store.create(tmp_path / "g", META, None, None)
+    vectors, store = clustered(4, count), Store.create(tmp_path / "g", MANIFEST)
     with store.writing():
         items = [
             NewItem(FileStamp("", "", 0, 0, LABELS[i % 4]), "", 1, 1, {"price": i}, f"k{i}")
@@ -299,7 +300,7 @@ def test_conditions_see_what_was_committed_since(tmp_path: Path) -> None:
 
 
 def test_an_empty_gallery_has_nothing_to_find(tmp_path: Path) -> None:
-    Store.create(tmp_path / "g", META, None, None)
+    Store.create(tmp_path / "g", MANIFEST)
     empty = Gallery.open(tmp_path / "g")
     for rerank in ("none", "query-expansion", "k-reciprocal"):
         assert empty.search_vectors(QUERY, 5, rerank=rerank) == [[]]

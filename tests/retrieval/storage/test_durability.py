@@ -87,7 +87,7 @@ def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> No
 def test_killed_while_it_is_made(original: Path, quick: Path) -> None:
     for folder in kill_at_every_step("create", original, quick / "killed"):
         if (folder / "new").exists():
-            assert Store(folder / "new").meta["dim"] == 3
+            assert Store(folder / "new").manifest.dim == 3
         else:
             OPERATIONS["create"](folder)
 

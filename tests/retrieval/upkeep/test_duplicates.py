@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, NewItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.duplicates import find_duplicates
@@ -37,8 +38,7 @@ def make(
     pieces: int = 1,
 ) -> Gallery:
     """A gallery of vectors whose keys are their numbers."""
-    meta = {"fingerprint": "", "dim": vectors.shape[1], "embedding": "random"}
-    store = Store.create(folder, meta, None, None)
+    store = Store.create(folder, Manifest("", vectors.shape[1], embedding="random"))
     with store.writing():
         for some in np.array_split(np.arange(len(vectors)), pieces):
             items = [

@@ -141,7 +141,7 @@ def test_every_byte_of_the_database_that_matters(folder: Path) -> None:
 def dump(folder: Path) -> tuple[object, ...]:
     gallery = Gallery(folder)
     runs = gallery.store.rows("SELECT * FROM runs")
-    return contents(gallery), gallery.store.meta, gallery.store.segments(), gallery.bad_files(), runs
+    return contents(gallery), gallery.store.manifest, gallery.store.segments(), gallery.bad_files(), runs
 
 
 def test_a_damaged_item_is_told_and_taken_out(folder: Path) -> None:

@@ -70,7 +70,7 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
 
 def _thumbnail(gallery: Gallery, item: int) -> str:
     """Where it is: another gallery in this one's place has others there."""
-    return f"/v1/images/{item}/thumbnail?v={gallery.store.meta['gallery_uuid'][:8]}"
+    return f"/v1/images/{item}/thumbnail?v={gallery.store.manifest.uuid[:8]}"
 
 
 def test_every_way_of_sending_a_picture_finds_what_brute_force_finds(
@@ -209,7 +209,7 @@ def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Ga
 
 def test_the_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
     told = _found(api.get("/v1/gallery"))
-    assert told.pop("uuid") == gallery.store.meta["gallery_uuid"]
+    assert told.pop("uuid") == gallery.store.manifest.uuid
     assert told == {
         "name": "priced.gallery",
         "images": 24,

@@ -7,6 +7,7 @@ import base64
 import io
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from PIL import ExifTags, Image
 
 from retrieval import Embedder, Gallery, InputError
 from retrieval.search.query import Options
-from retrieval.storage.identity import DECLARED
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.errors import NoModelError, UnknownItemError
@@ -261,7 +261,7 @@ def test_a_gallery_without_a_model_refuses_regions(
 
     def without_model(self: Gallery, *args: Any, **options: Any) -> None:
         opened(self, *args, **options)
-        self.store.meta[DECLARED] = "elsewhere"
+        self.store.manifest = replace(self.store.manifest, embedding="elsewhere")
 
     monkeypatch.setattr(Gallery, "__init__", without_model)
     service = SearchService(shop_gallery)

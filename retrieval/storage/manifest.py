@@ -1,0 +1,114 @@
+"""The manifest of a gallery: the facts about it as a whole, stored in the table `meta`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrieval.errors import InputError, LookalikeError
+from retrieval.storage.records import IndexSpec
+from retrieval.storage.schema import FORMAT_VERSION
+
+_INDEX_SPEC = "index_wish"  # its name in the database
+_CONSTANT = {"metric": "cosine", "dtype": "float32"}
+
+
+def _new_uuid() -> str:
+    return str(uuid.uuid4())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Facts about a gallery as a whole.
+
+    Attributes:
+        fingerprint: SHA-256 of the model file whose vectors the gallery holds; "embedding:NAME" for vectors
+            of an external embedding.
+        dim: Dimension of the vectors.
+        embedding: Name of the external embedding that the vectors come from; `None` for a gallery with its
+            own model file.
+        decode_policy: Version of the rules by which images were decoded, see `retrieval.images.load`.
+        probes_sha256: SHA-256 of the file with the model's vectors of the probe images.
+        rebuilt_from: uuid of the gallery that this one replaces, if it is a rebuild.
+        index_spec: Specification of the index; the default for the next one.
+        uuid: Random id of the gallery.
+        format_version: Version of the gallery format.
+    """
+
+    fingerprint: str
+    dim: int
+    embedding: str | None = None
+    decode_policy: int | None = None
+    probes_sha256: str | None = None
+    rebuilt_from: str | None = None
+    index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
+    uuid: str = field(default_factory=_new_uuid)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the gallery has a model file to embed images with."""
+        return self.embedding is None
+
+    def rows(self) -> dict[str, str]:
+        """Return the facts as rows of the table `meta`: JSON by name."""
+        facts = {
+            "format_version": self.format_version,
+            "gallery_uuid": self.uuid,
+            "fingerprint": self.fingerprint,
+            "dim": self.dim,
+            "embedding": self.embedding,
+            "decode_policy": self.decode_policy,
+            "probes_sha256": self.probes_sha256,
+            "rebuilt_from": self.rebuilt_from,
+            _INDEX_SPEC: _given(vars(self.index_spec)) or None,
+            **_CONSTANT,
+        }
+        return {name: json.dumps(value) for name, value in _given(facts).items()}
+
+
+def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
+    """Return the manifest from the rows of the table `meta`.
+
+    Raises:
+        InputError: The gallery has another format.
+        LookalikeError: The rows are damaged.
+    """
+    try:
+        facts: dict[str, Any] = {name: json.loads(value) for name, value in rows}
+        version = int(facts["format_version"])
+        if version != FORMAT_VERSION:
+            hint = "update lookalike" if version > FORMAT_VERSION else "build the gallery again"
+            what = f"gallery format {version} is not supported (this version reads {FORMAT_VERSION})"
+            raise InputError(f"{folder}: {what}; {hint}")
+        return Manifest(
+            fingerprint=str(facts["fingerprint"]),
+            dim=int(facts["dim"]),
+            embedding=facts.get("embedding"),
+            decode_policy=facts.get("decode_policy"),
+            probes_sha256=facts.get("probes_sha256"),
+            rebuilt_from=facts.get("rebuilt_from"),
+            index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
+            uuid=str(facts["gallery_uuid"]),
+            format_version=version,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LookalikeError(
+            f"{folder}: the gallery's database is damaged; restore it from a copy"
+        ) from error
+
+
+def write_manifest(db: sqlite3.Connection, manifest: Manifest, previous: Manifest | None = None) -> None:
+    """Write the facts that differ from a previous manifest, inside a transaction."""
+    before = {} if previous is None else previous.rows()
+    changed = [(name, value) for name, value in manifest.rows().items() if before.get(name) != value]
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", changed)
+
+
+def _given(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
