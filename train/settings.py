@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +22,85 @@ from train.config import Config, PreprocessConfig, Settings
 RECIPES = Path(__file__).parent.parent / "recipes"
 
 
-def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> Config:
-    """A recipe (a name or a YAML file) with `a.b=value` overrides on top.
+Changes = Mapping[str, Any]
+"""Changed settings by name, in order: `loss.margin` changes one key of a section, `loss` replaces it."""
 
-    The published numbers of a recipe stay only where its own data set is trained on.
+
+def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> Config:
+    """Build the configuration of a recipe with `key=value` overrides; see `configure`."""
+    return configure(data, recipe, parse_changes(overrides))
+
+
+def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
+    """Build the configuration of a recipe with some settings changed.
+
+    The published results of a recipe are kept only if the run trains on the recipe's own data set.
+
+    Args:
+        data: Training data, as --data takes it; `None` takes the recipe's.
+        recipe: Name or YAML file of a recipe; `None` starts from the defaults.
+        changes: Settings to change.
 
     Raises:
-        InputError: an unknown recipe or key (the nearest known one is named), or a value of a wrong kind.
+        InputError: an unknown recipe or setting (the nearest known one is named), a value that a setting
+            does not accept, or no data.
     """
     values = read_recipe(recipe) if recipe else {}
-    named = values.get("data")
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise InputError(f"--set {override}: expected key=value")
-        if key.startswith("loss."):  # one key of the loss that there is: without a recipe, the default
+    recipe_data = values.get("data")
+    for name, value in changes.items():
+        if name.startswith("loss."):  # changes the recipe's loss, or else the default one
             values.setdefault("loss", Config(data="").loss)
-        _put(values, key.split("."), _parse_yaml(text, f"--set {key}"), override)
+        _put(values, name, value)
     if data:
         values["data"] = data
     if "data" not in values:
         raise InputError("no data set: give --data, as in --data folder:DIR")
-    if named is not None and str(values["data"]).partition(":")[0] != str(named).partition(":")[0]:
+    if recipe_data is not None and _data_set(values["data"]) != _data_set(recipe_data):
         values.pop("published", None)
     return parse(values)
+
+
+def _put(values: dict[str, Any], name: str, value: Any) -> None:
+    *sections, key = name.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"{name}: {section!r} is a single value and has no keys")
+    values[key] = copy.deepcopy(value)  # later changes may reach into it
+
+
+def _data_set(data: Any) -> str:
+    return str(data).partition(":")[0]
+
+
+def parse_changes(texts: Iterable[str], option: str = "--set") -> Changes:
+    """Parse changes as people write them, each `key=value` with the value in YAML.
+
+    Args:
+        texts: Changes; of several changes of one setting the last one counts.
+        option: Where the texts come from, for error messages.
+
+    Raises:
+        InputError: a text without `=`, or a value that is not YAML.
+    """
+    changes: Changes = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"{option} {text}: expected key=value")
+        name = name.strip()
+        changes = merge_changes(changes, {name: _parse_yaml(value, f"{option} {name}")})
+    return changes
+
+
+def format_changes(changes: Changes) -> tuple[str, ...]:
+    """Return changes as `key=value` for a command line; the inverse of `parse_changes`."""
+    return tuple(f"{name}={to_line(value)}" for name, value in changes.items())
+
+
+def merge_changes(first: Changes, then: Changes) -> Changes:
+    """Return two sets of changes as one; the second one is applied last."""
+    return {name: value for name, value in first.items() if name not in then} | dict(then)
 
 
 def parse(values: Mapping[str, Any]) -> Config:
@@ -61,19 +117,36 @@ def parse(values: Mapping[str, Any]) -> Config:
 
 def load(file: Path) -> Config:
     """Read a run's config.yaml."""
+    return parse(read_yaml(file, str(file)))
+
+
+def read_yaml(file: Path, where: str) -> Any:
+    """Read a YAML file.
+
+    Args:
+        file: Path of the file.
+        where: Name of the file in error messages.
+
+    Raises:
+        InputError: a file that cannot be read or is not YAML.
+    """
     try:
-        return parse(_parse_yaml(file.read_text(), str(file)))
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+        return _parse_yaml(file.read_text(), where)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
 def recipes() -> list[str]:
-    """The names of the recipes that come with Lookalike, sorted."""
+    """Return the names of the recipes that come with Lookalike, sorted."""
     return sorted(str(p.relative_to(RECIPES).with_suffix("")) for p in RECIPES.rglob("*.yaml"))
 
 
 def recipe_file(name: str) -> Path:
-    """Where a recipe lies; an `InputError` names the nearest known one where there is none."""
+    """Return the path of a recipe.
+
+    Raises:
+        InputError: no such recipe; the nearest known one is named.
+    """
     file = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
     if not file.is_file():
         hint = did_you_mean(name, recipes(), "`lookalike recipes list` shows them")
@@ -82,8 +155,8 @@ def recipe_file(name: str) -> Path:
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """The plain values of a recipe."""
-    values = _parse_yaml(recipe_file(name).read_text(), f"recipe {name}")
+    """Return the settings of a recipe as plain values."""
+    values = read_yaml(recipe_file(name), f"recipe {name}")
     if not isinstance(values, dict):
         raise InputError(f"recipe {name!r}: expected keys and values")
     return values
@@ -111,6 +184,26 @@ def _fields(section: type[Settings], where: str = "") -> Iterator[tuple[str, Fie
             yield f"{where}{name}", field
 
 
+def parse_loss(text: str, option: str = "--loss") -> dict[str, Any]:
+    """Parse a loss specification as people write it: a name, or a YAML mapping.
+
+    Args:
+        text: `triplet`, `pml:CircleLoss` or `{name: triplet, negatives: optimal}`.
+        option: Where the text comes from, for error messages.
+
+    Raises:
+        InputError: neither a name nor a mapping. Whether such a loss exists is checked by `losses.build`.
+    """
+    if re.fullmatch(r"[\w:.-]+", text):
+        return {"name": text}
+    spec = _parse_yaml(text, f"{option} {text}")
+    if not isinstance(spec, dict):
+        raise InputError(
+            f"{option} {text}: expected a name or a YAML mapping, as {{name: triplet, margin: 0.2}}"
+        )
+    return spec
+
+
 def to_line(value: Any) -> str:
     """Return a plain value as YAML on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
@@ -118,7 +211,7 @@ def to_line(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number; for YAML 1.1, whose rules PyYAML follows, it is a word."""
+    """YAML loader that reads 1e-4 as a number (YAML 1.1, and so PyYAML, takes it for a string)."""
 
 
 _Loader.add_implicit_resolver(
@@ -131,14 +224,6 @@ def _parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise InputError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from error
-
-
-def _put(values: dict[str, Any], path: list[str], value: Any, override: str) -> None:
-    for key in path[:-1]:
-        values = values.setdefault(key, {})
-        if not isinstance(values, dict):
-            raise InputError(f"--set {override}: {key!r} is a single value, it has no keys")
-    values[path[-1]] = value
 
 
 # ---- validation errors

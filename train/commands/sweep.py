@@ -65,13 +65,14 @@ def sweep(
     DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline and a
     figure; DIR/results.json has every number; DIR/NAME/seed-0 is a run like any other.
     """
+    from train import settings
     from train.experiments.comparison import table
     from train.experiments.plan import Experiment, make_plan, parse_seeds, parse_variants
     from train.experiments.sweep import run_sweep
 
     plan = make_plan(
         out,
-        Experiment(data, recipe, overrides),
+        Experiment(data, recipe, settings.parse_changes(overrides)),
         parse_variants(words, file),
         parse_seeds(seeds) if seeds else None,
         baseline,

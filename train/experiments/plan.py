@@ -1,11 +1,11 @@
-"""What a sweep compares: variants of one experiment, each under several seeds."""
+"""Plan of a sweep: variants of one experiment, each trained with several seeds."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,67 +16,68 @@ from retrieval.errors import InputError, did_you_mean
 from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
+from train.settings import Changes
 
 PLAN = "sweep.yaml"
 _SEEDS = (0, 1, 2)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NEXT_SETTING = re.compile(r";\s*(?=[A-Za-z_][\w.]*=)")  # a `;` within a value stays
-_TAKEN = re.compile(r"(sweep|results)\..*", re.IGNORECASE)
+_RESERVED = re.compile(r"(sweep|results)\..*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What all variants share, in the words of `lookalike train`: --data, --recipe and --set."""
+    """Settings that all variants share, as given to --data, --recipe and --set."""
 
     data: str | None = None
     recipe: str | None = None
-    overrides: tuple[str, ...] = ()
+    overrides: Changes = field(default_factory=dict)
 
-    def config(self, changes: Sequence[str] = ()) -> Config:
-        """The settings of a variant that makes these changes, each `key=value`.
+    def config(self, changes: Changes | None = None) -> Config:
+        """Return the settings of a variant.
 
-        `loss.margin=0.3` changes one key of the experiment's loss, `loss={...}` replaces it.
+        Args:
+            changes: Settings that the variant changes. `loss.margin` changes one key of the experiment's
+                loss, `loss` replaces it.
 
         Raises:
             InputError: a setting that does not exist or does not take the value.
         """
-        base = settings.resolve(self.data, self.recipe, self.overrides)
-        if not changes:
-            return base
-        return settings.resolve(
-            self.data, self.recipe, [*self.overrides, f"loss={_flow(base.loss)}", *changes]
+        return settings.configure(
+            self.data, self.recipe, settings.merge_changes(self.overrides, changes or {})
         )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked of a sweep.
+    """Runs of a sweep.
 
     Attributes:
-        variants: name -> the settings that it changes, each `key=value`.
-        seeds: every variant runs once with each.
-        baseline: the variant that the others are compared with.
+        experiment: Settings that all variants share.
+        variants: Name -> settings that the variant changes.
+        seeds: Seeds that every variant is trained with.
+        baseline: Variant that the others are compared with.
     """
 
     experiment: Experiment
-    variants: Mapping[str, tuple[str, ...]]
+    variants: Mapping[str, Changes]
     seeds: tuple[int, ...]
     baseline: str
 
     def configs(self) -> dict[str, Config]:
-        """The settings of every variant.
+        """Return the settings of every variant.
 
         Raises:
-            InputError: settings that do not exist, do not take the value or are not a variant's to change,
-                or two variants that are the same.
+            InputError: a setting that does not exist, does not take the value or must not differ between
+                variants, or two variants with equal settings.
         """
-        if "seed" in map(_key, self.experiment.overrides):
-            raise InputError("--set seed: --seeds says which seeds there are")
+        if "seed" in self.experiment.overrides:
+            raise InputError("--set seed: a sweep sets the seed of every run; use --seeds")
         found = {}
         for name, changes in self.variants.items():
-            for key, hint in (("seed", "--seeds says which seeds there are"), ("data", "all share one")):
-                if key in map(_key, changes):
-                    raise InputError(f"variant {name}: {key}: {hint}")
+            for key, hint in (("seed", "use --seeds"), ("data", "use --data, which all variants share")):
+                if key in changes:
+                    raise InputError(f"variant {name}: {key}: cannot differ between variants; {hint}")
             try:
                 found[name] = self.experiment.config(changes)
             except InputError as error:
@@ -86,72 +87,90 @@ class Plan:
                 raise InputError(f"variants {one} and {other} are the same: all their settings are equal")
         return found
 
+    def variant_words(self) -> dict[str, tuple[str, ...]]:
+        """Return the changes of every variant as `key=value`."""
+        return {name: settings.format_changes(changes) for name, changes in self.variants.items()}
+
     def command(self, folder: Path) -> str:
-        """The words that ask for all of this at once."""
+        """Return the command line that runs the whole sweep."""
         words = ["lookalike", "sweep"]
         experiment = self.experiment
+        overrides = settings.format_changes(experiment.overrides)
         words += ["--data", experiment.data] if experiment.data else []
         words += ["--recipe", experiment.recipe] if experiment.recipe else []
-        words += [word for override in experiment.overrides for word in ("--set", override)]
-        for name, changes in self.variants.items():
+        words += [
+            word for change in settings.format_changes(experiment.overrides) for word in ("--set", change)
+        ]
+        for name, changes in self.variant_words().items():
             words += ["--variant", f"{name}:{'; '.join(changes)}" if changes else name]
         words += ["--baseline", self.baseline, "--seeds", ",".join(map(str, self.seeds))]
-        words[-1] += "," if len(self.seeds) == 1 else ""  # a number alone would be how many
+        words[-1] += "," if len(self.seeds) == 1 else ""  # one number alone would be a count
         return shlex.join([*words, "--out", str(folder)])
 
     def save(self, folder: Path) -> None:
-        """Write sweep.yaml."""
-        values = {**asdict(self.experiment), "overrides": list(self.experiment.overrides)}
-        values["variants"] = {name: list(changes) for name, changes in self.variants.items()}
-        values |= {"seeds": list(self.seeds), "baseline": self.baseline}
+        """Write sweep.yaml, with each change as `key=value` like on the command line."""
+        values = {
+            "data": self.experiment.data,
+            "recipe": self.experiment.recipe,
+            "overrides": list(settings.format_changes(self.experiment.overrides)),
+            "variants": {name: list(words) for name, words in self.variant_words().items()},
+            "seeds": list(self.seeds),
+            "baseline": self.baseline,
+        }
         with atomic_write(folder / PLAN) as draft:
             draft.write_text(yaml.safe_dump(values, sort_keys=False))
 
     @classmethod
     def load(cls, folder: Path) -> Plan | None:
-        """Read sweep.yaml back; `None` where there is none."""
+        """Read sweep.yaml; `None` if the folder has none."""
         file = folder / PLAN
         if not file.is_file():
             return None
         try:
             values = yaml.safe_load(file.read_text())
-            experiment = Experiment(values["data"], values["recipe"], tuple(values["overrides"]))
-            variants = {str(name): tuple(changes) for name, changes in values["variants"].items()}
+            overrides = settings.parse_changes(values["overrides"])
+            experiment = Experiment(values["data"], values["recipe"], overrides)
+            variants = {
+                str(name): settings.parse_changes(changes, f"variant {name}:")
+                for name, changes in values["variants"].items()
+            }
             return cls(experiment, variants, tuple(map(int, values["seeds"])), values["baseline"])
-        except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (yaml.YAMLError, InputError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{file}: not a readable sweep ({error}); choose another --out") from error
 
 
 def make_plan(
     folder: Path,
     experiment: Experiment,
-    variants: Mapping[str, tuple[str, ...]],
+    variants: Mapping[str, Changes],
     seeds: Sequence[int] | None,
     baseline: str | None,
 ) -> Plan:
-    """What to do, given what is asked now and what the folder says was asked before: a sweep only grows.
+    """Combine a requested sweep with the one that a folder holds: variants and seeds are only added.
 
     Args:
-        experiment: what it leaves open is as before.
-        seeds: `None` means those of before, or three.
-        baseline: `None` means the one of before, or the first variant.
+        folder: Folder of the sweep.
+        experiment: Shared settings; parts left empty are taken from the folder.
+        variants: Variants to add, or to run again with the same settings.
+        seeds: Seeds to add; `None` keeps those of the folder, or takes three.
+        baseline: Variant to compare with; `None` keeps the one of the folder, or takes the first variant.
 
     Raises:
-        InputError: settings other than before, or no variants.
+        InputError: settings that differ from those in the folder, or no variants.
     """
     kept = Plan.load(folder)
     if kept is None:
         if not variants:
-            raise InputError("nothing to compare: name the variants, as in --variant loop:loss.margin=0.3")
+            raise InputError("no variants to compare; name them, as in --variant loop:loss.margin=0.3")
         plan = Plan(experiment, variants, tuple(seeds or _SEEDS), baseline or next(iter(variants)))
     else:
-        asked = Experiment(
+        requested = Experiment(
             experiment.data or kept.experiment.data,
             experiment.recipe or kept.experiment.recipe,
             experiment.overrides or kept.experiment.overrides,
         )
-        if asked != kept.experiment:
-            _refuse_change(f"{folder}", kept.experiment.config(), asked.config())
+        if requested != kept.experiment:
+            _refuse_change(f"{folder}", kept.experiment.config(), requested.config())
         for name in set(variants) & set(kept.variants):
             before, now = (kept.experiment.config(plan[name]) for plan in (kept.variants, variants))
             _refuse_change(f"{folder}: variant {name}", before, now)
@@ -176,7 +195,7 @@ def _refuse_change(where: str, before: Config, now: Config) -> None:
 
 
 def differences(before: Config, now: Config) -> list[str]:
-    """What differs, as "epochs 3, not 5"; in the order of the settings."""
+    """Return the settings that differ, as "epochs 3, not 5", in the order of the settings."""
     old, new = (dict(_leaves(config.to_dict())) for config in (before, now))
     return [
         f"{key} {old.get(key, 'unset')}, not {new.get(key, 'unset')}"
@@ -190,86 +209,78 @@ def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, s
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{where}{key}.")
         else:
-            yield f"{where}{key}", _flow(value)
+            yield f"{where}{key}", settings.to_line(value)
 
 
-# ---- what people write
+# ---- options of the command line
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """ "3" -> 0, 1, 2; "4,7" -> 4, 7; "4," -> 4."""
-    counted = "," not in text
+    """Return the seeds of --seeds: "3" -> 0, 1, 2; "4,7" -> 4, 7; "4," -> 4."""
+    is_count = "," not in text
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
         numbers = []
-    seeds = tuple(range(numbers[0])) if counted and numbers else tuple(dict.fromkeys(numbers))
+    seeds = tuple(range(numbers[0])) if is_count and numbers else tuple(dict.fromkeys(numbers))
     if not seeds or min(seeds) < 0:
-        raise InputError(f"--seeds {text}: expected how many, as in 3, or which, as in 0,1,2")
+        raise InputError(f"--seeds {text}: expected a count, as in 3, or a list, as in 0,1,2")
     return seeds
 
 
-def parse_variants(words: Sequence[str], file: Path | None = None) -> dict[str, tuple[str, ...]]:
-    """The variants of --variant and --variants, by name; the same name again adds settings.
+def parse_variants(words: Sequence[str], file: Path | None = None) -> dict[str, Changes]:
+    """Return the variants of --variant and --variants by name; a repeated name adds settings.
 
     Args:
-        words: each NAME, or NAME:key=value, or NAME:key=value;key=value.
-        file: YAML, name -> settings, nested or with dots in their names. A `loss` that has a `name` replaces
+        words: Values of --variant: NAME, NAME:key=value, or NAME:key=value;key=value.
+        file: YAML file, name -> settings, nested or with dots in their names. A `loss` with a `name` replaces
             the experiment's loss; without one it changes some of its keys.
 
     Raises:
-        InputError: words or a file that cannot be understood.
+        InputError: words or a file that cannot be parsed.
     """
-    found: dict[str, tuple[str, ...]] = dict(_read_variants(file)) if file else {}
+    found = _read_variants(file) if file else {}
     for word in words:
         name, colon, text = word.partition(":")
         where = f"--variant {word}"
         _check_name(name, where)
-        changes = tuple(change.strip() for change in _NEXT_SETTING.split(text) if change.strip())
-        for change in changes:
-            if not _key(change) or "=" not in change:
-                raise InputError(f"{where}: expected NAME:key=value, got {change!r} after the name")
-        if colon and not changes:
+        parts = [part.strip() for part in _NEXT_SETTING.split(text) if part.strip()]
+        for part in parts:
+            if not part.partition("=")[0].strip() or "=" not in part:
+                raise InputError(f"{where}: expected NAME:key=value, got {part!r} after the name")
+        if colon and not parts:
             raise InputError(f"{where}: expected key=value after the colon")
-        found[name] = (*found.get(name, ()), *changes)
+        changes = settings.parse_changes(parts, f"--variant {name}:")
+        found[name] = settings.merge_changes(found.get(name, {}), changes)
     return found
 
 
 def _check_name(name: str, where: str) -> None:
-    if not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
+    if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
         example = "as in --variant wide:loss.margin=0.3"
         raise InputError(f"{where}: {name!r} cannot name a variant (letters, digits and . _ + -), {example}")
 
 
-def _read_variants(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    try:
-        values = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--variants {file}: cannot be read ({' '.join(str(error).split())})") from error
+def _read_variants(file: Path) -> dict[str, Changes]:
+    values = settings.read_yaml(file, f"--variants {file}")
     if not isinstance(values, Mapping) or not values:
-        raise InputError(f"--variants {file}: expected names, each with its settings")
-    for name, changes in values.items():
-        where = f"--variants {file}: {name}"
+        raise InputError(f"--variants {file}: expected variant names, each with its settings")
+    found: dict[str, Changes] = {}
+    for name, section in values.items():
         _check_name(str(name), f"--variants {file}")
-        if not isinstance(changes, Mapping | None):
-            raise InputError(f"{where}: expected settings, as in loss: {{margin: 0.3}}, got {changes!r}")
-        yield str(name), tuple(_overrides(changes or {}))
+        if not isinstance(section, Mapping | None):
+            example = "as in loss: {margin: 0.3}"
+            raise InputError(f"--variants {file}: {name}: expected settings, {example}, got {section!r}")
+        found[str(name)] = _flat(section or {})
+    return found
 
 
-def _overrides(changes: Mapping[str, Any]) -> Iterator[str]:
-    """Nested settings as `key=value`; a section changes only the keys that it names."""
-    for key, value in changes.items():
+def _flat(values: Mapping[str, Any]) -> Changes:
+    """Return nested settings with dotted names; a section changes only the keys that it names."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
         if isinstance(value, Mapping) and not (key == "loss" and "name" in value):
-            yield from (f"{key}.{inner}={_flow(item)}" for inner, item in value.items())
+            found |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
-            yield f"{key}={_flow(value)}"
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
-    return text.removesuffix("\n...\n").strip()
-
-
-def _key(change: str) -> str:
-    return change.partition("=")[0].strip()
+            found[str(key)] = value
+    return found

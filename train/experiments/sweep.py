@@ -182,7 +182,7 @@ def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> Comparison:
         protocol=f"{reports[0].images} images, {reports[0].protocol}" if reports else "",
         command=plan.command(folder),
         baseline=plan.baseline,
-        rows=compare(plan.variants, plan.baseline, outcomes),
+        rows=compare(plan.variant_words(), plan.baseline, outcomes),
         outcomes=outcomes,
         notes=list(notes),
         bad_files=sorted({bad for report in reports for bad in report.bad_files}),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from retrieval import InputError
 from train.experiments.plan import Experiment, Plan, make_plan, parse_seeds, parse_variants
 
-DIGITS = Experiment("digits", None, ("epochs=3", "loss={name: triplet, margin: 0.4, negatives: batch}"))
+DIGITS = Experiment(
+    "digits", None, {"epochs": 3, "loss": {"name": "triplet", "margin": 0.4, "negatives": "batch"}}
+)
 
 
 def test_one_variant_in_every_spelling(tmp_path: Path) -> None:
@@ -44,12 +48,12 @@ def test_a_loss_with_a_name_replaces_the_one_of_the_experiment(tmp_path: Path) -
 
 
 def test_a_key_of_the_default_loss_can_be_changed() -> None:
-    config = Experiment("digits").config(["loss.margin=0.3"])
+    config = Experiment("digits").config({"loss.margin": 0.3})
     assert config.loss == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
 
 
 def test_a_semicolon_within_a_value_does_not_end_it() -> None:
-    assert parse_variants(['a:wandb="x; y"; epochs=2'])["a"] == ('wandb="x; y"', "epochs=2")
+    assert parse_variants(['a:wandb="x; y"; epochs=2'])["a"] == {"wandb": "x; y", "epochs": 2}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_what_is_not_a_seed_is_refused(text: str) -> None:
 
 def test_a_plan_is_kept_and_grows(tmp_path: Path) -> None:
     first = make_plan(tmp_path, DIGITS, parse_variants(["a", "b:loss.margin=0.5"]), None, None)
-    assert first == Plan(DIGITS, {"a": (), "b": ("loss.margin=0.5",)}, (0, 1, 2), "a")
+    assert first == Plan(DIGITS, {"a": {}, "b": {"loss.margin": 0.5}}, (0, 1, 2), "a")
     first.save(tmp_path)
     assert make_plan(tmp_path, Experiment(), {}, None, None) == first
     grown = make_plan(tmp_path, DIGITS, parse_variants(["c:epochs=9", "b:loss.margin=0.50"]), (7,), "b")
@@ -107,10 +111,38 @@ def test_a_plan_is_kept_and_grows(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name the variants"):
+    with pytest.raises(InputError, match="no variants to compare"):
         make_plan(tmp_path, DIGITS, {}, None, None)
     with pytest.raises(InputError, match="did you mean 'plain'"):
-        make_plan(tmp_path, DIGITS, {"plain": ()}, None, "plan")
+        make_plan(tmp_path, DIGITS, {"plain": {}}, None, "plan")
     (tmp_path / "sweep.yaml").write_text("variants: 3")
     with pytest.raises(InputError, match="not a readable sweep"):
-        make_plan(tmp_path, DIGITS, {"plain": ()}, None, None)
+        make_plan(tmp_path, DIGITS, {"plain": {}}, None, None)
+
+
+def test_sweep_file_holds_the_words_of_the_command_line(tmp_path: Path) -> None:
+    """Sweeps begun earlier must stay readable, and the printed command must plan the same sweep."""
+    changes = parse_variants(
+        ["b:loss={name: sct, lam: 0.1}; schedule.at=[3, 5]; wandb=null; optimizer.lr=1e-5"]
+    )
+    plan = make_plan(tmp_path, DIGITS, changes, (4,), None)
+    plan.save(tmp_path)
+    written = yaml.safe_load((tmp_path / "sweep.yaml").read_text())
+    assert written["overrides"] == ["epochs=3", "loss={name: triplet, margin: 0.4, negatives: batch}"]
+    assert written["variants"] == {
+        "b": ["loss={name: sct, lam: 0.1}", "schedule.at=[3, 5]", "wandb=null", "optimizer.lr=1.0e-05"]
+    }
+    assert Plan.load(tmp_path) == plan
+    words = shlex.split(plan.command(tmp_path))
+    assert parse_variants([words[words.index("--variant") + 1]]) == plan.variants
+    assert plan.command(tmp_path).endswith(f"--baseline b --seeds 4, --out {tmp_path}")
+
+
+def test_changes_of_one_variant_do_not_reach_another() -> None:
+    wide = DIGITS.config({"loss.margin": 0.9})
+    assert (wide.loss["margin"], DIGITS.config().loss["margin"]) == (0.9, 0.4)
+
+
+def test_the_last_of_two_changes_of_one_setting_counts() -> None:
+    found = parse_variants(["a:loss.margin=0.1; loss={name: n-pair}; loss.margin=0.2", "a:epochs=1"])["a"]
+    assert list(found.items()) == [("loss", {"name": "n-pair"}), ("loss.margin", 0.2), ("epochs", 1)]

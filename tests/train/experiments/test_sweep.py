@@ -26,6 +26,7 @@ from train.experiments.plan import Experiment, make_plan, parse_variants
 from train.experiments.sweep import run_sweep
 from train.loop.run_folder import Run
 from train.loop.trainer import pixel_embedder
+from train.settings import parse_changes
 
 SMALL = (
     "preprocess.size=24",
@@ -58,7 +59,7 @@ def sweep(
     baseline: str | None = None,
     overrides: Sequence[str] = SMALL,
 ) -> Comparison:
-    experiment = Experiment(data, None, tuple(overrides)) if data else Experiment()
+    experiment = Experiment(data, None, parse_changes(overrides)) if data else Experiment()
     plan = make_plan(folder, experiment, parse_variants(words), seeds, baseline)
     return run_sweep(folder, plan, lambda message: None)
 
