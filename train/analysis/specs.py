@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -37,13 +36,7 @@ def read_losses(
 
 
 def _read(text: str, num_classes: int | None, embedding_dim: int | None) -> NamedLoss:
-    mapping = text if not re.fullmatch(r"[\w:.-]+", text) else f"{{name: '{text}'}}"
-    try:
-        spec = settings.resolve("digits", None, [f"loss={mapping}"]).loss
-    except InputError as error:
-        raise InputError(
-            f"--loss {text}: neither a name nor a mapping in YAML, as {{name: triplet, margin: 0.2}}"
-        ) from error
+    spec = settings.parse_loss(text)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

@@ -98,9 +98,7 @@ class Plan:
         overrides = settings.format_changes(experiment.overrides)
         words += ["--data", experiment.data] if experiment.data else []
         words += ["--recipe", experiment.recipe] if experiment.recipe else []
-        words += [
-            word for change in settings.format_changes(experiment.overrides) for word in ("--set", change)
-        ]
+        words += [word for change in overrides for word in ("--set", change)]
         for name, changes in self.variant_words().items():
             words += ["--variant", f"{name}:{'; '.join(changes)}" if changes else name]
         words += ["--baseline", self.baseline, "--seeds", ",".join(map(str, self.seeds))]
