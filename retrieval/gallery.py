@@ -14,15 +14,16 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
+from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.index import Index, build_index, write_index
 from retrieval.search.query import Options, Searcher
 from retrieval.search.snapshot import Snapshot
-from retrieval.storage.contents import stored
 from retrieval.storage.identity import check_same, own_model, probe_pixels
+from retrieval.storage.inventory import inventory
 from retrieval.storage.manifest import Manifest
-from retrieval.storage.records import OWN, BadFile, IndexSpec, State, StoredItem
+from retrieval.storage.paths import ItemPaths
+from retrieval.storage.records import BadFile, IndexSpec, State
 from retrieval.storage.store import Store
-from retrieval.upkeep.inventory import inventory
 
 if TYPE_CHECKING:
     from retrieval.ingest.indexing import IngestResult
@@ -77,6 +78,7 @@ class Gallery:
         self.root = None if root is None else Path(root)
         self._snapshot = self._load()
         self._searcher = Searcher(self.store, self._snapshot)
+        self.paths = ItemPaths(self.store, self.root)
 
     @classmethod
     def open(
@@ -143,6 +145,7 @@ class Gallery:
             self.__dict__.pop("embedder", None)
         self._snapshot = self._load()
         self._searcher = Searcher(self.store, self._snapshot)
+        self.paths = ItemPaths(self.store, self.root)
 
     # ---- adding
 
@@ -226,7 +229,7 @@ class Gallery:
         """Items by id; an id that is unknown or was removed before this state is left out."""
         there = self._snapshot.rows_of(np.array(ids, np.int64)) >= 0
         found = self.store.items([i for i, known in zip(ids, there.tolist(), strict=True) if known])
-        return {i.id: Item(i.id, self.path_of(i), i.label, i.metadata, i.key) for i in found}
+        return {i.id: Item(i.id, self.paths.of(i), i.label, i.metadata, i.key) for i in found}
 
     def item(self, item: int) -> Item:
         """One item by id; an `InputError` where there is none."""
@@ -242,10 +245,23 @@ class Gallery:
             raise InputError(f"{self.folder}: no item {item}")
         return self._snapshot.vectors(rows)[0]
 
-    def labelled_vectors(self) -> tuple[np.ndarray, list[str | None], list[str], list[int]]:
-        """Everything alive, by id: vectors float32 [N, D], labels, SHA-256 of each file's bytes, ids."""
-        found = stored(self)
-        return found.vectors, found.labels, found.contents, found.ids.tolist()
+    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+        """Return the stored embeddings, labels and contents of all items, by id.
+
+        Args:
+            labelled: Leave out items without a label.
+            limit: Largest number of items; of more, a random sample is returned, the same each time.
+
+        Raises:
+            LookalikeError: A vector or an item is damaged.
+        """
+        return read_embeddings(self.store, self._snapshot, labelled=labelled, limit=limit)
+
+    def item_at(self, path: Path) -> int | None:
+        """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
+        ids = np.array([*self.paths.ids_at(path)], np.int64)
+        there = ids[self._snapshot.rows_of(ids) >= 0]
+        return int(there[0]) if len(there) else None
 
     def remove(self, items: Iterable[int | str]) -> int:
         """Remove items, by id or key, in one step -> how many; `compact` gives their space back.
@@ -264,8 +280,8 @@ class Gallery:
         return removed
 
     def info(self) -> dict[str, Any]:
-        """What the gallery holds, as plain values; see `retrieval.upkeep.inventory`."""
-        return inventory(self)
+        """Return facts about the gallery as plain values; see `retrieval.storage.inventory`."""
+        return inventory(self.store, None if self.index is None else self.index.card)
 
     def bad_files(self) -> list[BadFile]:
         """Files that could not be used when they were last tried."""
@@ -297,8 +313,3 @@ class Gallery:
             covered = state.index.n
         dim, where = self.store.manifest.dim, str(self.folder)
         return Snapshot(parts, ids, checksums, index, covered, dim=dim, where=where)
-
-    def path_of(self, item: StoredItem) -> str:
-        """Where an item's picture lies; empty where it has no file."""
-        moved = None if item.root == OWN else self.root
-        return str(self.folder / (moved or item.root) / item.path) if item.path else ""

@@ -15,7 +15,7 @@ from retrieval.reports.figures import named, write
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
-    from retrieval.storage.contents import Stored
+    from retrieval.search.embeddings import StoredEmbeddings
 
 # Kinds of NumPy's types.
 _TEXT, _NAMES, _MARKS = "U", "Uiu", "b"
@@ -125,7 +125,7 @@ class Embeddings:
         return replace(checked, name=file.stem)
 
 
-def embeddings_of(gallery: Gallery, found: Stored, name: str, unlabelled: str = "") -> Embeddings:
+def embeddings_of(gallery: Gallery, found: StoredEmbeddings, name: str, unlabelled: str = "") -> Embeddings:
     """Pictures of a gallery as the figures take them; `unlabelled` is the class of those without a label."""
     items = gallery.items(found.ids.tolist())
     paths = np.array([items[number].path if number in items else "" for number in found.ids.tolist()])

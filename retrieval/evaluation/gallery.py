@@ -14,7 +14,7 @@ from retrieval.evaluation.score import evaluate
 from retrieval.gallery import Gallery
 from retrieval.metrics.clustering import less_effort
 from retrieval.progress import Progress
-from retrieval.storage.contents import Places, Stored, places_of, stored
+from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.storage.queries import largest_classes, state_digest
 
 _NAME = "stored embeddings"
@@ -37,7 +37,7 @@ def evaluate_gallery(gallery: Gallery, *, limit: int | None = None, show_progres
     check_labels(gallery)
     check_keeps(gallery.folder)
     state = state_of(gallery)
-    found = stored(gallery)
+    found = gallery.embeddings()
     labels = found.labels
     named = np.flatnonzero([label is not None for label in labels])
     _check(gallery, sorted(Counter(filter(None, labels)).values(), reverse=True))
@@ -52,11 +52,11 @@ def evaluate_gallery(gallery: Gallery, *, limit: int | None = None, show_progres
     )
     with Progress("writing the report", 2, "files", show=show_progress) as progress:
         queries = Pictures(
-            places_of(gallery, found.ids[asked].tolist()),
+            gallery.paths.lookup(found.ids[asked].tolist()),
             [labels[row] for row in asked],
             [found.contents[row] for row in asked],
         )
-        searched = Pictures(Places(gallery, found.ids.tolist()), labels)
+        searched = Pictures(gallery.paths.lazy(found.ids.tolist()), labels)
         classes = len(np.unique(numbers[asked]))
         report = Report(
             data=gallery.folder.resolve().name,
@@ -107,7 +107,7 @@ def _check(gallery: Gallery, sizes: Sequence[int]) -> None:
     raise InputError(f"{gallery.folder}: {why}")
 
 
-def _notes(found: Stored, labelled: int, asked: int, classes: int) -> tuple[str, ...]:
+def _notes(found: StoredEmbeddings, labelled: int, asked: int, classes: int) -> tuple[str, ...]:
     notes = []
     if asked < labelled:
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")

@@ -120,7 +120,7 @@ def _pictures(gallery: Gallery) -> Scan:
             nowhere = FileStamp("", item.key, 0, 0, item.label)
             found.unusable.append(BadFile(nowhere, "no-file", "it has a vector and no image file"))
             continue
-        full = Path(gallery.path_of(item)).absolute()
+        full = Path(gallery.paths.of(item)).absolute()
         picture = stamp(full, full.parents[len(Path(item.path).parts) - 1])
         if item.root == OWN:
             picture = replace(picture, root=OWN)

@@ -83,7 +83,7 @@ def _batches_of(gallery: Gallery, progress: Progress) -> Iterator[Batch]:
 
 
 def _flat(gallery: Gallery, item: StoredItem) -> dict[str, Value]:
-    facts = (item.key, gallery.path_of(item), item.label, item.width, item.height)
+    facts = (item.key, gallery.paths.of(item), item.label, item.width, item.height)
     return {**dict(zip(_FACTS, facts, strict=True)), **item.metadata}
 
 

@@ -6,9 +6,11 @@ embedded again, since their vector was lost to damage.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +42,19 @@ class ItemPage:
     ids: list[int]
     number: int
     total: int
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """Numbers of items.
+
+    Attributes:
+        live: Items that were not removed.
+        waiting: Live items without a vector, which wait to be embedded again.
+    """
+
+    live: int
+    waiting: int
 
 
 # ---- conditions and columns
@@ -127,12 +142,44 @@ def state_digest(store: Store) -> str:
     return f"{uuid}-{fingerprint}-{count}-{checksums:x}"
 
 
+def count_items(store: Store) -> ItemCounts:
+    """Return the number of live items, and of those that wait to be embedded again."""
+    query = f"SELECT count(*), coalesce(sum(seg IS NULL), 0) FROM items WHERE {LIVE}"
+    return ItemCounts(*store.rows(query)[0])
+
+
+def count_bad_files(store: Store) -> int:
+    """Return the number of files that could not be used when they were last tried."""
+    return int(store.rows("SELECT count(*) FROM bad")[0][0])
+
+
+def last_runs(store: Store, count: int) -> list[dict[str, Any]]:
+    """Return the last changes of a gallery, newest first: command, started, ended, counts and versions."""
+    query = "SELECT command, started, ended, counts, versions FROM runs ORDER BY run DESC LIMIT ?"
+    return [
+        {
+            "command": command,
+            "started": started,
+            "ended": ended,
+            "counts": json.loads(counts),
+            "versions": json.loads(versions),
+        }
+        for command, started, ended, counts, versions in store.rows(query, (count,))
+    ]
+
+
 # ---- ids, keys and files
 
 
 def live_ids(store: Store) -> list[int]:
     """Return the ids of the live items, ascending."""
     return [item for (item,) in store.rows(f"SELECT id FROM items WHERE {LIVE} ORDER BY id")]
+
+
+def labelled_ids(store: Store) -> np.ndarray:
+    """Return the ids of the items that have a label and a vector, removed ones among them: int64 [n]."""
+    rows = store.rows("SELECT id FROM items WHERE seg IS NOT NULL AND coalesce(label, '') != ''")
+    return np.array(rows, np.int64).reshape(-1)
 
 
 def newest_id(store: Store) -> int:
@@ -163,6 +210,12 @@ def files_by_root(store: Store) -> dict[str, int]:
     """Return the number of live items with a file by the root of their paths, roots in alphabetical order."""
     query = f"SELECT root, count(*) FROM items WHERE {LIVE} AND path != '' GROUP BY root ORDER BY root"
     return dict(store.rows(query))
+
+
+def ids_of_file(store: Store, root: str, path: str) -> list[int]:
+    """Return the ids of the searchable items of a file, oldest first."""
+    query = f"SELECT id FROM items WHERE {SEARCHABLE} AND root = ? AND path = ? ORDER BY id"
+    return [item for (item,) in store.rows(query, (root, path))]
 
 
 # ---- contents
@@ -202,6 +255,15 @@ def keys_with_same_content(store: Store, newer_than: int) -> list[list[str]]:
     for digest, key in store.rows(query, (newer_than,)):
         groups[digest].append(key)
     return [keys for keys in groups.values() if len(keys) > 1]
+
+
+def repeated_contents(store: Store) -> list[tuple[str, int]]:
+    """Return (SHA-256, id) of the live items whose file's bytes several items share, in this order."""
+    return store.rows(
+        f"SELECT content_sha256, id FROM items WHERE {LIVE} AND content_sha256 IN "
+        f"(SELECT content_sha256 FROM items WHERE {LIVE} AND content_sha256 != '' "
+        "GROUP BY content_sha256 HAVING count(*) > 1) ORDER BY content_sha256, id"
+    )
 
 
 # ---- metadata columns

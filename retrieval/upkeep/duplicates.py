@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from retrieval.errors import InputError
+from retrieval.gallery import Gallery, Item
 from retrieval.progress import Progress
-
-if TYPE_CHECKING:
-    from retrieval.gallery import Gallery, Item
-    from retrieval.search.snapshot import Snapshot
+from retrieval.search.snapshot import Snapshot
+from retrieval.storage.queries import repeated_contents
 
 _BLOCK = 2048  # rows compared with as many others at once
 _DIRECTIONS = 64  # in which vectors are compared first
@@ -150,19 +148,11 @@ def _bounds(snapshot: Snapshot, rows: np.ndarray) -> np.ndarray:
 
 def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, groups: _Groups) -> None:
     """Join all pictures whose files have the same bytes."""
-    found = gallery.store.rows(_SAME_BYTES)
-    at = snapshot.rows_of(np.array([item for item, _ in found], np.int64))
-    digests = np.array([digest for _, digest in found], str)[at >= 0]
+    found = repeated_contents(gallery.store)
+    at = snapshot.rows_of(np.array([item for _, item in found], np.int64))
+    digests = np.array([digest for digest, _ in found], str)[at >= 0]
     same = np.flatnonzero(digests[1:] == digests[:-1])
     groups.join(np.searchsorted(rows, at[at >= 0]), same, same + 1)
-
-
-_SAME_BYTES = """
-SELECT id, content_sha256 FROM items WHERE deleted_at IS NULL AND content_sha256 IN
-    (SELECT content_sha256 FROM items WHERE deleted_at IS NULL AND content_sha256 != ''
-     GROUP BY content_sha256 HAVING count(*) > 1)
-ORDER BY content_sha256, id
-"""
 
 
 def _describe(gallery: Gallery, snapshot: Snapshot, groups: list[np.ndarray]) -> list[Group]:

@@ -169,4 +169,4 @@ def _check_room(service: SearchService, size: int) -> None:
 
 
 def _item(service: SearchService, item: StoredItem) -> Item:
-    return Item(item.id, service.gallery.path_of(item), item.label, item.metadata, item.key)
+    return Item(item.id, service.gallery.paths.of(item), item.label, item.metadata, item.key)

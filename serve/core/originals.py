@@ -61,7 +61,7 @@ class Original:
 def original(gallery: Gallery, number: int) -> Original:
     """The file of an item that the gallery has, or had."""
     (item,) = gallery.store.items([number])
-    root = gallery.path_of(item).removesuffix(item.path)
+    root = gallery.paths.of(item).removesuffix(item.path)
     return Original(root, item.path, item.content_sha256)
 
 

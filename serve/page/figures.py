@@ -15,7 +15,6 @@ from retrieval.analysis.tsne import SHOWN, tsne_map
 from retrieval.analysis.tsne_marks import WALK
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels, state_of
-from retrieval.storage.contents import stored
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page import figures_view
@@ -80,7 +79,7 @@ class Figures:
         with nameless(self._service):
             gallery = still(self._service)
             check_labels(gallery)
-            found = stored(gallery, labelled=True, limit=_COMPARED)
+            found = gallery.embeddings(labelled=True, limit=_COMPARED)
             return figures_view.triplet_diagram(
                 triplets(embeddings_of(gallery, found, self._service.name)), found.total
             )
@@ -88,7 +87,7 @@ class Figures:
     def _map(self) -> str:
         with nameless(self._service):
             gallery = still(self._service)
-            found = stored(gallery, limit=_MAPPED)
+            found = gallery.embeddings(limit=_MAPPED)
             if not found.total:
                 raise InputError("there are no pictures yet")
             largest = Counter(label for label in found.labels if label).most_common(SHOWN)

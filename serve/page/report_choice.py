@@ -13,7 +13,6 @@ from retrieval.evaluation.contenders import Contender
 from retrieval.evaluation.gallery import state_of
 from retrieval.evaluation.numbers import percent
 from retrieval.evaluation.report import Report, kept, render
-from retrieval.storage.contents import finder
 from serve.core.service import SearchService
 from serve.page import evaluation_view, views
 
@@ -104,12 +103,12 @@ class Reports:
 
     def _drawn(self, places: tuple[tuple[Path, int], ...], _: str) -> str:
         reports = [Report.load(folder) for folder, _ in places]
-        item_at = finder(self._service.gallery)
+        gallery = self._service.gallery
         found: dict[Path, int | None] = {}
 
         def pick(path: Path) -> int | None:
             if path not in found:
-                found[path] = item_at(path)
+                found[path] = gallery.item_at(path)
             return found[path]
 
         page = render(reports[0], pick) if len(reports) == 1 else _side_by_side(reports, pick)

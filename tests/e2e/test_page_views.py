@@ -100,7 +100,8 @@ def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, g
     expect(report.get_by_role("rowheader", name="Recall@1")).to_be_visible()
     for name in ("Recall at K", "Similarities of pairs", "Recall at 1 of classes"):
         expect(report.get_by_role("img", name=name)).to_be_visible()
-    vectors, labels, _, _ = gallery.labelled_vectors()
+    stored = gallery.embeddings()
+    vectors, labels = stored.vectors, stored.labels
     result = evaluate("again", vectors, np.array(labels)).result
     low, high = result.intervals["recall_at_1"]
     numbers = f"{100 * result.recall[1]:.1f}{100 * low:.1f} to {100 * high:.1f}"

@@ -290,7 +290,8 @@ def test_killed_at_any_time_it_goes_on(tmp_path: Path, model_file: Path, embedde
     assert 0 < sizes[1] < 400, "it was killed on the way"
     gallery = Gallery.open(folder)
     add_images(gallery, [pictures], reindex=True)
-    vectors, labels, _, ids = gallery.labelled_vectors()
+    stored = gallery.embeddings()
+    vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
     assert len(set(ids)) == len(ids) == 400
     assert set(labels) == {"a"}
     assert sum(segment.n for segment in gallery.store.segments()) == 400, "nothing was embedded twice"

@@ -159,7 +159,8 @@ def _score(
 def _in_gallery(
     name: str, dataset: DataSet, gallery: Gallery, queries: _Side, show_progress: bool
 ) -> tuple[list[Result], Findings | None]:
-    vectors, labels, contents, ids = gallery.labelled_vectors()
+    stored = gallery.embeddings()
+    vectors, labels, contents, ids = stored.vectors, stored.labels, stored.contents, stored.ids.tolist()
     rows_of: dict[str, list[int]] = {}
     for row, content in enumerate(contents):
         rows_of.setdefault(content, []).append(row)

@@ -17,7 +17,6 @@ from retrieval import Gallery, InputError
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
 from retrieval.evaluation.report import Report, kept
 from retrieval.progress import Progress, Stage, progress_listener
-from retrieval.storage.contents import Places, finder, stored
 from retrieval.storage.records import OWN, Change, FileStamp, IndexSpec, NewItem
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import bare_gallery, small_gallery, unit_vectors
@@ -174,15 +173,16 @@ def test_items_are_found_by_where_they_are(tmp_path: Path, shop: Path) -> None:
     with gallery.store.writing():
         gallery.store.commit(unit_vectors(3), items)
     gallery.refresh()
-    ids = stored(gallery).ids.tolist()
+    ids = gallery.embeddings().ids.tolist()
     assert len(ids) == 27
-    item_at = finder(gallery)
-    places = list(Places(gallery, ids))
-    assert [item_at(place) for place in places] == ids
+    places = list(gallery.paths.lazy(ids))
+    assert [gallery.item_at(place) for place in places] == ids
     assert sum(place.is_file() for place in places) == 25
-    assert [item_at(place) for place in (shop, shop / "red" / "9.png", tmp_path / "elsewhere")] == [None] * 3
+    assert [gallery.item_at(place) for place in (shop, shop / "red" / "9.png", tmp_path / "elsewhere")] == [
+        None
+    ] * 3
     gallery.remove([ids[0], ids[-1]])
-    assert [finder(gallery)(places[n]) for n in (0, 1, -1)] == [None, ids[1], None]
+    assert [gallery.item_at(places[n]) for n in (0, 1, -1)] == [None, ids[1], None]
 
 
 def test_the_command_needs_no_other_images_and_no_torch(tmp_path: Path) -> None:

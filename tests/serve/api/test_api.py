@@ -76,7 +76,8 @@ def _thumbnail(gallery: Gallery, item: int) -> str:
 def test_every_way_of_sending_a_picture_finds_what_brute_force_finds(
     api: httpx.Client, gallery: Gallery, query: bytes
 ) -> None:
-    vectors, labels, _, ids = gallery.labelled_vectors()
+    stored = gallery.embeddings()
+    vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
     scores = vectors @ Embedder(gallery.folder / "model" / "model.onnx").embed(query)[0]
     best = np.argsort(-scores, kind="stable")[:5]
     text = base64.b64encode(query).decode()

@@ -42,7 +42,8 @@ def test_a_picture_finds_what_brute_force_finds(service: SearchService, shop: Pa
     path = shop / "green" / "3.png"
     query, image = service.query_picture(path)
     answer = search(service, query, 5)
-    vectors, labels, _, ids = service.gallery.labelled_vectors()
+    stored = service.gallery.embeddings()
+    vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
     scores = vectors @ Embedder(service.folder / "model" / "model.onnx").embed(path)[0]
     best = np.argsort(-scores, kind="stable")[:5]
     assert [hit.id for hit in answer.hits] == [ids[i] for i in best]
@@ -62,7 +63,8 @@ def test_bytes_are_searched_like_the_file_they_came_from(service: SearchService,
 
 
 def test_an_item_finds_its_neighbours_without_itself(service: SearchService) -> None:
-    vectors, _, _, ids = service.gallery.labelled_vectors()
+    stored = service.gallery.embeddings()
+    vectors, ids = stored.vectors, stored.ids.tolist()
     scores = vectors @ vectors[4]
     scores[4] = -np.inf
     answer = search(service, service.query_item(ids[4]), 6)

@@ -23,7 +23,6 @@ from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
 from retrieval.evaluation.gallery import evaluate_gallery
 from retrieval.evaluation.report import Report, kept
-from retrieval.storage.contents import stored
 from serve.core.service import SearchService
 from serve.page import figures as figures_tab
 from serve.page.background import Background
@@ -172,7 +171,7 @@ def test_a_server_that_is_stopped_does_not_wait_for_an_evaluation(tmp_path: Path
 def test_reports_are_chosen_and_compared(service: SearchService) -> None:
     for _ in range(2):
         evaluate_gallery(service.gallery)
-        service.gallery.remove([stored(service.gallery).ids[-1].item()])
+        service.gallery.remove([service.gallery.embeddings().ids[-1].item()])
     old, new = kept(service.folder)
     reports = Reports(service)
     listed = reports.listed()
@@ -281,7 +280,8 @@ def figure(figures: Figures, name: str) -> str:
 
 
 def test_the_triplet_diagram_is_of_the_labelled_images(service: SearchService) -> None:
-    vectors, labels, _, _ = service.gallery.labelled_vectors()
+    stored = service.gallery.embeddings()
+    vectors, labels = stored.vectors, stored.labels
     share = triplets(Embeddings("shop", vectors, np.array(labels))).hard_share
     shown = figure(Figures(service), "triplets")
     assert f"of {100 * share:.1f}% of the images another class is nearer" in shown

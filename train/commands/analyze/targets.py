@@ -17,7 +17,6 @@ from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from retrieval.reports.figures import named
-from retrieval.storage.contents import stored
 from train import data as datasets_by_name
 from train.commands import DATA_HELP
 from train.data import LabelledImage
@@ -136,7 +135,7 @@ def _stored(target: Path, name: str) -> Source:
         if target.suffix == ".npz":
             return replace(Embeddings.load(target), name=name)
         gallery = Gallery.open(target)
-        found = stored(gallery, labelled=True)
+        found = gallery.embeddings(labelled=True)
         if not found.labels:
             raise InputError(f"{target}: none of its images has a label; --data names images that have")
         return embeddings_of(gallery, found, name)

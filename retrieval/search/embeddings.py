@@ -1,0 +1,68 @@
+"""The stored embeddings of a gallery in memory, with labels and contents."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.progress import Progress
+from retrieval.search.snapshot import Snapshot
+from retrieval.storage.queries import labelled_ids
+from retrieval.storage.store import Store
+
+_CHUNK = 10_000  # items in memory at a time
+
+
+@dataclass(frozen=True, eq=False)
+class StoredEmbeddings:
+    """Embeddings of a gallery's items, by id.
+
+    Attributes:
+        ids: Item ids, int64 [N], ascending.
+        vectors: Embeddings, float32 [N, D], unit length.
+        labels: Labels [N]; `None` for an item without one.
+        contents: SHA-256 of each file's bytes, [N].
+        total: Number of items that this is a random sample of; N if it is all of them.
+    """
+
+    ids: np.ndarray
+    vectors: np.ndarray
+    labels: list[str | None]
+    contents: list[str]
+    total: int
+
+
+def read_embeddings(
+    store: Store, snapshot: Snapshot, *, labelled: bool = False, limit: int | None = None
+) -> StoredEmbeddings:
+    """Read the embeddings of a snapshot, with the labels and contents of their items.
+
+    Args:
+        store: Gallery store.
+        snapshot: State of the gallery.
+        labelled: Leave out items without a label.
+        limit: Largest number of items; of more, a random sample is read, the same each time.
+
+    Raises:
+        LookalikeError: A vector or an item is damaged.
+    """
+    ids = np.sort(snapshot.ids[snapshot.ids > 0])
+    if labelled:
+        ids = np.intersect1d(ids, labelled_ids(store))
+    total = len(ids)
+    if limit is not None and total > limit:
+        ids = np.sort(np.random.default_rng(0).choice(ids, limit, replace=False))
+    found: dict[int, tuple[str | None, str]] = {}
+    with Progress("reading", len(ids), show=False) as progress:
+        for start in range(0, len(ids), _CHUNK):
+            items = store.items(ids[start : start + _CHUNK].tolist())
+            for item in items:
+                found[item.id] = (sys.intern(item.label) if item.label else None, item.content_sha256)
+            progress.update(len(items))
+    kept = np.array([number for number in ids.tolist() if number in found], np.int64)
+    facts = [found[number] for number in kept.tolist()]
+    vectors = snapshot.vectors(snapshot.rows_of(kept))
+    labels, contents = [label for label, _ in facts], [content for _, content in facts]
+    return StoredEmbeddings(kept, vectors, labels, contents, total)

@@ -1,0 +1,66 @@
+"""Image files of items: the path of an item, and the items at a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from retrieval.storage.queries import files_by_root, ids_of_file
+from retrieval.storage.records import OWN, StoredItem
+from retrieval.storage.store import Store
+
+_NO_FILE = "without a file"  # folder below the gallery, never created, for items without a file
+
+
+class ItemPaths:
+    """Paths of the image files of a gallery's items.
+
+    Args:
+        store: Gallery store.
+        root: Folder of the image files, if they were moved after they were added.
+    """
+
+    def __init__(self, store: Store, root: Path | None = None) -> None:
+        self._store, self._moved = store, root
+
+    def of(self, item: StoredItem) -> str:
+        """Return the path of an item's file; empty if it has none."""
+        return str(self._base(item.root) / item.path) if item.path else ""
+
+    def lookup(self, ids: Sequence[int]) -> list[Path]:
+        """Return the absolute path of each item's file; items without a file get a unique path of no file."""
+        paths = {item.id: self.of(item) for item in self._store.items(ids)}
+        return [Path(paths.get(i) or self._store.folder / _NO_FILE / str(i)).absolute() for i in ids]
+
+    def lazy(self, ids: Sequence[int]) -> Sequence[Path]:
+        """Return the same paths as `lookup`, each looked up on access: for many items, few of them used."""
+        return _LazyPaths(self, ids)
+
+    def ids_at(self, path: Path) -> Iterator[int]:
+        """Yield the ids of the items whose `lookup` is a path, oldest first."""
+        if path.parent.name == _NO_FILE and path.name.isdecimal():
+            yield int(path.name)
+        for root in self._roots:
+            base = self._base(root).absolute()
+            if path.is_relative_to(base):
+                yield from ids_of_file(self._store, root, path.relative_to(base).as_posix())
+
+    @cached_property
+    def _roots(self) -> list[str]:
+        return list(files_by_root(self._store))
+
+    def _base(self, root: str) -> Path:
+        return self._store.folder / (root if self._moved is None or root == OWN else self._moved)
+
+
+class _LazyPaths(Sequence[Path]):
+    def __init__(self, paths: ItemPaths, ids: Sequence[int]) -> None:
+        self._paths, self._ids = paths, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._paths.lookup([self._ids[position]])[0]
