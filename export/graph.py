@@ -42,7 +42,8 @@ class _Half(nn.Module):
         self.network, self.method = network.half(), method
 
     def forward(self, planes: Tensor) -> Tensor:
-        return getattr(self.network, self.method)(planes.half()).float()
+        features: Tensor = getattr(self.network, self.method)(planes.half()).float()
+        return features
 
 
 def to_onnx(model: EmbeddingModel, sample: np.ndarray) -> onnx.ModelProto:

@@ -18,7 +18,7 @@ _BATCH = 16
 _WEIGHTED = ("Conv", "Gemm", "MatMul")
 
 
-class _Batches(CalibrationDataReader):
+class _Batches(CalibrationDataReader):  # type: ignore[misc]  # the library has no types
     def __init__(self, pixels: np.ndarray) -> None:
         self._starts = iter(range(0, len(pixels), _BATCH))
         self._pixels = pixels

@@ -38,7 +38,8 @@ def _share(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
             f"split.validation={config.validation:g} leaves {len(classes) - count} of {len(classes)} classes "
             "to train on; lower it"
         )
-    return np.random.default_rng(seed).choice(classes, count, replace=False).tolist()
+    chosen: list[str] = np.random.default_rng(seed).choice(classes, count, replace=False).tolist()
+    return chosen
 
 
 def _fold(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
@@ -48,4 +49,5 @@ def _fold(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
             f"there are {len(classes)}"
         )
     shuffled = np.random.default_rng(seed).permutation(classes)
-    return np.array_split(shuffled, config.folds)[config.fold].tolist()
+    fold: list[str] = np.array_split(shuffled, config.folds)[config.fold].tolist()
+    return fold

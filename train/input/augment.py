@@ -32,7 +32,8 @@ def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[
         steps.append(v2.RandomResizedCrop(size, scale=area, interpolation=how, antialias=True))
     if config.color:
         steps.append(v2.ColorJitter(config.color, config.color, config.color))
-    return v2.Compose(steps)
+    transform: Callable[[Tensor], Tensor] = v2.Compose(steps)
+    return transform
 
 
 @dataclass(frozen=True)

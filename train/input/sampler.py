@@ -68,10 +68,10 @@ class ClassBatchSampler:
             yield [image for own in batch.values() for image in own]
 
     def _others(self, label: int, but: list[int], count: int, random: np.random.Generator) -> list[int]:
-        """Images of a class; some that are there already only where it has no more."""
+        """Draw images of a class other than `but`; repeat images only if the class has no others."""
         others = [i for i in random.permutation(self._of_class[label]).tolist() if i not in but]
-        missing = max(0, count - len(others))
-        return others[:count] + random.choice(self._of_class[label], missing).tolist()
+        repeated: list[int] = random.choice(self._of_class[label], max(0, count - len(others))).tolist()
+        return others[:count] + repeated
 
 
 class _Deck:

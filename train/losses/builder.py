@@ -79,7 +79,8 @@ def _term(entry: Entry, spec: dict[str, Any], supplied: Mapping[str, int | None]
         if (part := {"negatives": source, "mining": miner}.get(p.name))
     }
     also = [*_PARTS, *(source_entry.parameters if source_entry else ())]
-    return entry.cls(**check_parameters(entry, spec, also), **parts, **_supply(entry, supplied))
+    term: nn.Module = entry.cls(**check_parameters(entry, spec, also), **parts, **_supply(entry, supplied))
+    return term
 
 
 def _source(entry: Entry, spec: dict[str, Any]) -> tuple[Any, Entry | None]:

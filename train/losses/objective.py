@@ -96,7 +96,7 @@ class Objective(nn.Module):
 
     def evaluate(self, view: View) -> Tensor:
         """The objective of a view."""
-        value = None if self.term is None else self.term(view)
+        value: Tensor | None = None if self.term is None else self.term(view)
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
             term = weight * regularizer(view)
             value = term if value is None else value + term

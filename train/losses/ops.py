@@ -27,7 +27,8 @@ class _Root(torch.autograd.Function):
 
 def safe_sqrt(x: Tensor) -> Tensor:
     """sqrt(max(x, 0)), with gradient 0 where x <= 0."""
-    return _Root.apply(x)
+    root: Tensor = _Root.apply(x)
+    return root
 
 
 def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,8 @@ class PMLTerm(nn.Module):
     def forward(self, view: View) -> Tensor:
         labels = view.labels.long()
         if view.references is None:
-            return self.loss(view.embeddings, labels)
+            value: Tensor = self.loss(view.embeddings, labels)
+            return value
         # Their references replace the batch as candidates; ours join it.
         points, point_labels = view.references
         batch = torch.arange(view.batch, device=labels.device)
@@ -36,7 +37,9 @@ class PMLTerm(nn.Module):
             (same & ~itself & exists).nonzero(as_tuple=True),
             (~same & exists).nonzero(as_tuple=True),
         )
-        return self.loss(view.embeddings, labels, (*positives, *negatives), points, point_labels.long())
+        pairs = (*positives, *negatives)
+        joint: Tensor = self.loss(view.embeddings, labels, pairs, points, point_labels.long())
+        return joint
 
 
 def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:

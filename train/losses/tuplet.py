@@ -221,4 +221,5 @@ class AngularNPair(nn.Module):
         self.angular = Angular(angle, anchors, normalize, negatives=negatives)
 
     def forward(self, view: View) -> Tensor:
-        return self.n_pair(view) + self.angular_weight * self.angular(view)
+        value: Tensor = self.n_pair(view) + self.angular_weight * self.angular(view)
+        return value

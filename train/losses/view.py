@@ -68,7 +68,8 @@ class _SelfProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (z,) = ctx.saved_tensors
-        return (grad + grad.T) @ z
+        product: Tensor = (grad + grad.T) @ z
+        return product
 
 
 class Table:
@@ -92,7 +93,8 @@ class Table:
 
     def similarity(self, measure: Measure) -> Tensor:
         """[R, C] the larger the closer: see `Measure`."""
-        return getattr(self, measure)
+        similarity: Tensor = getattr(self, measure)
+        return similarity
 
     @lazy
     def dot(self) -> Tensor:

@@ -64,7 +64,8 @@ class Backbone(nn.Module):
         """[N, 3, H, W] -> [N, C, h, w]."""
         features = self._features(planes)
         if self.layout == "tokens":
-            return features[:, self.prefix :].mT.unflatten(2, (self.side, self.side))
+            spatial: Tensor = features[:, self.prefix :].mT.unflatten(2, (self.side, self.side))
+            return spatial
         return features if self.layout == "NCHW" else features.permute(0, 3, 1, 2)
 
     def class_token(self, planes: Tensor) -> Tensor:
@@ -72,7 +73,8 @@ class Backbone(nn.Module):
         return self._features(planes)[:, 0]
 
     def _features(self, planes: Tensor) -> Tensor:
-        return getattr(self.network, self.method)(planes)
+        features: Tensor = getattr(self.network, self.method)(planes)
+        return features
 
     def stages(self) -> list[list[nn.Parameter]]:
         """The parameters from input to output, each in one stage."""

@@ -46,7 +46,8 @@ class FeatureExtractor:
         training = self.network.training
         self.network.eval()
         try:
-            return getattr(self.network, self.method)(torch.zeros(1, 3, size, size))
+            features: Tensor = getattr(self.network, self.method)(torch.zeros(1, 3, size, size))
+            return features
         except (RuntimeError, AssertionError, ValueError, IndexError) as error:
             raise unusable_size(name, size, error) from error
         finally:

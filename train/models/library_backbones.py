@@ -29,7 +29,8 @@ def torchvision_names() -> list[str]:
     """The classifiers of torchvision."""
     import torchvision  # here and below: it loads torch's compiler, which takes two seconds
 
-    return torchvision.models.list_models(module=torchvision.models)
+    names: list[str] = torchvision.models.list_models(module=torchvision.models)
+    return names
 
 
 def from_torchvision(name: str, size: int) -> FeatureExtractor:
@@ -60,7 +61,8 @@ def from_torchvision(name: str, size: int) -> FeatureExtractor:
 def _torchvision_weights(name: str) -> Weights:
     import torchvision
 
-    return torchvision.models.get_model(name, weights="DEFAULT").state_dict()
+    weights: Weights = torchvision.models.get_model(name, weights="DEFAULT").state_dict()
+    return weights
 
 
 def _chain(name: str, classifier: nn.Module) -> nn.Sequential:
@@ -107,7 +109,8 @@ class _Transformer(nn.Module):
 
     def forward(self, planes: Tensor) -> Tensor:
         patches = self.conv_proj(planes).flatten(2).mT  # [N, T, C]
-        return self.encoder(torch.cat([self.class_token.expand(len(planes), -1, -1), patches], 1))
+        tokens: Tensor = self.encoder(torch.cat([self.class_token.expand(len(planes), -1, -1), patches], 1))
+        return tokens
 
 
 def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:

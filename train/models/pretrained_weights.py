@@ -81,4 +81,5 @@ def _fit(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     prefix = shape[1] - side**2
     if isqrt(value.shape[1] - prefix) ** 2 != value.shape[1] - prefix:
         return value
-    return resample_abs_pos_embed(value.float(), [side, side], num_prefix_tokens=prefix)
+    resampled: Tensor = resample_abs_pos_embed(value.float(), [side, side], num_prefix_tokens=prefix)
+    return resampled
