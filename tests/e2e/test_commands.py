@@ -203,7 +203,7 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
         _, complaint = process.communicate(timeout=60)
     assert process.returncode == 1
     assert re.fullmatch(
-        r"lookalike: run: interrupted after step \d+, .*--resume goes on", complaint.splitlines()[-1]
+        r"lookalike: run: interrupted after step \d+, .*--resume continues", complaint.splitlines()[-1]
     )
     assert "Traceback" not in complaint
     facts = json.loads(lookalike_here("train", "--out", "run", "--resume", "--json", cwd=tmp_path).stdout)

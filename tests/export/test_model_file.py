@@ -24,8 +24,7 @@ from tests.conftest import draw
 from train import settings
 from train.config import ModelConfig
 from train.loop.run_folder import Run, initial_model
-from train.loop.trainer import pixel_embedder
-from train.models.embedding_model import EmbeddingModel
+from train.models.embedding_model import EmbeddingModel, pixel_embedder
 
 
 def test_file_is_as_the_contract_says(model_file: Path) -> None:

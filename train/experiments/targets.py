@@ -63,7 +63,7 @@ def open_target(target: Path, which: str | None) -> Target:
 
 def _open_run(folder: Path, which: str | None) -> Target:
     from train.loop.run_folder import Run
-    from train.loop.trainer import pixel_embedder
+    from train.models.embedding_model import pixel_embedder
 
     run = Run.open(folder)
     config = run.config
@@ -94,7 +94,7 @@ def baseline(name: str, config: Mapping[str, Any]) -> Contestant:
         raise InputError("--baseline untrained: this model was not made by a training run")
     from train import settings
     from train.loop.run_folder import initial_model
-    from train.loop.trainer import pixel_embedder
+    from train.models.embedding_model import pixel_embedder
 
     before = settings.parse(config)
     return Contestant(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))

@@ -1,1 +1,1 @@
-"""The training loop: trainer, step, optimization, run folder, tracking, distributed processes."""
+"""Training loop: trainer, training step, optimizer and EMA, checkpoints, tracking, process group."""

@@ -1,4 +1,4 @@
-"""Exact device_neighbours neighbours on the device that trains, for validation between epochs."""
+"""Exact k-nearest-neighbour search on the training device, for validation between epochs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from retrieval.metrics import neighbours
 from retrieval.metrics.neighbours import Search
 from retrieval.progress import Progress
 
-_CELLS = 1 << 26  # of queries x gallery at once: 256 MB
+_CELLS = 1 << 26  # similarities (queries x gallery) computed at once: 256 MB
 
 
 def neighbour_search(device: torch.device) -> Search:
-    """What searches quickest where training runs: FAISS for the CPU, torch for anything else."""
+    """Return the fastest search for a device: FAISS on the CPU, torch elsewhere."""
     return neighbours.nearest if device.type == "cpu" else partial(device_neighbours, device=device)
 
 
@@ -25,17 +25,20 @@ def neighbour_search(device: torch.device) -> Search:
 def device_neighbours(
     query: np.ndarray, gallery: np.ndarray, k: int, *, device: torch.device, show_progress: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`neighbours.Search` by matrix products in full float32, a block of queries at a time.
+    """Search by matrix products in full float32, one block of queries at a time.
 
-    The device has to hold the gallery and 256 MB of similarities.
+    Implements `retrieval.metrics.neighbours.Search`. The device must hold the gallery and 256 MB of
+    similarities.
 
     Args:
-        query: float32 [N, D]; gallery: float32 [M, D].
-        k: neighbours wanted, at most M.
+        query: Query vectors, float32 [N, D].
+        gallery: Gallery vectors, float32 [M, D].
+        k: Number of neighbours, at most M.
+        device: Device to search on.
 
     Returns:
-        scores float32 [N, k] and rows int32 [N, k], best first; equal ones in any order, which
-        `retrieval.metrics.ranking.rank` puts right.
+        Scores float32 [N, k] and rows int32 [N, k], best first; ties are in any order, which
+        `retrieval.metrics.ranking.rank` resolves.
     """
     scores = np.empty((len(query), k), np.float32)
     rows = np.empty((len(query), k), np.int32)
@@ -52,7 +55,7 @@ def device_neighbours(
 
 @contextmanager
 def _full_float32() -> Iterator[None]:
-    """TensorFloat32 has 10 bits: similarities would differ by more than ties may."""
+    """Disable TensorFloat32: its 10 bits would break ties between equal similarities."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

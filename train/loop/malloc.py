@@ -1,17 +1,17 @@
-"""Memory for training on a CPU."""
+"""glibc malloc settings (mallopt) for training on a CPU."""
 
 from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of glibc's mallopt
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of glibc's mallopt
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep the memory that it frees, up to 2 GiB.
+    """Let the process keep up to 2 GiB of freed memory; does nothing without glibc.
 
-    By default glibc gives the blocks of large tensors back to the system when they are freed. Every step
-    takes them again, a page at a time: up to 40% of the time of a step. Elsewhere this does nothing.
+    By default glibc returns the blocks of large tensors to the system when they are freed, and every step
+    faults them in again page by page, which takes up to 40% of a step.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

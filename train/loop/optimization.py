@@ -1,4 +1,4 @@
-"""How a step is taken: the optimizer, its learning rates, and the running average of the weights."""
+"""Optimizer, learning rate schedule and exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from train.models.embedding_model import EmbeddingModel
 def build_optimizer(
     model: EmbeddingModel, loss: nn.Module, config: OptimizerConfig, *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer over all that learns; each group's `initial_lr` is its rate at its highest.
+    """Build the optimizer over all trainable parameters; a group's `initial_lr` is its peak learning rate.
 
-    The rate of a stage of the backbone is `layer_decay` times that of the next one; the last stage has `lr`
-    (Clark et al. 2020, ELECTRA, for fine-tuning).
+    The learning rate of a backbone stage is `layer_decay` times that of the next stage; the last stage has
+    `lr` (Clark et al. 2020, ELECTRA, for fine-tuning).
 
     Args:
-        fused: one kernel for all weights, on devices that have it.
+        model: Model to train.
+        loss: Loss, whose own parameters are trained too, without weight decay.
+        config: Optimizer settings.
+        fused: Use one fused kernel for all weights, on devices that support it.
     """
     stages = model.stages()
     rates = [config.lr * config.layer_decay ** (len(stages) - 1 - i) for i in range(len(stages))]
@@ -48,11 +51,13 @@ def _group(parameters: list[nn.Parameter], rate: float, config: OptimizerConfig)
 
 
 def rate_factor(config: ScheduleConfig, step: int, per_epoch: int, epochs: int) -> float:
-    """What the learning rates are multiplied by in a step.
+    """Return the factor on all learning rates for a step.
 
     Args:
-        step: how many have been taken.
-        per_epoch: how many an epoch has.
+        config: Learning rate schedule.
+        step: Number of steps done.
+        per_epoch: Steps per epoch.
+        epochs: Epochs of the whole run.
     """
     if step < config.warmup * per_epoch:
         return (step + 1) / (config.warmup * per_epoch + 1)
@@ -66,13 +71,15 @@ def rate_factor(config: ScheduleConfig, step: int, per_epoch: int, epochs: int) 
 
 @torch.no_grad()
 def update_ema(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
-    """Move a running average of all weights and statistics towards those of a model.
+    """Update an exponential moving average (EMA) of all weights and statistics of a model in place.
 
-    Early on it follows more closely, by (1 + step) / (10 + step): the random weights of the beginning have
-    no place in it.
+    The effective decay is at most (1 + step) / (10 + step), so that the random initial weights fade quickly.
 
     Args:
-        step: how many steps have been taken.
+        average: Averaged model, updated in place.
+        model: Model being trained.
+        decay: EMA decay.
+        step: Number of steps done.
     """
     blend = get_ema_multi_avg_fn(min(decay, (1 + step) / (10 + step)))
     ours, theirs = average.state_dict(), model.state_dict()

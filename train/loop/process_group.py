@@ -1,4 +1,4 @@
-"""The processes of a run: one alone, or several under `torchrun`, each with a device of its own."""
+"""Process group of a distributed run: one process, or several under `torchrun` with one device each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from retrieval.errors import InputError
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those that train together.
+    """This process's place among those that train together.
 
     Attributes:
-        device: of this process.
-        rank: its number, from 0; rank 0 is_main: it alone writes and reports.
-        size: how many there are.
+        device: Device of this process.
+        rank: Number of this process, from 0; rank 0 is the main process, which alone writes and reports.
+        size: Number of processes.
     """
 
     device: torch.device
@@ -30,32 +30,32 @@ class ProcessGroup:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Until all have come here."""
+        """Wait until all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
     def close(self) -> None:
-        """At the end of everything."""
+        """Destroy the process group at the end of the run."""
         if self.size > 1:
             dist.destroy_process_group()
 
 
 def join_process_group(device: str) -> ProcessGroup:
-    """Find the others that `torchrun` started, if it did, and this process's device.
+    """Join the process group that `torchrun` started, if any, and select this process's device.
 
     Args:
-        device: "auto" (a GPU where there is one), or as torch names it. Of several processes on one machine,
-            each takes the GPU of its own number.
+        device: "auto" (a GPU if available) or a torch device name. With several processes on one machine,
+            each takes the GPU of its local rank.
 
     Raises:
-        InputError: a name that torch does not know, or a GPU that is not there.
+        InputError: An unknown device name, or a GPU that does not exist.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if size > 1 and device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    chosen = _usable(device)
+    chosen = _usable_device(device)
     if size == 1:
         return ProcessGroup(chosen)
     if not dist.is_initialized():
@@ -65,7 +65,7 @@ def join_process_group(device: str) -> ProcessGroup:
     return ProcessGroup(chosen, dist.get_rank(), size)
 
 
-def _usable(name: str) -> torch.device:
+def _usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

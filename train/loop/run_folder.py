@@ -1,12 +1,12 @@
-"""The folder of a training run: configuration, metrics and checkpoints.
+"""Run folder: configuration, metrics and checkpoints of a training run.
 
-    config.yaml                      everything resolved
-    metrics.jsonl                    one object per step or evaluation
+    config.yaml                      resolved configuration
+    metrics.jsonl                    one object per logged step or evaluation
     checkpoints/last|best/state.safetensors
-    events.out.tfevents.*            for TensorBoard
+    events.out.tfevents.*            TensorBoard events
 
-A checkpoint is one safetensors file with the tensors of the model, the loss and the optimizer, and the
-rest as JSON in its header: replaced in one step, and nothing in it can run code.
+A checkpoint is one safetensors file: tensors of the model, the loss and the optimizer, everything else as
+JSON in its header. It is replaced by an atomic rename, and loading it cannot execute code.
 """
 
 from __future__ import annotations
@@ -33,15 +33,20 @@ from train.models.embedding_model import EmbeddingModel
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk."""
+    """A training run on disk.
+
+    Attributes:
+        folder: Run folder.
+    """
 
     folder: Path
 
     @classmethod
     def start(cls, folder: Path, configuration: Config) -> Run:
-        """Begin a new run; an `InputError` where one lies there already.
+        """Create a run folder; one without a checkpoint is overwritten.
 
-        What was begun but never came to a checkpoint is written over.
+        Raises:
+            InputError: The folder holds a run with a checkpoint already.
         """
         run = cls(folder)
         if run.has_checkpoint("last"):
@@ -53,9 +58,13 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """A run that exists."""
+        """Open an existing run.
+
+        Raises:
+            InputError: The folder is not a training run.
+        """
         if not (folder / "config.yaml").is_file():
-            raise InputError(f"{folder}: not a training run; `lookalike train --out {folder}` makes one")
+            raise InputError(f"{folder}: not a training run; `lookalike train --out {folder}` creates one")
         return cls(folder)
 
     @property
@@ -63,11 +72,11 @@ class Run:
         return settings.load(self.folder / "config.yaml")
 
     def untrained(self) -> EmbeddingModel:
-        """The network as it was before the first step."""
+        """Return the network as it was before the first step."""
         return initial_model(self.config)
 
     def trained(self, which: str = "best") -> EmbeddingModel:
-        """The network of a checkpoint (the average of its weights, where one is kept), in evaluation mode."""
+        """Load the network of a checkpoint (its EMA weights if there are any), in evaluation mode."""
         model = initial_model(self.config, pretrained=False)
         part = "average" if self.config.ema else "model"
         self.load_checkpoint(which, optimizer=None, **{part: model})
@@ -79,40 +88,48 @@ class Run:
         return self._checkpoint(which).is_file()
 
     def save_checkpoint(
-        self, which: str, facts: Mapping[str, Any], optimizer: torch.optim.Optimizer, **parts: nn.Module
+        self, which: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer, **modules: nn.Module
     ) -> None:
-        """Write a checkpoint, in place of the one before it, in one step."""
+        """Save a checkpoint, replacing the previous one by an atomic rename.
+
+        Args:
+            which: "last" or "best".
+            state: JSON values to save in the header.
+            optimizer: Optimizer whose state is saved.
+            **modules: Modules whose state is saved, by name.
+        """
         tensors = {
             f"{part}.{name}": value
-            for part, module in parts.items()
+            for part, module in modules.items()
             for name, value in module.state_dict().items()
         }
-        state = optimizer.state_dict()
-        for number, values in state["state"].items():
+        optimizer_state = optimizer.state_dict()
+        for number, values in optimizer_state["state"].items():
             slots = {name: value for name, value in values.items() if isinstance(value, Tensor)}
             tensors |= {f"optimizer.{number}.{name}": value for name, value in slots.items()}
-        header = {"facts": json.dumps(dict(facts)), "groups": json.dumps(state["param_groups"])}
+        groups = json.dumps(optimizer_state["param_groups"])
+        header = {"facts": json.dumps(dict(state)), "groups": groups}
         path = self._checkpoint(which)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as draft:
             save_file({name: value.detach().contiguous() for name, value in tensors.items()}, draft, header)
 
     def load_checkpoint(
-        self, which: str, *, optimizer: torch.optim.Optimizer | None = None, **parts: nn.Module
+        self, which: str, *, optimizer: torch.optim.Optimizer | None = None, **modules: nn.Module
     ) -> dict[str, Any]:
-        """Fill modules (and an optimizer) from a checkpoint -> the facts kept with it.
+        """Load a checkpoint into modules and an optimizer; return the state saved in its header.
 
         Raises:
-            InputError: no such checkpoint, or one of another network.
+            InputError: The checkpoint does not exist, or belongs to another network.
         """
         path = self._checkpoint(which)
         if not path.is_file():
-            raise InputError(f"{path}: no such checkpoint; the run has not come that far")
+            raise InputError(f"{path}: no such checkpoint; the run has not saved one yet")
         try:
             with safe_open(path, "pt") as file:
                 header = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            for part, module in parts.items():
+            for part, module in modules.items():
                 module.load_state_dict(_below(part, tensors))
         except (SafetensorError, RuntimeError) as error:
             raise InputError(f"{path}: does not belong to this run's network ({error})") from error
@@ -122,13 +139,14 @@ class Run:
                 number, _, slot = name.partition(".")
                 state.setdefault(int(number), {})[slot] = value
             optimizer.load_state_dict({"state": state, "param_groups": json.loads(header["groups"])})
-        return json.loads(header["facts"])
+        saved: dict[str, Any] = json.loads(header["facts"])
+        return saved
 
     def _checkpoint(self, which: str) -> Path:
         return self.folder / "checkpoints" / which / "state.safetensors"
 
     def checkpoint_digest(self, which: str) -> str:
-        """SHA-256 of a checkpoint."""
+        """Return the SHA-256 of a checkpoint."""
         return sha256_of(self._checkpoint(which))
 
     # ---- metrics
@@ -139,32 +157,37 @@ class Run:
             file.write(json.dumps(dict(record)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Everything logged so far, oldest first."""
+        """Return all logged records, oldest first."""
         path = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def drop_metrics_after(self, step: int) -> None:
-        """Drop what was logged after a step: a resumed run logs it again."""
+        """Drop the records of later steps: a resumed run logs them again."""
         kept = [record for record in self.metrics() if record["step"] <= step]
         with atomic_write(self.folder / "metrics.jsonl") as draft:
             draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 
 def initial_model(configuration: Config, *, pretrained: bool = True) -> EmbeddingModel:
-    """The network that a configuration begins with: its random weights depend on the seed alone.
+    """Build the network of a configuration; its random weights depend on the seed alone.
 
     Args:
-        pretrained: False leaves pretrained weights out, for a network that is filled from a checkpoint.
+        configuration: Configuration of the run.
+        pretrained: Load pretrained weights; False for a network to be filled from a checkpoint.
     """
     with _seeded(configuration.seed):
         return EmbeddingModel(configuration.model, configuration.preprocess, pretrained=pretrained)
 
 
 def initial_loss(configuration: Config, classes: int) -> Objective:
-    """The loss that a configuration asks for; its own parameters depend on the seed alone.
+    """Build the loss of a configuration; its own parameters depend on the seed alone.
+
+    Args:
+        configuration: Configuration of the run.
+        classes: Number of training classes.
 
     Raises:
-        InputError: it cannot be built; the reason says why.
+        InputError: The loss specification is invalid.
     """
     try:
         with _seeded(configuration.seed):

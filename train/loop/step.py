@@ -1,4 +1,4 @@
-"""One training step: forward, loss, backward, update; on one device or many, in chunks or at once."""
+"""Training step with gradient caching (GradCache), mixed precision and distributed data parallelism."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Step:
-    """Takes steps. Nothing in one waits for the device.
+    """Training step: forward pass, loss, backward pass, optimizer update. It never waits for the device.
 
-    With several processes, each puts its share of the batch through the network, and every loss is that of
-    the whole batch: values and gradients equal those of one process (as far as the network treats images one
-    by one: batch normalisation in training mode looks at each share, or chunk, by itself).
+    With several processes, each puts its share of the batch through the network and computes the loss of the
+    global batch: values and gradients equal those of one process, except that batch normalisation in training
+    mode normalises each share (or chunk) separately.
 
     Args:
-        model: pixels uint8 [b, H, W, 3] -> raw embeddings [b, D], on its device.
-        loss: of embeddings [B, D] and labels [B].
-        optimizer: over the parameters of both.
-        precision: "fp32", "bf16" or "fp16" (with loss scaling) for the network. Losses are in fp32.
-        chunk: images that go through the network at once; `None`: all of a batch. Chunks are gone through
-            twice: once for the embeddings, and again, chunk by chunk, for the gradient of what the loss says
-            about them ("Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", Gao et al.
-            2021). The gradient is that of the whole batch.
-        seed: of dropout, and of miners that draw at random.
+        model: Network from pixels uint8 [b, H, W, 3] to raw embeddings [b, D], on its device.
+        loss: Loss of embeddings [B, D] and labels [B].
+        optimizer: Optimizer over the parameters of both.
+        group: Processes that train together.
+        precision: "fp32", "bf16" or "fp16" (with loss scaling) for the network. Losses use fp32.
+        chunk: Images per pass through the network; `None` for the whole batch. With chunks, gradient caching
+            is used: one pass without gradient computes all embeddings, a second pass backpropagates the
+            cached gradient of the loss chunk by chunk (Gao et al. 2021, "Scaling Deep Contrastive Learning
+            Batch Size under Memory Limited Setup"). The gradient equals that of the whole batch.
+        seed: Seed of dropout and of random miners.
     """
 
     def __init__(
@@ -56,14 +57,15 @@ class Step:
         self.chunk, self.seed = chunk, seed
 
     def __call__(self, pixels: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Take a step.
+        """Take one step.
 
         Args:
-            pixels: uint8 [b, H, W, 3], this process's share; labels: int64 [b], both on its device.
-            number: of the step: what is drawn at random in it depends on the seed and on this alone.
+            pixels: This process's share of the batch, uint8 [b, H, W, 3], on its device.
+            labels: Labels of that share, int64 [b], on its device.
+            number: Step number; all randomness depends on it and the seed alone.
 
         Returns:
-            The loss, and the embeddings [B, D] that it was computed from; both detached.
+            The loss and the embeddings [B, D] of the global batch, both detached.
         """
         self.optimizer.zero_grad(set_to_none=True)
         chunks = pixels.split(self.chunk or len(pixels))
@@ -95,16 +97,17 @@ class Step:
     def _embed(self, pixels: Tensor, number: int, chunk: int = 0) -> Tensor:
         _seed(self.seed, number, self.group.rank + 1, chunk)
         with torch.autocast(self.group.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self.network(pixels).float()
+            embeddings: Tensor = self.network(pixels).float()
+            return embeddings
 
     def _evaluate(self, embeddings: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
         if self.group.size > 1:
             embeddings, labels = gather(embeddings, labels)
-        _seed(self.seed, number)  # the same for everyone: all must draw the same triplets
+        _seed(self.seed, number)  # the same in all processes, so that all draw the same triplets
         return self.loss(embeddings, labels), embeddings.detach()
 
     def _exchange(self, last: bool) -> AbstractContextManager[object]:
-        """Gradients are exchanged between processes once, with the last chunk."""
+        """Synchronise gradients between processes once, with the last chunk."""
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
         return nullcontext()
@@ -116,7 +119,7 @@ def _seed(*numbers: int) -> None:
 
 @contextmanager
 def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """A forward pass in which batch normalisation works as in training, but learns nothing."""
+    """Keep the running statistics of batch norms unchanged during a forward pass in training mode."""
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:

@@ -1,10 +1,11 @@
-"""Where the numbers of a run go while it trains: metrics.jsonl, TensorBoard, and Weights & Biases."""
+"""Metric tracking of a run: metrics.jsonl, TensorBoard and Weights & Biases; training throughput."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -12,20 +13,26 @@ from retrieval.errors import InputError
 from train.config import Config
 from train.loop.run_folder import Run
 
+_T = TypeVar("_T")
+
 
 class Tracker:
-    """Keeps records of numbers; a context manager.
+    """Logs records of metrics; a context manager.
 
     Args:
-        step: how far the run has come; what was recorded after that is forgotten.
-        active: False keeps nothing, for processes that do not lead.
+        run: Run folder.
+        config: Configuration of the run.
+        step: Number of steps done; records of later steps are dropped.
+        active: False logs nothing, for all processes but the main one.
 
     Raises:
-        InputError: Weights & Biases is asked for and not installed.
+        InputError: `wandb` is set and Weights & Biases is not installed.
     """
 
     def __init__(self, run: Run, config: Config, step: int, *, active: bool = True) -> None:
-        self._run, self._board, self._wandb = run, None, None
+        self._run = run
+        self._board: SummaryWriter | None = None
+        self._wandb: Any = None
         if not active:
             return
         run.drop_metrics_after(step)
@@ -34,9 +41,7 @@ class Tracker:
             try:
                 import wandb
             except ModuleNotFoundError as error:
-                raise InputError(
-                    "wandb: it is not installed: pip install wandb, or set wandb=null"
-                ) from error
+                raise InputError("wandb: not installed; pip install wandb, or set wandb=null") from error
             self._wandb = wandb.init(
                 project=config.wandb,
                 name=run.folder.name,
@@ -46,7 +51,7 @@ class Tracker:
             )
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Keep one record; its `step` says when it was."""
+        """Log one record under its `step`."""
         if self._board is None:
             return
         self._run.log(record)
@@ -66,3 +71,37 @@ class Tracker:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)
+
+
+class Throughput:
+    """Images per second, and the share of time spent waiting for the loader.
+
+    Attributes:
+        images: Images since the last reading; the training loop adds to it.
+    """
+
+    def __init__(self) -> None:
+        self.images, self._began, self._waited = 0, time.monotonic(), 0.0
+
+    def timed(self, loader: Iterable[_T]) -> Iterator[_T]:
+        """Iterate over a loader and measure the time that each batch takes to arrive."""
+        batches = iter(loader)
+        while True:
+            began = time.monotonic()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._waited += time.monotonic() - began
+            yield batch
+
+    def read(self) -> dict[str, float]:
+        """Return `images_per_second` and `waiting` since the last reading, and reset."""
+        now = time.monotonic()
+        seconds = max(now - self._began, 1e-9)
+        numbers = {
+            "images_per_second": round(self.images / seconds, 1),
+            "waiting": round(self._waited / seconds, 4),
+        }
+        self.images, self._began, self._waited = 0, now, 0.0
+        return numbers

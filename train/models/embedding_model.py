@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -58,11 +61,13 @@ class EmbeddingModel(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> [N, C, h, w]."""
-        return self.backbone(self._planes(images))
+        features: Tensor = self.backbone(self._planes(images))
+        return features
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> raw embeddings [N, D], not normalised: the losses do that."""
-        return self.head(self.dropout(self._pooled(images)))
+        embeddings: Tensor = self.head(self.dropout(self._pooled(images)))
+        return embeddings
 
     def maps(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> embeddings per location [N, h, w, D], whose mean is the raw embedding.
@@ -71,7 +76,8 @@ class EmbeddingModel(nn.Module):
         """
         features = self.features(images).permute(0, 2, 3, 1)  # [N, h, w, C]
         if self.config.pooling == "mean":
-            return self.head(features)
+            embeddings: Tensor = self.head(features)
+            return embeddings
         height, width = features.shape[1:3]
         weight = self.head.weight.view(-1, height, width, features.shape[3])  # [D, h, w, C]
         return self.locations * torch.einsum("nhwc,dhwc->nhwd", features, weight) + self.head.bias
@@ -165,3 +171,16 @@ def _initialise(head: nn.Linear, how: str) -> None:
     else:
         nn.init.kaiming_normal_(head.weight, mode="fan_out")
     nn.init.zeros_(head.bias)
+
+
+def pixel_embedder(model: EmbeddingModel) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from pixels uint8 [N, H, W, 3] to unit vectors float32 [N, D], in evaluation mode."""
+    model.eval()
+
+    @torch.inference_mode()
+    def embed(pixels: np.ndarray) -> np.ndarray:
+        images = torch.from_numpy(pixels).to(model.mean.device)
+        vectors: np.ndarray = nn.functional.normalize(model(images)).cpu().numpy()
+        return vectors
+
+    return embed

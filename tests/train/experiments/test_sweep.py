@@ -25,7 +25,7 @@ from train.experiments.comparison import Comparison
 from train.experiments.plan import Experiment, make_plan, parse_variants
 from train.experiments.sweep import run_sweep
 from train.loop.run_folder import Run
-from train.loop.trainer import pixel_embedder
+from train.models.embedding_model import pixel_embedder
 from train.settings import parse_changes
 
 SMALL = (

@@ -23,7 +23,8 @@ from tests.conftest import CHECKOUT, SCRIPT, draw
 from train import data, settings
 from train.loop.interruption import Interrupted
 from train.loop.run_folder import Run, initial_model
-from train.loop.trainer import Trainer, pixel_embedder
+from train.loop.trainer import Trainer
+from train.models.embedding_model import pixel_embedder
 
 SMALL = [
     "preprocess.size=24",
@@ -98,7 +99,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(
         return forward(*arguments, **more)
 
     broken_off.loss.forward = interrupted
-    with pytest.raises(Interrupted, match=f"after step {after}, which is kept; --resume"):
+    with pytest.raises(Interrupted, match=f"after step {after}, checkpoint saved; --resume"):
         broken_off.train()
     run = Run.open(tmp_path / "parts")
     Trainer(run, data.load(run.config.data)).train(resume=True)
@@ -173,12 +174,12 @@ def test_an_average_of_the_weights_is_what_counts(tmp_path: Path, many: Path) ->
         torch.testing.assert_close(value, ours.ema.state_dict()[name])
     assert not torch.equal(trained.head.weight, ours.model.head.weight)
     held_out = embed_files(
-        [image.path for image in ours.validation],
+        [image.path for image in ours.data.validation],
         ours.config.preprocess,
         pixel_embedder(trained),
         Progress("", None, show=False),
     )
-    labels = data.class_numbers(ours.validation)
+    labels = data.class_numbers(ours.data.validation)
     recall = metrics.recall_at_k(held_out.vectors, labels, ks=(1,))[1]
     assert recall == facts["recall_at_1_last"], "what is validated is what is kept"
 
@@ -215,7 +216,7 @@ def test_wrong_labels_are_kept_with_the_run_and_stay_out_of_validation(tmp_path:
     ours = trainer(tmp_path / "run", f"folder:{many}", *noisy)
     lines = (tmp_path / "run" / "noise.csv").read_text().splitlines()
     assert len(lines) == 1 + round(0.25 * 54)
-    assert all(Path(image.path).parent.name == image.label for image in ours.validation)
+    assert all(Path(image.path).parent.name == image.label for image in ours.data.validation)
     ours.train()
 
 
@@ -223,7 +224,7 @@ def test_best_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "split.validation=0.25")
     facts = ours.train()
     assert facts["validation_classes"] == 3
-    assert len(set(ours.labels)) == 9
+    assert len(set(ours.data.labels)) == 9
     recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
     assert len(recalls) == 4, "before the first epoch and after each"
     assert facts["recall_at_1_best"] == max(recalls)
@@ -253,7 +254,7 @@ def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, s
     ("error", "message"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), "out of memory at step 3: set batch.chunk"),
-        (RuntimeError("CUDA error: device-side assert triggered"), "lower optimizer.lr. The last checkpoint"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "lower optimizer.lr; the last checkpoint"),
     ],
 )
 def test_errors_of_a_gpu_say_what_to_do(tmp_path: Path, shop: Path, error: Exception, message: str) -> None:

@@ -1,0 +1,82 @@
+"""Training data of a run: held-out classes, label noise, symmetries, batch sampler and loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import InputError
+from train.config import Config
+from train.data import DataSet, LabelledImage, class_numbers
+from train.data.label_noise import with_wrong_labels, write_noise
+from train.data.splits import hold_out
+from train.input.loader import Loader
+from train.input.sampler import ClassBatchSampler
+from train.loop.process_group import ProcessGroup
+
+
+class TrainingData:
+    """Training images and labels of a run, with the sampler of its batches.
+
+    Image i under symmetry s counts as image s N + i, and its class as class s C + c.
+
+    Args:
+        dataset: Data set; only `train` is used.
+        config: Configuration of the run.
+        group: Processes that train together.
+        folder: Run folder; the main process writes wrong labels to `noise.csv` there.
+
+    Attributes:
+        images: The N training images, some with wrong labels if `noise.rate` > 0.
+        validation: Images of the held-out classes, with their true labels.
+        labels: int64 [symmetries * N], class numbers.
+        classes: Number of classes, symmetries included.
+        sampler: Sampler of batches.
+
+    Raises:
+        InputError: Too few classes, `patience` without held-out classes, or an indivisible batch.
+    """
+
+    def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
+        self._config, self._group, self._folder = config, group, folder
+        clean, self.validation = hold_out(dataset.train, config.split, config.seed)
+        if config.patience and not self.validation:
+            raise InputError("patience: no classes are held out for early stopping; set split.validation")
+        self.images: list[LabelledImage] = with_wrong_labels(
+            clean, config.noise, config.seed, dataset.transitions
+        )
+        if config.noise.rate and group.is_main:
+            write_noise(folder / "noise.csv", clean, self.images)
+        self._numbers = class_numbers(self.images)
+        classes = int(self._numbers.max(initial=-1)) + 1
+        symmetries = config.augment.symmetries
+        self.labels = np.concatenate([self._numbers + s * classes for s in range(symmetries)])
+        self.classes = symmetries * classes
+        self.sampler = ClassBatchSampler(self.labels, config.batch, config.seed)
+        self._share = _share_of(self.sampler.classes * self.sampler.per_class, group)
+
+    def share_labels(self, batch: np.ndarray) -> np.ndarray:
+        """Return the labels of this process's share of a batch, int64 [b]."""
+        labels: np.ndarray = self.labels[batch[self._share]]
+        return labels
+
+    def loader(self, *, show_progress: bool = False) -> Loader:
+        """Build the loader of this process's share of each batch; caches decoded images if they fit."""
+        return Loader(
+            [image.path for image in self.images],
+            self._numbers,
+            self._config,
+            device_type=self._group.device.type,
+            folder=self._folder,
+            rank=self._group.rank,
+            world_size=self._group.size,
+            show_progress=show_progress,
+        )
+
+
+def _share_of(size: int, group: ProcessGroup) -> slice:
+    each, left = divmod(size, group.size)
+    if left:
+        raise InputError(f"batch: {size} images cannot be divided evenly among {group.size} processes")
+    return slice(group.rank * each, (group.rank + 1) * each)
