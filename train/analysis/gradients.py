@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 TripletLoss = Literal["nca", "margin", "sct"]
 MARGIN = 0.2  # of squared distances
-NAMES = {"nca": "NCA triplet loss", "margin": f"triplet loss with margin {MARGIN}", "sct": "SCT loss"}
+TITLES = {"nca": "NCA triplet loss", "margin": f"triplet loss with margin {MARGIN}", "sct": "SCT loss"}
 
 _ARROWS, _FINE = 17, 201  # points a side: of the arrows, and of the region shaded behind them
 
 
 @dataclass(frozen=True, eq=False)
-class Field:
+class GradientField:
     """How one step changes the similarities of triplets all over the diagram.
 
     Attributes:
@@ -79,7 +79,7 @@ def pull_and_push(
     return np.where(hard, 0.0, softmax), np.where(hard, step, softmax)
 
 
-def move(
+def cosine_changes(
     loss: TripletLoss, s_ap: np.ndarray, s_an: np.ndarray, *, step: float, gamma: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """The changes of a triplet's two cosines in one gradient step on its embeddings, exactly.
@@ -119,20 +119,20 @@ def entangle(
     return positive + share * negative, negative + share * positive
 
 
-def field(
+def gradient_field(
     loss: TripletLoss,
     entanglement: float = 0.0,
     *,
     step: float = 0.1,
     gamma: float = 0.0,
     points: int = _ARROWS,
-) -> Field:
+) -> GradientField:
     """How a step moves triplets with cosines in 0..1, `points` of them along each side.
 
     Raises:
         InputError: an unknown loss, an entanglement outside 0..1, a gamma outside -1..1, a step not above 0.
     """
-    if loss not in NAMES:
+    if loss not in TITLES:
         raise InputError(f"there is no gradient field of {loss!r}; choose nca, margin or sct")
     for name, value, low in (("entanglement", entanglement, 0), ("gamma", gamma, -1)):
         if not low <= value <= 1:
@@ -142,11 +142,13 @@ def field(
     # Midpoints, so that no triplet is degenerate: at a cosine of 1 two of its vectors are the same.
     similarities = (np.arange(points) + 0.5) / points
     s_ap, s_an = np.meshgrid(similarities, similarities)
-    positive, negative = entangle(s_ap, s_an, *move(loss, s_ap, s_an, step=step, gamma=gamma), entanglement)
-    return Field(loss, float(entanglement), step, gamma, similarities, positive, negative)
+    positive, negative = entangle(
+        s_ap, s_an, *cosine_changes(loss, s_ap, s_an, step=step, gamma=gamma), entanglement
+    )
+    return GradientField(loss, float(entanglement), step, gamma, similarities, positive, negative)
 
 
-def draw(fields: Sequence[Field], figure: Figure) -> None:
+def gradient_field_figure(fields: Sequence[GradientField], figure: Figure) -> None:
     """One panel a field: arrows of one length along the moves, how long these are as colour.
 
     The fields differ in their entanglement alone.
@@ -158,18 +160,20 @@ def draw(fields: Sequence[Field], figure: Figure) -> None:
     scale = Normalize(0, max(np.hypot(f.positive, f.negative).max() for f in fields))
     panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
     for axes, found in zip(panels, fields, strict=True):
-        arrows = _draw_panel(found, axes, scale)
+        arrows = _plot_panel(found, axes, scale)
     panels[0].set_ylabel("cosine of anchor and negative")
     figure.colorbar(arrows, ax=list(panels), label="length of the move (cosine)", shrink=0.8, pad=0.01)
     wrong = Patch(color=COLOURS[1], alpha=0.25, label="the step brings the negative closer")
     diagonal = Line2D([], [], color="black", linestyle="--", label="above: the negative is the closer one")
     figure.legend(handles=[wrong, diagonal], loc="outside lower center", ncols=2, frameon=False)
-    title = f"Where one step of the {NAMES[fields[0].loss]} moves triplets (step size {fields[0].step:g})"
+    title = f"Where one step of the {TITLES[fields[0].loss]} moves triplets (step size {fields[0].step:g})"
     figure.suptitle(title, fontsize=13)
 
 
-def _draw_panel(found: Field, axes: Axes, scale: Any) -> Quiver:
-    background = field(found.loss, found.entanglement, step=found.step, gamma=found.gamma, points=_FINE)
+def _plot_panel(found: GradientField, axes: Axes, scale: Any) -> Quiver:
+    background = gradient_field(
+        found.loss, found.entanglement, step=found.step, gamma=found.gamma, points=_FINE
+    )
     fine = background.similarities
     axes.contourf(fine, fine, background.negative, levels=[1e-9, np.inf], colors=[COLOURS[1]], alpha=0.25)
     axes.plot([0, 1], [0, 1], "k--", linewidth=1)

@@ -13,7 +13,7 @@ from train.analysis.specs import NamedLoss
 from train.losses.view import normalize
 
 
-def batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: int = 0) -> Embeddings:
+def sample_batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: int = 0) -> Embeddings:
     """Draw a batch, as training does: so many classes, or all that have enough images, and images of each.
 
     Raises:
@@ -35,7 +35,7 @@ def batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: int = 0
     return images.take(np.concatenate(rows))
 
 
-def step(before: Embeddings, of: NamedLoss, *, size: float = 0.1) -> Embeddings:
+def take_step(before: Embeddings, of: NamedLoss, *, size: float = 0.1) -> Embeddings:
     """The batch after one step against the gradient of a loss, on the embeddings themselves.
 
     Every embedding moves along its own gradient and back to unit length. The scale of losses differs, so the

@@ -22,7 +22,7 @@ from train.losses.view import Members, PairTables
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Source = Literal["symmetric", "optimal", "interpolated"]
+PointSource = Literal["symmetric", "optimal", "interpolated"]
 KS = (1, 2, 4, 8)
 ORIGINALS, POINTS, AMONG = "images", "synthetic points", "images among synthetic points"
 
@@ -30,7 +30,7 @@ _CELLS = 1 << 20  # pairs x pairs at once
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class SyntheticPoints:
     """Synthetic points.
 
     Attributes:
@@ -45,7 +45,7 @@ class Made:
 
 
 @dataclass(frozen=True, eq=False)
-class Recalls:
+class SyntheticRecalls:
     """Recall@K in 0..1 of images and of synthetic points.
 
     Attributes:
@@ -54,7 +54,7 @@ class Recalls:
     """
 
     name: str
-    source: Source
+    source: PointSource
     recall: dict[str, dict[int, float]]
     counts: dict[str, int]
 
@@ -64,7 +64,7 @@ class Recalls:
 
 
 @torch.no_grad()
-def make(embeddings: Embeddings, source: Source) -> Made:
+def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticPoints:
     """The points that a source of negatives makes of the pairs of each class, on the sphere.
 
     Pairs are alternate: in each class the first and the second image, the third and the fourth, and so on; an
@@ -91,7 +91,7 @@ def make(embeddings: Embeddings, source: Source) -> Made:
     made = (toward_first != 0) | (toward_second != 0)
     found = toward_first[..., None] * first + toward_second[..., None] * second  # [m, P, D]
     pair = torch.arange(pairs.shape[1]).expand_as(made)
-    return Made(found[made].float().numpy(), pair[made].numpy(), pairs.T.numpy())
+    return SyntheticPoints(found[made].float().numpy(), pair[made].numpy(), pairs.T.numpy())
 
 
 def _within(first: Tensor, second: Tensor, axis: int) -> Members:
@@ -118,7 +118,9 @@ def _facing(first: Tensor, second: Tensor, labels: Tensor, name: str) -> tuple[T
     return weights[:1], weights[1:]
 
 
-def recalls(embeddings: Embeddings, made: Made, source: Source, *, show_progress: bool = False) -> Recalls:
+def synthetic_recalls(
+    embeddings: Embeddings, made: SyntheticPoints, source: PointSource, *, show_progress: bool = False
+) -> SyntheticRecalls:
     """Recall@1, 2, 4 and 8 of the images of pairs and of the points made of them.
 
     What is searched for never finds its own pair, nor what was made of that:
@@ -151,7 +153,7 @@ def recalls(embeddings: Embeddings, made: Made, source: Source, *, show_progress
     recall, counts = {}, {}
     for name, (query, gallery) in searches.items():
         recall[name], counts[name] = _recall(query, gallery, show_progress)
-    return Recalls(embeddings.name, source, recall, counts)
+    return SyntheticRecalls(embeddings.name, source, recall, counts)
 
 
 def _recall(
@@ -170,7 +172,7 @@ def _recall(
     return recall, int(asked.sum())
 
 
-def with_points(embeddings: Embeddings, made: Made) -> Embeddings:
+def with_points(embeddings: Embeddings, made: SyntheticPoints) -> Embeddings:
     """The images followed by the synthetic points, marked as such."""
     vectors = np.concatenate([embeddings.vectors, made.vectors])
     labels = np.concatenate([embeddings.labels, embeddings.labels[made.members[made.pair, 0]]])
@@ -181,7 +183,7 @@ def with_points(embeddings: Embeddings, made: Made) -> Embeddings:
     return Embeddings(embeddings.name, vectors, labels, paths, synthetic)
 
 
-def draw(found: Sequence[Recalls], figure: Figure) -> None:
+def synthetic_recall_figure(found: Sequence[SyntheticRecalls], figure: Figure) -> None:
     """A panel for each embedding: Recall@K of what is searched for."""
     row = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, of_one in zip(row, found, strict=True):

@@ -55,7 +55,7 @@ class History:
         return {"name": self.name, "series": plain}
 
 
-def history(folder: Path, name: str) -> History:
+def read_history(folder: Path, name: str) -> History:
     """What a run recorded, of the numbers that are drawn.
 
     Raises:
@@ -76,7 +76,7 @@ def history(folder: Path, name: str) -> History:
     return History(name, series)
 
 
-def smooth(values: np.ndarray, width: int) -> np.ndarray:
+def running_mean(values: np.ndarray, width: int) -> np.ndarray:
     """Running mean over an odd `width` of neighbours; fewer at the ends, but as many on each side."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     place = np.arange(len(values))
@@ -84,24 +84,24 @@ def smooth(values: np.ndarray, width: int) -> np.ndarray:
     return (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
 
 
-def smoothing(histories: Sequence[History]) -> int:
+def running_mean_width(histories: Sequence[History]) -> int:
     """How many records the running mean is over: 1 for short runs, and an odd number that grows with them."""
     longest = max(len(steps) for found in histories for steps, _ in found.series.values())
     return 1 if longest <= 2 * _POINTS else 2 * (longest // _POINTS // 2) + 1
 
 
-def panels(histories: Sequence[History]) -> list[str]:
+def recorded_metrics(histories: Sequence[History]) -> list[str]:
     """The names of the numbers that at least one run recorded, in the order in which they are drawn."""
     return [key for key in _PANELS if any(key in found.series for found in histories)]
 
 
-def size(histories: Sequence[History]) -> tuple[float, float]:
+def figure_size(histories: Sequence[History]) -> tuple[float, float]:
     """Width and height of the figure, in inches."""
-    number = len(panels(histories))
+    number = len(recorded_metrics(histories))
     return 4.2 * min(number, 3), 2.9 * -(-number // 3) + 0.7 + 0.25 * -(-len(histories) // 3)
 
 
-def draw(histories: Sequence[History], figure: Figure) -> None:
+def training_figure(histories: Sequence[History], figure: Figure) -> None:
     """A panel for every number that was recorded, a line for every run.
 
     Raises:
@@ -109,11 +109,11 @@ def draw(histories: Sequence[History], figure: Figure) -> None:
     """
     if len(histories) > MOST:
         raise InputError(f"{len(histories)} runs are too many for one figure; take {MOST} at most")
-    keys, width = panels(histories), smoothing(histories)
+    keys, width = recorded_metrics(histories), running_mean_width(histories)
     columns = min(len(keys), 3)
     grid = figure.subplots(-(-len(keys) // columns), columns, squeeze=False)
     for axes, key in zip(grid.flat, keys, strict=False):
-        _draw_panel(histories, key, width, axes)
+        _plot_panel(histories, key, width, axes)
     for axes in grid.flat[len(keys) :]:
         axes.remove()
     for axes in grid.flat[max(0, len(keys) - columns) : len(keys)]:
@@ -125,7 +125,7 @@ def draw(histories: Sequence[History], figure: Figure) -> None:
     figure.suptitle(f"What happened during training ({means})", fontsize=13)
 
 
-def _draw_panel(histories: Sequence[History], key: str, width: int, axes: Axes) -> None:
+def _plot_panel(histories: Sequence[History], key: str, width: int, axes: Axes) -> None:
     title, unit = _PANELS[key]
     for number, found in enumerate(histories):
         if key not in found.series:
@@ -139,7 +139,9 @@ def _draw_panel(histories: Sequence[History], key: str, width: int, axes: Axes) 
             "markersize": 4,
         }
         smoothed = key not in ("recall_at_1", "lr")
-        axes.plot(steps, smooth(values, width) if smoothed else values, label=caption(found.name), **look)
+        axes.plot(
+            steps, running_mean(values, width) if smoothed else values, label=caption(found.name), **look
+        )
     axes.set_title(title, fontsize=11)
     axes.set_ylabel(unit)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5))

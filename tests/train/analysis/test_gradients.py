@@ -14,7 +14,7 @@ from retrieval.errors import InputError
 from retrieval.reports.figures import render
 from train import losses
 from train.analysis import gradients
-from train.commands.analyze.gradients import gradients as command
+from train.commands.analyze.losses import gradients as command
 
 cosines = st.floats(-0.95, 0.99)
 
@@ -46,14 +46,14 @@ def simulate(loss: str, s_ap: float, s_an: float, gamma: float, step: float) -> 
 def test_a_step_in_three_dimensions(
     loss: gradients.TripletLoss, s_ap: float, s_an: float, gamma: float, step: float
 ) -> None:
-    found = gradients.move(loss, np.array(s_ap), np.array(s_an), step=step, gamma=gamma)
+    found = gradients.cosine_changes(loss, np.array(s_ap), np.array(s_an), step=step, gamma=gamma)
     np.testing.assert_allclose(found, simulate(loss, s_ap, s_an, gamma, step), atol=1e-12)
 
 
 def test_entanglement_turns_a_hard_negative_the_wrong_way() -> None:
     """The triplet (0.5, 0.95): alone its negative goes away, in a network it comes closer."""
     s_ap, s_an = np.array(0.5), np.array(0.95)
-    alone = gradients.move("nca", s_ap, s_an, step=0.1)
+    alone = gradients.cosine_changes("nca", s_ap, s_an, step=0.1)
     together = gradients.entangle(s_ap, s_an, *alone, 1.0)
     assert alone[1] == pytest.approx(-0.0146, abs=5e-5)
     assert together[1] == pytest.approx(0.0274, abs=5e-5)
@@ -61,8 +61,8 @@ def test_entanglement_turns_a_hard_negative_the_wrong_way() -> None:
 
 @pytest.mark.parametrize("loss", ["nca", "margin"])
 def test_only_hard_negatives_come_closer(loss: gradients.TripletLoss) -> None:
-    assert not gradients.field(loss, 0.0).wrong.any()
-    entangled = gradients.field(loss, 1.0)
+    assert not gradients.gradient_field(loss, 0.0).wrong.any()
+    entangled = gradients.gradient_field(loss, 1.0)
     s_ap, s_an = np.meshgrid(entangled.similarities, entangled.similarities)
     assert entangled.wrong.any()
     assert (s_an >= s_ap)[entangled.wrong].all()
@@ -70,7 +70,7 @@ def test_only_hard_negatives_come_closer(loss: gradients.TripletLoss) -> None:
 
 @pytest.mark.parametrize("entanglement", [0.0, 0.5, 1.0])
 def test_sct_brings_no_negative_closer(entanglement: float) -> None:
-    assert not gradients.field("sct", entanglement).wrong.any()
+    assert not gradients.gradient_field("sct", entanglement).wrong.any()
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,14 @@ def test_sct_brings_no_negative_closer(entanglement: float) -> None:
 )
 def test_unusable_values(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        gradients.field(**arguments)  # type: ignore[arg-type]
+        gradients.gradient_field(**arguments)  # type: ignore[arg-type]
 
 
 def test_the_figure_has_the_same_bytes_again() -> None:
-    fields = [gradients.field("margin", p) for p in (0.0, 1.0)]
-    first, second = (render(lambda figure: gradients.draw(fields, figure), 8, 4.7) for _ in range(2))
+    fields = [gradients.gradient_field("margin", p) for p in (0.0, 1.0)]
+    first, second = (
+        render(lambda figure: gradients.gradient_field_figure(fields, figure), 8, 4.7) for _ in range(2)
+    )
     assert first == second
     assert b"<svg" in first
 

@@ -10,8 +10,8 @@ import torch
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
 from train.analysis.specs import NamedLoss, read_losses
-from train.analysis.step import batch, step
-from train.commands.analyze.step import step as command
+from train.analysis.step import sample_batch, take_step
+from train.commands.analyze.losses import step as command
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def read(spec: str) -> NamedLoss:
 
 
 def test_a_batch_is_some_images_of_some_classes(images: Embeddings) -> None:
-    drawn = batch(images, classes=5, per_class=4, seed=1)
+    drawn = sample_batch(images, classes=5, per_class=4, seed=1)
     labels, counts = np.unique(drawn.labels, return_counts=True)
     assert len(labels) == 5
     assert (counts == 4).all()
     assert len(np.unique(drawn.vectors, axis=0)) == 20
-    assert (batch(images, classes=5, per_class=4, seed=1).vectors == drawn.vectors).all()
+    assert (sample_batch(images, classes=5, per_class=4, seed=1).vectors == drawn.vectors).all()
     assert (
-        len(np.unique(batch(images, classes=50, per_class=4).labels)) == 7
+        len(np.unique(sample_batch(images, classes=50, per_class=4).labels)) == 7
     )  # of the others there are too few
 
 
@@ -44,9 +44,9 @@ def test_a_batch_is_some_images_of_some_classes(images: Embeddings) -> None:
 )
 def test_a_small_step_lowers_the_loss_as_its_gradient_says(images: Embeddings, spec: str) -> None:
     """By (root mean square of the gradient) x (size) x (batch), to first order."""
-    drawn, of = batch(images, classes=5, per_class=4), read(spec)
+    drawn, of = sample_batch(images, classes=5, per_class=4), read(spec)
     labels = torch.from_numpy(drawn.classes)
-    after = step(drawn, of, size=1e-4)
+    after = take_step(drawn, of, size=1e-4)
 
     def value(embeddings: Embeddings) -> float:
         return of.loss(torch.from_numpy(embeddings.vectors).double(), labels).item()
@@ -60,24 +60,24 @@ def test_a_small_step_lowers_the_loss_as_its_gradient_says(images: Embeddings, s
 
 
 def test_the_size_is_how_far_embeddings_move(images: Embeddings) -> None:
-    drawn = batch(images, classes=5, per_class=4)
-    moved = step(drawn, read("triplet-nca"), size=0.01).vectors - drawn.vectors
+    drawn = sample_batch(images, classes=5, per_class=4)
+    moved = take_step(drawn, read("triplet-nca"), size=0.01).vectors - drawn.vectors
     assert np.sqrt((moved**2).sum(1).mean()) == pytest.approx(0.01, rel=0.02)
 
 
 def test_a_loss_without_gradient_moves_nothing(images: Embeddings) -> None:
-    drawn = batch(images, classes=5, per_class=4)
-    after = step(drawn, read("{name: triplet, margin: -5.0}"))
+    drawn = sample_batch(images, classes=5, per_class=4)
+    after = take_step(drawn, read("{name: triplet, margin: -5.0}"))
     np.testing.assert_allclose(after.vectors, drawn.vectors, atol=1e-7)
 
 
 def test_unusable_batches(images: Embeddings) -> None:
     with pytest.raises(InputError, match="at least 2 classes of 7 images; 0 of its classes"):
-        batch(images, classes=5, per_class=7)
+        sample_batch(images, classes=5, per_class=7)
     with pytest.raises(InputError, match="no positives"):
-        batch(images, classes=5, per_class=1)
+        sample_batch(images, classes=5, per_class=1)
     with pytest.raises(InputError, match="above 0"):
-        step(images, read("sct"), size=-1)
+        take_step(images, read("sct"), size=-1)
 
 
 def test_the_command(images: Embeddings, tmp_path: Path) -> None:

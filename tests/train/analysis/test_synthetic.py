@@ -10,9 +10,9 @@ from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
 from retrieval.reports.figures import render
 from train.analysis import synthetic
-from train.commands.analyze.synthetic import synthetic as command
+from train.commands.analyze.losses import synthetic as command
 
-SOURCES: tuple[synthetic.Source, ...] = ("symmetric", "optimal", "interpolated")
+SOURCES: tuple[synthetic.PointSource, ...] = ("symmetric", "optimal", "interpolated")
 
 
 def clusters(seed: int = 0, sizes: tuple[int, ...] = (6, 5, 4, 2, 1, 7), noise: float = 0.5) -> Embeddings:
@@ -32,9 +32,9 @@ def pairs_by_hand(embeddings: Embeddings) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_pairs_are_alternate_and_points_have_unit_length(source: synthetic.Source) -> None:
+def test_pairs_are_alternate_and_points_have_unit_length(source: synthetic.PointSource) -> None:
     images = clusters()
-    made = synthetic.make(images, source)
+    made = synthetic.synthesize_points(images, source)
     assert {(int(i), int(j)) for i, j in made.members} == pairs_by_hand(images)
     np.testing.assert_allclose(np.linalg.norm(made.vectors, axis=1), 1, atol=1e-6)
 
@@ -42,7 +42,7 @@ def test_pairs_are_alternate_and_points_have_unit_length(source: synthetic.Sourc
 def test_mirrored_points() -> None:
     """x' = 2 r - x, r the projection of x on its partner (Symm eq. 1)."""
     images = clusters()
-    made = synthetic.make(images, "symmetric")
+    made = synthetic.synthesize_points(images, "symmetric")
     assert len(made.vectors) == 2 * len(made.members)
     expected = []
     for side in (0, 1):
@@ -53,13 +53,13 @@ def test_mirrored_points() -> None:
 
 
 def test_a_mirrored_point_of_orthogonal_members_is_the_opposite() -> None:
-    made = synthetic.make(Embeddings("axes", np.eye(4), np.array([0, 0, 1, 1])), "symmetric")
+    made = synthetic.synthesize_points(Embeddings("axes", np.eye(4), np.array([0, 0, 1, 1])), "symmetric")
     np.testing.assert_allclose(np.sort(made.vectors, 0), np.sort(-np.eye(4), 0), atol=1e-7)
 
 
 def test_interpolated_points() -> None:
     images = clusters()
-    made = synthetic.make(images, "interpolated")
+    made = synthetic.synthesize_points(images, "interpolated")
     first, second = (images.vectors[rows] for rows in made.members.T)
     for number, share in enumerate((1 / 3, 2 / 3)):
         point = (1 - share) * first + share * second
@@ -71,7 +71,7 @@ def test_interpolated_points() -> None:
 def test_optimal_points_face_the_nearest_arc_of_another_class() -> None:
     """Against a fine grid over all arcs."""
     images = clusters(3)
-    made = synthetic.make(images, "optimal")
+    made = synthetic.synthesize_points(images, "optimal")
     share = np.linspace(0, 1, 400)[:, None]
     arcs = []
     for i, j in made.members:
@@ -92,10 +92,10 @@ def test_optimal_points_face_the_nearest_arc_of_another_class() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_recall_by_a_loop(source: synthetic.Source) -> None:
+def test_recall_by_a_loop(source: synthetic.PointSource) -> None:
     images = clusters(noise=1.0)
-    made = synthetic.make(images, source)
-    found = synthetic.recalls(images, made, source)
+    made = synthetic.synthesize_points(images, source)
+    found = synthetic.synthetic_recalls(images, made, source)
     pair_of = {int(row): number for number, members in enumerate(made.members) for row in members}
     originals = [
         (v, y, pair_of.get(i)) for i, (v, y) in enumerate(zip(images.vectors, images.labels, strict=True))
@@ -126,16 +126,16 @@ def test_recall_by_a_loop(source: synthetic.Source) -> None:
 def test_unusable_embeddings() -> None:
     alone = Embeddings("alone", np.eye(3), np.arange(3))
     with pytest.raises(InputError, match="no class has two"):
-        synthetic.make(alone, "symmetric")
+        synthetic.synthesize_points(alone, "symmetric")
     one_class = Embeddings("one", np.eye(4), np.zeros(4, int))
     with pytest.raises(InputError, match="one class"):
-        synthetic.make(one_class, "optimal")
+        synthetic.synthesize_points(one_class, "optimal")
     two_each = Embeddings("two", np.eye(4), np.array([0, 0, 1, 1]))
     with pytest.raises(InputError, match="beyond a pair"):
-        synthetic.recalls(two_each, synthetic.make(two_each, "symmetric"), "symmetric")
+        synthetic.synthetic_recalls(two_each, synthetic.synthesize_points(two_each, "symmetric"), "symmetric")
     same = Embeddings("same", np.ones((6, 2)), np.array([0, 0, 0, 1, 1, 1]))
     with pytest.raises(InputError, match="no points between"):
-        synthetic.recalls(same, synthetic.make(same, "optimal"), "optimal")
+        synthetic.synthetic_recalls(same, synthetic.synthesize_points(same, "optimal"), "optimal")
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -158,6 +158,11 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_the_figure_has_the_same_bytes_again() -> None:
     images = clusters()
-    found = [synthetic.recalls(images, synthetic.make(images, source), source) for source in SOURCES]
-    first, second = (render(lambda figure: synthetic.draw(found, figure), 12, 5) for _ in range(2))
+    found = [
+        synthetic.synthetic_recalls(images, synthetic.synthesize_points(images, source), source)
+        for source in SOURCES
+    ]
+    first, second = (
+        render(lambda figure: synthetic.synthetic_recall_figure(found, figure), 12, 5) for _ in range(2)
+    )
     assert first == second

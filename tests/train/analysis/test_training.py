@@ -13,7 +13,7 @@ from retrieval.reports.figures import render
 from tests.conftest import lookalike_here
 from train import losses
 from train.analysis import training
-from train.commands.analyze.training import training as command
+from train.commands.analyze.losses import training as command
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def write(folder: Path, records: list[dict[str, float]]) -> Path:
 
 @pytest.mark.slow
 def test_a_real_run(run: Path) -> None:
-    found = training.history(run, "loop")
+    found = training.read_history(run, "loop")
     steps, values = found.series["loss"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert values.tolist() == [record["loss"] for record in records if "loss" in record]
@@ -61,51 +61,54 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
 
 
 def test_only_what_was_recorded_has_a_panel(tmp_path: Path) -> None:
-    first = training.history(write(tmp_path / "a", [{"step": 10, "loss": 2.0, "lr": 0.1}]), "a")
-    second = training.history(write(tmp_path / "b", [{"step": 5, "recall_at_1": 0.5}]), "b")
-    assert training.panels([first, second]) == ["loss", "recall_at_1", "lr"]
+    first = training.read_history(write(tmp_path / "a", [{"step": 10, "loss": 2.0, "lr": 0.1}]), "a")
+    second = training.read_history(write(tmp_path / "b", [{"step": 5, "recall_at_1": 0.5}]), "b")
+    assert training.recorded_metrics([first, second]) == ["loss", "recall_at_1", "lr"]
     assert second.to_dict()["series"] == {"recall_at_1": {"steps": [5], "values": [0.5]}}
 
 
 def test_running_means() -> None:
     values = np.random.default_rng(0).normal(size=50)
-    found = training.smooth(values, 7)
+    found = training.running_mean(values, 7)
     for i in range(50):
         reach = min(3, i, 49 - i)
         assert found[i] == pytest.approx(values[i - reach : i + reach + 1].mean())
-    np.testing.assert_allclose(training.smooth(values, 1), values)
-    np.testing.assert_allclose(training.smooth(np.arange(9.0), 5), np.arange(9.0))  # a line stays a line
+    np.testing.assert_allclose(training.running_mean(values, 1), values)
+    np.testing.assert_allclose(
+        training.running_mean(np.arange(9.0), 5), np.arange(9.0)
+    )  # a line stays a line
 
 
 def test_long_runs_are_smoothed_and_say_so(tmp_path: Path) -> None:
     records = [{"step": step, "loss": 1 / step} for step in range(1, 1001)]
-    found = training.history(write(tmp_path / "long", records), "long")
-    assert training.smoothing([found]) == 11
-    short = training.history(write(tmp_path / "short", records[:200]), "short")
-    assert training.smoothing([short]) == 1
+    found = training.read_history(write(tmp_path / "long", records), "long")
+    assert training.running_mean_width([found]) == 11
+    short = training.read_history(write(tmp_path / "short", records[:200]), "short")
+    assert training.running_mean_width([short]) == 1
 
 
 def test_unusable_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a training run"):
-        training.history(tmp_path, "none")
+        training.read_history(tmp_path, "none")
     with pytest.raises(InputError, match="recorded nothing yet"):
-        training.history(write(tmp_path / "empty", []), "empty")
+        training.read_history(write(tmp_path / "empty", []), "empty")
     damaged = write(tmp_path / "damaged", [{"step": 1, "loss": 1.0}])
     with (damaged / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
     with pytest.raises(InputError, match="damaged"):
-        training.history(damaged, "damaged")
+        training.read_history(damaged, "damaged")
 
 
 def test_the_figure(tmp_path: Path) -> None:
     records = [{"step": 10 * i, "loss": 1.0 / i, "hard_share": 0.5 / i} for i in range(1, 20)]
-    runs = [training.history(write(tmp_path / str(i), records), f"run $ {i}") for i in range(7)]
+    runs = [training.read_history(write(tmp_path / str(i), records), f"run $ {i}") for i in range(7)]
     first, second = (
-        render(lambda figure: training.draw(runs, figure), *training.size(runs)) for _ in range(2)
+        render(lambda figure: training.training_figure(runs, figure), *training.figure_size(runs))
+        for _ in range(2)
     )
     assert first == second
     with pytest.raises(InputError, match="18 at most"):
-        render(lambda figure: training.draw(runs * 3, figure), 8, 8)
+        render(lambda figure: training.training_figure(runs * 3, figure), 8, 8)
 
 
 def test_share_of_hard_anchors() -> None:

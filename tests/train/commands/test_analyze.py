@@ -153,11 +153,11 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     Embeddings("x", np.eye(4), np.array(["a", "b", "b", "a"])).save(tmp_path / "other.npz")
     for words, why in (
         (("triplets", tmp_path / "none", *out), "there is no such run, model, gallery or .npz file"),
-        (("triplets", model_file, *out), "--data says which images to embed"),
+        (("triplets", model_file, *out), "needs images to embed; name them with --data"),
         (("triplets", some, *data, *out), "--data is for runs and models"),
         (("triplets", some, "--baseline", "untrained", *out), "--baseline is for runs and models"),
         (("triplets", model_file, *data, "--split", "train", *out), "has no splits"),
-        (("triplets", some, some, some, *out), "one target, or two"),
+        (("triplets", some, some, some, *out), "one source, or two"),
         (("triplets", some, tmp_path / "other.npz", *out), "not of the same images in the same order"),
         (("triplets", some, "--out", tmp_path / "x.pdf"), "call it x.svg"),
         (("tsne", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),

@@ -1,4 +1,4 @@
-"""`lookalike analyze`: its sub-commands, each in a module that is imported when it is used."""
+"""The `lookalike analyze` group: figures of embeddings, losses and training."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import click
 
 from retrieval.cli import LazyGroup
 
-_HERE = "train.commands.analyze"
+_EMBEDDINGS, _LOSSES = "train.commands.analyze.embeddings", "train.commands.analyze.losses"
 _COMMANDS = {
-    "embed": (f"{_HERE}.embed:embed", "Write the embeddings of images to a file."),
+    "embed": (f"{_EMBEDDINGS}:embed", "Write the embeddings of images to a file."),
     "triplets": (
-        f"{_HERE}.triplets:triplets",
-        "Draw each image by how near its own class and another class are.",
+        f"{_EMBEDDINGS}:triplets",
+        "Draw each image by its similarity to its own class and to other classes.",
     ),
     "spectrum": (
-        f"{_HERE}.spectrum:spectrum",
-        "Draw how far embeddings spread, inside classes and over all.",
+        f"{_EMBEDDINGS}:spectrum",
+        "Draw how far embeddings spread, within classes and overall.",
     ),
-    "tsne": (f"{_HERE}.tsne:tsne", "Draw a map of the images, and a page with their thumbnails."),
-    "heatmap": (f"{_HERE}.heatmap:heatmap", "Draw where two pictures look alike, in the eyes of a model."),
-    "gradients": (f"{_HERE}.gradients:gradients", "Draw where a triplet loss moves triplets."),
-    "weights": (f"{_HERE}.weights:weights", "Draw how much weight losses give a pair."),
-    "step": (f"{_HERE}.step:step", "Draw how one step of a loss moves images."),
-    "training": (f"{_HERE}.training:training", "Draw what happened during training."),
-    "synthetic": (f"{_HERE}.synthetic:synthetic", "Draw how synthetic points are retrieved."),
+    "tsne": (f"{_EMBEDDINGS}:tsne", "Draw a t-SNE map of the images, with a page of thumbnails."),
+    "heatmap": (f"{_EMBEDDINGS}:heatmap", "Draw which regions make two images similar to a model."),
+    "gradients": (
+        f"{_LOSSES}:gradients",
+        "Draw where one gradient step of a triplet loss moves triplets.",
+    ),
+    "weights": (f"{_LOSSES}:pair_weights", "Draw the weights that losses give to pairs."),
+    "step": (f"{_LOSSES}:step", "Draw how one gradient step of a loss moves images."),
+    "training": (f"{_LOSSES}:training", "Draw the metrics recorded during training."),
+    "synthetic": (f"{_LOSSES}:synthetic", "Draw the Recall@K of synthetic points."),
 }
 
 
@@ -33,20 +36,20 @@ def analyze() -> None:
 
     \b
     Which figure answers which question?
-      Are an image's own class or its lookalikes nearer?       triplets
-      Is the embedding spread out, or has it collapsed?        spectrum
-      Which images lie together, and what strays?              tsne
-      What in two pictures makes them similar?                 heatmap
-      Why does training with hard negatives go wrong?          gradients
+      Are images closer to their own class or to lookalikes?   triplets
+      Are the embeddings spread out, or have they collapsed?   spectrum
+      Which images form groups, and which are outliers?        tsne
+      Which regions make two images similar?                   heatmap
+      Why does training with hard negatives collapse?          gradients
       Which pairs does a loss learn from?                      weights
       Where does one step of a loss move the images?           step
-      How did the share of hard triplets change in training?   training
-      Are synthetic points as good as real ones?               synthetic
+      How did loss and hard triplets change in training?       training
+      Are synthetic points as good as real images?             synthetic
 
-    Figures are SVG files; --png adds a PNG, and --json prints the numbers. The same input gives the same
-    bytes. What embeddings are drawn from is a run, a model file, a gallery, or an .npz file with arrays
-    `embeddings` [N, D] and `labels` [N], and perhaps `paths` [N] and `synthetic` [N] (true or false):
-    `analyze embed` writes one.
+    Figures are SVG files; --png also writes a PNG, and --json prints the numbers. The same input gives the
+    same bytes. Embeddings come from a run, a model file, a gallery, or an .npz file with the arrays
+    `embeddings` [N, D] and `labels` [N], and optionally `paths` [N] and `synthetic` [N] (true or false);
+    `analyze embed` writes such a file.
 
     \b
       lookalike analyze triplets run --data folder:shop --baseline untrained --out triplets.svg

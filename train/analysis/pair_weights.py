@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Cosines of the anchor with what it sees; the first of either is swept.
 POSITIVES, NEGATIVES = (0.7, 0.5, 0.3), (0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-CLASSES, SIZE = 1 + len(NEGATIVES) // 2, 1 + len(POSITIVES) + len(NEGATIVES)  # of the batch
+CLASSES, BATCH_SIZE = 1 + len(NEGATIVES) // 2, 1 + len(POSITIVES) + len(NEGATIVES)  # of the batch
 # Between the cosines above, for ties have no derivative; and not up to 1, towards which the weights of losses
 # on distances grow beyond all bounds.
 _SWEEP = np.arange(-99.5, 95) / 100
@@ -30,7 +30,7 @@ _DRAWS = 24
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class WeightCurves:
     """The weight of one pair against its cosine.
 
     Attributes:
@@ -57,7 +57,7 @@ class Curves:
         return {"loss": self.name, "batch": held, **arrays}
 
 
-def batch(positives: Sequence[float], negatives: Sequence[float]) -> tuple[Tensor, Tensor]:
+def anchor_batch(positives: Sequence[float], negatives: Sequence[float]) -> tuple[Tensor, Tensor]:
     """A batch seen from its first sample, the anchor: cosines float64 [B, B] and labels int64 [B].
 
     After the anchor come its positives and then its negatives, two to a class, with the given cosines to it.
@@ -71,7 +71,7 @@ def batch(positives: Sequence[float], negatives: Sequence[float]) -> tuple[Tenso
     return cosines, torch.tensor(labels)
 
 
-def curves(of: NamedLoss, *, similarity: np.ndarray = _SWEEP) -> Curves:
+def weight_curves(of: NamedLoss, *, similarity: np.ndarray = _SWEEP) -> WeightCurves:
     """The weight that the anchor gives to one pair while all else it sees is held.
 
     In the `batch` of `POSITIVES` and `NEGATIVES`, the first positive takes every cosine in turn, and then the
@@ -85,11 +85,11 @@ def curves(of: NamedLoss, *, similarity: np.ndarray = _SWEEP) -> Curves:
     at_positive = [_weight(of, [s, *POSITIVES[1:]], NEGATIVES, 1) for s in similarity]
     other = 1 + len(POSITIVES)
     at_negative = [_weight(of, POSITIVES, [s, *NEGATIVES[1:]], other) for s in similarity]
-    return Curves(of.name, similarity, np.array(at_positive), np.array(at_negative))
+    return WeightCurves(of.name, similarity, np.array(at_positive), np.array(at_negative))
 
 
 def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float], place: int) -> float:
-    cosines, labels = batch(positives, negatives)
+    cosines, labels = anchor_batch(positives, negatives)
     mining = getattr(of.loss.term, "mining", None)
     rules = {getattr(mining, which, None) for which in ("positive", "negative")}
     draws = _DRAWS if rules & {"random", "distance-weighted"} else 1
@@ -103,7 +103,7 @@ def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float
     return sum(found) / draws
 
 
-def draw(found: Sequence[Curves], figure: Figure) -> None:
+def weight_curves_figure(found: Sequence[WeightCurves], figure: Figure) -> None:
     """Two panels, positive and negative pairs; each loss scaled so that its largest weight is 1.
 
     Raises:

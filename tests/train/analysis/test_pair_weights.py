@@ -11,9 +11,9 @@ import torch
 
 from retrieval.errors import InputError
 from retrieval.reports.figures import render
-from train.analysis import weights
+from train.analysis import pair_weights
 from train.analysis.specs import read_losses
-from train.commands.analyze.weights import weights as command
+from train.commands.analyze.losses import pair_weights as command
 
 SWEEP = np.array([-0.55, -0.15, 0.15, 0.25, 0.45, 0.55, 0.65, 0.85])
 TRIPLETS = sum(p * n for p, n in [(3, 6)] * 4 + [(1, 8)] * 6)  # of the whole batch: classes of 4, 2, 2 and 2
@@ -21,14 +21,14 @@ TRIPLETS = sum(p * n for p, n in [(3, 6)] * 4 + [(1, 8)] * 6)  # of the whole ba
 Weight = Callable[[float, list[float], list[float]], float]  # of s beside other positives and other negatives
 
 
-def curves(spec: str) -> weights.Curves:
+def curves(spec: str) -> pair_weights.WeightCurves:
     (of,) = read_losses((spec,))
-    return weights.curves(of, similarity=SWEEP)
+    return pair_weights.weight_curves(of, similarity=SWEEP)
 
 
 def check(spec: str, positive: Weight, negative: Weight) -> None:
     """The curves of a loss are these functions of the swept cosine and of what else the anchor sees."""
-    (p0, *p), (n0, *n) = weights.POSITIVES, weights.NEGATIVES
+    (p0, *p), (n0, *n) = pair_weights.POSITIVES, pair_weights.NEGATIVES
     found = curves(spec)
     np.testing.assert_allclose(found.positive, [positive(s, p, [n0, *n]) for s in SWEEP], atol=1e-12)
     np.testing.assert_allclose(found.negative, [negative(s, [p0, *p], n) for s in SWEEP], atol=1e-12)
@@ -105,11 +105,11 @@ def test_sct_pushes_hard_negatives_with_full_weight() -> None:
 
 
 def test_the_batch_is_one_of_unit_vectors() -> None:
-    cosines, labels = weights.batch(weights.POSITIVES, weights.NEGATIVES)
+    cosines, labels = pair_weights.anchor_batch(pair_weights.POSITIVES, pair_weights.NEGATIVES)
     assert torch.equal(cosines, cosines.T)
     assert torch.linalg.eigvalsh(cosines).min() > 0
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert (len(labels), int(labels.max()) + 1) == (weights.SIZE, weights.CLASSES)
+    assert (len(labels), int(labels.max()) + 1) == (pair_weights.BATCH_SIZE, pair_weights.CLASSES)
 
 
 def test_random_miners_are_averaged_and_repeatable() -> None:
@@ -140,10 +140,12 @@ def test_losses_without_weights(spec: str, message: str) -> None:
 
 def test_the_figure() -> None:
     found = [curves("contrastive"), curves("triplet"), curves("{name: triplet, negatives: optimal}")]
-    first, second = (render(lambda figure: weights.draw(found, figure), 10, 5) for _ in range(2))
+    first, second = (
+        render(lambda figure: pair_weights.weight_curves_figure(found, figure), 10, 5) for _ in range(2)
+    )
     assert first == second
     with pytest.raises(InputError, match="6 at most"):
-        render(lambda figure: weights.draw(found * 3, figure), 10, 5)
+        render(lambda figure: pair_weights.weight_curves_figure(found * 3, figure), 10, 5)
 
 
 def test_the_command(tmp_path: Path) -> None:

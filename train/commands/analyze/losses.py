@@ -1,0 +1,277 @@
+"""Figures of losses and of training: gradients, weights, step, training, synthetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from retrieval import text
+from retrieval.errors import InputError
+from retrieval.reports.figures import caption
+from train.commands.analyze.options import Drawing, figure_command, loss_option
+
+if TYPE_CHECKING:
+    from train.commands.analyze.sources import EmbeddingSource
+
+_MOST_PANELS = 4
+
+
+@figure_command("gradients")
+@click.option(
+    "--loss",
+    type=click.Choice(["nca", "margin", "sct"]),
+    default="nca",
+    show_default=True,
+    help="Triplet loss.",
+)
+@click.option(
+    "--entanglement",
+    default="0,0.5,1",
+    show_default=True,
+    metavar="P[,P...]",
+    help="How much similar images move together, 0 to 1; one panel each, at most 4.",
+)
+@click.option("--step", type=float, default=0.1, show_default=True, help="Size of the gradient step.")
+@click.option(
+    "--gamma",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Side of the anchor that positive and negative are on: 1 the same, -1 opposite.",
+)
+def gradients(loss: Any, entanglement: str, step: float, gamma: float) -> Drawing:
+    """Draw where one gradient step of a triplet loss moves triplets.
+
+    Every triplet is a point. x: cosine of anchor and positive. y: cosine of anchor and negative. Arrows show
+    how one gradient step on the three embeddings moves it. In the shaded region the step brings the negative
+    closer, although it should push it away.
+
+    A network cannot move embeddings one by one: a change of one image also changes similar images. With an
+    entanglement P, each cosine also takes on P times the product of both cosines of the other's change. This
+    explains why training with hard negatives collapses with nca and margin, and not with sct.
+
+    \b
+      lookalike analyze gradients --out nca.svg
+      lookalike analyze gradients --loss sct --entanglement 0,1 --out sct.svg
+    """
+    from train.analysis.gradients import gradient_field, gradient_field_figure
+
+    fields = [gradient_field(loss, p, step=step, gamma=gamma) for p in _parse_entanglements(entanglement)]
+    lines = [
+        f"entanglement {f.entanglement:g}: the negative comes closer in {f.wrong.mean():.1%} of the diagram"
+        for f in fields
+    ]
+    return Drawing(
+        plot=partial(gradient_field_figure, fields),
+        size=(1 + 3.7 * len(fields), 4.7),
+        facts=[found.to_dict() for found in fields],
+        text="\n".join(lines),
+    )
+
+
+def _parse_entanglements(words: str) -> list[float]:
+    try:
+        numbers = [float(word) for word in words.split(",")]
+    except ValueError as error:
+        raise InputError(f"--entanglement {words}: expected numbers with commas, as 0,0.5,1") from error
+    if len(numbers) > _MOST_PANELS:
+        raise InputError(f"--entanglement {words}: too many panels; give {_MOST_PANELS} numbers at most")
+    return numbers
+
+
+@figure_command("weights")
+@loss_option(6)
+def pair_weights(specs: tuple[str, ...]) -> Drawing:
+    """Draw the weights that losses give to pairs.
+
+    The batch is an anchor with three positives, at cosines 0.7, 0.5 and 0.3, and six negatives, at 0.5, 0.4,
+    0.3, 0.2, 0.1 and 0, two of each class. The first positive, and then the first negative, is swept over all
+    cosines up to 0.95. The figure shows the derivative of the loss with respect to that cosine: above 0, a
+    positive pair is pulled together and a negative pair pushed apart. Losses are scaled to a largest weight
+    of 1; --json has the unscaled weights.
+
+    \b
+      lookalike analyze weights --loss contrastive --loss raw --loss binomial-deviance --out weights.svg
+      lookalike analyze weights --loss triplet --loss "{name: triplet, negatives: optimal}" --out loop.svg
+    """
+    from train.analysis.pair_weights import BATCH_SIZE, CLASSES, weight_curves, weight_curves_figure
+    from train.analysis.specs import read_losses
+
+    losses = read_losses(specs, num_classes=CLASSES, embedding_dim=BATCH_SIZE)
+    curves = [weight_curves(loss) for loss in losses]
+    rows = [["loss", "largest weight", "of a positive", "of a negative"]]
+    rows += [
+        [c.name, *(f"{weight:.4g}" for weight in (c.largest, c.positive.max(), c.negative.max()))]
+        for c in curves
+    ]
+    return Drawing(
+        plot=partial(weight_curves_figure, curves),
+        size=(10, 4.7 + 0.25 * len(curves)),
+        facts=[found.to_dict() for found in curves],
+        text="\n".join(text.align_columns(rows, right={1, 2, 3})),
+    )
+
+
+@figure_command("step", sources="one")
+@loss_option(_MOST_PANELS)
+@click.option(
+    "--step", "size", type=float, default=0.1, show_default=True, help="Distance that embeddings move."
+)
+@click.option(
+    "--classes", type=click.IntRange(min=2), default=30, show_default=True, help="Classes in the batch."
+)
+@click.option(
+    "--per-class", type=click.IntRange(min=2), default=4, show_default=True, help="Images of each class."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the batch.")
+def step(
+    source: EmbeddingSource, specs: tuple[str, ...], size: float, classes: int, per_class: int, seed: int
+) -> Drawing:
+    """Draw how one gradient step of a loss moves images.
+
+    A batch is sampled from the embeddings, and each loss takes one gradient step on the embeddings
+    themselves, without a network. In the triplet diagram of the batch, an arrow leads each image from its
+    place before the step to its place after it. x: cosine with the most similar image of its class. y: cosine
+    with the most similar image of another class. The steps of all losses have the same mean length: --step,
+    for embeddings of length 1.
+
+    \b
+      lookalike analyze step run --data folder:shop --loss triplet-nca --loss sct --out step.svg
+    """
+    from retrieval.analysis import triplets as diagram
+    from train.analysis.specs import read_losses
+    from train.analysis.step import sample_batch, take_step
+
+    if len(specs) > _MOST_PANELS:
+        raise InputError(f"{len(specs)} losses are too many for one figure; take {_MOST_PANELS} at most")
+    images = source.embed(source.splits[0])
+    batch = sample_batch(images, classes=classes, per_class=per_class, seed=seed)
+    losses = read_losses(specs, num_classes=len(set(batch.labels)), embedding_dim=batch.vectors.shape[1])
+    before = diagram.triplets(replace(batch, name="before"))
+    after = {loss.name: diagram.triplets(take_step(batch, loss, size=size)) for loss in losses}
+    panels = {f"{caption(name, 48)}\n{len(batch)}": [before, found] for name, found in after.items()}
+    lines = [
+        f"{name}: {100 * before.hard_share:.1f}% → {100 * found.hard_share:.1f}% hard triplets, mean cosine "
+        f"{before.positive.mean():.3f} → {found.positive.mean():.3f} with the easiest positive, "
+        f"{before.negative.mean():.3f} → {found.negative.mean():.3f} with the hardest negative"
+        for name, found in after.items()
+    ]
+    return Drawing(
+        plot=partial(diagram.draw, panels),
+        size=diagram.size(len(panels)),
+        facts={
+            "before": before.to_dict(),
+            "after": {name: found.to_dict() for name, found in after.items()},
+        },
+        text="\n".join(lines),
+    )
+
+
+@figure_command("training")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+def training(runs: tuple[Path, ...]) -> Drawing:
+    """Draw the metrics recorded during training.
+
+    One panel for every metric in metrics.jsonl, against the step, and one line for every run:
+
+    \b
+      the loss, the learning rate, and Recall@1 of the validation classes
+      hard triplets: anchors whose hardest negative in the batch is closer than their easiest positive
+      hard and active among the triplets or pairs that the loss compares: negative closer, and loss above 0
+      synthetic points among the hardest negatives, for losses that generate them
+      mean similarity of the positive and of the negative pairs of a batch
+
+    Long runs are drawn as running means, except Recall@1 and the learning rate; the title gives the window.
+
+    \b
+      lookalike analyze training run --out training.svg
+      lookalike analyze training sweep/*/seed-0 --out training.svg
+    """
+    from train.analysis.training import figure_size, read_history, recorded_metrics, training_figure
+    from train.commands.analyze.sources import distinct_names
+
+    histories = [read_history(run, name) for run, name in zip(runs, distinct_names(runs), strict=True)]
+    metrics = recorded_metrics(histories)
+    rows = [["last recorded", *metrics]]
+    for history in histories:
+        last = {key: f"{values[-1]:.4g}" for key, (_, values) in history.series.items()}
+        rows += [[history.name, *(last.get(key, "-") for key in metrics)]]
+    return Drawing(
+        plot=partial(training_figure, histories),
+        size=figure_size(histories),
+        facts=[history.to_dict() for history in histories],
+        text="\n".join(text.align_columns(rows, right=range(1, len(metrics) + 1))),
+    )
+
+
+@figure_command("synthetic", sources="several", baseline=True)
+@click.option(
+    "--negatives",
+    type=click.Choice(["symmetric", "optimal", "interpolated"]),
+    default="symmetric",
+    show_default=True,
+    help="Kind of synthetic points, as in a loss.",
+)
+@click.option(
+    "--points",
+    type=click.Path(path_type=Path),
+    help="Also write images and points to this .npz file; for one source.",
+)
+def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | None) -> Drawing:
+    """Draw the Recall@K of synthetic points.
+
+    The images of each class form pairs, and every pair generates points, as in the losses: both images
+    mirrored in each other (symmetric), two points evenly between them (interpolated), or the point of their
+    arc that is closest to the arc of a pair of another class (optimal). A point has the class of its pair.
+    There are three curves, of queries that
+
+    \b
+      images:           retrieve all images
+      synthetic points: retrieve all images. Are the points near their class?
+      images:           retrieve all images and synthetic points. Do the points interfere?
+
+    Queries never retrieve their own pair and its points. --split train takes the classes of the training.
+    `analyze tsne` draws the file written with --points.
+
+    \b
+      lookalike analyze synthetic run --data folder:shop --baseline untrained --out synthetic.svg
+      lookalike analyze synthetic shop.npz --negatives optimal --points both.npz --out synthetic.svg
+    """
+    from train.analysis.synthetic import (
+        KS,
+        synthesize_points,
+        synthetic_recall_figure,
+        synthetic_recalls,
+        with_points,
+    )
+
+    parts = [(source, split) for source in sources for split in source.splits]
+    most = _MOST_PANELS if points is None else 1
+    if len(parts) > most:
+        where = "at once" if points is None else "with --points"
+        raise InputError(f"{len(parts)} sets of embeddings are too many; take at most {most} {where}")
+    found = []
+    for source, split in parts:
+        embeddings = source.embed(split)
+        images = embeddings.take(~embeddings.synthetic)
+        generated = synthesize_points(images, negatives)
+        found.append(synthetic_recalls(images, generated, negatives, show_progress=True))
+        if points is not None:
+            with_points(images, generated).save(points)
+    rows = [["embeddings", "query", "count", *(f"R@{k}" for k in KS)]]
+    rows += [
+        [one.name, name, f"{one.counts[name]:,}", *(f"{100 * value:.1f}" for value in recall.values())]
+        for one in found
+        for name, recall in one.recall.items()
+    ]
+    return Drawing(
+        plot=partial(synthetic_recall_figure, found),
+        size=(max(6.5, 4.2 * len(found)), 4.8),
+        facts=[one.to_dict() for one in found],
+        text="\n".join(text.align_columns(rows, right=range(2, 7))),
+        files=[points] if points is not None else [],
+    )

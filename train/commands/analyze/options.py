@@ -1,0 +1,159 @@
+"""Options that the analysis commands share, and `figure_command`, which makes a command of a figure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from retrieval.cli import json_option, print_result, print_status
+from retrieval.reports.figures import named, save, write
+from train.commands import DATA_HELP
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from train.commands.analyze.sources import EmbeddingSource
+
+SOURCE = "RUN|MODEL|GALLERY|FILE.npz"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Result of an analysis command.
+
+    Attributes:
+        plot: Draws on an empty figure.
+        size: Width and height of the figure in inches.
+        facts: Numbers behind the figure, for --json.
+        text: Summary for people.
+        page: HTML page to write beside the figure under the same name; `None` for none.
+        files: Further files that were written.
+    """
+
+    plot: Callable[[Figure], None]
+    size: tuple[float, float]
+    facts: Any
+    text: str
+    page: str | None = None
+    files: Sequence[Path] = ()
+
+
+def figure_command(
+    name: str,
+    *,
+    sources: Literal["one", "several"] | None = None,
+    split: Literal["test", "both"] = "test",
+    baseline: bool = False,
+) -> Callable[[Callable[..., Drawing]], click.Command]:
+    """Make a command of a function that computes a figure.
+
+    The command adds --out, --png and --json, writes the files and prints the numbers. With `sources` it also
+    opens runs, models, galleries or .npz files and passes them to the function as its first argument, an
+    `EmbeddingSource` or a list of them; it exits with code 3 if some of their images could not be read.
+
+    Args:
+        name: Name of the command.
+        sources: Number of sources that the command takes; `None` for none at all.
+        split: Splits of the data that are embedded by default.
+        baseline: Accept --baseline untrained, which adds the network before training.
+    """
+
+    def decorate(function: Callable[..., Drawing]) -> click.Command:
+        @click.command(name, params=source_parameters(sources, split, baseline) if sources else [])
+        @click.pass_context
+        @functools.wraps(function)
+        def command(ctx: click.Context, out: Path, png: bool, as_json: bool, **options: Any) -> None:
+            opened = open_from_options(options, split) if sources else []
+            arguments = [] if sources is None else [opened[0] if sources == "one" else opened]
+            drawing = function(*arguments, **options)
+            files = [*save(drawing.plot, *drawing.size, out, png=png), *drawing.files]
+            if drawing.page is not None:
+                files.append(out.with_suffix(".html"))
+                write(files[-1], drawing.page.encode())
+            print_result(drawing.facts, as_json, drawing.text)
+            finish(ctx, opened, files)
+
+        for option in (out_option("The figure", ".svg"), _png_option, json_option):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_png_option = click.option("--png", is_flag=True, help="Also write the figure as a PNG beside the SVG.")
+
+
+def out_option(content: str, suffix: str) -> Callable[[Any], Any]:
+    """Return --out; its file name is checked before any work is done."""
+
+    def check(ctx: click.Context, parameter: click.Parameter, file: Path) -> Path:
+        return named(file, suffix)
+
+    path = click.Path(path_type=Path)
+    help_text = f"{content}, an {suffix} file."
+    return click.option("--out", required=True, type=path, callback=check, help=help_text)
+
+
+def loss_option(most: int) -> Callable[[Any], Any]:
+    """Return --loss, for up to `most` losses."""
+    return click.option(
+        "--loss",
+        "specs",
+        multiple=True,
+        required=True,
+        metavar="SPEC",
+        help=f"Loss: a name, or a mapping as in a recipe. Repeatable, up to {most}.",
+    )
+
+
+def source_parameters(
+    number: Literal["one", "several"], split: Literal["test", "both"], baseline: bool
+) -> list[click.Parameter]:
+    """Return the parameters that name embedding sources; see `open_from_options`."""
+    path = click.Path(path_type=Path)
+    argument = (
+        click.Argument(["targets"], nargs=-1, required=True, type=path, metavar=f"{SOURCE}...")
+        if number == "several"
+        else click.Argument(["target"], type=path, metavar=SOURCE)
+    )
+    choices = ["train", "test", "both"] if split == "both" else ["train", "test"]
+    split_help = f"Split of the data to embed; by default {split}, or all images if the data has no splits."
+    parameters: list[click.Parameter] = [
+        argument,
+        click.Option(["--data"], help=f"Images to embed with a run or a model: {DATA_HELP}"),
+        click.Option(["--split"], type=click.Choice(choices), help=split_help),
+    ]
+    if baseline:
+        untrained = "Also draw the network before training."
+        parameters.append(click.Option(["--baseline"], type=click.Choice(["untrained"]), help=untrained))
+    return parameters
+
+
+def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSource]:
+    """Open the sources that the `source_parameters` name, and remove these from the options.
+
+    Args:
+        options: Values of all options of a command.
+        split: Default of --split.
+    """
+    from train.commands.analyze.sources import open_sources
+
+    targets = options.pop("targets", None) or [options.pop("target")]
+    untrained = options.pop("baseline", None) is not None
+    chosen = options.pop("split")
+    return open_sources(targets, options.pop("data"), chosen, default_split=split, untrained=untrained)
+
+
+def finish(ctx: click.Context, sources: Sequence[EmbeddingSource], files: Sequence[Path]) -> None:
+    """Print the files written; exit with code 3 if images could not be read, listing them."""
+    print_status(f"written: {', '.join(map(str, files))}")
+    bad = {path: reason for source in sources for path, reason in source.bad.items()}
+    for path, reason in sorted(bad.items()):
+        print_status(f"left out: {path}: {reason}")
+    if bad:
+        ctx.exit(3)
