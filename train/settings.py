@@ -196,11 +196,13 @@ def parse_loss(text: str, option: str = "--loss") -> dict[str, Any]:
     """
     if re.fullmatch(r"[\w:.-]+", text):
         return {"name": text}
-    spec = _parse_yaml(text, f"{option} {text}")
+    try:
+        spec = _parse_yaml(text, option)
+    except InputError:
+        spec = None
     if not isinstance(spec, dict):
-        raise InputError(
-            f"{option} {text}: expected a name or a YAML mapping, as {{name: triplet, margin: 0.2}}"
-        )
+        example = "{name: triplet, margin: 0.2}"
+        raise InputError(f"{option} {text}: neither a name nor a mapping in YAML; write it as in {example}")
     return spec
 
 
