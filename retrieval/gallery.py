@@ -301,8 +301,8 @@ class Gallery:
         return self._open_state(self.store.state())
 
     def _open_state(self, state: State) -> Snapshot:
-        parts = [self.store.vectors(segment) for segment in state.segments]
-        rows = [self.store.rows_of(segment) for segment in state.segments]
+        parts = [self.store.segment_vectors(segment) for segment in state.segments]
+        rows = [self.store.segment_rows(segment) for segment in state.segments]
         ids = np.concatenate([part for part, _ in rows]) if rows else np.empty(0, np.int64)
         ids[np.isin(ids, state.removed)] = 0
         checksums = np.concatenate([part for _, part in rows]) if rows else np.empty(0, np.uint32)

@@ -81,7 +81,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
     if not found.left:
         lines.append(f"{gallery}: {'put right' if found.problems else 'all is well'}: {counts}")
     else:
-        hint = "" if repair or not any(p.mend for p in found.left) else "; --repair puts right what can be"
+        hint = "" if repair or not any(p.repair for p in found.left) else "; --repair puts right what can be"
         lines.append(f"{gallery}: damaged{hint}")
     if found.waiting:
         lines.append(
@@ -210,8 +210,8 @@ def _size(count: float) -> str:
 
 
 def _plain(problem: Problem) -> dict[str, str | bool]:
-    return {"what": problem.what, "remedy": problem.remedy, "repairable": problem.mend is not None}
+    return {"what": problem.what, "remedy": problem.remedy, "repairable": problem.repair is not None}
 
 
 def _remedy(problem: Problem, repair: bool) -> str:
-    return problem.remedy if repair or problem.mend is None else f"with --repair, {problem.remedy}"
+    return problem.remedy if repair or problem.repair is None else f"with --repair, {problem.remedy}"

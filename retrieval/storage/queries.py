@@ -67,7 +67,7 @@ def ids_matching(store: Store, condition: Condition) -> np.ndarray:
         InputError: The gallery has no such column.
     """
     sql, values = compile_condition(condition, column_expressions(store.columns()))
-    rows = store.rows(f"SELECT id FROM {tables_of(sql)} WHERE {sql}", values)
+    rows = store.select(f"SELECT id FROM {tables_of(sql)} WHERE {sql}", values)
     return np.array(rows, np.int64).reshape(-1)
 
 
@@ -78,7 +78,7 @@ def column_values(store: Store, column: str) -> list[tuple[int, object]]:
         InputError: The gallery has no such column.
     """
     sql = resolve_column(column, column_expressions(store.columns()))
-    return store.rows(f"SELECT id, {sql} FROM {tables_of(sql)} WHERE {sql} IS NOT NULL")
+    return store.select(f"SELECT id, {sql} FROM {tables_of(sql)} WHERE {sql} IS NOT NULL")
 
 
 def item_page(store: Store, condition: Condition | None, number: int, size: int) -> ItemPage:
@@ -97,10 +97,10 @@ def item_page(store: Store, condition: Condition | None, number: int, size: int)
     values: tuple[ConditionValue, ...] = ()
     if condition is not None:
         sql, values = compile_condition(condition, column_expressions(store.columns()))
-    total = store.rows(f"SELECT count(*) {_BOTH} AND ({sql})", values)[0][0]
+    total = store.select(f"SELECT count(*) {_BOTH} AND ({sql})", values)[0][0]
     number = min(max(number, 0), max(0, (total - 1) // size))
     query = f"SELECT items.id {_BOTH} AND ({sql}) ORDER BY items.id LIMIT ? OFFSET ?"
-    return ItemPage([item for (item,) in store.rows(query, (*values, size, number * size))], number, total)
+    return ItemPage([item for (item,) in store.select(query, (*values, size, number * size))], number, total)
 
 
 # ---- counts
@@ -108,7 +108,7 @@ def item_page(store: Store, condition: Condition | None, number: int, size: int)
 
 def label_counts(store: Store) -> list[tuple[str | None, int]]:
     """Return each label with its searchable items, most frequent first; `None` or "" stands for no label."""
-    return store.rows(
+    return store.select(
         f"SELECT label, count(*) AS n FROM items WHERE {SEARCHABLE} GROUP BY label ORDER BY n DESC, label"
     )
 
@@ -119,25 +119,25 @@ def largest_classes(store: Store, count: int) -> list[int]:
         f"SELECT count(*) FROM items WHERE {SEARCHABLE} AND coalesce(label, '') != '' "
         "GROUP BY label ORDER BY 1 DESC LIMIT ?"
     )
-    return [size for (size,) in store.rows(query, (count,))]
+    return [size for (size,) in store.select(query, (count,))]
 
 
 def value_counts(store: Store, column: str) -> list[tuple[str | int | float, int]]:
     """Return each value of a metadata column with the number of searchable items that have it."""
     name = f"metadata.{quoted(column)}"
-    return store.rows(f"SELECT {name}, count(*) {_BOTH} AND {name} IS NOT NULL GROUP BY 1")
+    return store.select(f"SELECT {name}, count(*) {_BOTH} AND {name} IS NOT NULL GROUP BY 1")
 
 
 def image_sizes(store: Store) -> np.ndarray:
     """Return width and height of the searchable items whose image size is known: int64 [n, 2]."""
-    rows = store.rows(f"SELECT width, height FROM items WHERE {SEARCHABLE} AND width > 0 AND height > 0")
+    rows = store.select(f"SELECT width, height FROM items WHERE {SEARCHABLE} AND width > 0 AND height > 0")
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
 def state_digest(store: Store) -> str:
     """Return a short text that changes with the searchable items, their facts or the model."""
     query = f"SELECT count(*), coalesce(sum(crc), 0) FROM items WHERE {SEARCHABLE}"
-    ((count, checksums),) = store.rows(query)
+    ((count, checksums),) = store.select(query)
     uuid, fingerprint = store.manifest.uuid[:8], store.manifest.fingerprint[:12]
     return f"{uuid}-{fingerprint}-{count}-{checksums:x}"
 
@@ -145,12 +145,12 @@ def state_digest(store: Store) -> str:
 def count_items(store: Store) -> ItemCounts:
     """Return the number of live items, and of those that wait to be embedded again."""
     query = f"SELECT count(*), coalesce(sum(seg IS NULL), 0) FROM items WHERE {LIVE}"
-    return ItemCounts(*store.rows(query)[0])
+    return ItemCounts(*store.select(query)[0])
 
 
 def count_bad_files(store: Store) -> int:
     """Return the number of files that could not be used when they were last tried."""
-    return int(store.rows("SELECT count(*) FROM bad")[0][0])
+    return int(store.select("SELECT count(*) FROM bad")[0][0])
 
 
 def last_runs(store: Store, count: int) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def last_runs(store: Store, count: int) -> list[dict[str, Any]]:
             "counts": json.loads(counts),
             "versions": json.loads(versions),
         }
-        for command, started, ended, counts, versions in store.rows(query, (count,))
+        for command, started, ended, counts, versions in store.select(query, (count,))
     ]
 
 
@@ -173,18 +173,18 @@ def last_runs(store: Store, count: int) -> list[dict[str, Any]]:
 
 def live_ids(store: Store) -> list[int]:
     """Return the ids of the live items, ascending."""
-    return [item for (item,) in store.rows(f"SELECT id FROM items WHERE {LIVE} ORDER BY id")]
+    return [item for (item,) in store.select(f"SELECT id FROM items WHERE {LIVE} ORDER BY id")]
 
 
 def labelled_ids(store: Store) -> np.ndarray:
     """Return the ids of the items that have a label and a vector, removed ones among them: int64 [n]."""
-    rows = store.rows("SELECT id FROM items WHERE seg IS NOT NULL AND coalesce(label, '') != ''")
+    rows = store.select("SELECT id FROM items WHERE seg IS NOT NULL AND coalesce(label, '') != ''")
     return np.array(rows, np.int64).reshape(-1)
 
 
 def newest_id(store: Store) -> int:
     """Return the highest id of an item, removed or not; 0 without items."""
-    return int(store.rows("SELECT coalesce(max(id), 0) FROM items")[0][0])
+    return int(store.select("SELECT coalesce(max(id), 0) FROM items")[0][0])
 
 
 def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
@@ -193,7 +193,7 @@ def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
     for start in range(0, len(keys), AT_ONCE):
         chunk = keys[start : start + AT_ONCE]
         marks = ", ".join("?" * len(chunk))
-        found |= store.rows(f"SELECT key, id FROM items WHERE {LIVE} AND key IN ({marks})", chunk)
+        found |= store.select(f"SELECT key, id FROM items WHERE {LIVE} AND key IN ({marks})", chunk)
     return found
 
 
@@ -203,19 +203,19 @@ def existing_items(store: Store) -> dict[tuple[str, str], ExistingItem]:
         "SELECT root, path, id, key, size, mtime_ns, label, seg IS NOT NULL FROM items "
         f"WHERE {LIVE} AND path != ''"
     )
-    return {(root, path): ExistingItem(*facts) for root, path, *facts in store.rows(query)}
+    return {(root, path): ExistingItem(*facts) for root, path, *facts in store.select(query)}
 
 
 def files_by_root(store: Store) -> dict[str, int]:
     """Return the number of live items with a file by the root of their paths, roots in alphabetical order."""
     query = f"SELECT root, count(*) FROM items WHERE {LIVE} AND path != '' GROUP BY root ORDER BY root"
-    return dict(store.rows(query))
+    return dict(store.select(query))
 
 
 def ids_of_file(store: Store, root: str, path: str) -> list[int]:
     """Return the ids of the searchable items of a file, oldest first."""
     query = f"SELECT id FROM items WHERE {SEARCHABLE} AND root = ? AND path = ? ORDER BY id"
-    return [item for (item,) in store.rows(query, (root, path))]
+    return [item for (item,) in store.select(query, (root, path))]
 
 
 # ---- contents
@@ -223,7 +223,7 @@ def ids_of_file(store: Store, root: str, path: str) -> list[int]:
 
 def embedded_contents(store: Store) -> list[tuple[str, int]]:
     """Return (SHA-256 of the file's bytes, id) of the searchable items that have a file, in this order."""
-    return store.rows(
+    return store.select(
         f"SELECT content_sha256, id FROM items WHERE {SEARCHABLE} "
         "AND content_sha256 != '' ORDER BY content_sha256, id"
     )
@@ -236,7 +236,7 @@ def items_by_content(store: Store, digests: Sequence[str]) -> dict[str, int]:
         f"SELECT content_sha256, min(id) FROM items WHERE {SEARCHABLE} "
         f"AND content_sha256 IN ({marks}) GROUP BY content_sha256"
     )
-    return dict(store.rows(query, digests))
+    return dict(store.select(query, digests))
 
 
 def keys_with_same_content(store: Store, newer_than: int) -> list[list[str]]:
@@ -252,14 +252,14 @@ def keys_with_same_content(store: Store, newer_than: int) -> list[list[str]]:
         "ORDER BY id"
     )
     groups: dict[str, list[str]] = defaultdict(list)
-    for digest, key in store.rows(query, (newer_than,)):
+    for digest, key in store.select(query, (newer_than,)):
         groups[digest].append(key)
     return [keys for keys in groups.values() if len(keys) > 1]
 
 
 def repeated_contents(store: Store) -> list[tuple[str, int]]:
     """Return (SHA-256, id) of the live items whose file's bytes several items share, in this order."""
-    return store.rows(
+    return store.select(
         f"SELECT content_sha256, id FROM items WHERE {LIVE} AND content_sha256 IN "
         f"(SELECT content_sha256 FROM items WHERE {LIVE} AND content_sha256 != '' "
         "GROUP BY content_sha256 HAVING count(*) > 1) ORDER BY content_sha256, id"
@@ -272,7 +272,7 @@ def repeated_contents(store: Store) -> list[tuple[str, int]]:
 def column_type(store: Store, column: str) -> str | None:
     """Return the type of all values of a metadata column: "text", "number" or "integer"; `None` if empty."""
     query = f"SELECT DISTINCT typeof({quoted(column)}) FROM metadata"
-    found = {kind for (kind,) in store.rows(query)} - {"null"}
+    found = {kind for (kind,) in store.select(query)} - {"null"}
     if not found:
         return None
     return "text" if "text" in found else "number" if "real" in found else "integer"

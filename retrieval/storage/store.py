@@ -73,7 +73,7 @@ class Store:
             raise InputError(
                 f"{folder}: not a gallery; `lookalike index build {folder} IMAGES --model M` makes one"
             )
-        self.manifest = parse_manifest(folder, self.rows("SELECT key, value FROM meta WHERE key != 'seal'"))
+        self.manifest = parse_manifest(folder, self.select("SELECT key, value FROM meta WHERE key != 'seal'"))
         self._held = False
         self._watch: Watch | None = None
 
@@ -127,7 +127,7 @@ class Store:
 
     # ---- reading
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+    def select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """The rows of one query."""
         with database.reading(self.folder) as db:
             return db.execute(query, values).fetchall()
@@ -152,9 +152,9 @@ class Store:
 
     def segments(self) -> list[Segment]:
         """Every committed segment, oldest first."""
-        return [Segment(*row) for row in self.rows(SEGMENTS)]
+        return [Segment(*row) for row in self.select(SEGMENTS)]
 
-    def vectors(self, segment: Segment) -> np.ndarray:
+    def segment_vectors(self, segment: Segment) -> np.ndarray:
         """The vectors of a segment, memory-mapped: float32 [n, D]. Their rows are checked when used.
 
         Raises:
@@ -163,7 +163,7 @@ class Store:
         with self._repairable():
             return segments.vectors(self.folder / "segments", segment, self.manifest.dim)
 
-    def rows_of(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
+    def segment_rows(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
         """Item ids int64 [n] and the CRC-32 of each row's bytes, uint32 [n], of a segment.
 
         Raises:
@@ -191,7 +191,7 @@ class Store:
         query = "SELECT root, path, size, mtime_ns, reason, detail FROM bad ORDER BY root, path"
         return [
             BadFile(FileStamp(r, p, size, m), reason, detail)
-            for r, p, size, m, reason, detail in self.rows(query)
+            for r, p, size, m, reason, detail in self.select(query)
         ]
 
     # ---- writing
@@ -255,7 +255,7 @@ class Store:
                 )
                 numbers = range(start := first.fetchone()[0], start + len(items))
                 segment = segments.write(self.folder / "segments", vectors, np.array(numbers))
-                seg = name_segment(db, segment)
+                seg = insert_segment(db, segment)
                 for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
                     table.replace(number, item, (seg, row), when)
             for file in bad:
@@ -368,12 +368,12 @@ class Store:
     def kept_files(self) -> set[str]:
         """The names of the files below `own` that live items have."""
         query = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
-        return {path for (path,) in self.rows(query, (OWN,))}
+        return {path for (path,) in self.select(query, (OWN,))}
 
     def leftovers(self) -> list[Path]:
         """Files and folders that no row names: of a writer at work, or of one that was killed."""
-        named = {row[0] for row in self.rows("SELECT dir FROM indexes")}
-        for (file,) in self.rows("SELECT file FROM segments"):
+        named = {row[0] for row in self.select("SELECT dir FROM indexes")}
+        for (file,) in self.select("SELECT file FROM segments"):
             named |= {file, f"{Path(file).stem}.rows.npy"}
         left = [
             entry
@@ -388,8 +388,8 @@ class Store:
         return left
 
 
-def name_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:
-    """Name a segment in the database -> its number, which is the next one where none is given."""
+def insert_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:
+    """Record a segment, under the next number unless one is given, and return its number."""
     insert = "INSERT INTO segments (seg, file, n, sha256, bytes, rows_sha256) VALUES (?, ?, ?, ?, ?, ?)"
     values = (segment.file, segment.n, segment.sha256, segment.bytes, segment.rows_sha256)
     given = db.execute(insert, (number, *values)).lastrowid

@@ -18,7 +18,7 @@ from tests.conftest import draw
 
 def items(gallery: Gallery) -> dict[str, tuple[int, str | None, dict[str, object]]]:
     """Key -> id, label and metadata."""
-    rows = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL")
+    rows = gallery.store.select("SELECT id FROM items WHERE deleted_at IS NULL")
     return {
         item.key: (item.id, item.label, item.metadata) for item in gallery.store.items([i for (i,) in rows])
     }

@@ -26,7 +26,7 @@ from tests.serve.model import write_model
 
 def held(gallery: Gallery) -> dict[str, tuple[str | None, str]]:
     """Path -> label and content of everything the gallery holds, each with the vector of its file."""
-    rows = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
+    rows = gallery.store.select("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
     stored = gallery.store.items([i for (i,) in rows])
     gallery.refresh()
     if stored:
@@ -178,7 +178,7 @@ def better(tmp_path: Path) -> Embedder:
 
 
 def facts(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, object]]]:
-    rows = gallery.store.rows("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
+    rows = gallery.store.select("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
     return {item.key: (item.label, item.metadata) for item in gallery.store.items([i for (i,) in rows])}
 
 

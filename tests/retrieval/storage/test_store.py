@@ -36,7 +36,7 @@ def test_metadata_become_columns_of_the_types_given(gallery: Gallery) -> None:
         "b.jpg": {"price": 2.5, "größe": "ü"},
     }
     query = "SELECT typeof(price) FROM metadata ORDER BY id"
-    assert gallery.store.rows(query) == [("integer",), ("real",)]
+    assert gallery.store.select(query) == [("integer",), ("real",)]
 
 
 VALUES = (

@@ -169,7 +169,7 @@ def test_verify_tells_repairs_and_tells_again(tmp_path: Path, capsys: pytest.Cap
     assert "all is well" in run(capsys, "verify", folder)
     assert "waiting  1" in run(capsys, "info", folder)
     (gallery.folder / "model" / "model.onnx").unlink()
-    assert "put the model file back" in run(capsys, "verify", folder, "--repair", code=1)
+    assert "restore the exported model file" in run(capsys, "verify", folder, "--repair", code=1)
 
 
 def test_a_folder_that_is_no_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def test_every_byte_of_the_database_that_matters(folder: Path) -> None:
 
 def dump(folder: Path) -> tuple[object, ...]:
     gallery = Gallery(folder)
-    runs = gallery.store.rows("SELECT * FROM runs")
+    runs = gallery.store.select("SELECT * FROM runs")
     return contents(gallery), gallery.store.manifest, gallery.store.segments(), gallery.bad_files(), runs
 
 
