@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -149,15 +149,47 @@ class Gallery:
 
     # ---- adding
 
-    def add(self, paths: Iterable[str | Path], **options: Any) -> IngestResult:
-        """Embed and add files and folders, with what is known about them.
+    def add(
+        self,
+        paths: Iterable[str | Path],
+        *,
+        metadata: str | Path | Sequence[Mapping[str, object]] | None = None,
+        root: str | Path | None = None,
+        index: IndexSpec | None = None,
+        reindex: bool = False,
+        retry: bool = False,
+        max_bad: float | None = None,
+        show_progress: bool = False,
+    ) -> IngestResult:
+        """Embed and add new and changed images.
 
-        `metadata` is a table (a CSV or Parquet file), or the values by column for each of the paths, which
-        are files then; `retrieval.ingest.indexing.add_images` has the other options.
+        Args:
+            paths: Image files, folders, glob patterns and tar shards.
+            metadata: CSV or Parquet file, or the values by column for each of `paths`, which then are files.
+            root: Folder that relative paths in the metadata table refer to.
+            index: Index to build; `None` keeps the present kind of index.
+            reindex: Index all new vectors at the end; otherwise only if many are not indexed yet.
+            retry: Retry files that were unusable in an earlier run and have not changed since.
+            max_bad: Stop if a larger share of the files, counted over at least 100, is unusable; `None` for
+                the default of `lookalike index add`.
+            show_progress: Print progress on stderr.
+
+        Raises:
+            InputError: A path does not exist or contains no image, or the metadata is invalid.
+            LookalikeError: Too many files are unusable, or another process is writing.
         """
-        from retrieval.ingest.indexing import add_images  # indexing builds on Gallery
+        # The one import that climbs: indexing builds on Gallery.
+        from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy, add_images
+        from retrieval.ingest.sources import Sources
 
-        return add_images(self, paths, **options)
+        return add_images(
+            self,
+            Sources(list(paths), metadata=metadata, root=None if root is None else Path(root)),
+            index=index,
+            reindex=reindex,
+            policy=BadFilePolicy(retry, MAX_BAD if max_bad is None else max_bad),
+            show_progress=show_progress,
+        )
 
     def build_index(self, spec: IndexSpec | None = None, *, show_progress: bool = False) -> None:
         """Index all committed vectors and put the index to use. Call it inside `store.writing()`.

@@ -1,4 +1,4 @@
-"""`lookalike index build`, `add`, `update`, `sync` and `rebuild`: images into a gallery."""
+"""`lookalike index build`, `add`, `update`, `sync` and `rebuild`: bring images into a gallery."""
 
 from __future__ import annotations
 
@@ -15,25 +15,32 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.ingest import sync as syncing
-from retrieval.ingest.indexing import IngestResult, add_images
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
+from retrieval.ingest.sources import Sources
+from retrieval.storage.records import IndexSpec
 from retrieval.text import pluralize
 
-_SHOWN = 10
+_MAX_LISTED = 10
 _FILE = click.Path(path_type=Path)
 
 
 def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that specify the images and their metadata."""
     options = (
         click.argument("images", type=_FILE, nargs=-1),
         click.option(
-            "--list", "list_file", metavar="FILE", help="A file with a path on each line; - is stdin."
+            "--list", "list_file", metavar="FILE", help="Text file with one path per line; - for stdin."
         ),
         click.option(
-            "--metadata", "table", type=_FILE, metavar="FILE", help="A CSV or Parquet table; see above."
+            "--metadata",
+            "table",
+            type=_FILE,
+            metavar="FILE",
+            help="CSV or Parquet file with metadata; see above.",
         ),
         click.option(
-            "--root", type=_FILE, metavar="DIR", help="What paths in the list or table are relative to."
+            "--root", type=_FILE, metavar="DIR", help="Base folder of the paths in the list and table."
         ),
     )
     for option in reversed(options):
@@ -41,10 +48,10 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command(short_help="Make a gallery out of images.")
+@click.command(short_help="Build a gallery from images.")
 @click.argument("gallery", type=_FILE)
 @_source_options
-@click.option("--model", required=True, type=_FILE, help="The model file to embed with.")
+@click.option("--model", required=True, type=_FILE, help="Model file to embed with.")
 @index_options
 @retry_option
 @max_bad_option
@@ -65,8 +72,8 @@ def build(
     max_bad: float,
     as_json: bool,
 ) -> None:
-    """Make GALLERY out of IMAGES: files, folders with all their sub-folders, 'quoted/**/*.jpg' patterns, and
-    tar shards, which are read as they are.
+    """Build GALLERY from IMAGES: files, folders with all sub-folders, quoted patterns such as '**/*.jpg', and
+    tar shards, which are not unpacked.
 
     \b
       lookalike index build shop.gallery photos --model model.onnx
@@ -74,47 +81,41 @@ def build(
       lookalike index build shop.gallery photos --metadata shop.csv --model model.onnx
       lookalike index build shop.gallery --metadata shop.csv --model model.onnx
 
-    The folder an image lies in becomes its label, and its path its id. Files that cannot be read are listed
-    and skipped (exit code 3). A build that was cut off goes on where it stopped; a finished one has nothing
-    left to do.
+    By default the label of an image is its folder and its id is its path. Unreadable files are listed and
+    skipped (exit code 3). An interrupted build continues when you run the same command again; a finished one
+    only checks that nothing has changed.
 
-    --metadata names a table with a column `path`, and others as you like: `id` and `label` take the place of
-    the path and the folder, the rest can be searched by (`lookalike search --where`). It is about the IMAGES,
-    or, without IMAGES, says which they are. Its paths are relative to the folder in IMAGES, or else to its
-    own folder. In a CSV file a column holds whole numbers, numbers or text, whichever fits all of it, and an
-    empty field no value. In a tar shard, a/x.json, a/x.cls and a/x.txt hold the metadata, the label and
-    a text of a/x.jpg.
+    --metadata is a table with the column `path` and any other columns: `id` and `label` replace the path and
+    the folder, all others are metadata for filters (`lookalike search --where`). Without IMAGES, the table
+    lists the images. Its paths are relative to the folder in IMAGES, if there is one, and otherwise to the
+    folder of the table. The type of a CSV column is integer, float or text, the first that fits all values;
+    an empty field is a missing value. In a tar shard, a/x.json, a/x.cls and a/x.txt contain the metadata, the
+    label and a text for a/x.jpg.
     """
     embedder, new = Embedder(model), not (gallery / "gallery.db").exists()
     target = Gallery.create(gallery, embedder) if new else Gallery(gallery)
     target.check_model(embedder)
     try:
-        outcome = add_images(
+        result = add_images(
             target,
-            images,
-            list_file=list_file,
-            metadata=table,
-            root=root,
-            kind=kind,
-            recall=recall,
-            memory=memory,
+            Sources(images, list_file, table, root),
+            index=IndexSpec(kind, recall, memory),
             reindex=True,
-            retry=retry,
-            max_bad=max_bad,
+            policy=BadFilePolicy(retry, max_bad),
             command="build",
             show_progress=True,
         )
     except InputError:
-        if new and not len(Gallery(gallery)):  # unusable sources leave nothing behind
+        if new and not len(Gallery(gallery)):  # unusable sources leave no empty gallery
             shutil.rmtree(gallery)
         raise
-    _finish(ctx, target, outcome, as_json)
+    _report(ctx, target, result, as_json)
 
 
 @click.command(short_help="Add images to a gallery.")
 @click.argument("gallery", type=_FILE)
 @_source_options
-@click.option("--model", type=_FILE, help="Check that the gallery was built with it.")
+@click.option("--model", type=_FILE, help="Check that the gallery was built with this model.")
 @retry_option
 @max_bad_option
 @json_option
@@ -131,10 +132,10 @@ def add(
     max_bad: float,
     as_json: bool,
 ) -> None:
-    """Add IMAGES to GALLERY, with the model it was built with; sources are as for `lookalike index build`.
+    """Add IMAGES to GALLERY. Sources and metadata are as for `lookalike index build`.
 
-    Images that are there already and have not changed are left alone, but for what --metadata says about
-    them. Images whose bytes are in the gallery are not embedded again.
+    Unchanged images that are in the gallery already are skipped, but new --metadata is stored. A file with
+    the same bytes as an indexed image is not embedded again.
 
     \b
       lookalike index add shop.gallery photos/new
@@ -144,22 +145,18 @@ def add(
     target = Gallery(gallery)
     if model is not None:
         target.check_model(Embedder(model))
-    outcome = add_images(
+    result = add_images(
         target,
-        images,
-        list_file=list_file,
-        metadata=table,
-        root=root,
-        retry=retry,
-        max_bad=max_bad,
+        Sources(images, list_file, table, root),
+        policy=BadFilePolicy(retry, max_bad),
         show_progress=True,
     )
-    _finish(ctx, target, outcome, as_json)
+    _report(ctx, target, result, as_json)
 
 
-@click.command(short_help="Embed again the files that have changed.")
+@click.command(short_help="Embed changed files again.")
 @click.argument("gallery", type=_FILE)
-@click.option("--prune", is_flag=True, help="Remove the images whose file is gone.")
+@click.option("--prune", is_flag=True, help="Remove images whose file is gone.")
 @retry_option
 @max_bad_option
 @json_option
@@ -167,27 +164,29 @@ def add(
 def update(
     ctx: click.Context, gallery: Path, prune: bool, retry: bool, max_bad: float, as_json: bool
 ) -> None:
-    """Look at the files of GALLERY again, and embed those whose content changed.
+    """Check the files of GALLERY and embed those with changed content again.
 
-    A file that was only touched, or that moved within the folders the gallery was built from, is not
-    embedded again. Images whose file is gone are listed, and stay unless --prune is given. New files are not
-    added: see `lookalike index sync`.
+    A file with only a new modification time, or one that moved within the folders of the gallery, is not
+    embedded again. Images whose file is gone are listed; they stay unless you pass --prune. New files are not
+    added: use `lookalike index sync`.
 
     \b
       lookalike index update shop.gallery
+      lookalike index update shop.gallery --prune
     """
     target = Gallery(gallery)
-    done = syncing.update(target, prune=prune, retry=retry, max_bad=max_bad, show_progress=True)
+    policy = BadFilePolicy(retry, max_bad)
+    done = syncing.update(target, prune=prune, policy=policy, show_progress=True)
     if done.gone:
         verb = "removed" if prune else "--prune removes them"
-        _list(f"{pluralize(len(done.gone), 'image')} without their file ({verb}):", done.gone)
-    _finish(ctx, target, done.outcome, as_json, gone=done.gone)
+        _print_list(f"{pluralize(len(done.gone), 'image')} whose file is gone ({verb}):", done.gone)
+    _report(ctx, target, done.result, as_json, gone=done.gone)
 
 
-@click.command(short_help="Make a gallery hold what is in a folder.")
+@click.command(short_help="Sync a gallery with a folder.")
 @click.argument("gallery", type=_FILE)
 @click.argument("folder", type=_FILE)
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Print the differences and change nothing.")
 @retry_option
 @max_bad_option
 @json_option
@@ -201,9 +200,10 @@ def sync(
     max_bad: float,
     as_json: bool,
 ) -> None:
-    """Make GALLERY hold what is in FOLDER now: add what is new, replace what changed, remove what is gone.
+    """Sync GALLERY with FOLDER: add new files, embed changed files again, remove images whose file is gone.
 
-    Images of other folders stay. A file that was moved or touched is not embedded again.
+    Images from other folders stay. A file that moved, or has only a new modification time, is not embedded
+    again.
 
     \b
       lookalike index sync shop.gallery photos --dry-run
@@ -211,19 +211,19 @@ def sync(
     """
     target = Gallery(gallery)
     if dry_run:
-        found = syncing.compare(target, folder)
+        found = syncing.folder_difference(target, folder)
         text = f"{gallery}: {found.new} new, {found.changed} changed, {found.unchanged} unchanged, "
         print_result(vars(found), as_json, f"{text}{len(found.gone)} gone or moved")
         return
-    outcome = syncing.sync(target, folder, retry=retry, max_bad=max_bad, show_progress=True)
-    _finish(ctx, target, outcome, as_json)
+    result = syncing.sync(target, folder, policy=BadFilePolicy(retry, max_bad), show_progress=True)
+    _report(ctx, target, result, as_json)
 
 
-@click.command(short_help="Make a gallery again with another model.")
+@click.command(short_help="Rebuild a gallery with another model.")
 @click.argument("gallery", type=_FILE)
-@click.option("--model", required=True, type=_FILE, help="The model file to embed with.")
+@click.option("--model", required=True, type=_FILE, help="New model file.")
 @click.option(
-    "--drop-old", is_flag=True, help="Delete the old gallery at the end, instead of keeping GALLERY.old."
+    "--drop-old", is_flag=True, help="Delete the old gallery at the end instead of keeping it as GALLERY.old."
 )
 @max_bad_option
 @json_option
@@ -231,78 +231,86 @@ def sync(
 def rebuild(
     ctx: click.Context, gallery: Path, model: Path, drop_old: bool, max_bad: float, as_json: bool
 ) -> None:
-    """Make GALLERY again with another model: the same images, ids, labels and metadata, other vectors.
+    """Rebuild GALLERY with another model: the same images, ids, labels and metadata with new vectors.
 
-    The new gallery takes the old one's place when it is complete; until then the old one serves, and stays
-    as it is whatever happens. The same command goes on with a rebuild that was cut off. The old gallery is
-    kept as GALLERY.old.
+    The old gallery is unchanged, and can be searched, until the new one is complete and replaces it. An
+    interrupted rebuild continues when you run the same command again. The old gallery is kept as GALLERY.old.
 
     \b
       lookalike index rebuild shop.gallery --model better.onnx
+      lookalike index rebuild shop.gallery --model better.onnx --drop-old
     """
     done = rebuild_gallery(
-        Gallery(gallery), Embedder(model), keep_old=not drop_old, max_bad=max_bad, show_progress=True
+        Gallery(gallery),
+        Embedder(model),
+        keep_old=not drop_old,
+        policy=BadFilePolicy(max_bad=max_bad),
+        show_progress=True,
     )
     if done.resumed:
-        print_status(f"{done.resumed} images had been done by an earlier rebuild")
+        print_status(f"{pluralize(done.resumed, 'image')} already embedded by an earlier rebuild")
     if done.old is not None:
-        print_status(f"the old gallery is {done.old} now")
-    _finish(ctx, done.gallery, done.outcome, as_json, old=str(done.old) if done.old else None)
+        print_status(f"old gallery: {done.old}")
+    _report(ctx, done.gallery, done.result, as_json, old=str(done.old) if done.old else None)
 
 
-def _finish(ctx: click.Context, gallery: Gallery, outcome: IngestResult, as_json: bool, **more: Any) -> None:
-    """Report on a run, and leave with code 3 where files were unusable."""
+def _report(ctx: click.Context, gallery: Gallery, result: IngestResult, as_json: bool, **more: Any) -> None:
+    """Print the result of a run; exit with code 3 if files were unusable."""
     facts = {
         **gallery.info(),
-        **outcome.counts,
+        **result.counts,
         **more,
-        "bad": [{"path": str(b.stamp.full), "reason": b.reason, "detail": b.detail} for b in outcome.bad],
-        "duplicates": outcome.duplicates,
+        "bad": [{"path": str(b.stamp.full), "reason": b.reason, "detail": b.detail} for b in result.bad],
+        "duplicates": result.duplicates,
     }
-    print_result(facts, as_json, _summary(gallery, outcome))
-    if outcome.duplicates:
-        copies = sum(len(keys) - 1 for keys in outcome.duplicates)
-        groups = [_group(keys) for keys in outcome.duplicates]
-        _list(f"{pluralize(copies, 'image')} with the same bytes as another; all are kept:", groups)
-    if outcome.bad:
-        bad = [f"{file.stamp.full}: {file.detail}" for file in outcome.bad]
-        _list(f"{pluralize(len(bad), 'file')} unusable and skipped:", bad)
+    print_result(facts, as_json, _summary(gallery, result))
+    if result.duplicates:
+        copies = sum(len(keys) - 1 for keys in result.duplicates)
+        groups = [_key_group(keys) for keys in result.duplicates]
+        _print_list(
+            f"{pluralize(copies, 'image')} with the same bytes as another image; all are kept:", groups
+        )
+    if result.bad:
+        bad = [f"{file.stamp.full}: {file.detail}" for file in result.bad]
+        _print_list(f"{pluralize(len(bad), 'file')} unusable and skipped:", bad)
         ctx.exit(3)
 
 
-def _summary(gallery: Gallery, outcome: IngestResult) -> str:
-    added = outcome.added - outcome.replaced
+def _summary(gallery: Gallery, result: IngestResult) -> str:
+    added = result.added - result.replaced
     parts = [
         f"{count} {what}"
         for count, what in (
             (added, "added"),
-            (outcome.replaced, "replaced"),
-            (outcome.moved, "moved"),
-            (outcome.described, "described anew"),
-            (outcome.removed, "removed"),
+            (result.replaced, "replaced"),
+            (result.moved, "moved"),
+            (result.described, "with new metadata"),
+            (result.removed, "removed"),
         )
         if count
     ]
     done = ", ".join(parts) or "nothing new to add"
-    text = f"{gallery.folder}: {done}, {outcome.unchanged} there already"
-    text += f"; it holds {pluralize(len(gallery), 'image')}"
-    if outcome.copied:
-        text += f" ({outcome.copied} not embedded, since their bytes are known)"
-    if outcome.ignored:
-        text += f" ({pluralize(outcome.ignored, 'file')} without an image suffix passed over)"
-    if outcome.unmatched:
-        text += f" ({pluralize(outcome.unmatched, 'row')} of the table about files that were not given)"
+    text = f"{gallery.folder}: {done}, {result.unchanged} unchanged"
+    text += f"; {pluralize(len(gallery), 'image')} in the gallery"
+    if result.copied:
+        text += f" ({result.copied} not embedded, because their bytes were known)"
+    if result.ignored:
+        text += f" ({pluralize(result.ignored, 'file')} without an image suffix ignored)"
+    if result.unmatched:
+        text += (
+            f" ({pluralize(result.unmatched, 'row')} of the table for files that are not among the images)"
+        )
     return text
 
 
-def _group(keys: list[str]) -> str:
+def _key_group(keys: list[str]) -> str:
     shown = " = ".join(keys[:3])
     return shown if len(keys) <= 3 else f"{shown} = {len(keys) - 3} more"
 
 
-def _list(title: str, lines: list[str]) -> None:
+def _print_list(title: str, lines: list[str]) -> None:
     print_status(title)
-    for line in lines[:_SHOWN]:
+    for line in lines[:_MAX_LISTED]:
         print_status(f"  {line}")
-    if len(lines) > _SHOWN:
-        print_status(f"  and {len(lines) - _SHOWN} more; --json lists them all")
+    if len(lines) > _MAX_LISTED:
+        print_status(f"  and {len(lines) - _MAX_LISTED} more; --json lists all")

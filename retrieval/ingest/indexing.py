@@ -1,4 +1,4 @@
-"""From image files to a gallery: find what is new, embed it, commit. Interrupted runs continue."""
+"""Indexing runs: find new and changed image files, embed them, commit them to a gallery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
-from retrieval.ingest.plan import ContentIndex, Plan, follow_file, make_plan
-from retrieval.ingest.sources import ImageFile, Metadata, Scan, collect, exists
+from retrieval.ingest.plan import ContentIndex, Plan, make_plan, moved_item
+from retrieval.ingest.sources import ImageFile, Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
 from retrieval.storage.queries import files_by_root, keys_with_same_content, live_ids, newest_id
 from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
@@ -23,25 +22,39 @@ from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, Store
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
 MAX_BAD = 0.5
-_FAIR_SAMPLE = 100  # files that a share of bad ones is counted over, at least
+_MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at least
+
+
+@dataclass(frozen=True)
+class BadFilePolicy:
+    """How a run treats unusable files.
+
+    Attributes:
+        retry: Retry files that were unusable in an earlier run and have not changed since.
+        max_bad: Stop if a larger share of the files, from 0 to 1 and counted over at least 100 files, is
+            unusable.
+    """
+
+    retry: bool = False
+    max_bad: float = MAX_BAD
 
 
 @dataclass
 class IngestResult:
-    """What an indexing run did.
+    """Result of an indexing run.
 
     Attributes:
-        added: pictures put into the gallery, also in the place of older ones.
-        replaced: those in the place of an older picture.
-        copied: those whose bytes the gallery knew, so that their vectors were copied.
-        unchanged: pictures that were there already, also where their file had been touched.
-        moved: items that followed their file to another path.
-        described: items whose label or metadata changed, and nothing else.
-        removed: items taken out.
-        ignored: files without an image suffix.
-        unmatched: rows of a table about files that were not given.
-        bad: files that could not be used.
-        duplicates: keys of items whose files hold the same bytes, where a new one is among them.
+        added: Images added, including those that replace an older version.
+        replaced: Images that replaced an older version.
+        copied: Images whose vector was copied, because the gallery had embedded the same bytes before.
+        unchanged: Images that were in the gallery already, including files with only a new modification time.
+        moved: Items whose file has moved to another path.
+        described: Items of which only the label or the metadata changed.
+        removed: Items removed.
+        ignored: Files without an image suffix.
+        unmatched: Rows of the metadata table for files that are not among the sources.
+        bad: Unusable files.
+        duplicates: Groups of keys of items with identical bytes, for groups that contain a new item.
     """
 
     added: int = 0
@@ -58,98 +71,85 @@ class IngestResult:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers, by name."""
+        """All counts, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, int)}
 
 
 def add_images(
     gallery: Gallery,
-    sources: Iterable[str | Path] = (),
+    sources: Sources,
     *,
-    list_file: str | None = None,
-    metadata: Metadata | None = None,
-    root: Path | None = None,
-    kind: str | None = None,
-    recall: float | None = None,
-    memory: int | None = None,
+    index: IndexSpec | None = None,
     reindex: bool = False,
-    retry: bool = False,
-    max_bad: float = MAX_BAD,
+    policy: BadFilePolicy | None = None,
     command: str = "add",
     show_progress: bool = False,
 ) -> IngestResult:
-    """Embed what is new or changed among files and folders, and index it.
+    """Embed and index the new and changed images of some sources.
 
-    What a picture is and where it may come from: see `ingest.sources`. Pictures that are there, by path,
-    size and time of change, are left alone, except that they take up what a table says about them. Bytes
-    that the gallery knows are not embedded again: a touched file stays as it is, an item follows its file
-    to another path, and of a copy the vector is copied. Unusable files are recorded and skipped.
-    What is done is committed every few thousand images, so that a run that is cut off continues where
-    it stopped.
+    Images with the same path, size and modification time as in the gallery are skipped, except that new
+    labels and metadata are stored. Bytes that the gallery has embedded before are not embedded again: if only
+    the modification time changed, the item stays as it is; if the file moved, the item follows it; a copy
+    gets a copy of the vector. Unusable files are recorded and skipped. The run commits every few thousand
+    images, so an interrupted run continues where it stopped.
 
     Args:
-        sources: image files, folders, globs, tar shards.
-        list_file, metadata, root: more sources, and what is known of them; see `ingest.sources.collect`.
-        kind, recall, memory: of the index, as for `Gallery.build_index`; `None`: as the last time.
-        reindex: bring the index up to date at the end; otherwise only when much is outside it.
-        retry: try files again that were unusable before and have not changed.
-        max_bad: the share of unusable files at which to stop, counted over at least 100.
-        command: what to call this in the gallery's history.
-        show_progress: report on stderr.
+        gallery: Gallery to add to.
+        sources: Images and metadata.
+        index: Index to build; `None` keeps the present kind of index.
+        reindex: Index all new vectors at the end; otherwise only if many are not indexed yet.
+        policy: Treatment of unusable files.
+        command: Name of this run in the gallery's history.
+        show_progress: Print progress on stderr.
 
     Raises:
-        InputError: a source that does not exist, or holds no image; a table that is not what it should be.
-            Nothing is changed then.
-        LookalikeError: too many files are unusable; what was done is kept.
-        KeyboardInterrupt: with what was done by then; it is kept.
+        InputError: A source does not exist or contains no image, or a table is invalid. Nothing is changed.
+        LookalikeError: Too many files are unusable; images committed before stay.
+        KeyboardInterrupt: Interrupted; images embedded before stay.
     """
-    # The whole run holds the lock: two writers would embed the same files twice.
+    # One lock for the whole run: two concurrent writers would embed the same files twice.
     with gallery.store.writing():
         started = now()
-        found = collect(sources, list_file=list_file, metadata=metadata, root=root, roots=_roots(gallery))
-        outcome = absorb(gallery, found, retry=retry, max_bad=max_bad, show_progress=show_progress)
-        index = IndexSpec(kind, recall, memory)
-        finish(gallery, outcome, command, started, reindex=reindex, index=index, show_progress=show_progress)
-    return outcome
+        found = collect(sources, _roots(gallery))
+        result = ingest(gallery, found, policy=policy, show_progress=show_progress)
+        finish_run(
+            gallery, result, command, started, reindex=reindex, index=index, show_progress=show_progress
+        )
+    return result
 
 
-def absorb(
-    gallery: Gallery,
-    found: Scan,
-    *,
-    retry: bool = False,
-    max_bad: float = MAX_BAD,
-    show_progress: bool = False,
+def ingest(
+    gallery: Gallery, found: Scan, *, policy: BadFilePolicy | None = None, show_progress: bool = False
 ) -> IngestResult:
-    """Bring what was found into the gallery. Call it inside `store.writing()`.
+    """Bring a gallery up to date with the files of a scan. Call it inside `store.writing()`.
 
-    An item whose file cannot be reached now, whatever it holds, stays.
+    An item whose file cannot be read at present is kept.
     """
-    store = gallery.store
+    store, policy = gallery.store, policy or BadFilePolicy()
     if gallery.changed():  # by another process, before we held the lock
         gallery.refresh()
     newest = newest_id(store)
-    plan = make_plan(store, found.files.values(), retry=retry)
-    outcome = IngestResult(
+    plan = make_plan(store, found.files.values(), retry=policy.retry)
+    result = IngestResult(
         unchanged=plan.unchanged, ignored=found.ignored, unmatched=found.unmatched, bad=plan.bad
     )
     if plan.changes:
         store.amend(plan.changes)
-        outcome.described = len(plan.changes)
+        result.described = len(plan.changes)
     if plan.todo or found.unusable:
         with Progress("embedding", len(plan.todo), show=show_progress) as progress:
-            _Run(gallery, plan, outcome, max_bad).go(found.unusable, progress)
-    gone = _alive(gallery, plan.outdated)
-    if gone:
-        outcome.removed += store.remove(gone)
+            _Run(gallery, plan, result, policy.max_bad).run(found.unusable, progress)
+    outdated = sorted(set(live_ids(store)) & set(plan.outdated)) if plan.outdated else []
+    if outdated:
+        result.removed += store.remove(outdated)
     gallery.refresh()
-    outcome.duplicates = keys_with_same_content(store, newest)
-    return outcome
+    result.duplicates = keys_with_same_content(store, newest)
+    return result
 
 
-def finish(
+def finish_run(
     gallery: Gallery,
-    outcome: IngestResult,
+    result: IngestResult,
     command: str,
     started: str,
     *,
@@ -157,39 +157,44 @@ def finish(
     index: IndexSpec | None = None,
     show_progress: bool = False,
 ) -> None:
-    """Index what is new, if there is much of it or another index is specified, and record the run."""
+    """Index new vectors if there are many or another index is specified, and record the run."""
     previous = gallery.store.manifest.index_spec
     spec = (index or IndexSpec()).or_else(previous)
     if spec != previous or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):
         gallery.build_index(spec, show_progress=show_progress)
-    gallery.store.record_run(command, started, {**outcome.counts, "bad": len(outcome.bad)})
+    gallery.store.record_run(command, started, {**result.counts, "bad": len(result.bad)})
 
 
 class _Run:
-    """Reads, decodes and embeds the pictures of a plan, and commits them now and then."""
+    """One indexing run: reads, decodes and embeds the images of a plan, with periodic commits."""
 
-    def __init__(self, gallery: Gallery, plan: Plan, outcome: IngestResult, max_bad: float) -> None:
-        self._gallery, self._plan, self._outcome, self._max_bad = gallery, plan, outcome, max_bad
+    def __init__(self, gallery: Gallery, plan: Plan, result: IngestResult, max_bad: float) -> None:
+        self._gallery, self._plan, self._result, self._max_bad = gallery, plan, result, max_bad
         self._known = ContentIndex(gallery.store)
-        self._followed: set[int] = set()  # items that have gone to another path in this run
+        self._moved: set[int] = set()  # items whose path was changed by this run
         self._new: list[tuple[np.ndarray, list[NewItem]]] = []
         self._changes: list[Change] = []
         self._bad: list[BadFile] = []
         self._deadline = time.monotonic() + COMMIT_SECONDS
 
-    def go(self, unusable: Iterable[BadFile], progress: Progress) -> None:
-        """Do all of it; `unusable` files are known without reading them."""
+    def run(self, unusable: Iterable[BadFile], progress: Progress) -> None:
+        """Process all images of the plan.
+
+        Args:
+            unusable: Files that are known to be unusable without reading them.
+            progress: Progress to update.
+        """
         tried = bad = 0
         for file in unusable:
-            self._reject(file)
+            self._record_bad(file)
             tried, bad = tried + 1, bad + 1
         try:
             for batch in self._batches():
-                self._take(batch)
+                self._process(batch)
                 bad += sum(isinstance(file, ImageError) for _, file in batch)
                 tried += len(batch)
                 progress.update(len(batch), f"{bad} unusable" if bad else "")
-                if bad > self._max_bad * max(tried, _FAIR_SAMPLE):
+                if bad > self._max_bad * max(tried, _MIN_SAMPLE):
                     self._commit()
                     raise self._too_many(bad, tried)
                 if (
@@ -199,69 +204,71 @@ class _Run:
                     self._commit()
         except KeyboardInterrupt:
             self._commit()
-            what = f"interrupted; {self._outcome.added} images are in the gallery now"
-            raise KeyboardInterrupt(f"{what}; the same command again does the rest") from None
+            raise KeyboardInterrupt(
+                f"interrupted; {self._result.added} images are in the gallery now; "
+                "run the same command again to continue"
+            ) from None
         self._commit()
 
     def _batches(self) -> Iterable[list[tuple[ImageFile, Decoded | KnownFile | ImageError]]]:
         todo, preprocess = self._plan.todo, self._gallery.embedder.preprocess
-        paths = (self._gallery.folder / picture.full for picture in todo)
+        paths = (self._gallery.folder / image.full for image in todo)
         read = read_ahead(paths, preprocess, side=preprocess.scaled, known=self._known.__contains__)
         files = zip(todo, read, strict=True)
         while batch := list(islice(files, BATCH)):
             yield batch
 
-    def _take(self, batch: list[tuple[ImageFile, Decoded | KnownFile | ImageError]]) -> None:
-        fresh = [(picture, file) for picture, file in batch if isinstance(file, Decoded)]
-        if fresh:
-            vectors = self._gallery.embedder.embed_pixels([file.pixels for _, file in fresh])
-            self._new.append(
-                (vectors, [self._item(p, f.content_sha256, f.width, f.height) for p, f in fresh])
-            )
-        for picture, file in batch:
+    def _process(self, batch: list[tuple[ImageFile, Decoded | KnownFile | ImageError]]) -> None:
+        new = [(image, file) for image, file in batch if isinstance(file, Decoded)]
+        if new:
+            vectors = self._gallery.embedder.embed_pixels([file.pixels for _, file in new])
+            items = [self._new_item(i, f.content_sha256, f.width, f.height) for i, f in new]
+            self._new.append((vectors, items))
+        for image, file in batch:
             if isinstance(file, ImageError):
-                self._reject(BadFile(picture.file, file.reason, file.detail))
+                self._record_bad(BadFile(image.stamp, file.reason, file.detail))
             elif isinstance(file, KnownFile):
-                self._recognise(picture, file.content_sha256)
+                self._reuse_vector(image, file.content_sha256)
 
-    def _reject(self, file: BadFile) -> None:
-        """Keep a file on the list of unusable ones, unless that would cost an item that may be as it was."""
-        out_of_reach = file.reason in (ImageError.MISSING, ImageError.PERMISSION)
-        if out_of_reach and file.stamp.key in self._plan.present:
-            self._outcome.bad.append(file)
+    def _record_bad(self, file: BadFile) -> None:
+        """Record an unusable file; keep the item of a file that is only unreachable at present."""
+        unreachable = file.reason in (ImageError.MISSING, ImageError.PERMISSION)
+        if unreachable and file.stamp.key in self._plan.existing:
+            self._result.bad.append(file)
         else:
             self._bad.append(file)
 
-    def _recognise(self, picture: ImageFile, content: str) -> None:
-        """A picture whose bytes the gallery has embedded: touched, moved, or a copy."""
-        ids, at_path = self._known.ids(content), self._plan.present.get(picture.key)
-        if at_path is not None and at_path.id in ids and picture.id in (None, at_path.key):
-            stamp = picture.file if picture.told else replace(picture.file, label=at_path.label)
-            self._changes.append(Change(at_path.id, stamp, picture.metadata))
-            self._outcome.unchanged += 1
+    def _reuse_vector(self, image: ImageFile, content: str) -> None:
+        """Handle an image whose bytes are embedded already: a new modification time, a move or a copy."""
+        ids, existing = self._known.ids(content), self._plan.existing.get(image.key)
+        if existing is not None and existing.id in ids and image.id in (None, existing.key):
+            stamp = image.stamp if image.has_own_label else replace(image.stamp, label=existing.label)
+            self._changes.append(Change(existing.id, stamp, image.metadata))
+            self._result.unchanged += 1
             return
         items = self._gallery.store.items(ids)
-        left = next((item for item in items if at_path is None and self._may_follow(item, picture)), None)
-        if left is not None:
-            self._changes.append(follow_file(picture, left))
-            self._followed.add(left.id)
-            self._outcome.moved += 1
+        moved = next((item for item in items if existing is None and self._has_moved(item, image)), None)
+        if moved is not None:
+            self._changes.append(moved_item(image, moved))
+            self._moved.add(moved.id)
+            self._result.moved += 1
         else:
-            item = self._item(picture, content, items[0].width, items[0].height)
+            item = self._new_item(image, content, items[0].width, items[0].height)
             self._new.append((self._gallery.vector(items[0].id)[None], [item]))
-            self._outcome.copied += 1
+            self._result.copied += 1
 
-    def _may_follow(self, item: StoredItem, picture: ImageFile) -> bool:
-        """Whether an item's file is gone, so that this picture can be it in another place."""
-        free = picture.id in (None, item.key) and item.id not in self._followed
-        return free and item.path != "" and not exists(self._gallery.folder / item.full)
+    def _has_moved(self, item: StoredItem, image: ImageFile) -> bool:
+        """Return whether an item's file is gone, so that `image` may be the same file at a new path."""
+        free = image.id in (None, item.key) and item.id not in self._moved
+        return free and item.path != "" and not file_exists(self._gallery.folder / item.full)
 
-    def _item(self, picture: ImageFile, content: str, width: int, height: int) -> NewItem:
-        """The item of a picture, which keeps the label that the owner gave to the one before it."""
-        there = self._plan.present.get(picture.key)
-        stamp = picture.file if picture.told or there is None else replace(picture.file, label=there.label)
-        self._outcome.replaced += there is not None
-        return NewItem(stamp, content, width, height, picture.metadata, picture.id)
+    def _new_item(self, image: ImageFile, content: str, width: int, height: int) -> NewItem:
+        """Return the item of an image, with the label of the item that it replaces unless it has its own."""
+        existing = self._plan.existing.get(image.key)
+        keeps_label = existing is not None and not image.has_own_label
+        stamp = replace(image.stamp, label=existing.label) if existing and keeps_label else image.stamp
+        self._result.replaced += existing is not None
+        return NewItem(stamp, content, width, height, image.metadata, image.id)
 
     def _commit(self) -> None:
         store = self._gallery.store
@@ -269,24 +276,20 @@ class _Run:
             store.amend(self._changes)
         items = [item for _, items in self._new for item in items]
         if items or self._bad:
-            dim = self._gallery.store.manifest.dim
-            vectors = np.concatenate([np.empty((0, dim), np.float32), *(block for block, _ in self._new)])
-            store.commit(vectors, items, self._bad)
-        self._outcome.added += len(items)
-        self._outcome.bad += self._bad
+            empty = np.empty((0, store.manifest.dim), np.float32)
+            store.commit(np.concatenate([empty, *(block for block, _ in self._new)]), items, self._bad)
+        self._result.added += len(items)
+        self._result.bad += self._bad
         self._new, self._changes, self._bad = [], [], []
         self._deadline = time.monotonic() + COMMIT_SECONDS
 
     def _too_many(self, bad: int, tried: int) -> LookalikeError:
-        first = self._outcome.bad[-1]
-        what = f"{bad} of {tried} files were unusable, the last one {first.stamp.full} ({first.detail})"
-        hint = "--max-bad 1 goes on all the same"
-        return LookalikeError(f"{self._gallery.folder}: stopped: {what}; what was done is kept; {hint}")
+        last = self._result.bad[-1]
+        return LookalikeError(
+            f"{self._gallery.folder}: stopped: {bad} of {tried} files were unusable, the last one "
+            f"{last.stamp.full} ({last.detail}); images embedded so far are kept; continue with --max-bad 1"
+        )
 
 
 def _roots(gallery: Gallery) -> list[str]:
     return [str(gallery.folder.resolve() / root) for root in files_by_root(gallery.store)]
-
-
-def _alive(gallery: Gallery, ids: list[int]) -> list[int]:
-    return sorted(set(live_ids(gallery.store)) & set(ids)) if ids else []

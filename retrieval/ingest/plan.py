@@ -1,4 +1,4 @@
-"""What an indexing run has to do: which pictures are new, which are known, and whose vector will do."""
+"""Indexing plan: which images are new, changed or known to be unusable, compared with a gallery."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from retrieval.storage.store import Store
 
 @dataclass
 class Plan:
-    """What is to be done about the pictures of some sources.
+    """Work that the images of some sources require.
 
     Attributes:
-        todo: to be read, and embedded unless the gallery knows the bytes.
-        changes: of labels and metadata alone.
-        unchanged: pictures that are there as they are.
-        bad: known to be unusable, and not changed since.
-        outdated: items that go once `todo` is done: their picture is listed under another id now.
-        present: what the gallery holds, by root and path.
+        todo: Images to read, and to embed unless the gallery has embedded the same bytes.
+        changes: Changes of labels and metadata only.
+        unchanged: Number of images that need no work.
+        bad: Unusable files that have not changed since the last run.
+        outdated: Ids to remove after `todo` is done: the images now have another key.
+        existing: Items of the gallery, by root and path.
     """
 
     todo: list[ImageFile] = field(default_factory=list)
@@ -35,61 +35,62 @@ class Plan:
     unchanged: int = 0
     bad: list[BadFile] = field(default_factory=list)
     outdated: list[int] = field(default_factory=list)
-    present: Mapping[tuple[str, str], ExistingItem] = field(default_factory=dict)
+    existing: Mapping[tuple[str, str], ExistingItem] = field(default_factory=dict)
 
 
-def make_plan(store: Store, pictures: Iterable[ImageFile], *, retry: bool) -> Plan:
-    """Compare pictures with a gallery, by size and time of change.
+def make_plan(store: Store, images: Iterable[ImageFile], *, retry: bool) -> Plan:
+    """Compare images with a gallery, by size and modification time.
 
     Args:
-        retry: whether files that were unusable are tried again although they have not changed.
+        store: Store of the gallery.
+        images: Images of the sources.
+        retry: Retry files that were unusable before, although they have not changed.
 
     Raises:
-        InputError: metadata that does not fit the gallery's columns.
+        InputError: The metadata does not fit the gallery's columns.
     """
-    pictures = _by_our_names(store, pictures)
-    plan = Plan(present=existing_items(store))
+    images = _with_own_root(store, images)
+    plan = Plan(existing=existing_items(store))
     known_bad = {file.stamp.key: file for file in store.bad_files()}
-    told: dict[int, ImageFile] = {}
-    for picture in pictures:
-        there, seen = plan.present.get(picture.key), (picture.size, picture.mtime_ns)
-        renamed = there is not None and picture.id not in (None, there.key)
-        bad = known_bad.get(picture.key)
-        if there and there.embedded and not renamed and (there.size, there.mtime_ns) == seen:
+    described: dict[int, ImageFile] = {}
+    for image in images:
+        existing, version = plan.existing.get(image.key), (image.size, image.mtime_ns)
+        renamed = existing is not None and image.id not in (None, existing.key)
+        bad = known_bad.get(image.key)
+        if existing and existing.embedded and not renamed and (existing.size, existing.mtime_ns) == version:
             plan.unchanged += 1
-            if picture.told or picture.metadata:
-                told[there.id] = picture
-        elif bad and not retry and (bad.stamp.size, bad.stamp.mtime_ns) == seen:
+            if image.has_own_label or image.metadata:
+                described[existing.id] = image
+        elif bad and not retry and (bad.stamp.size, bad.stamp.mtime_ns) == version:
             plan.bad.append(bad)
         else:
-            plan.todo.append(picture)
-            if there and renamed:
-                plan.outdated.append(there.id)
-    check_columns(store, pictures)
-    plan.changes = list(_differences(store, told))
+            plan.todo.append(image)
+            if existing and renamed:
+                plan.outdated.append(existing.id)
+    check_columns(store, images)
+    plan.changes = list(_changes(store, described))
     return plan
 
 
-def _by_our_names(store: Store, pictures: Iterable[ImageFile]) -> list[ImageFile]:
-    """Pictures, with those that the gallery keeps itself named as it names them, however they were found."""
+def _with_own_root(store: Store, images: Iterable[ImageFile]) -> list[ImageFile]:
+    """Give the files in the gallery's own folder the root that the gallery stores for them."""
     if not store.own.is_dir():
-        return list(pictures)
+        return list(images)
     own = f"{store.own}/"
-    named = ((os.path.join(one.root, one.path), one) for one in pictures)
+    with_path = ((os.path.join(image.root, image.path), image) for image in images)
     return [
-        replace(one, root=OWN, path=full.removeprefix(own)) if full.startswith(own) else one
-        for full, one in named
+        replace(image, root=OWN, path=full.removeprefix(own)) if full.startswith(own) else image
+        for full, image in with_path
     ]
 
 
 class ContentIndex:
-    """The bytes that a gallery has embedded already, by their SHA-256. Threads may share it."""
+    """SHA-256 of all embedded files, with the ids of their items. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         rows = embedded_contents(store)
-        self._digests = np.array(
-            [digest for digest, _ in rows], "S64"
-        )  # a set would take three times as much
+        # Sorted arrays take a third of the memory of a set of strings.
+        self._digests = np.array([digest for digest, _ in rows], "S64")
         self._ids = np.array([item for _, item in rows], np.int64)
 
     def __contains__(self, digest: str) -> bool:
@@ -97,56 +98,54 @@ class ContentIndex:
         return start < stop
 
     def ids(self, digest: str) -> list[int]:
-        """The items whose files held these bytes, oldest first."""
-        return self._ids[slice(*self._range(digest))].tolist()
+        """Return the ids of the items with these bytes, oldest first."""
+        found: list[int] = self._ids[slice(*self._range(digest))].tolist()
+        return found
 
     def _range(self, digest: str) -> tuple[int, int]:
-        wanted = np.array(digest, "S64")
-        start, stop = (np.searchsorted(self._digests, wanted, side) for side in ("left", "right"))
-        return int(start), int(stop)
+        value = np.array(digest, "S64")
+        start, stop = (int(np.searchsorted(self._digests, value, side)) for side in ("left", "right"))
+        return start, stop
 
 
-def follow_file(picture: ImageFile, item: StoredItem) -> Change:
-    """The change that lets an item follow its file to another path.
+def moved_item(image: ImageFile, item: StoredItem) -> Change:
+    """Return the change of an item whose file has moved to the path of `image`.
 
-    The id follows where it was the path, and the label where it was the folder.
+    The key changes only if it was the old path, and the label only if it was the old folder.
     """
     folder = Path(item.path).parent.as_posix()
-    keeps_label = not picture.told and item.label not in (None, folder)
-    stamp = replace(picture.file, label=item.label) if keeps_label else picture.file
-    key = picture.id or (picture.path if item.key == item.path else None)
-    return Change(item.id, stamp, picture.metadata, key)
+    keeps_label = not image.has_own_label and item.label not in (None, folder)
+    stamp = replace(image.stamp, label=item.label) if keeps_label else image.stamp
+    key = image.id or (image.path if item.key == item.path else None)
+    return Change(item.id, stamp, image.metadata, key)
 
 
-def check_columns(store: Store, pictures: Iterable[ImageFile]) -> None:
-    """Refuse metadata that does not fit the gallery's columns, with an `InputError`."""
-    with_facts = [picture for picture in pictures if picture.metadata]
-    if not with_facts:
+def check_columns(store: Store, images: Iterable[ImageFile]) -> None:
+    """Raise an `InputError` if the metadata of the images does not fit the gallery's columns."""
+    described = [image for image in images if image.metadata]
+    if not described:
         return
     columns = store.columns()
-    names = schema.check_columns({name for p in with_facts for name in p.metadata}, columns)
-    there = {}
+    names = schema.check_columns({name for image in described for name in image.metadata}, columns)
+    types = {}
     for column in set(columns) & set(names.values()):
         kind = column_type(store, column)
         if kind is not None:
-            there[column] = "text" if kind == "text" else "number"
-    given = (
-        (
-            picture.full,
-            {names[name]: schema.check_value(name, value) for name, value in picture.metadata.items()},
-        )
-        for picture in with_facts
+            types[column] = "text" if kind == "text" else "number"
+    rows = (
+        (image.full, {names[name]: schema.check_value(name, value) for name, value in image.metadata.items()})
+        for image in described
     )
-    tables.check_types(given, there)
+    tables.check_types(rows, types)
 
 
-def _differences(store: Store, told: Mapping[int, ImageFile]) -> Iterator[Change]:
-    """What the owner says about pictures that the gallery has otherwise."""
-    for item in store.items(list(told)):
-        picture = told[item.id]
-        label = picture.label if picture.told else item.label
-        news: dict[str, Value] = {
-            name: value for name, value in picture.metadata.items() if item.metadata.get(name) != value
+def _changes(store: Store, described: Mapping[int, ImageFile]) -> Iterator[Change]:
+    """Yield the changes of items whose label or metadata differ from those of their image, by id."""
+    for item in store.items(list(described)):
+        image = described[item.id]
+        label = image.label if image.has_own_label else item.label
+        metadata: dict[str, Value] = {
+            name: value for name, value in image.metadata.items() if item.metadata.get(name) != value
         }
-        if news or label != item.label:
-            yield Change(item.id, replace(picture.file, label=label), news)
+        if metadata or label != item.label:
+            yield Change(item.id, replace(image.stamp, label=label), metadata)

@@ -1,4 +1,4 @@
-"""Make a gallery again with another model: beside the old one, which serves until the new one is whole."""
+"""Rebuild: embed a gallery again with another model, beside the old gallery, and swap the two."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.gallery import Gallery
-from retrieval.ingest.indexing import MAX_BAD, IngestResult, absorb, finish
-from retrieval.ingest.sources import Scan, stamp
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
+from retrieval.ingest.sources import Scan, stat_image
 from retrieval.storage.queries import live_ids
 from retrieval.storage.records import OWN, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
@@ -25,16 +25,17 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """What a rebuild did.
+    """Result of a rebuild.
 
     Attributes:
-        gallery: the new one, in the old one's place.
-        old: where the old one is now; `None` where it was dropped.
-        resumed: pictures that an earlier, interrupted rebuild had done.
+        gallery: The new gallery, in place of the old one.
+        result: Result of the indexing run.
+        old: Present folder of the old gallery; `None` if it was deleted.
+        resumed: Number of images that an earlier, interrupted rebuild had embedded.
     """
 
     gallery: Gallery
-    outcome: IngestResult
+    result: IngestResult
     old: Path | None
     resumed: int
 
@@ -44,48 +45,54 @@ def rebuild(
     model: Embedder,
     *,
     keep_old: bool = True,
-    max_bad: float = MAX_BAD,
+    policy: BadFilePolicy | None = None,
     show_progress: bool = False,
 ) -> RebuildResult:
-    """Embed every picture of a gallery with a model, under the same ids, labels and metadata.
+    """Embed all images of a gallery with another model, under the same ids, labels and metadata.
 
-    The new gallery grows in the hidden folder `.NAME.rebuild` beside the old one and takes its place at the
-    end; until then the old one is as it was, and a rebuild that was cut off goes on where it stopped.
-    Pictures whose file cannot be read any more are reported, and are in the old gallery alone.
+    The new gallery is built in the hidden folder `.NAME.rebuild` beside the old one and replaces it when it
+    is complete; until then the old one is unchanged. An interrupted rebuild continues where it stopped.
+    Images whose file is unreadable are reported and remain in the old gallery only.
 
     Args:
-        keep_old: leave the old gallery under the name NAME.old.
+        gallery: Gallery to rebuild.
+        model: New model.
+        keep_old: Keep the old gallery as NAME.old.
+        policy: Treatment of unusable files.
+        show_progress: Print progress on stderr.
 
     Raises:
-        InputError: NAME.old is there already, and the old gallery is to be kept.
-        LookalikeError, KeyboardInterrupt: as for `add_images`; the old gallery stays then.
+        InputError: NAME.old exists and the old gallery is to be kept.
+        LookalikeError, KeyboardInterrupt: As for `add_images`; the old gallery stays in place.
     """
     folder = gallery.folder.resolve()
     draft, old = folder.with_name(f".{folder.name}.rebuild"), folder.with_name(f"{folder.name}.old")
     with gallery.store.writing():
-        if _tidy(gallery, draft, old) and gallery.fingerprint == model.fingerprint:
+        if _finish_interrupted(gallery, draft, old) and gallery.fingerprint == model.fingerprint:
             return RebuildResult(gallery, IngestResult(unchanged=len(gallery)), old, len(gallery))
         if keep_old and old.exists():
-            raise InputError(f"{old}: an older gallery lies there; move or remove it, or give --drop-old")
-        new = _begin(gallery, model, draft)
+            raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")
+        new = _open_or_create(gallery, model, draft)
         with new.store.writing():
-            _take_along(gallery.store, new.store)
-            resumed, started, found = len(new), now(), _pictures(gallery)
-            outcome = absorb(new, found, max_bad=max_bad, show_progress=show_progress)
+            _link_own_files(gallery.store, new.store)
+            resumed, started, found = len(new), now(), _scan_items(gallery)
+            result = ingest(new, found, policy=policy, show_progress=show_progress)
             index = gallery.store.manifest.index_spec
-            finish(new, outcome, "rebuild", started, reindex=True, index=index, show_progress=show_progress)
-            _check(new, len(found.files) + len(found.unusable) - len(outcome.bad), show_progress)
+            finish_run(
+                new, result, "rebuild", started, reindex=True, index=index, show_progress=show_progress
+            )
+            _check(new, len(found.files) + len(found.unusable) - len(result.bad), show_progress)
             _exchange(draft, folder)
         if keep_old:
             draft.rename(old)
         else:
             shutil.rmtree(draft)
         fsync_folder(folder.parent)
-    return RebuildResult(Gallery(gallery.folder), outcome, old if keep_old else None, resumed)
+    return RebuildResult(Gallery(gallery.folder), result, old if keep_old else None, resumed)
 
 
-def _tidy(gallery: Gallery, draft: Path, old: Path) -> bool:
-    """Whether an earlier rebuild was cut off when the new gallery had taken its place; finishes it then."""
+def _finish_interrupted(gallery: Gallery, draft: Path, old: Path) -> bool:
+    """Clean up after a rebuild that was interrupted after the swap; return whether there was one."""
     if not (draft / "gallery.db").exists():
         return False
     if Store(draft).manifest.uuid != gallery.store.manifest.rebuilt_from:
@@ -97,8 +104,8 @@ def _tidy(gallery: Gallery, draft: Path, old: Path) -> bool:
     return True
 
 
-def _begin(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
-    """The new gallery: the one that an earlier rebuild with this model began, or an empty one."""
+def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
+    """Open the gallery of an interrupted rebuild with the same model, or create an empty one."""
     origin = gallery.store.manifest.uuid
     if (draft / "gallery.db").exists():
         begun = Gallery(draft)
@@ -112,38 +119,37 @@ def _begin(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
     return new
 
 
-def _pictures(gallery: Gallery) -> Scan:
-    """The files of all items, with what the gallery says about them."""
+def _scan_items(gallery: Gallery) -> Scan:
+    """Return the files of all items, with the keys, labels and metadata that the gallery has for them."""
     found = Scan()
     for item in _items(gallery.store):
         if not item.path:
-            nowhere = FileStamp("", item.key, 0, 0, item.label)
-            found.unusable.append(BadFile(nowhere, "no-file", "it has a vector and no image file"))
+            no_file = FileStamp("", item.key, 0, 0, item.label)
+            found.unusable.append(BadFile(no_file, "no-file", "it has a vector but no image file"))
             continue
         full = Path(gallery.paths.of(item)).absolute()
-        picture = stamp(full, full.parents[len(Path(item.path).parts) - 1])
+        image = stat_image(full, full.parents[len(Path(item.path).parts) - 1])
         if item.root == OWN:
-            picture = replace(picture, root=OWN)
-        if picture.full in found.files:
-            twice = BadFile(
-                picture.file, "same-file", f"it is also the file of {found.files[picture.full].id}"
-            )
-            found.unusable.append(twice)
+            image = replace(image, root=OWN)
+        if image.full in found.files:
+            other = found.files[image.full].id
+            found.unusable.append(BadFile(image.stamp, "same-file", f"it is also the file of {other}"))
         else:
-            facts = replace(picture, label=item.label, id=item.key, metadata=item.metadata, told=True)
-            found.files[picture.full] = facts
+            found.files[image.full] = replace(
+                image, label=item.label, id=item.key, metadata=item.metadata, has_own_label=True
+            )
     return found
 
 
-def _take_along(old: Store, new: Store) -> None:
-    """Give the new gallery the files that the old one keeps itself: the same ones, under a second name."""
+def _link_own_files(old: Store, new: Store) -> None:
+    """Hard-link, or else copy, the image files in the old gallery's own folder into the new gallery."""
     for name in old.kept_files():
         source, target = old.own / name, new.own / name
         if source.exists() and not target.exists():
             new.own.mkdir(exist_ok=True)
             try:
                 target.hardlink_to(source)
-            except OSError:  # the disk knows no second names
+            except OSError:  # the file system has no hard links
                 with atomic_write(target) as draft:
                     shutil.copy2(source, draft)
 
@@ -155,18 +161,19 @@ def _items(store: Store) -> Iterator[StoredItem]:
 
 
 def _check(new: Gallery, expected: int, show_progress: bool) -> None:
+    """Verify the new gallery before the swap; raise a `LookalikeError` if it is damaged or incomplete."""
     found = verify(new.folder, show_progress=show_progress)
-    wrong = [problem.what for problem in found.problems]
+    problems = [problem.what for problem in found.problems]
     if found.items != expected:
-        wrong.append(f"it holds {found.items} pictures where {expected} were embedded")
-    if wrong:
+        problems.append(f"it has {found.items} images instead of {expected}")
+    if problems:
         raise LookalikeError(
-            f"{new.folder}: {wrong[0]}; the old gallery stays; delete this folder and try again"
+            f"{new.folder}: {problems[0]}; the old gallery is unchanged; delete this folder and try again"
         )
 
 
 def _exchange(draft: Path, folder: Path) -> None:
-    """Let two folders change names: in one step where the system can, else in three renames."""
+    """Swap the names of two folders: atomically on Linux, else by three renames."""
     system = ctypes.CDLL(None, use_errno=True)
     if hasattr(system, "renameat2"):
         names = (_AT_FDCWD, os.fsencode(draft), _AT_FDCWD, os.fsencode(folder))

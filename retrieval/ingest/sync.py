@@ -1,4 +1,4 @@
-"""Keep a gallery in step with its files: those that changed, moved, vanished, or are new in a folder."""
+"""Sync: bring a gallery up to date with changed, moved, deleted and new files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from retrieval.errors import ImageError, InputError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.load import read_bytes
-from retrieval.ingest.indexing import MAX_BAD, IngestResult, absorb, finish
-from retrieval.ingest.plan import follow_file, make_plan
-from retrieval.ingest.sources import ImageFile, Scan, exists, scan, stamp
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
+from retrieval.ingest.plan import make_plan, moved_item
+from retrieval.ingest.sources import ImageFile, Scan, file_exists, scan, stat_image
 from retrieval.progress import Progress
 from retrieval.storage.queries import existing_items
 from retrieval.storage.records import ExistingItem
 
 
 @dataclass(frozen=True)
-class Difference:
-    """How a folder differs from what a gallery holds of it.
+class FolderDifference:
+    """Differences between a folder and a gallery.
 
     Attributes:
-        new, changed, unchanged: files that the gallery does not hold, holds otherwise, or holds as they are.
-        gone: paths of its items whose file is not in the folder any more; some may have moved within it.
+        new: Number of files that are not in the gallery.
+        changed: Number of files that have changed since they were indexed.
+        unchanged: Number of files that have not.
+        gone: Paths of items whose file is no longer in the folder; some may have moved within it.
     """
 
     new: int
@@ -36,10 +38,15 @@ class Difference:
 
 
 @dataclass
-class Update:
-    """What `update` did, and the paths of items whose file is gone."""
+class UpdateResult:
+    """Result of `update`.
 
-    outcome: IngestResult
+    Attributes:
+        result: Result of the indexing run.
+        gone: Paths of items whose file is gone.
+    """
+
+    result: IngestResult
     gone: list[str] = field(default_factory=list)
 
 
@@ -47,84 +54,89 @@ def update(
     gallery: Gallery,
     *,
     prune: bool = False,
-    retry: bool = False,
-    max_bad: float = MAX_BAD,
+    policy: BadFilePolicy | None = None,
     show_progress: bool = False,
-) -> Update:
-    """Look at the file of every item again: embed those whose bytes changed, follow those that moved.
+) -> UpdateResult:
+    """Check the file of every item: embed changed files again and follow moved ones. New files are not added.
 
-    A file that is gone is looked for in the folders that the gallery was made of; unless `prune`, an item
-    whose file is found nowhere stays. New files are not added.
+    A missing file is searched for, by size and SHA-256, in the folders that the gallery was built from.
+
+    Args:
+        gallery: Gallery to update.
+        prune: Remove items whose file is gone; otherwise they stay.
+        policy: Treatment of unusable files.
+        show_progress: Print progress on stderr.
 
     Raises:
-        InputError: every file is gone, as where a disk is not mounted; nothing is removed then.
-        LookalikeError, KeyboardInterrupt: as for `add_images`.
+        InputError: All files are gone, for example because a disk is not mounted. Nothing is removed.
+        LookalikeError, KeyboardInterrupt: As for `add_images`.
     """
     store = gallery.store
     with store.writing():
-        started, there = now(), existing_items(store)
+        started, existing = now(), existing_items(store)
         found, gone = Scan(), dict[tuple[str, str], ExistingItem]()
-        with Progress("looking", len(there), "files", show=show_progress) as progress:
-            for (root, path), item in there.items():
-                top = gallery.folder.resolve() / root
-                full = top / path
-                if exists(full):
-                    found.add(full, stamp(full, top))
+        with Progress("checking", len(existing), "files", show=show_progress) as progress:
+            for (root, path), item in existing.items():
+                folder = gallery.folder.resolve() / root
+                full = folder / path
+                if file_exists(full):
+                    found.add(full, stat_image(full, folder))
                 else:
                     gone[root, path] = item
                 progress.update()
-        if there and not found.files:
+        if existing and not found.files:
             raise InputError(
-                f"{gallery.folder}: all its files are gone, the first from {full}; is a disk away?"
+                f"{gallery.folder}: all image files are gone, for example {full}; is the disk mounted?"
             )
-        followed = _follow(gallery, gone)
-        outcome = absorb(gallery, found, retry=retry, max_bad=max_bad, show_progress=show_progress)
-        outcome.moved += followed
+        moved = _follow_moved(gallery, gone)
+        result = ingest(gallery, found, policy=policy, show_progress=show_progress)
+        result.moved += moved
         if prune:
-            outcome.removed += _remove(gallery, gone)
-            _forget_bad(gallery)
-        finish(gallery, outcome, "update", started)
-    return Update(outcome, sorted(str(Path(*key)) for key in gone))
+            result.removed += _remove(gallery, gone)
+            _forget_bad_files(gallery)
+        finish_run(gallery, result, "update", started)
+    return UpdateResult(result, sorted(str(Path(*key)) for key in gone))
 
 
-def compare(gallery: Gallery, folder: Path) -> Difference:
-    """What `sync` would do."""
-    top, found = _look(gallery, folder)
+def folder_difference(gallery: Gallery, folder: Path) -> FolderDifference:
+    """Return what `sync` would do, without changing anything."""
+    top, found = _scan_folder(gallery, folder)
     gone = _missing(gallery, top, found.files)
     plan = make_plan(gallery.store, found.files.values(), retry=False)
-    changed = sum(picture.key in plan.present for picture in plan.todo)
-    return Difference(
+    changed = sum(image.key in plan.existing for image in plan.todo)
+    return FolderDifference(
         len(plan.todo) - changed, changed, plan.unchanged, sorted(str(Path(*key)) for key in gone)
     )
 
 
 def sync(
-    gallery: Gallery,
-    folder: Path,
-    *,
-    retry: bool = False,
-    max_bad: float = MAX_BAD,
-    show_progress: bool = False,
+    gallery: Gallery, folder: Path, *, policy: BadFilePolicy | None = None, show_progress: bool = False
 ) -> IngestResult:
-    """Make a gallery hold of a folder what is in it now: add, replace, follow and remove.
+    """Sync a gallery with a folder: add new, embed changed, follow moved and remove deleted files.
 
-    What the gallery holds of other folders stays as it is.
+    Items from other folders are not affected.
+
+    Args:
+        gallery: Gallery to change.
+        folder: Image folder.
+        policy: Treatment of unusable files.
+        show_progress: Print progress on stderr.
 
     Raises:
-        InputError: there is no such folder, or no image in it.
-        LookalikeError, KeyboardInterrupt: as for `add_images`; nothing is removed then.
+        InputError: The folder does not exist or contains no image.
+        LookalikeError, KeyboardInterrupt: As for `add_images`. Nothing is removed.
     """
     with gallery.store.writing():
         started = now()
-        top, found = _look(gallery, folder)
-        outcome = absorb(gallery, found, retry=retry, max_bad=max_bad, show_progress=show_progress)
-        outcome.removed += _remove(gallery, _missing(gallery, top, found.files))
-        _forget_bad(gallery, top)
-        finish(gallery, outcome, "sync", started)
-    return outcome
+        top, found = _scan_folder(gallery, folder)
+        result = ingest(gallery, found, policy=policy, show_progress=show_progress)
+        result.removed += _remove(gallery, _missing(gallery, top, found.files))
+        _forget_bad_files(gallery, top)
+        finish_run(gallery, result, "sync", started)
+    return result
 
 
-def _look(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
+def _scan_folder(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     home = gallery.folder.resolve()
@@ -132,58 +144,60 @@ def _look(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
 
 
 def _missing(gallery: Gallery, top: Path, files: Iterable[Path]) -> dict[tuple[str, str], ExistingItem]:
-    """Items of a folder whose file is not among those found there, and is gone.
+    """Return the items below `top` whose file is gone.
 
-    A picture in a tar file, or one that was named outright, may be there all the same.
+    A file that the scan did not find may still exist, in a tar file or without an image suffix.
     """
-    there, seen = existing_items(gallery.store), set(files)
-    below = {key: path for key in there if (path := Path(*key)).is_relative_to(top)}
-    return {key: there[key] for key, path in below.items() if path not in seen and not exists(path)}
+    existing, scanned = existing_items(gallery.store), set(files)
+    below = {key: path for key in existing if (path := Path(*key)).is_relative_to(top)}
+    return {
+        key: existing[key] for key, path in below.items() if path not in scanned and not file_exists(path)
+    }
 
 
 def _remove(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
-    count = gallery.store.remove(item.id for item in gone.values())
+    removed = gallery.store.remove(item.id for item in gone.values())
     gallery.refresh()
-    return count
+    return removed
 
 
-def _forget_bad(gallery: Gallery, top: Path | None = None) -> None:
-    """Strike files that are gone off the list of unusable ones: those below `top`, or all."""
+def _forget_bad_files(gallery: Gallery, top: Path | None = None) -> None:
+    """Drop deleted files from the list of unusable files: those below `top`, or all."""
     bad = [
         file.stamp for file in gallery.store.bad_files() if top is None or file.stamp.full.is_relative_to(top)
     ]
-    gallery.store.forget_bad_files(stamp.key for stamp in bad if not exists(stamp.full))
+    gallery.store.forget_bad_files(stamp.key for stamp in bad if not file_exists(stamp.full))
 
 
-def _follow(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
-    """Let items follow their files to other paths in the same folders -> how many; `gone` loses them."""
-    store, known = gallery.store, existing_items(gallery.store)
-    wanted: dict[int, list[tuple[str, str]]] = defaultdict(list)
+def _follow_moved(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
+    """Update the paths of items whose file moved within its folders, delete them from `gone`, count them."""
+    store, existing = gallery.store, existing_items(gallery.store)
+    by_size: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for key, item in gone.items():
-        wanted[item.size].append(key)
+        by_size[item.size].append(key)
     items = {(i.root, i.path): i for i in store.items([item.id for item in gone.values()])}
     changes = []
-    for picture in _files_of({str(gallery.folder.resolve() / root) for root, _ in gone}):
-        if picture.key in known or not wanted.get(picture.size):
+    for image in _files_below({str(gallery.folder.resolve() / root) for root, _ in gone}):
+        if image.key in existing or not by_size.get(image.size):
             continue
         try:
-            digest = hashlib.sha256(read_bytes(picture.full)).hexdigest()
+            digest = hashlib.sha256(read_bytes(image.full)).hexdigest()
         except ImageError:
             continue
-        left = next((key for key in wanted[picture.size] if items[key].content_sha256 == digest), None)
-        if left is not None:
-            changes.append(follow_file(picture, items[left]))
-            wanted[picture.size].remove(left)
-            del gone[left]
+        moved = next((key for key in by_size[image.size] if items[key].content_sha256 == digest), None)
+        if moved is not None:
+            changes.append(moved_item(image, items[moved]))
+            by_size[image.size].remove(moved)
+            del gone[moved]
     if changes:
         store.amend(changes)
     return len(changes)
 
 
-def _files_of(roots: Iterable[str]) -> Iterable[ImageFile]:
-    there = sorted(root for root in roots if Path(root).is_dir())
-    for root in there:
+def _files_below(roots: Iterable[str]) -> Iterable[ImageFile]:
+    folders = sorted(root for root in roots if Path(root).is_dir())
+    for folder in folders:
         try:
-            yield from scan([root], there).files.values()
-        except InputError:  # no image is left in it
+            yield from scan([folder], folders).files.values()
+        except InputError:  # it contains no image any more
             continue

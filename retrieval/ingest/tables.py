@@ -1,8 +1,9 @@
-"""Tables about pictures: a CSV or Parquet file with a row for each.
+"""Metadata tables: CSV and Parquet files with one row per image.
 
-The column `path` says which; `id`, if there is one, is the owner's id and never empty; `label`, if there is
-one, the label; every other column is metadata. In a CSV file a column is whole numbers, numbers or text,
-whichever fits all its values; an empty field is no value; numbers with leading zeros are text.
+The column `path` is required. The optional column `id` is the key and must not be empty; the optional column
+`label` is the label; all other columns are metadata. In a CSV file the type of a column is integer, float or
+text, the first that fits all its values; an empty field is a missing value; numbers with leading zeros are
+text.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a table says about one picture.
+class TableRow:
+    """One row of a metadata table.
 
     Attributes:
-        place: where it says so, for messages: "FILE, line 3".
-        label: `None` also where a label column leaves it empty, which `has_label` tells apart.
+        place: Position in error messages: "FILE, line 3".
+        path: Path of the image, as written in the table.
+        id: Key; `None` without a column `id`.
+        label: Label; `None` if empty or without a column `label`.
+        has_label: The table has a column `label`.
+        metadata: Values of the other columns.
     """
 
     place: str
@@ -42,70 +47,74 @@ class Row:
     metadata: Mapping[str, Value]
 
 
-def read(file: Path) -> list[Row]:
-    """The rows of a CSV or Parquet file (`.parquet`).
+def read_table(file: Path) -> list[TableRow]:
+    """Read a CSV or Parquet (`.parquet`) file.
 
     Raises:
-        InputError: what is wrong with it, and in which line or row.
+        InputError: The file is invalid; the message has the line or row.
     """
-    found = rows(_parquet(file) if file.suffix.lower() == ".parquet" else _csv(file))
-    if not found:
-        raise InputError(f"{file}: it lists no images")
-    return found
+    rows = parse_rows(_parquet(file) if file.suffix.lower() == ".parquet" else _csv(file))
+    if not rows:
+        raise InputError(f"{file}: lists no images")
+    return rows
 
 
-def rows(given: Iterable[tuple[str, Mapping[str, object]]]) -> list[Row]:
-    """Rows of values by column, each with what to call it in messages; errors as for `read`."""
-    read, seen = [], dict[str, str]()
-    for place, values in given:
-        found = row(values, place)
-        if not found.path:
-            raise InputError(f"{place}: it has no path")
+def parse_rows(rows: Iterable[tuple[str, Mapping[str, object]]]) -> list[TableRow]:
+    """Parse rows of values by column, each with its position in error messages.
+
+    Raises:
+        InputError: A row has no path, no id although there is a column `id`, or the id of another row.
+    """
+    parsed, seen = [], dict[str, str]()
+    for place, values in rows:
+        row = parse_row(values, place)
+        if not row.path:
+            raise InputError(f"{place}: no path")
         if _ID in values:
-            if not found.id:
-                raise InputError(f"{place}: it has no id, and other rows have one")
-            if found.id in seen:
-                raise InputError(f"{place}: the id {found.id!r} is in use already, in {seen[found.id]}")
-            seen[found.id] = place
-        read.append(found)
-    return read
+            if not row.id:
+                raise InputError(f"{place}: no id, but other rows have one")
+            if row.id in seen:
+                raise InputError(f"{place}: the id {row.id!r} is already used in {seen[row.id]}")
+            seen[row.id] = place
+        parsed.append(row)
+    return parsed
 
 
-def row(values: Mapping[str, object], place: str) -> Row:
-    """Take apart what is said about one picture."""
+def parse_row(values: Mapping[str, object], place: str) -> TableRow:
+    """Split the values of a row into path, id, label and metadata."""
     path, key, label = (_text(values.get(name)) for name in (_PATH, _ID, _LABEL))
     metadata = {
         name: _plain(value, f"{place}, column {name!r}")
         for name, value in values.items()
         if name not in (_PATH, _ID, _LABEL)
     }
-    return Row(place, path or "", key, label, _LABEL in values, metadata)
+    return TableRow(place, path or "", key, label, _LABEL in values, metadata)
 
 
 def check_types(
-    given: Iterable[tuple[object, Mapping[str, Value]]], there: Mapping[str, str]
+    rows: Iterable[tuple[object, Mapping[str, Value]]], existing: Mapping[str, str]
 ) -> dict[str, str]:
-    """One column, one type: "number" or "text".
+    """Check that all values of a column are numbers or all are text.
 
     Args:
-        given: what each row is called in messages, and its values.
-        there: type of the columns that a gallery has already, by name.
+        rows: For each row its position in error messages and its values.
+        existing: Types of the columns that the gallery has, "number" or "text", by name.
 
     Returns:
         The type of every column.
 
     Raises:
-        InputError: a column that holds both.
+        InputError: A column contains both.
     """
-    types, first = dict(there), dict.fromkeys(there, "the gallery")
-    for place, values in given:
+    types, first = dict(existing), dict.fromkeys(existing, "the gallery")
+    for place, values in rows:
         for name, value in values.items():
             if value is None:
                 continue
             kind = "text" if isinstance(value, str) else "number"
             if types.setdefault(name, kind) != kind:
                 what = f"column {name!r} is {kind} here ({value!r}), but {types[name]} in {first[name]}"
-                raise InputError(f"{place}: {what}; make it one of them, or use two columns")
+                raise InputError(f"{place}: {what}; use one type or two columns")
             first.setdefault(name, str(place))
     return types
 
@@ -122,25 +131,26 @@ def _csv(file: Path) -> Iterator[tuple[str, dict[str, Value]]]:
                 if not fields:  # an empty line
                     continue
                 if len(fields) != len(header):
-                    what = f"it has {len(fields)} fields, the first line has {len(header)} columns"
-                    raise InputError(f"{place}: {what}; put quotes around values with commas")
+                    what = f"{len(fields)} fields, but the header has {len(header)} columns"
+                    raise InputError(f"{place}: {what}; quote values that contain commas")
                 rows.append((place, fields))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: cannot be read as a CSV file in UTF-8 ({error})") from error
-    convert = [_converter(name, (fields[i] for _, fields in rows)) for i, name in enumerate(header)]
+    converters = [_converter(name, (fields[i] for _, fields in rows)) for i, name in enumerate(header)]
     for place, fields in rows:
-        values = (change(field) if field else None for change, field in zip(convert, fields, strict=True))
+        pairs = zip(converters, fields, strict=True)
+        values = (convert(field) if field else None for convert, field in pairs)
         yield place, dict(zip(header, values, strict=True))
 
 
 def _converter(name: str, fields: Iterable[str]) -> type[int] | type[float] | type[str]:
-    """The narrowest type that fits every field of a column; ids, labels and paths are text."""
-    given = [field for field in fields if field]
-    if name in (_PATH, _ID, _LABEL) or not given:
+    """Return the narrowest type that fits every field of a column; ids, labels and paths are text."""
+    filled = [field for field in fields if field]
+    if name in (_PATH, _ID, _LABEL) or not filled:
         return str
-    if all(_INTEGER.fullmatch(field) for field in given):
+    if all(_INTEGER.fullmatch(field) for field in filled):
         return int
-    finite = all(_NUMBER.fullmatch(field) and math.isfinite(float(field)) for field in given)
+    finite = all(_NUMBER.fullmatch(field) and math.isfinite(float(field)) for field in filled)
     return float if finite else str
 
 
@@ -149,8 +159,9 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        hint = "pip install 'lookalike[parquet]'"
-        raise InputError(f"{file}: reading Parquet needs pyarrow: {hint}") from error
+        raise InputError(
+            f"{file}: reading Parquet needs pyarrow: pip install 'lookalike[parquet]'"
+        ) from error
     try:
         table = pyarrow.parquet.ParquetFile(file)
         _check_header(file, table.schema_arrow.names)
@@ -165,11 +176,11 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _check_header(file: Path, names: list[str]) -> None:
     if _PATH not in names:
-        hint = did_you_mean(_PATH, names, f"there are: {', '.join(map(repr, names[:10])) or 'none'}")
-        raise InputError(f"{file}: it has no column 'path'; {hint}")
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise InputError(f"{file}: two columns are called {twice!r}; rename one")
+        hint = did_you_mean(_PATH, names, f"columns: {', '.join(map(repr, names[:10])) or 'none'}")
+        raise InputError(f"{file}: no column 'path'; {hint}")
+    repeated = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if repeated is not None:
+        raise InputError(f"{file}: two columns are named {repeated!r}; rename one")
 
 
 def _text(value: object) -> str | None:
@@ -177,7 +188,7 @@ def _text(value: object) -> str | None:
 
 
 def _plain(value: object, place: str) -> Value:
-    """A value as a gallery keeps it."""
+    """Return a value as one that a gallery can store."""
     if isinstance(value, bool):
         return int(value)
     if value is None or isinstance(value, (str, int)):
@@ -186,4 +197,4 @@ def _plain(value: object, place: str) -> Value:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    raise InputError(f"{place}: a {type(value).__name__} is neither text nor a number; leave the column out")
+    raise InputError(f"{place}: a {type(value).__name__} is neither text nor a number; drop the column")

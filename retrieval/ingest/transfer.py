@@ -300,7 +300,7 @@ def _beside(source: Path, count: int) -> Iterator[dict[str, Any]]:
     table = source.with_suffix(".csv")
     if not table.is_file():
         return ({} for _ in range(count))
-    rows = [{"id": r.id, "path": r.path, "label": r.label, **r.metadata} for r in tables.read(table)]
+    rows = [{"id": r.id, "path": r.path, "label": r.label, **r.metadata} for r in tables.read_table(table)]
     if len(rows) != count:
         raise InputError(f"{table}: it has {len(rows)} rows, {source.name} has {count} vectors")
     return iter(rows)

@@ -1,4 +1,4 @@
-"""Pictures that come as bytes and have no file of their own: the gallery keeps them in its folder."""
+"""Uploads: images that arrive as bytes and are stored in the gallery's own folder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from retrieval.storage.records import OWN, FileStamp, NewItem, Value
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import merge_newest
 
-_LONGEST_NAME = 200
+_MAX_NAME = 200  # characters
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A picture that came as bytes.
+    """An image to store.
 
     Attributes:
-        name: what its sender calls it, which may be anything.
-        data: the bytes of a file that can be decoded.
-        vector: of the gallery's model, float32 [D].
+        name: File name given by the client; untrusted.
+        data: Bytes of a valid image file.
+        vector: Embedding by the gallery's model, float32 [D].
     """
 
     name: str
@@ -41,7 +41,12 @@ class Upload:
 
 @dataclass(frozen=True)
 class StoredUpload:
-    """The item that a picture is, and whether it is new; otherwise an older one has the same bytes."""
+    """Item of an upload.
+
+    Attributes:
+        id: Item id.
+        is_new: False if the gallery had an item with the same bytes before.
+    """
 
     id: int
     is_new: bool
@@ -49,76 +54,82 @@ class StoredUpload:
 
 def store_uploads(
     store: Store,
-    given: Sequence[Upload],
+    uploads: Sequence[Upload],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
 ) -> list[StoredUpload]:
-    """Put pictures into a gallery with their files, in one step. Call it inside `store.writing()`.
+    """Store uploads and their files in one transaction. Call it inside `store.writing()`.
 
-    A file is called by the SHA-256 of its bytes, so that no name of a sender's ever becomes one; the item's
-    key is the name, as far as it can be one and is free. Bytes that the gallery holds are not kept again.
+    The file name is the SHA-256 of the bytes, so a client never chooses a file name. The item's key is the
+    client's name, sanitized, if no item has that key. Known bytes are not stored again.
 
     Args:
-        label, metadata: of all of them.
+        store: Store of the gallery.
+        uploads: Images to store.
+        label: Label of all uploads.
+        metadata: Metadata of all uploads, by column.
+
+    Returns:
+        The item of each upload.
 
     Raises:
-        InputError: metadata that does not fit the gallery's columns; nothing is changed then.
-        LookalikeError, OSError: it cannot be written; nothing is changed then.
+        InputError: The metadata does not fit the gallery's columns. Nothing is changed.
+        LookalikeError, OSError: Writing failed. Nothing is changed.
     """
-    digests = [hashlib.sha256(picture.data).hexdigest() for picture in given]
+    digests = [hashlib.sha256(upload.data).hexdigest() for upload in uploads]
     known = items_by_content(store, digests)
-    fresh: dict[str, Upload] = {}
-    for digest, picture in zip(digests, given, strict=True):
+    new: dict[str, Upload] = {}
+    for digest, upload in zip(digests, uploads, strict=True):
         if digest not in known:
-            fresh.setdefault(digest, picture)
-    if fresh:
+            new.setdefault(digest, upload)
+    if new:
         started = now()
         check_columns(store, [ImageFile("", "metadata", 0, 0, metadata=metadata or {})])
         try:
-            items = _written(store, fresh, label, metadata or {})
-            store.commit(np.stack([picture.vector for picture in fresh.values()]), items)
+            items = _write_files(store, new, label, metadata or {})
+            store.commit(np.stack([upload.vector for upload in new.values()]), items)
         except BaseException:
             with suppress(OSError, LookalikeError):
-                store.clear_leftovers()  # the files
+                store.clear_leftovers()  # the new files
             raise
         store.record_run("add", started, {"added": len(items)})
         merge_newest(store)
         ids = ids_by_key(store, [item.key for item in items if item.key is not None])
         known |= {item.content_sha256: ids[item.key] for item in items if item.key is not None}
-    first = {digest: place for place, digest in reversed([*enumerate(digests)])}
+    first = {digest: i for i, digest in reversed([*enumerate(digests)])}
     return [
-        StoredUpload(known[digest], is_new=digest in fresh and first[digest] == place)
-        for place, digest in enumerate(digests)
+        StoredUpload(known[digest], is_new=digest in new and first[digest] == i)
+        for i, digest in enumerate(digests)
     ]
 
 
-def _written(
-    store: Store, fresh: Mapping[str, Upload], label: str | None, metadata: Mapping[str, Value]
+def _write_files(
+    store: Store, new: Mapping[str, Upload], label: str | None, metadata: Mapping[str, Value]
 ) -> list[NewItem]:
-    """Write the files of pictures, which are named by the SHA-256 of their bytes -> the items to be."""
+    """Write the files of uploads, by the SHA-256 of their bytes, and return the items to commit."""
     if not store.own.is_dir():
         store.own.mkdir()
         fsync_folder(store.own.parent)
     items: dict[str, NewItem] = {}
-    for digest, picture in fresh.items():
-        opened = open_bytes(picture.data, picture.name)
+    for digest, upload in new.items():
+        opened = open_bytes(upload.data, upload.name)
         file = store.own / f"{digest}{opened.suffix}"
         with atomic_write(file) as draft:
-            draft.write_bytes(picture.data)
+            draft.write_bytes(upload.data)
         status = file.stat()
         stamp = FileStamp(OWN, file.name, status.st_size, status.st_mtime_ns, label)
-        key = _key(store, picture.name, digest, opened.suffix, items)
+        key = _key(store, upload.name, digest, opened.suffix, items)
         items[key] = NewItem(stamp, digest, *opened.upright, metadata, key)
     return list(items.values())
 
 
 def _key(store: Store, name: str, digest: str, suffix: str, taken: Collection[str]) -> str:
-    """A key that no item has, as like the sender's name as can be; never a bare number, which is an id."""
+    """Return a free key derived from the client's file name; its suffix tells it from a numeric id."""
     base = re.split(r"[/\\]", name)[-1]
-    base = "".join(letter for letter in base if letter.isprintable())[-_LONGEST_NAME:].strip(" .")
-    named = PurePosixPath(base or digest)
-    named = named if named.suffix else named.with_name(f"{named.name}{suffix}")
-    for key in (named.name, f"{named.stem}-{digest[:8]}{named.suffix}"):
+    base = "".join(letter for letter in base if letter.isprintable())[-_MAX_NAME:].strip(" .")
+    file = PurePosixPath(base or digest)
+    file = file if file.suffix else file.with_name(f"{file.name}{suffix}")
+    for key in (file.name, f"{file.stem}-{digest[:8]}{file.suffix}"):
         if key not in taken and not ids_by_key(store, [key]):
             return key
     return f"{digest}{suffix}"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError
-from retrieval.ingest.indexing import add_images
 from retrieval.ingest.sources import scan
+from retrieval.storage.records import IndexSpec
 from retrieval.storage.store import Store
 from tests.conftest import draw
 from tests.serve.model import write_model
@@ -65,7 +65,7 @@ def test_added_in_pieces_is_the_same_as_in_one_go(
 
 
 def test_index_and_tail_together(gallery: Gallery, shop: Path, embedder: Embedder) -> None:
-    gallery.add([shop / "red"], reindex=True, kind="sq8")
+    gallery.add([shop / "red"], reindex=True, index=IndexSpec("sq8"))
     gallery.add([shop / "blue"])
     assert gallery.outside_index == 8
     for name in ("red", "blue"):
@@ -233,7 +233,7 @@ def test_readers_keep_their_view_until_they_refresh(gallery: Gallery, shop: Path
 
 
 def test_folder_can_be_copied(gallery: Gallery, shop: Path, tmp_path: Path) -> None:
-    gallery.add([shop], reindex=True, kind="sq8")
+    gallery.add([shop], reindex=True, index=IndexSpec("sq8"))
     copy = Gallery.open(shutil.copytree(gallery.folder, tmp_path / "copy"))
     assert [h.id for h in copy.search(draw(0), 5)] == [h.id for h in gallery.search(draw(0), 5)]
 
@@ -274,7 +274,7 @@ def test_killed_at_any_time_it_goes_on(tmp_path: Path, model_file: Path, embedde
     program = (
         "import sys; from retrieval import Gallery; from retrieval.ingest import indexing\n"
         "indexing.COMMIT_ITEMS = 32\n"
-        "indexing.add_images(Gallery.open(sys.argv[1]), [sys.argv[2]], reindex=True)"
+        "Gallery.open(sys.argv[1]).add([sys.argv[2]], reindex=True)"
     )
     Gallery.create(folder, model_file)
     random, sizes = np.random.default_rng(0), [0]
@@ -289,7 +289,7 @@ def test_killed_at_any_time_it_goes_on(tmp_path: Path, model_file: Path, embedde
         assert sizes[-1] >= sizes[-2]
     assert 0 < sizes[1] < 400, "it was killed on the way"
     gallery = Gallery.open(folder)
-    add_images(gallery, [pictures], reindex=True)
+    gallery.add([pictures], reindex=True)
     stored = gallery.embeddings()
     vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
     assert len(set(ids)) == len(ids) == 400

@@ -31,7 +31,7 @@ def test_from_a_table_to_a_new_model(photos: Path, tmp_path: Path) -> None:
     build = ["index", "build", "g", "photos", "--metadata", "shop.csv", "--model", "m.onnx"]
     facts = json.loads(lookalike(*build, "--json", "--memory", "1GB", cwd=tmp_path).stdout)
     assert (facts["added"], facts["unchanged"], facts["columns"]) == (6, 0, ["price"])
-    assert "nothing new to add, 6 there already" in lookalike(*build, cwd=tmp_path).stdout
+    assert "nothing new to add, 6 unchanged" in lookalike(*build, cwd=tmp_path).stdout
     found = lookalike("search", "g", "photos/red/0.png", "--where", "price > 10", "--json", cwd=tmp_path)
     assert json.loads(found.stdout)[0]["hits"][0]["key"] == "a"
     (photos / "red" / "1.png").rename(photos / "red" / "other.png")
@@ -39,7 +39,7 @@ def test_from_a_table_to_a_new_model(photos: Path, tmp_path: Path) -> None:
     dry = json.loads(lookalike("index", "sync", "g", "photos", "--dry-run", "--json", cwd=tmp_path).stdout)
     assert (dry["new"], dry["changed"], dry["unchanged"], len(dry["gone"])) == (1, 0, 4, 2)
     done = lookalike("index", "sync", "g", "photos", cwd=tmp_path)
-    assert "1 moved, 1 removed, 4 there already; it holds 5 images" in done.stdout
+    assert "1 moved, 1 removed, 4 unchanged; 5 images in the gallery" in done.stdout
     (photos / "red" / "other.png").unlink()
     looked = lookalike("index", "update", "g", cwd=tmp_path)
     assert "1 image without their file (--prune removes them)" in looked.stderr

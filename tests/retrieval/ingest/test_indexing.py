@@ -12,7 +12,6 @@ import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.images.load import read_bytes
-from retrieval.ingest.indexing import add_images
 from tests.conftest import draw
 
 
@@ -246,7 +245,7 @@ def test_few_bad_files_stop_only_who_asks_for_that(gallery: Gallery, photos: Pat
 def test_rows_whose_file_is_gone_are_bad_files(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,price\nred/0.png,12\nred/gone.png,3\n")
     for sources in ([], [photos]):
-        outcome = add_images(gallery, sources, metadata=photos / "t.csv")
+        outcome = gallery.add(sources, metadata=photos / "t.csv")
         assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/gone.png", "missing")]
     draw(9).save(photos / "red" / "gone.png")
     assert gallery.add([], metadata=photos / "t.csv").bad == []
@@ -259,7 +258,7 @@ def test_item_whose_file_is_out_of_reach_stays(gallery: Gallery, photos: Path) -
     before = items(gallery)
     (photos / "red" / "0.png").unlink()
     for sources in ([], [photos / "red"]):
-        outcome = add_images(gallery, sources, metadata=photos / "t.csv", root=photos)
+        outcome = gallery.add(sources, metadata=photos / "t.csv", root=photos)
         assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/0.png", "missing")]
     assert {key: items(gallery)[key] for key in before} == before
 

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from retrieval import ImageError, InputError, load_image
-from retrieval.ingest.sources import ImageFile, Scan, collect, scan
+from retrieval.ingest.sources import ImageFile, Scan, Sources, collect, scan
 from tests.conftest import draw
 
 
@@ -83,31 +83,31 @@ def test_list_is_relative_to_the_working_folder(photos: Path, monkeypatch: pytes
     monkeypatch.chdir(photos.parent)
     text = f"photos/red/0.png\n\n{photos}/blue/1.png\r\nphotos/gone.png\n"
     listed = write(photos.parent / "list.txt", text)
-    found = named(collect([], list_file=str(listed)))
+    found = named(collect(Sources([], list_file=str(listed))))
     assert list(found) == ["photos/red/0.png", "photos/blue/1.png", "photos/gone.png"]
     assert found["photos/red/0.png"].label == "photos/red"
-    rooted = named(collect([], list_file=str(write(listed, "red/0.png")), root=photos))
+    rooted = named(collect(Sources([], list_file=str(write(listed, "red/0.png")), root=photos)))
     assert {path: picture.label for path, picture in rooted.items()} == {"red/0.png": "red"}
 
 
 def test_list_from_standard_input(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"red/0.png\nred/1.png\n")))
-    assert list(named(collect([], list_file="-"))) == ["red/0.png", "red/1.png"]
+    assert list(named(collect(Sources([], list_file="-")))) == ["red/0.png", "red/1.png"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("\n \n", "lists no images"), ("red/0.png\n../x.png\n", "line 2: '../x.png' lies outside")],
+    [("\n \n", "lists no images"), ("red/0.png\n../x.png\n", "line 2: '../x.png' is outside")],
 )
 def test_bad_list_is_refused(photos: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        collect([], list_file=str(write(photos / "list.txt", text)), root=photos)
+        collect(Sources([], list_file=str(write(photos / "list.txt", text)), root=photos))
 
 
 def test_nothing_named_is_refused() -> None:
     with pytest.raises(InputError, match="name files or folders"):
-        collect([])
+        collect(Sources([]))
 
 
 # ---- tables
@@ -117,7 +117,7 @@ CSV = "path,id,label,brand,price,weight,code\nred/0.png,a1,scarlet,acme,12,1.5,0
 
 
 def test_table_about_a_folder(photos: Path, tmp_path: Path) -> None:
-    found = named(collect([photos], metadata=write(tmp_path / "t.csv", CSV)))
+    found = named(collect(Sources([photos], metadata=write(tmp_path / "t.csv", CSV))))
     assert len(found) == 4
     red, blue, other = (found[path] for path in ("red/0.png", "blue/1.png", "red/1.png"))
     assert (red.id, red.label) == ("a1", "scarlet")
@@ -130,17 +130,17 @@ def test_table_about_a_folder(photos: Path, tmp_path: Path) -> None:
 def test_table_as_the_source(photos: Path, tmp_path: Path) -> None:
     table = write(photos / "t.csv", CSV)
     for found in (
-        collect([], metadata=table),
-        collect([], metadata=write(tmp_path / "t.csv", CSV), root=photos),
+        collect(Sources([], metadata=table)),
+        collect(Sources([], metadata=write(tmp_path / "t.csv", CSV), root=photos)),
     ):
         assert list(named(found)) == ["red/0.png", "blue/1.png"]
         assert {picture.root for picture in found.files.values()} == {str(photos)}
 
 
 def test_table_without_label_or_id_leaves_both_as_they_are(photos: Path) -> None:
-    found = named(collect([], metadata=write(photos / "t.csv", "path,price\nred/0.png,1\n")))
+    found = named(collect(Sources([], metadata=write(photos / "t.csv", "path,price\nred/0.png,1\n"))))
     assert (found["red/0.png"].label, found["red/0.png"].id) == ("red", None)
-    assert not found["red/0.png"].told
+    assert not found["red/0.png"].has_own_label
 
 
 def test_parquet_is_the_same_as_csv(photos: Path) -> None:
@@ -153,29 +153,29 @@ def test_parquet_is_the_same_as_csv(photos: Path) -> None:
         "brand": ["acme", None],
     }
     pyarrow.parquet.write_table(pyarrow.table(rows), photos / "t.parquet")
-    found = named(collect([], metadata=photos / "t.parquet"))
+    found = named(collect(Sources([], metadata=photos / "t.parquet")))
     assert found["red/0.png"].metadata == {"price": 12, "weight": 1.5, "new": 1, "brand": "acme"}
     assert set(found["blue/1.png"].metadata.values()) == {None, 0}
     assert [picture.id for picture in found.values()] == ["1", "2"]
     pyarrow.parquet.write_table(pyarrow.table({"path": ["a"], "tags": [["x"]]}), photos / "t.parquet")
     with pytest.raises(InputError, match=r"row 1, column 'tags': a list"):
-        collect([], metadata=photos / "t.parquet")
+        collect(Sources([], metadata=photos / "t.parquet"))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"pip install 'lookalike\[parquet\]'"):
-        collect([], metadata=photos / "t.parquet")
+        collect(Sources([], metadata=photos / "t.parquet"))
 
 
 def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path) -> None:
     text = "path\nred/0.png\nblue/0.png\nblue/gone.png\n"
-    found = collect([photos / "red"], metadata=write(tmp_path / "t.csv", text), root=photos)
+    found = collect(Sources([photos / "red"], metadata=write(tmp_path / "t.csv", text), root=photos))
     assert (len(found.files), found.unmatched) == (2, 1)
     (bad,) = found.unusable
     assert (bad.stamp.path, bad.reason) == ("blue/gone.png", ImageError.MISSING)
     assert "line 4" in bad.detail
-    as_source = collect([], metadata=tmp_path / "t.csv", root=photos)
+    as_source = collect(Sources([], metadata=tmp_path / "t.csv", root=photos))
     assert len(as_source.files) == 3, "reading it will say that it is missing"
 
 
@@ -183,34 +183,34 @@ def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path)
     ("text", "message"),
     [
         ("", "no column 'path'"),
-        ("file,label\nred/0.png,x\n", r"no column 'path'; there are: 'file', 'label'"),
+        ("file,label\nred/0.png,x\n", r"no column 'path'; columns: 'file', 'label'"),
         ("Path\nred/0.png\n", "did you mean 'Path'"),
         ("path,price\n", "lists no images"),
-        ("path,a,a\nred/0.png,1,2\n", "two columns are called 'a'"),
-        ("path\nred/0.png\n../../secret.png\n", "line 3: '../../secret.png' lies outside"),
-        ("path\n/etc/hostname\n", "line 2: '/etc/hostname' lies outside"),
-        ("path\nred/0.png\nred/./0.png\n", "line 3: red/./0.png is in the table twice"),
-        ("path,id\nred/0.png,x\nred/1.png,x\n", r"line 3: the id 'x' is in use already, in .*line 2"),
-        ("path,id\nred/0.png,\n", "line 2: it has no id"),
-        ("path,a\n,1\n", "line 2: it has no path"),
-        ("path,a\nred/0.png,1,2\n", "line 2: it has 3 fields, the first line has 2"),
+        ("path,a,a\nred/0.png,1,2\n", "two columns are named 'a'"),
+        ("path\nred/0.png\n../../secret.png\n", "line 3: '../../secret.png' is outside"),
+        ("path\n/etc/hostname\n", "line 2: '/etc/hostname' is outside"),
+        ("path\nred/0.png\nred/./0.png\n", "line 3: 'red/./0.png' is in the table twice"),
+        ("path,id\nred/0.png,x\nred/1.png,x\n", r"line 3: the id 'x' is already used in .*line 2"),
+        ("path,id\nred/0.png,\n", "line 2: no id"),
+        ("path,a\n,1\n", "line 2: no path"),
+        ("path,a\nred/0.png,1,2\n", "line 2: 3 fields, but the header has 2"),
         ('path,a\nred/0.png,"1\n', "cannot be read as a CSV"),
-        ("path\nelsewhere.png\n", "none of its rows is about an image that was given"),
+        ("path\nelsewhere.png\n", "no row matches an image"),
     ],
 )
 def test_bad_table_is_refused_with_its_line(photos: Path, tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        collect([photos], metadata=write(tmp_path / "t.csv", text))
+        collect(Sources([photos], metadata=write(tmp_path / "t.csv", text)))
 
 
 def test_table_that_is_none_is_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
-        collect([photos], metadata=tmp_path / "nowhere.csv")
+        collect(Sources([photos], metadata=tmp_path / "nowhere.csv"))
     (tmp_path / "t.csv").write_bytes(b"path\n\xff\xfe\n")
     with pytest.raises(InputError, match="UTF-8"):
-        collect([photos], metadata=tmp_path / "t.csv")
+        collect(Sources([photos], metadata=tmp_path / "t.csv"))
     with pytest.raises(InputError, match="Parquet"):
-        collect([photos], metadata=write(tmp_path / "t.parquet", "path\n"))
+        collect(Sources([photos], metadata=write(tmp_path / "t.parquet", "path\n")))
 
 
 # ---- tar shards
@@ -262,7 +262,7 @@ def test_shard_is_a_source_only_if_it_is_named(photos: Path) -> None:
     alone = photos.parent / "shards"
     alone.mkdir()
     (photos / "s.tar").rename(alone / "s.tar")
-    with pytest.raises(InputError, match=r"name tar shards themselves, as in '.*/\*\.tar'"):
+    with pytest.raises(InputError, match=r"pass tar shards explicitly, for example '.*/\*\.tar'"):
         scan([alone])
 
 
@@ -315,7 +315,6 @@ def test_folder_that_cannot_be_read_is_listed(photos: Path) -> None:
 def test_paths_may_go_through_links(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(photos)
     table = write(tmp_path / "t.csv", f"path\n{tmp_path / 'link' / 'red' / '0.png'}\n")
-    assert list(named(collect([], metadata=table, root=photos))) == ["red/0.png"]
-    assert (
-        len(collect([tmp_path / "link"], metadata=write(tmp_path / "t.csv", "path\nred/0.png\n")).files) == 4
-    )
+    assert list(named(collect(Sources([], metadata=table, root=photos)))) == ["red/0.png"]
+    table = write(tmp_path / "t.csv", "path\nred/0.png\n")
+    assert len(collect(Sources([tmp_path / "link"], metadata=table)).files) == 4

@@ -18,7 +18,7 @@ import pytest
 from retrieval import Embedder, Gallery, InputError
 from retrieval.ingest import rebuild as rebuilding
 from retrieval.ingest.rebuild import rebuild
-from retrieval.ingest.sync import compare, sync, update
+from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike, restore_signals, unzip_shared
 from tests.serve.model import write_model
@@ -80,7 +80,7 @@ def test_sync_after_random_changes_is_the_folder(gallery: Gallery, photos: Path,
                 shutil.copy(file, target)
             else:
                 touch(file)
-        expected = compare(gallery, photos)
+        expected = folder_difference(gallery, photos)
         outcome = sync(gallery, photos)
         assert held(gallery) == {**lying(photos), **lying(other.parent)}, step
         assert outcome.added + outcome.moved <= expected.new + expected.changed
@@ -94,7 +94,7 @@ def test_sync_embeds_nothing_that_it_knows(gallery: Gallery, photos: Path) -> No
     before = rows_written(gallery)
     (photos / "red").rename(photos / "rouge")
     touch(photos / "green" / "0.png")
-    assert vars(compare(gallery, photos)) == {
+    assert vars(folder_difference(gallery, photos)) == {
         "new": 3,
         "changed": 1,
         "unchanged": 2,
@@ -148,12 +148,12 @@ def test_update_looks_at_the_files_again(gallery: Gallery, photos: Path) -> None
     (photos / "green" / "1.png").unlink()
     draw(51).save(photos / "green" / "new.png")
     done = update(gallery)
-    assert (done.outcome.added, done.outcome.replaced, done.outcome.moved) == (1, 1, 1)
+    assert (done.result.added, done.result.replaced, done.result.moved) == (1, 1, 1)
     assert done.gone == [str(photos / "green" / "1.png")]
     assert len(gallery) == 6
     assert rows_written(gallery) == 7
     pruned = update(gallery, prune=True)
-    assert (pruned.outcome.removed, pruned.outcome.added, len(gallery)) == (1, 0, 5)
+    assert (pruned.result.removed, pruned.result.added, len(gallery)) == (1, 0, 5)
     expected = lying(photos)
     del expected[str(photos / "green" / "new.png")]
     assert held(gallery) == expected
@@ -163,7 +163,7 @@ def test_update_looks_at_the_files_again(gallery: Gallery, photos: Path) -> None
 def test_update_without_its_disk_is_refused(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     photos.rename(photos.with_name("away"))
-    with pytest.raises(InputError, match="all its files are gone"):
+    with pytest.raises(InputError, match="all image files are gone"):
         update(gallery, prune=True)
     gallery.refresh()
     assert len(gallery) == 6
@@ -196,7 +196,7 @@ def test_rebuild_keeps_everything_but_the_vectors(described: Gallery, better: Em
     done = rebuild(described, better)
     assert facts(done.gallery) == before
     assert done.gallery.fingerprint == better.fingerprint
-    assert (done.outcome.added, done.resumed) == (6, 0)
+    assert (done.result.added, done.resumed) == (6, 0)
     held(done.gallery)
     assert verify(done.gallery.folder).problems == []
     assert done.old == described.folder.with_name("g.old")
@@ -204,7 +204,7 @@ def test_rebuild_keeps_everything_but_the_vectors(described: Gallery, better: Em
     assert reader.replaced()
     reader.refresh()
     assert reader.embedder.fingerprint == better.fingerprint
-    with pytest.raises(InputError, match=r"g\.old: an older gallery lies there"):
+    with pytest.raises(InputError, match=r"g\.old: already exists"):
         rebuild(done.gallery, better)
     assert rebuild(done.gallery, better, keep_old=False).old is None
     assert not list(described.folder.parent.glob(".g*"))
@@ -213,7 +213,7 @@ def test_rebuild_keeps_everything_but_the_vectors(described: Gallery, better: Em
 def test_rebuild_reports_pictures_that_are_gone(described: Gallery, better: Embedder, photos: Path) -> None:
     (photos / "red" / "0.png").unlink()
     done = rebuild(described, better)
-    assert [bad.stamp.path for bad in done.outcome.bad] == ["red/0.png"]
+    assert [bad.stamp.path for bad in done.result.bad] == ["red/0.png"]
     assert set(facts(Gallery(done.old or ""))) - set(facts(done.gallery)) == {"a"}
 
 
@@ -241,7 +241,7 @@ def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
     assert (there.fingerprint == better.fingerprint) == swapped
     if where != "fsync_folder":  # then it had been done
         done = rebuild(there, better)
-        assert (done.outcome.added, done.resumed) == (0, 6)
+        assert (done.result.added, done.resumed) == (0, 6)
         assert facts(done.gallery) == before
         assert done.gallery.fingerprint == better.fingerprint
     assert not list(described.folder.parent.glob(".g*"))
@@ -256,7 +256,7 @@ def test_rebuild_begun_with_another_model_starts_again(
         with pytest.raises(ZeroDivisionError):
             rebuild(described, other)
     done = rebuild(described, better)
-    assert (done.resumed, done.outcome.added) == (0, 6)
+    assert (done.resumed, done.result.added) == (0, 6)
     assert done.gallery.fingerprint == better.fingerprint
 
 
@@ -314,8 +314,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(many: Path, tmp_path: P
     last = errors.splitlines()[-1]
     done = len(Gallery(folder))
     assert 32 <= done < 600
-    assert f"interrupted; {done} images are in the gallery now; the same command again" in last
-    assert f"{done} there already" in lookalike(*words).stdout
+    assert f"interrupted; {done} images are in the gallery now; run the same command again" in last
+    assert f"{done} unchanged" in lookalike(*words).stdout
     assert len(Gallery(folder)) == 600
 
 
@@ -330,7 +330,7 @@ def test_killed_rebuild_leaves_the_old_gallery_and_goes_on(many: Path, tmp_path:
     assert len(old) == 600
     assert old.fingerprint == Embedder(model).fingerprint
     done = lookalike(*words)
-    assert "had been done by an earlier rebuild" in done.stderr
+    assert "already embedded by an earlier rebuild" in done.stderr
     assert Gallery(folder).fingerprint == Embedder(tmp_path / "n.onnx").fingerprint
 
 

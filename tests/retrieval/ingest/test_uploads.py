@@ -10,7 +10,6 @@ import pytest
 
 from retrieval import Gallery
 from retrieval.embedder import Embedder
-from retrieval.ingest.indexing import add_images
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
 from retrieval.ingest.transfer import export, import_vectors
@@ -80,11 +79,11 @@ def test_upkeep_leaves_them_as_they_are(
     )  # other times
     for gallery in (grown, copy):
         found = update(gallery, prune=True)
-        assert (found.outcome.added, found.outcome.removed, found.gone) == (0, 0, [])
+        assert (found.result.added, found.result.removed, found.gone) == (0, 0, [])
         compact(gallery)
         outcome = sync(gallery, shop)
         assert (outcome.added, outcome.removed) == (0, 0)
-        outcome = add_images(gallery, [gallery.folder.parent])  # the gallery itself lies in there
+        outcome = gallery.add([gallery.folder.parent])  # the gallery itself lies in there
         assert (outcome.added, outcome.moved) == (0, 0)
         assert everything(gallery) == before
         assert kept(gallery.folder) == files
@@ -117,7 +116,7 @@ def test_they_go_out_and_come_in_again(grown: Gallery, tmp_path: Path, suffix: s
 def test_a_rebuilt_gallery_takes_them_along(grown: Gallery, tmp_path: Path, keep_old: bool) -> None:
     before, files = everything(grown), kept(grown.folder)
     done = rebuild(grown, Embedder(write_model(tmp_path / "other.onnx", "other")), keep_old=keep_old)
-    assert done.outcome.bad == []
+    assert done.result.bad == []
     after = everything(Gallery(grown.folder))
     assert {key: (label, file) for key, (label, _, file) in after.items()} == {
         key: (label, file) for key, (label, _, file) in before.items()

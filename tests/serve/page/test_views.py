@@ -207,7 +207,7 @@ def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) 
 
 def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:
     gallery = Gallery.create(tmp_path / "own.gallery", model_file)
-    gallery.add([shop], kind="hnsw")
+    gallery.add([shop], index=IndexSpec("hnsw"))
     with gallery.store.writing():
         gallery.build_index(IndexSpec("hnsw"))
     assert gallery.index is not None
