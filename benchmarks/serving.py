@@ -47,10 +47,10 @@ from benchmarks.indexing import draw, untrained
 from retrieval import Embedder, Gallery, load_image
 from retrieval.images.decode import cores
 from retrieval.ingest.transfer import import_vectors
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 
 BATCH = 32
-OPTIONS = Options(k=10)
+OPTIONS = SearchOptions(k=10)
 PATH = "/v1/search?k=10"
 SERVERS = {"": COMMAND, ", gathered": GATHERING, ", 2 workers": (*COMMAND, "--workers", "2")}
 SLOW, STEPS = 5, 5  # times the median of a single client; halvings in the search for the highest rate

@@ -8,14 +8,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrieval import metrics as metrics
     from retrieval.embedder import Embedder as Embedder
     from retrieval.errors import ImageError as ImageError
     from retrieval.errors import InputError as InputError
     from retrieval.errors import LookalikeError as LookalikeError
     from retrieval.gallery import Gallery as Gallery
     from retrieval.gallery import Hit as Hit
+    from retrieval.gallery import Item as Item
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
+    from retrieval.search.query import SearchOptions as SearchOptions
+    from retrieval.storage.records import IndexSpec as IndexSpec
 
 # Both variables are read once, when the libraries are imported. ONNX Runtime sends telemetry by default.
 # OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as other work needs
@@ -28,15 +32,20 @@ _HOMES = {
     "Gallery": "gallery",
     "Hit": "gallery",
     "ImageError": "errors",
+    "IndexSpec": "storage.records",
     "InputError": "errors",
+    "Item": "gallery",
     "LookalikeError": "errors",
     "Preprocess": "images.preprocess",
+    "SearchOptions": "search.query",
     "load_image": "images.load",
 }
-__all__ = list(_HOMES)
+__all__ = [*_HOMES, "metrics"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"retrieval.{_HOMES[name]}"), name)
+    if name == "metrics":
+        return import_module("retrieval.metrics")
     raise AttributeError(f"module 'retrieval' has no attribute {name!r}")

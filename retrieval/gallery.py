@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.index import Index, build_index, write_index
-from retrieval.search.query import Options, Searcher
+from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
 from retrieval.storage.identity import check_same, own_model, probe_pixels
 from retrieval.storage.inventory import inventory
@@ -75,6 +74,7 @@ class Gallery:
     ) -> None:
         self.store = Store(Path(folder))
         self._threads = threads
+        self._embedder: Embedder | None = None
         self.root = None if root is None else Path(root)
         self._snapshot = self._load()
         self._searcher = Searcher(self.store, self._snapshot)
@@ -117,10 +117,17 @@ class Gallery:
         """SHA-256 of the model file whose vectors this gallery holds."""
         return self.store.manifest.fingerprint
 
-    @cached_property
+    @property
     def embedder(self) -> Embedder:
-        """The gallery's own model, checked against the vectors stored when the gallery was made."""
-        return own_model(self.folder, self.store.manifest, self._threads)
+        """The gallery's own model, loaded on first use and checked against the stored probe vectors.
+
+        Raises:
+            InputError: The gallery has no model.
+            LookalikeError: The model is damaged, or computes other vectors on this machine.
+        """
+        if self._embedder is None:
+            self._embedder = own_model(self.folder, self.store.manifest, self._threads)
+        return self._embedder
 
     def check_model(self, embedder: Embedder) -> None:
         """Refuse a model whose vectors would not belong here: an `InputError` where it is another file."""
@@ -142,7 +149,7 @@ class Gallery:
         """Take up what has been committed since."""
         if self.replaced():
             self.store = Store(self.folder)
-            self.__dict__.pop("embedder", None)
+            self._embedder = None
         self._snapshot = self._load()
         self._searcher = Searcher(self.store, self._snapshot)
         self.paths = ItemPaths(self.store, self.root)
@@ -211,33 +218,84 @@ class Gallery:
 
     # ---- searching
 
-    def search(self, image: ImageSource, k: int = 10, **options: Any) -> list[Hit]:
-        """The k pictures most like this one, best first; ties by id.
+    def search(
+        self,
+        image: ImageSource,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        exclude: Sequence[int | str] = (),
+        min_score: float | None = None,
+        group_by: str | None = None,
+        rerank: str = "none",
+    ) -> list[Hit]:
+        """Return the k items most similar to an image, best first; equal scores by id.
 
         Args:
-            image: a path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
-            options: where, exclude, min_score, group_by and rerank, see `retrieval.search.query.Options`.
+            image: A path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
+            k: Number of hits; fewer if there are no more.
+            where: Condition that hits fulfil, as in "brand = 'acme' and price < 30".
+            exclude: Ids or keys of items that are no hits.
+            min_score: Lowest score of a hit, from -1 to 1.
+            group_by: Column; only the best hit of each of its values is returned.
+            rerank: "none", "query-expansion" or "k-reciprocal"; see `SearchOptions`.
 
         Raises:
-            ImageError: the picture cannot be read.
-            InputError: an option that cannot be used.
+            ImageError: The image cannot be read.
+            InputError: An option is invalid.
         """
-        return self.search_vectors(self.embedder.embed([image]), k, **options)[0]
+        options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
+        return self.find(self.embedder.embed([image]), options)[0]
 
-    def search_id(self, item: int | str, k: int = 10, **options: Any) -> list[Hit]:
-        """The k pictures most like an item of the gallery, by id or key, without the item itself."""
+    def search_id(
+        self,
+        item: int | str,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        exclude: Sequence[int | str] = (),
+        min_score: float | None = None,
+        group_by: str | None = None,
+        rerank: str = "none",
+    ) -> list[Hit]:
+        """Return the k items most similar to an item, given by id or key, without the item itself.
+
+        The other arguments are those of `search`.
+        """
+        options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
         (number,) = self.ids_of([item])
-        return self.find(self.vector(number)[None], Options(k, **options), [(number,)])[0]
+        return self.find(self.vector(number)[None], options, [(number,)])[0]
 
-    def search_vectors(self, queries: np.ndarray, k: int = 10, **options: Any) -> list[list[Hit]]:
-        """Search by vectors of this gallery's model, float32 [N, D] of unit length -> N lists of hits."""
-        return self.find(queries, Options(k, **options))
+    def search_vectors(
+        self,
+        queries: np.ndarray,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        exclude: Sequence[int | str] = (),
+        min_score: float | None = None,
+        group_by: str | None = None,
+        rerank: str = "none",
+    ) -> list[list[Hit]]:
+        """Return the hits of each query, float32 [N, D] of unit length from this gallery's model.
+
+        The other arguments are those of `search`.
+        """
+        return self.find(queries, SearchOptions(k, where, exclude, min_score, group_by, rerank))
 
     def find(
-        self, queries: np.ndarray, options: Options, own: Sequence[tuple[int, ...]] | None = None
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
     ) -> list[list[Hit]]:
-        """As `search_vectors`, with all options in one value; `own` are the items that each query is, which
-        are no hits of it."""
+        """Return the hits of each query; `search_vectors` with the options in one value.
+
+        Args:
+            queries: float32 [N, D], unit length.
+            options: Search options.
+            own: For each query, the ids of the items that it comes from, which are no hits of it.
+
+        Raises:
+            InputError: An option is invalid, or the queries have another shape.
+        """
         answers = self._searcher.find(queries, options, own)
         items = self.items(sorted({i for answer in answers for i, _ in answer}))
         return [

@@ -18,7 +18,7 @@ from retrieval.gallery import Gallery, Hit
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
-from retrieval.search.query import RERANKS, Options
+from retrieval.search.query import RERANKS, SearchOptions
 from retrieval.search.rerank import mean_query
 from retrieval.text import align_columns
 
@@ -104,7 +104,7 @@ def search(
         raise click.UsageError("Missing argument '[IMAGE]...' or option '--id'.")
     if sheet is not None:
         check_name(sheet)
-    options = Options(k, where, exclude, min_score, group_by, rerank)
+    options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
     target = Gallery(gallery)
     if not len(target):
         raise InputError(
@@ -194,7 +194,7 @@ def _row(query: _Query, hits: Sequence[Hit]) -> Row:
     return Row(query.name, shown)
 
 
-def _why_fewer(options: Options) -> str:
+def _why_fewer(options: SearchOptions) -> str:
     """Return the reason for fewer hits than requested."""
     limits = []
     if options.where is not None:

@@ -30,7 +30,7 @@ _KEPT = 16  # conditions and groupings of one state of the gallery
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """What to look for beside the query itself.
 
     Attributes:
@@ -85,7 +85,7 @@ class Searcher:
         self._groups = lru_cache(_KEPT)(self._scan_column)
 
     def find(
-        self, queries: np.ndarray, options: Options, own: Sequence[tuple[int, ...]] | None = None
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
     ) -> list[list[tuple[int, float]]]:
         """For each query, float32 [N, D] of unit length, the best items: (id, score), best first.
 
@@ -109,7 +109,7 @@ class Searcher:
                 found[position] = answer
         return found
 
-    def _find(self, queries: np.ndarray, options: Options) -> list[list[tuple[int, float]]]:
+    def _find(self, queries: np.ndarray, options: SearchOptions) -> list[list[tuple[int, float]]]:
         allowed = None if options.where is None else self._fulfilling(options.where)
         groups = None if options.group_by is None else self._groups(options.group_by)
         barred = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))

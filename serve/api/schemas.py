@@ -20,7 +20,8 @@ from pydantic import model_validator as validator
 from pydantic_core import from_json
 
 from retrieval.errors import InputError
-from retrieval.search.query import RERANKS, Options
+from retrieval.search.query import RERANKS
+from retrieval.search.query import SearchOptions as Options
 from retrieval.search.where import MAX_LENGTH
 from serve.core.fetch_url import LONGEST, MAX_BYTES, SECONDS
 from serve.core.queries import Cropped, One

@@ -12,7 +12,7 @@ from PIL import Image
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images.load import load_image
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 from serve.addresses import API, api_of
 from serve.core.errors import ModelMismatchError, UnknownItemError
 from serve.core.live import LiveGallery, State
@@ -166,7 +166,9 @@ class SearchService:
 
     # ---- for programs
 
-    def find(self, queries: Sequence[Asked], options: Options, *, fingerprint: str | None = None) -> Answers:
+    def find(
+        self, queries: Sequence[Asked], options: SearchOptions, *, fingerprint: str | None = None
+    ) -> Answers:
         """Search with several queries at once. A query by a picture of the gallery leaves that one out.
 
         Args:
@@ -327,7 +329,7 @@ def facts_of(services: Sequence[SearchService]) -> list[Facts]:
 
 
 def _found(
-    gallery: Gallery, asked: Sequence[Resolved | InputError], options: Options
+    gallery: Gallery, asked: Sequence[Resolved | InputError], options: SearchOptions
 ) -> list[list[Hit] | InputError]:
     """The hits of each query, or what is wrong with it."""
     good = [one for one in asked if not isinstance(one, InputError)]

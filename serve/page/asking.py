@@ -12,7 +12,7 @@ from PIL import Image
 
 from retrieval.errors import InputError
 from retrieval.gallery import Hit
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 from serve.core.errors import ModelMismatchError
 from serve.core.queries import One, Together
 from serve.core.regions import Region
@@ -161,7 +161,7 @@ def search(service: SearchService, queries: Sequence[Query], wishes: Wishes) -> 
     return Found(queries, wishes, hits, took, best)
 
 
-def _hits(service: SearchService, queries: Sequence[Query], options: Options) -> list[Hit]:
+def _hits(service: SearchService, queries: Sequence[Query], options: SearchOptions) -> list[Hit]:
     fingerprint = queries[0].fingerprint
     if any(query.fingerprint != fingerprint for query in queries):
         raise ModelMismatchError(REBUILT)

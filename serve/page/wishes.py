@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 
 MAX_K = 100
 
@@ -44,9 +44,9 @@ class Wishes:
             group_by=str(given.get("group_by") or ""),
         )
 
-    def options(self) -> Options:
+    def options(self) -> SearchOptions:
         """The same for the search; an `InputError` for a score that none can have."""
-        return Options(
+        return SearchOptions(
             k=self.k,
             where=self.where or None,
             min_score=self.min_score,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
-from retrieval.search.query import CANDIDATES, Options
+from retrieval.search.query import CANDIDATES, SearchOptions
 from retrieval.search.rerank import k_reciprocal
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, IndexSpec, NewItem
@@ -215,7 +215,7 @@ conditions = st.none() | st.sampled_from(
     ]
 )
 options = st.builds(
-    Options,
+    SearchOptions,
     k=st.sampled_from([1, 4, 30, 1000]),
     where=conditions,
     exclude=st.lists(st.integers(0, COUNT - 1).map(lambda i: f"k{i}"), max_size=5),
@@ -228,7 +228,7 @@ options = st.builds(
 @settings(max_examples=60)
 @given(options=options, seed=st.integers(0, 50))
 def test_segments_and_removed_items_make_no_difference(
-    gallery: Gallery, pieces: Gallery, options: Options, seed: int
+    gallery: Gallery, pieces: Gallery, options: SearchOptions, seed: int
 ) -> None:
     query = clustered(seed, 1)
     (whole,), (parts,) = gallery.find(query, options), pieces.find(query, options)
@@ -262,11 +262,11 @@ def test_all_of_it_over_an_approximate_index(tmp_path: Path) -> None:
     assert made.index is not None
     scores = {f"k{i}": float(score) for i, score in enumerate(vectors.astype(float) @ QUERY[0])}
     for asked in (
-        Options(20, where="price > 500"),
-        Options(20, exclude=made.ids_of(["k100", "k101"])),
-        Options(20, group_by="label", where="price != 3"),
-        Options(20, rerank="k-reciprocal"),
-        Options(20, rerank="query-expansion", min_score=-1),
+        SearchOptions(20, where="price > 500"),
+        SearchOptions(20, exclude=made.ids_of(["k100", "k101"])),
+        SearchOptions(20, group_by="label", where="price != 3"),
+        SearchOptions(20, rerank="k-reciprocal"),
+        SearchOptions(20, rerank="query-expansion", min_score=-1),
     ):
         (hits,) = made.find(QUERY, asked)
         assert len(hits) == 20

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, load_image
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 from retrieval.storage.records import IndexSpec
 from serve.app import create_app
 from serve.core.service import SearchService
@@ -111,7 +111,7 @@ def test_options_mean_what_they_mean_for_a_gallery(
     api: httpx.Client, gallery: Gallery, query: bytes, options: dict[str, Any]
 ) -> None:
     vector = gallery.embedder.embed(query)
-    expected = _as_told(gallery, gallery.find(vector, Options(**options))[0])
+    expected = _as_told(gallery, gallery.find(vector, SearchOptions(**options))[0])
     by_query_string = _found(api.post("/v1/search", params=options, content=query, headers=BYTES))
     by_json = _found(api.post("/v1/search", json={"vector": vector[0].tolist(), **options}))
     form = {name: str(value) if name != "exclude" else value for name, value in options.items()}

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from retrieval import Embedder, Gallery, InputError
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.errors import NoModelError, UnknownItemError
@@ -71,9 +71,9 @@ def test_a_region_finds_what_the_picture_cut_out_beforehand_finds(
 ) -> None:
     path = shop / "green" / "3.png"
     vector = _embedder(service).embed(_cut(Image.open(path), VALUES))
-    (expected,) = service.gallery.find(vector, Options(k=6))
+    (expected,) = service.gallery.find(vector, SearchOptions(k=6))
     data = path.read_bytes()
-    (found,) = service.find([Cropped(data, MIDDLE)], Options(k=6)).found
+    (found,) = service.find([Cropped(data, MIDDLE)], SearchOptions(k=6)).found
     assert found == expected
     text = base64.b64encode(data).decode()
     parameters = {"k": 6, "region": VALUES}
@@ -95,7 +95,7 @@ def test_a_region_of_an_item_is_embedded_anew_and_leaves_the_item_out(
 ) -> None:
     item = service.item(5)
     vector = _embedder(service).embed(_cut(Image.open(item.path), VALUES))
-    (expected,) = service.gallery.find(vector, Options(k=24, exclude=[5]))
+    (expected,) = service.gallery.find(vector, SearchOptions(k=24, exclude=[5]))
     for name in (5, item.key):
         found = _ids(api.post(address, json={"id": name, "k": 24, "region": VALUES}))
         assert found == [hit.id for hit in expected]
@@ -230,7 +230,7 @@ def test_several_pictures_together_are_their_mean_without_the_items_among_them(
 def test_files_together_are_one_result_also_for_the_client(service: SearchService, api: httpx.Client) -> None:
     paths = [service.item(number).path for number in (2, 11, 20)]
     vectors = _embedder(service).embed(paths).mean(0, keepdims=True)
-    (expected,) = service.gallery.find(vectors / np.linalg.norm(vectors), Options(k=5))
+    (expected,) = service.gallery.find(vectors / np.linalg.norm(vectors), SearchOptions(k=5))
     with Client(str(api.base_url)) as client:
         (found,) = client.search_batch(paths, k=5, together=True)
         assert not isinstance(found, ApiError)
@@ -266,8 +266,8 @@ def test_a_gallery_without_a_model_refuses_regions(
     monkeypatch.setattr(Gallery, "__init__", without_model)
     service = SearchService(shop_gallery)
     with pytest.raises(NoModelError, match="as a whole"):
-        service.find([Cropped(5, MIDDLE)], Options())
-    (whole,) = service.find([Together([5, 6])], Options(k=24)).found
+        service.find([Cropped(5, MIDDLE)], SearchOptions())
+    (whole,) = service.find([Together([5, 6])], SearchOptions(k=24)).found
     assert not isinstance(whole, InputError)
     assert len(whole) == len(gallery) - 2
     with pytest.raises(UnknownItemError):

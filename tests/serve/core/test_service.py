@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
-from retrieval.search.query import Options
+from retrieval.search.query import SearchOptions
 from serve.core.service import Query, SearchService
 from serve.core.thumbnails import MISSING, encode, shrink
 from serve.page import asking
@@ -149,7 +149,7 @@ def test_requests_go_on_with_the_state_before_while_one_takes_up_the_next(own: t
     with service._live._renewing:  # as another request holds it for as long as it loads
         Gallery(folder).add([pictures / "new.png"])
         assert service.facts().images == 24
-        assert len(service.find([1], Options(k=100)).found[0]) == 23  # type: ignore[arg-type]
+        assert len(service.find([1], SearchOptions(k=100)).found[0]) == 23  # type: ignore[arg-type]
     assert service.facts().images == 25
 
 
