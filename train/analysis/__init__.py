@@ -1,1 +1,1 @@
-"""What the papers draw of losses and of training: plain arrays first, then the figure of them."""
+"""Figures of losses and of training, after the papers: plain arrays first, then the plot."""

@@ -1,4 +1,4 @@
-"""Where one gradient step moves a triplet in the triplet diagram (SCT, section 4 and figs. 2 and 9)."""
+"""Gradient field of triplet losses in the triplet diagram (SCT, section 4 and figs. 2 and 9)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ TripletLoss = Literal["nca", "margin", "sct"]
 MARGIN = 0.2  # of squared distances
 TITLES = {"nca": "NCA triplet loss", "margin": f"triplet loss with margin {MARGIN}", "sct": "SCT loss"}
 
-_ARROWS, _FINE = 17, 201  # points a side: of the arrows, and of the region shaded behind them
+_ARROWS, _FINE = 17, 201  # points along each side: for the arrows, and for the shaded region
 
 
 @dataclass(frozen=True, eq=False)
 class GradientField:
-    """How one step changes the similarities of triplets all over the diagram.
+    """Changes of the two cosines of triplets in one gradient step, on a grid over the diagram.
 
     Attributes:
+        loss: Triplet loss.
+        entanglement: Entanglement of the network, 0..1; see `entangle`.
+        step: Size of the gradient step.
+        gamma: See `cosine_changes`.
         similarities: [n] cosines: with the positive along columns, with the negative along rows.
-        positive, negative: [n, n] changes of these two cosines.
+        positive: [n, n] changes of the cosine with the positive.
+        negative: [n, n] changes of the cosine with the negative.
     """
 
     loss: TripletLoss
@@ -42,11 +47,12 @@ class GradientField:
 
     @property
     def wrong(self) -> np.ndarray:
-        """[n, n] bool: the step brings the negative closer to the anchor."""
-        return self.negative > 0
+        """[n, n] bool, true if the step brings the negative closer to the anchor."""
+        closer: np.ndarray = self.negative > 0
+        return closer
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         return {
             "loss": self.loss,
             "step": self.step,
@@ -62,12 +68,12 @@ class GradientField:
 def pull_and_push(
     loss: TripletLoss, s_ap: np.ndarray, s_an: np.ndarray, step: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How far a step takes anchor and positive towards each other, and anchor and negative apart.
+    """Return how strongly a step pulls anchor and positive together and pushes anchor and negative apart.
 
-    The step size times -dL/ds_ap and times dL/ds_an: for NCA (SCT eq. 1) both are
+    These are the step size times -dL/ds_ap and times dL/ds_an: for NCA (SCT eq. 1) both are
     step e^s_an / (e^s_ap + e^s_an), for the margin loss on squared distances (eq. 20) 2 step where it is
-    active, for SCT (eq. 13, weight 1) 0 and the step where the negative is the closer one, and elsewhere
-    those of NCA.
+    active, for SCT (eq. 13, weight 1) 0 and the step where the negative is closer than the positive, and
+    elsewhere those of NCA.
     """
     if loss == "margin":
         active = 2 * step * (2 * (s_an - s_ap) + MARGIN > 0)
@@ -82,16 +88,19 @@ def pull_and_push(
 def cosine_changes(
     loss: TripletLoss, s_ap: np.ndarray, s_an: np.ndarray, *, step: float, gamma: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The changes of a triplet's two cosines in one gradient step on its embeddings, exactly.
+    """Return the exact changes of a triplet's two cosines in one gradient step on its embeddings.
 
-    Anchor, positive and negative are unit vectors; the step moves each along its own gradient, that of the
-    dot products (NCA, SCT) or of the squared distances (margin) of the vectors as they are, and brings it
-    back to the sphere. The new vectors are combinations of the old ones, so their dot products are
-    combinations of the old dot products. Written out this is SCT eqs. 7-10 and 15-19 for NCA and eqs. 24-31
-    for the margin loss (where the last line of eq. 15 must begin with (1 + beta²) S_an, not S_ap).
+    Anchor, positive and negative are unit vectors. The step moves each along its own gradient, of the dot
+    products (NCA, SCT) or of the squared distances (margin) of the vectors without normalization, and
+    projects it back to the sphere. The new vectors are linear combinations of the old ones, so their dot
+    products are combinations of the old dot products. Written out this is SCT eqs. 7-10 and 15-19 for NCA and
+    eqs. 24-31 for the margin loss (where the last line of eq. 15 must begin with (1 + beta²) S_an, not S_ap).
 
     Args:
-        s_ap, s_an: cosines of the anchor with its positive and with its negative, of any one shape.
+        loss: Triplet loss.
+        s_ap: Cosines of the anchor with its positive, of any shape.
+        s_an: Cosines of the anchor with its negative, of the same shape.
+        step: Size of the gradient step.
         gamma: -1..1, the cosine between the parts of positive and negative that are orthogonal to the anchor:
             their own cosine is s_ap s_an + gamma sqrt(1 - s_ap²) sqrt(1 - s_an²).
     """
@@ -111,9 +120,9 @@ def cosine_changes(
 def entangle(
     s_ap: np.ndarray, s_an: np.ndarray, positive: np.ndarray, negative: np.ndarray, entanglement: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the changes become when similar images move together (SCT, section 4).
+    """Return the changes of two cosines in a network, where similar images move together (SCT, section 4).
 
-    Each cosine takes a part of the other's change: the entanglement of the network, 0..1, times s_ap s_an.
+    Each cosine takes on a part of the other's change: the entanglement of the network, 0..1, times s_ap s_an.
     """
     share = entanglement * s_ap * s_an
     return positive + share * negative, negative + share * positive
@@ -127,7 +136,7 @@ def gradient_field(
     gamma: float = 0.0,
     points: int = _ARROWS,
 ) -> GradientField:
-    """How a step moves triplets with cosines in 0..1, `points` of them along each side.
+    """Compute the gradient field for cosines in 0..1, with `points` along each side.
 
     Raises:
         InputError: an unknown loss, an entanglement outside 0..1, a gamma outside -1..1, a step not above 0.
@@ -136,9 +145,9 @@ def gradient_field(
         raise InputError(f"there is no gradient field of {loss!r}; choose nca, margin or sct")
     for name, value, low in (("entanglement", entanglement, 0), ("gamma", gamma, -1)):
         if not low <= value <= 1:
-            raise InputError(f"{name} is {value:g}; it must lie in {low}..1")
+            raise InputError(f"{name} is {value:g}; choose a number in {low}..1")
     if not 0 < step < np.inf:
-        raise InputError(f"the step is {step:g}; it must be a number above 0")
+        raise InputError(f"the step is {step:g}; choose a number above 0")
     # Midpoints, so that no triplet is degenerate: at a cosine of 1 two of its vectors are the same.
     similarities = (np.arange(points) + 0.5) / points
     s_ap, s_an = np.meshgrid(similarities, similarities)
@@ -149,9 +158,11 @@ def gradient_field(
 
 
 def gradient_field_figure(fields: Sequence[GradientField], figure: Figure) -> None:
-    """One panel a field: arrows of one length along the moves, how long these are as colour.
+    """Plot one panel per field: arrows of equal length along the moves, colored by the length of the move.
 
-    The fields differ in their entanglement alone.
+    Args:
+        fields: Fields that differ only in their entanglement.
+        figure: Figure to plot on.
     """
     from matplotlib.colors import Normalize
     from matplotlib.lines import Line2D
@@ -202,5 +213,5 @@ def _plot_panel(found: GradientField, axes: Axes, scale: Any) -> Quiver:
 
 
 def _matrix(rows: list[list[np.ndarray]]) -> np.ndarray:
-    """Arrays of one shape as the entries of matrices, [..., rows, columns]."""
+    """Stack arrays of one shape as the entries of matrices, [..., rows, columns]."""
     return np.stack([np.stack(row, -1) for row in rows], -2)

@@ -1,4 +1,4 @@
-"""Losses as people write them on a command line."""
+"""Losses of a command line, built from their specifications."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.losses import Objective
 
 @dataclass(frozen=True, eq=False)
 class NamedLoss:
-    """A loss and what to call it in a figure."""
+    """Loss with its name in a figure."""
 
     name: str
     loss: Objective
@@ -23,14 +23,15 @@ class NamedLoss:
 def read_losses(
     texts: tuple[str, ...], *, num_classes: int | None = None, embedding_dim: int | None = None
 ) -> list[NamedLoss]:
-    """Build losses from words such as `triplet`, `pml:CircleLoss` or `{name: triplet, negatives: optimal}`.
+    """Build losses from specifications like `triplet`, `pml:CircleLoss` or `{name: triplet, margin: 0.2}`.
 
     Args:
-        num_classes, embedding_dim: of what the losses will see, for those with parameters of their own,
-            which begin as random numbers of seed 0.
+        texts: Specifications; see `settings.parse_loss`.
+        num_classes: Number of classes, for losses with parameters of their own, initialized with seed 0.
+        embedding_dim: Dimension of the embeddings, for the same losses.
 
     Raises:
-        InputError: a text that is not YAML, or that no loss can be built from; the reason says why.
+        InputError: a text that is not a specification, or one that no loss can be built from.
     """
     return [_read(text, num_classes, embedding_dim) for text in texts]
 
@@ -47,7 +48,7 @@ def _read(text: str, num_classes: int | None, embedding_dim: int | None) -> Name
 
 
 def _name(spec: dict[str, object]) -> str:
-    """The loss's name, and what else is said of it in brackets."""
+    """Return the loss's name, followed by its parameters in brackets."""
     rest = {key: value for key, value in spec.items() if key != "name"}
     words = yaml.safe_dump(rest, default_flow_style=True, sort_keys=False, width=1000).strip()[1:-1]
     if "name" not in spec:

@@ -1,4 +1,4 @@
-"""How one gradient step of a loss moves the images of a batch (SCT, fig. 7)."""
+"""One gradient step of a loss on the embeddings of a batch (SCT, fig. 7)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from train.losses.view import normalize
 
 
 def sample_batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: int = 0) -> Embeddings:
-    """Draw a batch, as training does: so many classes, or all that have enough images, and images of each.
+    """Sample a batch of P classes x K images, as in training.
+
+    Args:
+        embeddings: Embeddings to sample from; synthetic points are left out.
+        classes: P; fewer if fewer classes have K images.
+        per_class: K.
+        seed: Seed of the sample.
 
     Raises:
-        InputError: fewer than two classes with so many images; fewer than two images per class.
+        InputError: fewer than two classes with K images, or K below 2.
     """
     if per_class < 2:
         raise InputError(f"{per_class} image per class leaves no positives; take at least 2")
@@ -36,17 +42,17 @@ def sample_batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: 
 
 
 def take_step(before: Embeddings, of: NamedLoss, *, size: float = 0.1) -> Embeddings:
-    """The batch after one step against the gradient of a loss, on the embeddings themselves.
+    """Return the batch after one gradient step of a loss on the embeddings themselves.
 
-    Every embedding moves along its own gradient and back to unit length. The scale of losses differs, so the
-    step is scaled: the root of the mean squared distance that the embeddings move before they are brought
-    back is `size`. What a loss draws at random is drawn with seed 0.
+    Every embedding moves along its own gradient and back to unit length. Losses differ in scale, so the step
+    is scaled: `size` is the root mean square of the distances that the embeddings move before they are
+    normalized. Random choices of a loss use seed 0.
 
     Raises:
         InputError: a size that is not above 0.
     """
     if not 0 < size < np.inf:
-        raise InputError(f"the step is {size:g}; it must be a number above 0")
+        raise InputError(f"the step is {size:g}; choose a number above 0")
     vectors = torch.from_numpy(before.vectors).double().requires_grad_()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""How synthetic points are retrieved: do they belong to the class they were made of? (Symm, fig. 6)"""
+"""Recall@K of synthetic points: are they near the class that they were generated from? (Symm, fig. 6)"""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ PointSource = Literal["symmetric", "optimal", "interpolated"]
 KS = (1, 2, 4, 8)
 ORIGINALS, POINTS, AMONG = "images", "synthetic points", "images among synthetic points"
 
-_CELLS = 1 << 20  # pairs x pairs at once
+_CELLS = 1 << 20  # pairs x pairs in one block
 
 
 @dataclass(frozen=True, eq=False)
 class SyntheticPoints:
-    """Synthetic points.
+    """Synthetic points and the pairs that they were generated from.
 
     Attributes:
-        vectors: float32 [S, D], unit length.
-        pair: int64 [S], the pair that each was made of.
-        members: int64 [P, 2], the two rows of every pair.
+        vectors: float32 [S, D], points of unit length.
+        pair: int64 [S], the pair of each point.
+        members: int64 [P, 2], the rows of both images of every pair.
     """
 
     vectors: np.ndarray
@@ -49,8 +49,10 @@ class SyntheticRecalls:
     """Recall@K in 0..1 of images and of synthetic points.
 
     Attributes:
-        recall: what is searched for -> {K: recall}.
-        counts: what is searched for -> how many of them have something to find.
+        name: Name of the embeddings.
+        source: Kind of synthetic points.
+        recall: `ORIGINALS`, `POINTS` or `AMONG` -> {K: recall}.
+        counts: The same keys -> number of queries that have something to find.
     """
 
     name: str
@@ -59,18 +61,18 @@ class SyntheticRecalls:
     counts: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         return {"name": self.name, "negatives": self.source, "recall": self.recall, "counts": self.counts}
 
 
 @torch.no_grad()
 def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticPoints:
-    """The points that a source of negatives makes of the pairs of each class, on the sphere.
+    """Generate the synthetic points of the pairs of each class, on the sphere.
 
-    Pairs are alternate: in each class the first and the second image, the third and the fourth, and so on; an
-    odd one has none. `symmetric` mirrors both members in each other, `interpolated` puts two points evenly
-    between them, and `optimal` takes the point of the arc between them that is closest to an arc of another
-    class; where this is a member, none is made.
+    Pairs are alternate: in each class the first and the second image, the third and the fourth, and so on; a
+    last odd image has no pair. `symmetric` mirrors both members in each other, `interpolated` puts two points
+    evenly between them, and `optimal` takes the point of the arc between them that is closest to an arc of
+    another class; there is none if that point is a member.
 
     Raises:
         InputError: no class with two images; for `optimal`, a single class.
@@ -80,7 +82,9 @@ def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticP
     layout = alternate_pairs(labels, len(labels))
     pairs = layout.order[: 2 * layout.slots].unflatten(0, (2, -1))[:, layout.valid]  # [2, P]
     if not pairs.shape[1]:
-        raise InputError(f"{embeddings.name}: no class has two images, so there are no pairs")
+        raise InputError(
+            f"{embeddings.name}: no class has two images, so there are no pairs; choose other images"
+        )
     first, second = vectors[pairs[0]], vectors[pairs[1]]  # [P, D]
     if source == "optimal":
         toward_first, toward_second = _facing(first, second, labels[pairs[0]], embeddings.name)
@@ -88,21 +92,21 @@ def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticP
         points = Symmetric() if source == "symmetric" else Interpolated()
         weights = points.weights(_within(first, second, 1), normalized=True)
         toward_first, toward_second = (w[2:, :, 0] for w in weights)  # [m, P], without the members
-    made = (toward_first != 0) | (toward_second != 0)
+    exists = (toward_first != 0) | (toward_second != 0)
     found = toward_first[..., None] * first + toward_second[..., None] * second  # [m, P, D]
-    pair = torch.arange(pairs.shape[1]).expand_as(made)
-    return SyntheticPoints(found[made].float().numpy(), pair[made].numpy(), pairs.T.numpy())
+    pair = torch.arange(pairs.shape[1]).expand_as(exists)
+    return SyntheticPoints(found[exists].float().numpy(), pair[exists].numpy(), pairs.T.numpy())
 
 
 def _within(first: Tensor, second: Tensor, axis: int) -> Members:
-    """The products within pairs, as a column of a table (axis 1) or as a row (axis 0)."""
+    """Return the products within pairs, as a column of a table (axis 1) or as a row (axis 0)."""
     one = torch.ones_like(first[:, 0])
     squares = ((first + second).square().sum(1), (first - second).square().sum(1))
     return Members(*(x.unsqueeze(axis) for x in (one, one, (first * second).sum(1), *squares)))
 
 
 def _facing(first: Tensor, second: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Weights [1, P] of the point of each arc that is closest to an arc of another class; 0 for a member."""
+    """Return weights [1, P] of each arc's point closest to an arc of another class; 0 if it is a member."""
     if not (labels != labels[0]).any():
         raise InputError(f"{name}: all pairs are of one class, so none has a negative")
     columns = _within(first, second, 0)
@@ -119,36 +123,44 @@ def _facing(first: Tensor, second: Tensor, labels: Tensor, name: str) -> tuple[T
 
 
 def synthetic_recalls(
-    embeddings: Embeddings, made: SyntheticPoints, source: PointSource, *, show_progress: bool = False
+    embeddings: Embeddings, points: SyntheticPoints, source: PointSource, *, show_progress: bool = False
 ) -> SyntheticRecalls:
-    """Recall@1, 2, 4 and 8 of the images of pairs and of the points made of them.
+    """Compute Recall@1, 2, 4 and 8 of the images of pairs and of the points generated from them.
 
-    What is searched for never finds its own pair, nor what was made of that:
+    There are three searches, in which a query never retrieves its own pair and its points:
 
     - images, among all images;
-    - synthetic points, among all images: do they lie where their class lies?
-    - images, among all images and synthetic points, which count as their class: are these in the way?
+    - synthetic points, among all images: are the points near their class?
+    - images, among all images and synthetic points, which have the class of their pair: do the points
+      interfere?
 
-    So all three search for something, and find more than a pair that was put there. Images without a partner
-    are found, but not searched for; where a class is no more than one pair, nothing is searched for.
+    Images without a partner are retrieved, but are no queries; neither are those of a class with a single
+    pair, which leaves nothing to retrieve.
+
+    Args:
+        embeddings: Embeddings of images.
+        points: Points generated from them.
+        source: Kind of these points.
+        show_progress: Show a progress bar.
 
     Raises:
         InputError: no class with three images, or no points.
     """
     classes = embeddings.classes
-    group = np.full(len(classes), -1)  # the pair of each image
-    group[made.members] = np.arange(len(made.members))[:, None]
-    of_points = classes[made.members[made.pair, 0]]
+    group = np.full(len(classes), -1)  # pair of each image
+    group[points.members] = np.arange(len(points.members))[:, None]
     images = (embeddings.vectors, classes, group)
-    points = (made.vectors, of_points, made.pair)
-    both = tuple(np.concatenate(parts) for parts in zip(images, points, strict=True))
+    synthetic = (points.vectors, classes[points.members[points.pair, 0]], points.pair)
+    both = tuple(np.concatenate(parts) for parts in zip(images, synthetic, strict=True))
     paired = tuple(part[group >= 0] for part in images)
-    searches = {ORIGINALS: (paired, images), POINTS: (points, images), AMONG: (paired, both)}
+    searches = {ORIGINALS: (paired, images), POINTS: (synthetic, images), AMONG: (paired, both)}
     if np.bincount(classes).max() < 3:
-        raise InputError(f"{embeddings.name}: no class has an image beyond a pair, so there is none to find")
-    if not len(made.vectors):
         raise InputError(
-            f"{embeddings.name}: {source} negatives are all images themselves, no points between"
+            f"{embeddings.name}: no class has an image beyond a pair, so there is nothing to find"
+        )
+    if not len(points.vectors):
+        raise InputError(
+            f"{embeddings.name}: {source} negatives are all images themselves, with no points between"
         )
     recall, counts = {}, {}
     for name, (query, gallery) in searches.items():
@@ -159,45 +171,53 @@ def synthetic_recalls(
 def _recall(
     query: Sequence[np.ndarray], gallery: Sequence[np.ndarray], show_progress: bool
 ) -> tuple[dict[int, float], int]:
-    """Recall of vectors, labels and pairs among others, each without those of its own pair."""
+    """Return Recall@K and the number of answerable queries; each query skips its own pair.
+
+    Args:
+        query: Vectors, labels and pairs of the queries.
+        gallery: Vectors, labels and pairs of the gallery.
+        show_progress: Show a progress bar.
+    """
     (vectors, labels, pairs), (others, other_labels, other_pairs) = query, gallery
     sizes = np.bincount(other_pairs[other_pairs >= 0], minlength=pairs.max(initial=-1) + 1)
-    most = max(KS) + int(sizes.max())  # neighbours to ask for: as many as may have to be left out are more
+    most = max(KS) + int(sizes.max())  # neighbours: those of the own pair are dropped
     found = rank(vectors, labels, others, other_labels, k=most, show_progress=show_progress)
     kept = (found.rows >= 0) & (other_pairs[found.rows] != pairs[:, None])  # [N, most]
     place = kept.cumsum(1)
-    right = found.relevant & kept
-    asked = found.to_find > sizes[pairs]
-    recall = {k: float((right & (place <= k)).any(1)[asked].mean()) for k in KS}
-    return recall, int(asked.sum())
+    hits = found.relevant & kept
+    answerable = found.to_find > sizes[pairs]
+    recall = {k: float((hits & (place <= k)).any(1)[answerable].mean()) for k in KS}
+    return recall, int(answerable.sum())
 
 
-def with_points(embeddings: Embeddings, made: SyntheticPoints) -> Embeddings:
-    """The images followed by the synthetic points, marked as such."""
-    vectors = np.concatenate([embeddings.vectors, made.vectors])
-    labels = np.concatenate([embeddings.labels, embeddings.labels[made.members[made.pair, 0]]])
+def with_points(embeddings: Embeddings, points: SyntheticPoints) -> Embeddings:
+    """Return the images followed by the synthetic points, marked as synthetic."""
+    vectors = np.concatenate([embeddings.vectors, points.vectors])
+    labels = np.concatenate([embeddings.labels, embeddings.labels[points.members[points.pair, 0]]])
     synthetic = np.arange(len(vectors)) >= len(embeddings)
     paths = None
     if embeddings.paths is not None:
-        paths = np.concatenate([embeddings.paths, np.full(len(made.vectors), "")])
+        paths = np.concatenate([embeddings.paths, np.full(len(points.vectors), "")])
     return Embeddings(embeddings.name, vectors, labels, paths, synthetic)
 
 
 def synthetic_recall_figure(found: Sequence[SyntheticRecalls], figure: Figure) -> None:
-    """A panel for each embedding: Recall@K of what is searched for."""
+    """Plot Recall@K of the three searches, with one panel for each set of embeddings."""
     row = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, of_one in zip(row, found, strict=True):
         for number, (name, recall) in enumerate(of_one.recall.items()):
             values = [100 * recall[k] for k in KS]
             look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
-            if name == ORIGINALS:  # stays visible below that among synthetic points, which is often the same
+            if (
+                name == ORIGINALS
+            ):  # stays visible below the curve among synthetic points, which is often equal
                 look |= {"markersize": 10, "linewidth": 3, "fillstyle": "none"}
             axes.plot(KS, values, **look)
         axes.set_title(caption(of_one.name), fontsize=11)
         axes.set_xscale("log", base=2)
         axes.set_xticks(KS, [str(k) for k in KS])
-        axes.set_xlabel("K nearest, without the own pair")
+        axes.set_xlabel("K nearest, without own pair")
         axes.grid(alpha=0.3)
     row[0].set_ylabel("Recall@K (%)")
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
-    figure.suptitle(f"How {found[0].source} synthetic points are retrieved", fontsize=13)
+    figure.suptitle(f"Recall@K of {found[0].source} synthetic points", fontsize=13)

@@ -1,4 +1,4 @@
-"""What the records of training runs say, step by step (SCT fig. 6, Symm fig. 7)."""
+"""Curves of the metrics recorded during training (SCT fig. 6, Symm fig. 7)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What is drawn, in this order: the name in the records, what it is, and its unit (shares are drawn in %).
+# Metrics in the order of their panels: key in metrics.jsonl -> title and unit (shares are shown in %).
 _PANELS = {
     "loss": ("Loss", "value"),
     "recall_at_1": ("Recall@1 of held-out classes", "%"),
@@ -31,23 +31,23 @@ _PANELS = {
 }
 _STYLES = ("-", "--", ":")
 MOST = len(COLOURS) * len(_STYLES)
-_POINTS = 100  # beyond twice as many records, the line is a running mean
+_POINTS = 100  # curves of more than twice as many records are running means
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """The records of one run.
+    """Recorded metrics of one run.
 
     Attributes:
-        name: of the run.
-        series: name of a number -> the steps [n] and its values float64 [n] there.
+        name: Name of the run.
+        series: Metric -> steps int64 [n] and values float64 [n].
     """
 
     name: str
     series: dict[str, tuple[np.ndarray, np.ndarray]]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         plain = {
             key: {"steps": steps.tolist(), "values": values.tolist()}
             for key, (steps, values) in self.series.items()
@@ -56,7 +56,11 @@ class History:
 
 
 def read_history(folder: Path, name: str) -> History:
-    """What a run recorded, of the numbers that are drawn.
+    """Read the metrics of a run that have a panel.
+
+    Args:
+        folder: Folder of the run.
+        name: Name of the run in the figure.
 
     Raises:
         InputError: no run, or one without records.
@@ -64,7 +68,7 @@ def read_history(folder: Path, name: str) -> History:
     try:
         records = Run.open(folder).metrics()
     except ValueError as error:
-        raise InputError(f"{folder / 'metrics.jsonl'}: is damaged ({error})") from error
+        raise InputError(f"{folder / 'metrics.jsonl'}: damaged ({error}); train the run again") from error
     series = {}
     for key in _PANELS:
         pairs = [(record["step"], record[key]) for record in records if key in record]
@@ -72,40 +76,41 @@ def read_history(folder: Path, name: str) -> History:
             steps, values = np.array(pairs, np.float64).T
             series[key] = (steps.astype(np.int64), values)
     if not series:
-        raise InputError(f"{folder}: has recorded nothing yet; `lookalike train` writes metrics.jsonl")
+        raise InputError(f"{folder}: no metrics recorded yet; `lookalike train` writes metrics.jsonl")
     return History(name, series)
 
 
 def running_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """Running mean over an odd `width` of neighbours; fewer at the ends, but as many on each side."""
+    """Return the running mean over an odd window; the window shrinks symmetrically at both ends."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     place = np.arange(len(values))
     reach = np.minimum(width // 2, np.minimum(place, place[::-1]))
-    return (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
+    means: np.ndarray = (total[place + reach + 1] - total[place - reach]) / (2 * reach + 1)
+    return means
 
 
 def running_mean_width(histories: Sequence[History]) -> int:
-    """How many records the running mean is over: 1 for short runs, and an odd number that grows with them."""
+    """Return the window of the running mean in records: 1 for short runs, and odd."""
     longest = max(len(steps) for found in histories for steps, _ in found.series.values())
     return 1 if longest <= 2 * _POINTS else 2 * (longest // _POINTS // 2) + 1
 
 
 def recorded_metrics(histories: Sequence[History]) -> list[str]:
-    """The names of the numbers that at least one run recorded, in the order in which they are drawn."""
+    """Return the metrics that at least one run recorded, in the order of their panels."""
     return [key for key in _PANELS if any(key in found.series for found in histories)]
 
 
 def figure_size(histories: Sequence[History]) -> tuple[float, float]:
-    """Width and height of the figure, in inches."""
+    """Return width and height of the figure in inches."""
     number = len(recorded_metrics(histories))
     return 4.2 * min(number, 3), 2.9 * -(-number // 3) + 0.7 + 0.25 * -(-len(histories) // 3)
 
 
 def training_figure(histories: Sequence[History], figure: Figure) -> None:
-    """A panel for every number that was recorded, a line for every run.
+    """Plot one panel per recorded metric, with one line per run.
 
     Raises:
-        InputError: more runs than can be told apart.
+        InputError: more runs than there are distinct line styles.
     """
     if len(histories) > MOST:
         raise InputError(f"{len(histories)} runs are too many for one figure; take {MOST} at most")
@@ -122,7 +127,7 @@ def training_figure(histories: Sequence[History], figure: Figure) -> None:
     shown = [handles[caption(found.name)] for found in histories]
     figure.legend(handles=shown, loc="outside lower center", frameon=False, ncols=3)
     means = "as recorded" if width == 1 else f"running means over {width} records"
-    figure.suptitle(f"What happened during training ({means})", fontsize=13)
+    figure.suptitle(f"Training ({means})", fontsize=13)
 
 
 def _plot_panel(histories: Sequence[History], key: str, width: int, axes: Axes) -> None:

@@ -77,9 +77,9 @@ def test_sct_brings_no_negative_closer(entanglement: float) -> None:
     ("arguments", "message"),
     [
         ({"loss": "raw"}, "choose nca, margin or sct"),
-        ({"loss": "nca", "entanglement": 1.5}, "must lie in 0..1"),
-        ({"loss": "nca", "entanglement": float("nan")}, "must lie in 0..1"),
-        ({"loss": "nca", "gamma": -2.0}, "must lie in -1..1"),
+        ({"loss": "nca", "entanglement": 1.5}, "choose a number in 0..1"),
+        ({"loss": "nca", "entanglement": float("nan")}, "choose a number in 0..1"),
+        ({"loss": "nca", "gamma": -2.0}, "choose a number in -1..1"),
         ({"loss": "nca", "step": 0.0}, "above 0"),
     ],
 )

@@ -90,7 +90,7 @@ def test_long_runs_are_smoothed_and_say_so(tmp_path: Path) -> None:
 def test_unusable_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a training run"):
         training.read_history(tmp_path, "none")
-    with pytest.raises(InputError, match="recorded nothing yet"):
+    with pytest.raises(InputError, match="no metrics recorded yet"):
         training.read_history(write(tmp_path / "empty", []), "empty")
     damaged = write(tmp_path / "damaged", [{"step": 1, "loss": 1.0}])
     with (damaged / "metrics.jsonl").open("a") as file:

@@ -64,10 +64,7 @@ def figure_command(
     """
 
     def decorate(function: Callable[..., Drawing]) -> click.Command:
-        @click.command(name, params=source_parameters(sources, split, baseline) if sources else [])
-        @click.pass_context
-        @functools.wraps(function)
-        def command(ctx: click.Context, out: Path, png: bool, as_json: bool, **options: Any) -> None:
+        def run(ctx: click.Context, /, out: Path, png: bool, as_json: bool, **options: Any) -> None:
             opened = open_from_options(options, split) if sources else []
             arguments = [] if sources is None else [opened[0] if sources == "one" else opened]
             drawing = function(*arguments, **options)
@@ -78,6 +75,9 @@ def figure_command(
             print_result(drawing.facts, as_json, drawing.text)
             finish(ctx, opened, files)
 
+        functools.update_wrapper(run, function)  # takes over the description and the function's own options
+        parameters = source_parameters(sources, split, baseline) if sources else []
+        command = click.command(name, params=parameters)(click.pass_context(run))
         for option in (out_option("The figure", ".svg"), _png_option, json_option):
             command = option(command)
         return command
