@@ -1,4 +1,4 @@
-"""`lookalike index info`, `remove`, `verify`, `compact`, `export` and `import`: a gallery over the years."""
+"""`lookalike index info`, `remove`, `verify`, `compact`, `export` and `import`: maintain a gallery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.gallery import Gallery
 from retrieval.ingest.transfer import export, import_vectors
-from retrieval.text import align_columns
+from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
@@ -19,47 +19,56 @@ _FILE = click.Path(path_type=Path)
 _gallery_argument = click.argument("gallery", type=_FILE)
 
 
-@click.command(short_help="Say what a gallery holds.")
+@click.command(short_help="Show the contents of a gallery.")
 @_gallery_argument
 @json_option
 def info(gallery: Path, as_json: bool) -> None:
-    """Say what GALLERY holds: images, index, model, folders, columns, bytes, the last runs."""
+    """Show the contents of GALLERY: images, index, model, folders, metadata columns, disk space, last runs.
+
+    \b
+      lookalike index info shop.gallery
+      lookalike index info shop.gallery --json
+    """
     facts = Gallery(gallery).info()
     print_result(facts, as_json, "\n".join(align_columns(_info(facts), right={0})))
 
 
-@click.command(short_help="Remove images, by id.")
+@click.command(short_help="Remove images by id.")
 @_gallery_argument
 @click.argument("items", nargs=-1, required=True, metavar="ID...")
 @json_option
 def remove(gallery: Path, items: tuple[str, ...], as_json: bool) -> None:
-    """Remove images from GALLERY, by their ids; their files stay where they are, except for those that a
-    server was given for the gallery to keep.
+    """Remove images from GALLERY by their ids. Image files are not deleted, except those that were uploaded
+    to a server and are stored in the gallery.
 
-    An ID is what `lookalike search` shows: the id you gave an image, or its path in the gallery, or its
-    number. They are gone from all searches at once; `lookalike index compact` gives their space back.
+    An ID is what `lookalike search` shows: the number of an image, or its key, which is the id in your
+    metadata or else the path. Searches no longer find the images; `lookalike index compact` frees their
+    space.
 
     \b
       lookalike index remove shop.gallery red/7.jpg
+      lookalike index remove shop.gallery 17 18
     """
     target = Gallery(gallery)
     count = target.remove(items)
     facts = {"gallery": str(gallery), "removed": count, "images": len(target)}
-    print_result(facts, as_json, f"{gallery}: {count} removed; it holds {len(target)}")
+    print_result(
+        facts, as_json, f"{gallery}: {count} removed; {pluralize(len(target), 'image')} in the gallery"
+    )
 
 
-@click.command(short_help="Check a gallery byte by byte, and mend it.")
+@click.command(short_help="Verify a gallery, and repair it.")
 @_gallery_argument
-@click.option("--repair", is_flag=True, help="Put right what can be.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired.")
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> None:
-    """Check GALLERY byte by byte: database, vectors, index and model, against the checksums they were
-    written with. Leaves with code 1 if something is wrong.
+    """Verify database, vectors, index and model of GALLERY against their checksums. The exit code is 1 if
+    something is damaged.
 
-    --repair builds a damaged index again, and sets damaged vectors aside in GALLERY/quarantine, which you may
-    delete: the images they were of are not found until `lookalike index add` (or `build`) of the same ones
-    has embedded them again. Their ids, labels and metadata are kept meanwhile, and the rest serves.
+    --repair builds a damaged index again and moves damaged vectors to GALLERY/quarantine, which you may
+    delete. Images without a vector keep their ids, labels and metadata, but searches do not find them until
+    `lookalike index add` (or `build`) with the same images has embedded them again.
 
     \b
       lookalike index verify shop.gallery
@@ -76,32 +85,38 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
         "left": [_plain(problem) for problem in found.left],
     }
     lines = [f"{problem.what}; {_remedy(problem, repair)}" for problem in found.problems]
-    lines += [f"still wrong: {problem.what}; {problem.remedy}" for problem in found.left if repair]
+    lines += [f"not repaired: {problem.what}; {problem.remedy}" for problem in found.left if repair]
     counts = f"{found.items} images, {found.vectors} vectors"
     if not found.left:
-        lines.append(f"{gallery}: {'put right' if found.problems else 'all is well'}: {counts}")
+        lines.append(f"{gallery}: {'repaired' if found.problems else 'no problems'}: {counts}")
     else:
-        hint = "" if repair or not any(p.repair for p in found.left) else "; --repair puts right what can be"
+        hint = (
+            ""
+            if repair or not any(p.repair for p in found.left)
+            else "; --repair repairs what can be repaired"
+        )
         lines.append(f"{gallery}: damaged{hint}")
     if found.waiting:
         lines.append(
-            f"images to be embedded again: {found.waiting}; `lookalike index add {gallery} IMAGES` does it"
+            f"images without a vector: {found.waiting}; embed them by `lookalike index add {gallery} IMAGES`"
         )
     if found.leftovers:
-        lines.append(f"files of a writer at work or cut off, cleared by the next: {found.leftovers}")
+        lines.append(
+            f"files of a running or interrupted writer: {found.leftovers}; the next writer deletes them"
+        )
     print_result(facts, as_json, "\n".join(lines))
     if found.left:
         ctx.exit(1)
 
 
-@click.command(short_help="Give the space of removed images back.")
+@click.command(short_help="Free the space of removed images.")
 @_gallery_argument
 @json_option
 def compact(gallery: Path, as_json: bool) -> None:
-    """Give the space of removed images back, and make few large files of many small ones.
+    """Free the space of removed images and merge small vector files.
 
-    Searches go on meanwhile, in other processes too. Ids stay. Until it is done it needs as much space again
-    as the vectors it rewrites.
+    Searches continue to work in the meantime. Ids do not change. It needs temporary disk space for a copy of
+    the vectors that it rewrites.
 
     \b
       lookalike index compact shop.gallery
@@ -111,21 +126,21 @@ def compact(gallery: Path, as_json: bool) -> None:
     print_result(
         {"gallery": str(gallery), **vars(done)},
         as_json,
-        f"{gallery}: {done.dropped} removed images dropped; files of vectors: {done.segments[0]} before, "
-        f"{done.segments[1]} now; on the disk: {_size(before)} before, {_size(after)} now"
-        + ("; the index was built again" if done.reindexed else ""),
+        f"{gallery}: {done.dropped} removed images dropped; vector files: {done.segments[0]} before, "
+        f"{done.segments[1]} after; disk space: {_size(before)} before, {_size(after)} after"
+        + ("; index rebuilt" if done.reindexed else ""),
     )
 
 
-@click.command("export", short_help="Write vectors, ids and metadata to a file.")
+@click.command("export", short_help="Export vectors, ids and metadata.")
 @_gallery_argument
 @click.argument("file", type=_FILE)
 @json_option
 def export_vectors(gallery: Path, file: Path, as_json: bool) -> None:
-    """Write the vectors of GALLERY, with ids, paths, labels and metadata, to FILE.
+    """Export the vectors of GALLERY, with ids, paths, labels and metadata, to FILE.
 
-    FILE ends in .parquet (a row for each image, its vector in the column `vector`), or in .npy: the vectors
-    alone, and beside it a .csv with the rest in the same order.
+    FILE ends in .parquet, with one row per image and the column `vector`; or in .npy, with a .csv beside it
+    that has the other columns in the same order.
 
     
       lookalike index export shop.gallery shop.parquet
@@ -135,66 +150,69 @@ def export_vectors(gallery: Path, file: Path, as_json: bool) -> None:
     print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
-@click.command("import", short_help="Take vectors that were made elsewhere.")
+@click.command("import", short_help="Import vectors from another program.")
 @_gallery_argument
 @click.argument("file", type=_FILE)
-@click.option("--model", type=_FILE, help="The model file that made the vectors.")
-@click.option("--embedding", metavar="NAME", help="What made the vectors, where it is not a model file.")
+@click.option("--model", type=_FILE, help="Model file that computed the vectors.")
+@click.option("--embedding", metavar="NAME", help="Name of the embedding, if there is no model file.")
 @click.option(
-    "--root", type=_FILE, metavar="DIR", help="What paths are relative to; else the folder of FILE."
+    "--root", type=_FILE, metavar="DIR", help="Base folder of relative paths; by default the folder of FILE."
 )
 @json_option
 def import_(
     gallery: Path, file: Path, model: Path | None, embedding: str | None, root: Path | None, as_json: bool
 ) -> None:
-    """Take vectors that were made elsewhere into GALLERY, which is made if it is not there.
+    """Import vectors from another program into GALLERY, which is created if necessary.
 
-    FILE is a .parquet with a column `vector`, or a .npy [N, D] with a .csv of the same name beside it, or a
-    .npz with an array `vectors`; other columns (arrays) are `id`, `path`, `label`, and metadata as you like.
-    Images need no file. Vectors are normalised; one that is zero or not finite is refused, and nothing is
-    changed then.
+    FILE is a .parquet with a column `vector`, a .npy [N, D] with an optional .csv of the same name beside it,
+    or a .npz with an array `vectors`. Other columns (arrays) are `id`, `path`, `label` and any metadata. An
+    image needs no file. Vectors are normalized; if one of them is zero or not finite, nothing is imported.
 
-    With --model, pictures can be searched for and added; it must be what made the vectors. With --embedding
-    the gallery is searched by its own images or by vectors from Python.
+    With --model, which must have computed the vectors, you can search by new images and add images. With
+    --embedding, queries are the gallery's own images, or vectors from Python.
 
     
       lookalike index import shop.gallery shop.parquet --model model.onnx
       lookalike index import clip.gallery clip.npz --embedding clip-vit-b32
     """
     if model is not None and embedding is not None:
-        raise click.UsageError("--model and --embedding are one or the other")
+        raise click.UsageError("--model and --embedding exclude each other")
     count = import_vectors(gallery, file, model=model, name=embedding, root=root, show_progress=True)
     size = len(Gallery(gallery))
     facts = {"gallery": str(gallery), "imported": count, "images": size}
-    print_result(facts, as_json, f"{gallery}: {count} vectors taken in; it holds {size}")
+    print_result(
+        facts,
+        as_json,
+        f"{gallery}: {pluralize(count, 'vector')} imported; {pluralize(size, 'image')} in the gallery",
+    )
 
 
-# ---- words
+# ---- text output
 
 
 def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """What there is to say, as (what, value)."""
-    index, counts = facts["index"], facts
+    """Return the rows to print, (title, text)."""
+    index = facts["index"]
     kind = index["kind"]
     if kind == "flat":
-        described = "flat: every vector is compared, recall 1"
+        described = "flat: exact, recall 1"
     else:
         described = f"{kind}: recall {index['recall']:.3f} measured, {index['ms']:.2f} ms a query"
-        described += f", {index['vectors']} vectors in it, {facts['outside_index']} compared beside it"
+        described += f", {index['vectors']} vectors indexed, {facts['outside_index']} not yet"
     lines = [("gallery", facts["gallery"]), ("images", f"{facts['images']}")]
-    for name, text in (
-        ("removed", "whose space `lookalike index compact` gives back"),
-        ("waiting", "to be embedded again: `lookalike index add` with the same images"),
-        ("bad_files", "that could not be used; `lookalike index add --retry` tries them again"),
+    for name, hint in (
+        ("removed", "`lookalike index compact` frees their space"),
+        ("waiting", "no vector; `lookalike index add` with the same images embeds them again"),
+        ("bad_files", "`lookalike index add --retry` retries them"),
     ):
-        if counts[name]:
-            lines.append((name.replace("_", " "), f"{counts[name]} {text}"))
+        if facts[name]:
+            lines.append((name.replace("_", " "), f"{facts[name]} ({hint})"))
     lines += [("index", described), ("dimensions", f"{facts['dim']}"), ("model", facts["fingerprint"])]
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
     parts = ", ".join(f"{name} {_size(size)}" for name, size in facts["bytes"].items() if name != "all")
-    lines.append(("on the disk", f"{_size(facts['bytes']['all'])} ({parts})"))
+    lines.append(("disk space", f"{_size(facts['bytes']['all'])} ({parts})"))
     for run in facts["runs"]:
         done = ", ".join(f"{name} {count}" for name, count in run["counts"].items() if count)
         lines.append(("run", f"{run['started']}  {run['command']}  {done}".rstrip()))

@@ -153,6 +153,6 @@ def test_the_kind_of_vectors_must_be_said(gallery: Gallery, tmp_path: Path) -> N
 def test_the_commands(gallery: Gallery, tmp_path: Path) -> None:
     out, new = str(tmp_path / "out.parquet"), str(tmp_path / "new")
     lookalike("index", "export", str(gallery.folder), out)
-    assert "4 vectors taken in" in lookalike("index", "import", new, out, "--embedding", "e").stdout
+    assert "4 vectors imported" in lookalike("index", "import", new, out, "--embedding", "e").stdout
     assert "a.jpg" in lookalike("search", new, "--id", "d.jpg").stdout
     lookalike("index", "import", new, out, "--embedding", "e", "--model", "m", code=2)

@@ -143,13 +143,13 @@ def test_the_commands_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFi
     folder = str(gallery.folder)
     commit(gallery, ["a", "b", "c"], brand="acme")
     (b,) = gallery.ids_of(["b.jpg"])
-    assert "2 removed; it holds 1" in run(capsys, "remove", folder, "a.jpg", str(b))
+    assert "2 removed; 1 image in the gallery" in run(capsys, "remove", folder, "a.jpg", str(b))
     assert "no item 'a.jpg'" in run(capsys, "remove", folder, "a.jpg", code=2)
     text = run(capsys, "info", folder)
     for part in ("images  1", "removed  2", "flat", "/pictures (1)", "brand", "remove  removed 2"):
         assert part in text
     assert "2 removed images dropped" in run(capsys, "compact", folder)
-    assert "all is well: 1 images, 1 vectors" in run(capsys, "verify", folder)
+    assert "no problems: 1 images, 1 vectors" in run(capsys, "verify", folder)
     facts = json.loads(run(capsys, "info", folder, "--json"))
     assert (facts["images"], facts["removed"], facts["columns"]) == (1, 0, ["brand"])
     assert facts["bytes"]["all"] == sum(f.stat().st_size for f in gallery.folder.rglob("*") if f.is_file())
@@ -165,8 +165,8 @@ def test_verify_tells_repairs_and_tells_again(tmp_path: Path, capsys: pytest.Cap
     assert "1 of its 3 vectors lost; with --repair" in text
     found = json.loads(run(capsys, "verify", folder, "--json", code=1).partition("checking")[0])
     assert [problem["repairable"] for problem in found["problems"]] == [True]
-    assert "images to be embedded again: 1" in run(capsys, "verify", folder, "--repair")
-    assert "all is well" in run(capsys, "verify", folder)
+    assert "images without a vector: 1" in run(capsys, "verify", folder, "--repair")
+    assert "no problems" in run(capsys, "verify", folder)
     assert "waiting  1" in run(capsys, "info", folder)
     (gallery.folder / "model" / "model.onnx").unlink()
     assert "restore the exported model file" in run(capsys, "verify", folder, "--repair", code=1)
@@ -183,4 +183,4 @@ def test_the_writer_names_itself_to_others(tmp_path: Path, capsys: pytest.Captur
         gallery.store.commit(unit_vectors(1), new_items(["a"]))
         for words in (("remove", str(gallery.folder), "a.jpg"), ("compact", str(gallery.folder))):
             assert "being written by process" in run(capsys, *words, code=1)
-        assert "all is well" in run(capsys, "verify", str(gallery.folder)), "looking needs no lock"
+        assert "no problems" in run(capsys, "verify", str(gallery.folder)), "looking needs no lock"
