@@ -1,4 +1,4 @@
-"""The web application over galleries: an API for programs, and a page for people over each."""
+"""Web application: the API and a page for each gallery."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -14,75 +14,87 @@ from starlette.responses import RedirectResponse, Response
 
 from retrieval.images.decode import cores
 from serve.addresses import API, api_of, page_of
-from serve.api import changes, errors, listing, openapi, operations, routes
+from serve.api import changes, errors, openapi, routes
+from serve.api.context import Context, set_context
 from serve.core.service import SearchService
-from serve.core.telemetry import Measured
 from serve.core.workers import Limits, Workers
 from serve.http.head import HeadMiddleware
+from serve.http.request_metrics import RequestMetricsMiddleware
 
 MAX_UPLOAD = "20mb"
-_GATHERING = 32  # threads whose pictures gather while a GPU is at work
-# A page asks for a hundred thumbnails at once, and a browser does not ask again for one that it did not get.
-_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0  # that may wait, and for how long
+_BATCHING_THREADS = 32  # whose images wait for a GPU
+# A page requests a hundred thumbnails at once, and a browser does not retry.
+_QUEUED_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0
 
 
 def create_app(*services: SearchService, page: bool = True, limits: Limits | None = None) -> FastAPI:
-    """Everything the server answers.
+    """Build the web application.
 
     Args:
-        services: the galleries; what is asked of none by name is asked of the first. All count with the first
-            one's telemetry.
-        page: whether there is a page for people; without it the page's framework is not even loaded.
-        limits: what is taken on at a time; the defaults where it is left out.
+        services: The galleries; the first is the default. All use the telemetry of the first.
+        page: Whether to serve the page; otherwise Gradio is not loaded.
+        limits: Limits on concurrent requests.
     """
     limits = limits or Limits()
-    threads = limits.threads or (_GATHERING if services[0].batching else cores())
+    threads = limits.threads or (_BATCHING_THREADS if services[0].batching else cores())
     telemetry = services[0].telemetry
     workers = Workers(threads, limits, telemetry)
-    # Searches and thumbnails take no threads from each other. A thumbnail is kept once it is made, so that it
-    # is not made in vain where it comes too late: it may wait for all of its time.
-    few = max(1, (limits.threads or cores()) // 2)
+    # Thumbnails have threads of their own, and may wait for all of their time: a late one is cached, not
+    # lost.
+    thumbnail_threads = max(1, (limits.threads or cores()) // 2)
     seconds = max(limits.seconds, _THUMBNAIL_SECONDS)
-    pictures = Workers(few, Limits(waiting=_THUMBNAILS, seconds=seconds, share=1.0), telemetry)
+    thumbnail_limits = Limits(queued=_QUEUED_THUMBNAILS, seconds=seconds, queue_share=1.0)
+    thumbnail_workers = Workers(thumbnail_threads, thumbnail_limits, telemetry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         workers.close()
-        pictures.close()
+        thumbnail_workers.close()
+
+    def context(service: SearchService) -> Context:
+        return Context(services, service, workers, thumbnail_workers)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    set_context(app, context(services[0]))
     app.add_middleware(HeadMiddleware)
-    app.add_middleware(Measured, telemetry)
+    app.add_middleware(RequestMetricsMiddleware, telemetry)
     for service in services:
-        app.mount(api_of(service.name), _api(service, workers, pictures, APIRouter()))
-    app.mount(API, _api(services[0], workers, pictures, listing.router(services)))
-    app.include_router(operations.router(services))
+        app.mount(api_of(service.name), _create_api(context(service)))
+    app.mount(API, _create_api(context(services[0]), is_root=True))
+    app.include_router(routes.operations_router)
     errors.install(app, telemetry)
     if page:
         _add_pages(app, services)
     return app
 
 
-def _api(service: SearchService, workers: Workers, pictures: Workers, more: APIRouter) -> FastAPI:
-    """An application of its own, so that everything below its address is answered in its manner."""
+def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
+    """Build the API of a gallery, an application of its own with its own error handlers.
+
+    Args:
+        context: The gallery and thread pools.
+        is_root: Whether it is the API at /v1, which also lists the galleries.
+    """
     api = FastAPI(
-        docs_url=None,  # it would come from another site
+        docs_url=None,  # it would load scripts from another site
         redoc_url=None,
         openapi_url="/openapi.json",
         version="1",
         generate_unique_id_function=lambda route: route.name,
     )
-    api.include_router(more)
-    api.include_router(routes.router(service, workers, pictures))
-    api.include_router(changes.router(service, workers))
-    errors.install(api, service.telemetry)
-    openapi.describe(api)
+    set_context(api, context)
+    if is_root:
+        api.include_router(routes.galleries_router)
+    api.include_router(routes.router)
+    api.include_router(changes.router)
+    errors.install(api, context.service.telemetry)
+    openapi.describe(api, routes.operations_router)
     return api
 
 
 def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
-    """A page over each gallery: the first one's at the root, the others' under their names."""
+    """Add the page of each gallery: the first at the root, the others under their names."""
     from serve.page.assets import static
 
     @app.get("/favicon.ico")
@@ -91,28 +103,29 @@ def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
             static("icon.svg"), media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"}
         )
 
-    app.add_middleware(CORSMiddleware, allow_origins=[])  # without it the page's framework lets any site in
+    app.add_middleware(CORSMiddleware, allow_origins=[])  # else Gradio allows all origins
     names = [service.name for service in services]
     others = [_add_page(app, service, page_of(service.name), names) for service in services[1:]]
+    addresses = {names[0]: "/"} | {name: f"{page_of(name)}/" for name in names[1:]}
 
-    @app.get(page_of("{name:path}"))  # else the framework would answer what is below the root with its page
-    async def elsewhere(name: str, request: Request) -> Response:
-        page = {names[0]: "/", **{one: f"{page_of(one)}/" for one in names[1:]}}.get(name.removesuffix("/"))
-        if page is None:
+    @app.get(page_of("{name:path}"))  # before the page at the root, which would answer every path
+    async def redirect_to_page(name: str, request: Request) -> Response:
+        address = addresses.get(name.removesuffix("/"))
+        if address is None:
             raise HTTPException(404)
-        return RedirectResponse(f"{page}?{request.url.query}".rstrip("?"))
+        return RedirectResponse(f"{address}?{request.url.query}".rstrip("?"))
 
     mounted = [_add_page(app, services[0], "/", names), *others]
 
     def stop_streams() -> None:
-        for one in mounted:
-            one.stop_event.set()
+        for gradio_app in mounted:
+            gradio_app.stop_event.set()
 
     app.state.stop_streams = stop_streams
 
 
 def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[str]) -> Any:
-    """Mount one page; returns the framework's application."""
+    """Mount the page of a gallery. Return Gradio's application."""
     import gradio as gr  # takes seconds
 
     from serve import page

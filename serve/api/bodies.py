@@ -1,4 +1,4 @@
-"""The ways of sending a request: JSON, a form with files, or the bytes of one image."""
+"""Request bodies: JSON, a form with files, or the bytes of one image."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from serve.api.schemas import MAX_BATCH
 from serve.core.errors import InvalidRequestError, MalformedBodyError, UnsupportedMediaTypeError
 
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
-_LISTS = ("exclude", "images")
+_LIST_FIELDS = ("exclude", "images")
 _MAX_FIELDS = 1100
+_NOT_AN_OBJECT = {"pointer": "#", "detail": "Input should be an object"}
 
 
 @dataclass(frozen=True)
 class Body:
-    """What was sent, not looked into yet.
+    """A received body, not validated yet.
 
     Attributes:
-        data: of JSON, or of an image.
-        fields: of a form.
-        names: of the files `images` of a form, as their sender has them.
+        media_type: `JSON`, `FORM` or `BYTES`.
+        data: Bytes of the JSON or the image.
+        fields: Fields of a form.
+        names: File names of the field `images` of a form.
     """
 
     media_type: str
@@ -32,45 +34,47 @@ class Body:
     fields: dict[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
-    def values(self, picture: str | None = None) -> dict[str, Any]:
-        """The names and values in it.
+    def values(self, image_field: str | None = None) -> dict[str, Any]:
+        """Return the fields by name.
 
         Args:
-            picture: what the bytes of an image are called.
+            image_field: Field that the bytes of an image stand for.
 
         Raises:
-            Problem: it is no JSON object.
+            MalformedBodyError: The body is not JSON.
+            InvalidRequestError: The body is not a JSON object.
         """
         if self.media_type == FORM:
             return self.fields
         if self.media_type != JSON:
-            assert picture is not None
-            return {picture: [self.data] if picture in _LISTS else self.data}
+            assert image_field is not None
+            return {image_field: [self.data] if image_field in _LIST_FIELDS else self.data}
         try:
             found = from_json(self.data, allow_inf_nan=False)
         except ValueError as error:
-            raise MalformedBodyError(f"the body is no JSON: {error}") from None
+            raise MalformedBodyError(f"the body is not JSON: {error}") from None
         if not isinstance(found, dict):
-            raise InvalidRequestError("the body has to be a JSON object", [_NO_OBJECT])
+            raise InvalidRequestError("the body has to be a JSON object", [_NOT_AN_OBJECT])
         return found
 
 
-_NO_OBJECT = {"pointer": "#", "detail": "Input should be an object"}
-
-
 async def read(request: Request, *types: str) -> Body:
-    """Receive a body of one of the types `JSON`, `FORM` and `BYTES`; the last stands for images, too.
+    """Receive the body of a request.
+
+    Args:
+        request: The request.
+        types: Accepted types among `JSON`, `FORM` and `BYTES`; the last includes all image types.
 
     Raises:
-        Problem: it is of another type.
+        UnsupportedMediaTypeError: The body is of another type.
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     media_type = BYTES if declared.startswith("image/") else declared
     if media_type not in types:
-        taken = ", ".join(types) + (", image/*" if BYTES in types else "")
-        what = f"a body of type {declared[:100]}" if declared else "a body without a Content-Type"
-        detail = f"{what} is not taken here; send one of: {taken}"
-        raise UnsupportedMediaTypeError(detail, headers={"Accept-Post": taken})
+        accepted = ", ".join(types) + (", image/*" if BYTES in types else "")
+        given = f"a body of type {declared[:100]}" if declared else "a body without a Content-Type"
+        message = f"{given} is not accepted here; send one of: {accepted}"
+        raise UnsupportedMediaTypeError(message, headers={"Accept-Post": accepted})
     if media_type != FORM:
         return Body(media_type, await request.body())
     async with request.form(max_files=MAX_BATCH, max_fields=_MAX_FIELDS) as form:
@@ -79,6 +83,6 @@ async def read(request: Request, *types: str) -> Body:
             parts = [
                 await part.read() if isinstance(part, UploadFile) else part for part in form.getlist(name)
             ]
-            fields[name] = parts if len(parts) > 1 or name in _LISTS else parts[0]
+            fields[name] = parts if len(parts) > 1 or name in _LIST_FIELDS else parts[0]
         names = tuple(getattr(part, "filename", None) or "" for part in form.getlist("images"))
     return Body(FORM, fields=fields, names=names)

@@ -1,19 +1,20 @@
-"""Adding images to a gallery and removing them, where the server's owner lets visitors do that."""
+"""API routes that add and remove images, if the server allows it."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import ImageError, InputError
-from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, read
+from serve.api.context import RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
-from serve.api.routes import about, problem_of
+from serve.api.routes import ItemId, image_fields, problem_details
+from serve.api.schemas import AddAnswer, AddParameters, AddRequest, AddResult, Image
 from serve.core import changes
 from serve.core.errors import (
     ChangesNotAllowedError,
@@ -22,72 +23,65 @@ from serve.core.errors import (
     UnknownItemError,
     UnwritableError,
 )
-from serve.core.service import Facts, SearchService
-from serve.core.workers import Workers
+from serve.core.service import Facts
 
-_CHANGE = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
-Parameters = Annotated[schemas.AddParameters, Query()]
-Number = Annotated[int, Path(description="The id of an image.", ge=0)]
+_CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
+router = APIRouter()
 
 
-def router(service: SearchService, workers: Workers) -> APIRouter:
-    """`POST /images` and `DELETE /images/{number}`."""
-    routes = APIRouter()
+@router.post(
+    "/images",
+    summary="Add images to the gallery.",
+    status_code=201,
+    responses={
+        200: {"model": AddAnswer, "description": "None of them was new."},
+        201: {"model": AddAnswer, "description": "A result or a problem for each image."},
+        **documented(*BODY, NoModelError, ImageError, *_CHANGE_ERRORS),
+    },
+    openapi_extra=accepts(AddRequest, image="images", files="images", texts=("label", "metadata")),
+)
+async def add_images(
+    request: Request, parameters: Annotated[AddParameters, Query()], service: Service, workers: RequestWorkers
+) -> Response:
+    """Send the bytes of an image, a form with a file `images` for each, or JSON; in a form, `metadata` is
+    JSON. The gallery keeps the files. Bytes that it has already are not added again. An unusable image does
+    not affect the others; if it is the only one, the response is its problem."""
+    changes.check_allowed(service)
+    body = await read(request, JSON, FORM, BYTES)
 
-    @routes.post(
-        "/images",
-        summary="Add images to the gallery.",
-        status_code=201,
-        responses={
-            200: {"model": schemas.AddAnswer, "description": "None of them was new."},
-            201: {"model": schemas.AddAnswer, "description": "A result or a problem for each image."},
-            **documented(*BODY, NoModelError, ImageError, *_CHANGE),
-        },
-        openapi_extra=accepts(
-            schemas.AddRequest, image="images", files="images", texts=("label", "metadata")
-        ),
-    )
-    async def add_images(request: Request, parameters: Parameters) -> Response:
-        """Send the bytes of an image, a form with a file `images` for each, or JSON; in a form, `metadata` is
-        JSON. The gallery keeps the files. Bytes that it has already are not added again. One image that
-        cannot be used leaves the others alone; a single one has its problem for an answer."""
-        changes.check_allowed(service)
-        body = await read(request, JSON, FORM, BYTES)
+    def work() -> Response:
+        values = {**parameters.model_dump(exclude_unset=True), **body.values("images")}
+        if body.media_type == FORM:
+            values["names"] = list(body.names)
+        query = validate(AddRequest, values)
+        names = query.names or [""] * len(query.images)
+        images = list(zip(names, query.images, strict=True))
+        found = changes.add(service, images, query.label, query.metadata)
+        if len(found) == 1 and isinstance(found[0], InputError):
+            raise found[0]
+        facts = service.facts()
+        answer = AddAnswer(results=[_result(one, request, facts) for one in found])
+        is_new = any(one.added for one in answer.results)
+        content = answer.model_dump_json(exclude_unset=True)
+        return Response(content, 201 if is_new else 200, media_type=JSON)
 
-        def work() -> Response:
-            values = {**parameters.model_dump(exclude_unset=True), **body.values("images")}
-            if body.media_type == FORM:
-                values["names"] = list(body.names)
-            asked = validate(schemas.AddRequest, values)
-            names = asked.names or [""] * len(asked.images)
-            pictures = list(zip(names, asked.images, strict=True))
-            found = changes.add(service, pictures, asked.label, asked.metadata)
-            if len(found) == 1 and isinstance(found[0], InputError):
-                raise found[0]
-            facts = service.facts()
-            answer = schemas.AddAnswer(results=[_result(one, request, facts) for one in found])
-            is_new = any(one.added for one in answer.results)
-            content = answer.model_dump_json(exclude_unset=True)
-            return Response(content, 201 if is_new else 200, media_type=JSON)
-
-        return await workers.run(work)
-
-    @routes.delete(
-        "/images/{number:int}",
-        summary="Remove an image from the gallery.",
-        status_code=204,
-        responses=documented(UnknownItemError, InputError, *_CHANGE),
-    )
-    async def remove_image(number: Number) -> Response:
-        """It is not found from then on. Its file goes with it if it was added here; other files stay."""
-        changes.check_allowed(service)
-        await workers.run(lambda: changes.remove(service, [number]))
-        return Response(status_code=204)
-
-    return routes
+    return await workers.run(work)
 
 
-def _result(found: changes.Added | InputError, request: Request, facts: Facts) -> schemas.AddResult:
+@router.delete(
+    "/images/{number:int}",
+    summary="Remove an image from the gallery.",
+    status_code=204,
+    responses=documented(UnknownItemError, InputError, *_CHANGE_ERRORS),
+)
+async def remove_image(number: ItemId, service: Service, workers: RequestWorkers) -> Response:
+    """The image is not found from then on. Its file is deleted if it was added here; other files stay."""
+    changes.check_allowed(service)
+    await workers.run(lambda: changes.remove(service, [number]))
+    return Response(status_code=204)
+
+
+def _result(found: changes.Added | InputError, request: Request, facts: Facts) -> AddResult:
     if isinstance(found, InputError):
-        return schemas.AddResult(problem=problem_of(found, request))
-    return schemas.AddResult(image=schemas.Image(**about(found.item, facts)), added=found.is_new)
+        return AddResult(problem=problem_details(found, request))
+    return AddResult(image=Image(**image_fields(found.item, facts)), added=found.is_new)

@@ -1,20 +1,24 @@
-"""The addresses under /v1."""
+"""API routes for searching, embedding and reading, and the routes for operators at the root."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from retrieval.errors import ImageError, InputError
+from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.gallery import Hit, Item
+from serve.addresses import api_of
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read
+from serve.api.context import AllServices, RequestWorkers, Service, ThumbnailWorkers
 from serve.api.errors import BODY, COMMON, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.schemas import (
@@ -30,219 +34,295 @@ from serve.core.errors import (
     FetchError,
     ModelMismatchError,
     NoModelError,
+    RateLimitError,
+    SignInError,
+    SignInRateLimitError,
+    UnavailableError,
     UnknownItemError,
     UrlsNotAllowedError,
 )
-from serve.core.fetch_url import fetched
-from serve.core.permissions import Permissions
-from serve.core.queries import Asked, Together
+from serve.core.fetch_url import fetch_async
+from serve.core.queries import AnyQuery, MeanQuery
 from serve.core.service import Facts, SearchService
+from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING
-from serve.core.workers import Workers
 from serve.http.problem import instance_of, problem
 
-_QUERY = (UnknownItemError, ModelMismatchError, NoModelError, ImageError)
-_SEARCH = documented(*BODY, *_QUERY, UrlsNotAllowedError, FetchError, *LOAD)
-Options = Annotated[SearchParameters, Query()]
-BatchOptions = Annotated[BatchParameters, Query()]
-Key = Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])]
-Number = Annotated[int, Path(description="The id of an image.", ge=0)]
+_NO_STORE = {"Cache-Control": "no-store"}
+_AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1
+_OPERATOR_ERRORS = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError)
+ItemId = Annotated[int, Path(description="The id of an image.", ge=0)]
+
+# Of each gallery, of the server as a whole, and at its root.
+router = APIRouter()
+galleries_router = APIRouter()
+operations_router = APIRouter(generate_unique_id_function=lambda route: route.name)
 
 
-def router(service: SearchService, workers: Workers, pictures: Workers) -> APIRouter:
-    """Everything a program can ask for.
+@router.post(
+    "/search",
+    summary="Find the images that look like one.",
+    responses={
+        200: {"model": schemas.SearchAnswer, "description": "What was found."},
+        **documented(
+            *BODY,
+            UnknownItemError,
+            ModelMismatchError,
+            NoModelError,
+            ImageError,
+            UrlsNotAllowedError,
+            FetchError,
+            *LOAD,
+        ),
+    },
+    openapi_extra=accepts(SearchRequest, image="image"),
+)
+async def search(
+    request: Request,
+    options: Annotated[SearchParameters, Query()],
+    service: Service,
+    workers: RequestWorkers,
+) -> Response:
+    """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`,
+    `vector` and `url`. Options go into the query string, or into the JSON or the form, which take
+    precedence. An image of the gallery is not among its own hits."""
+    body = await read(request, JSON, FORM, BYTES)
 
-    Args:
-        workers: for what is searched for; `pictures` for those that are shown. What is only looked up waits
-            for neither, nor for a thread of the web framework: the page's work may have all of them.
-    """
-    routes = APIRouter()
+    def work() -> Response | SearchRequest:
+        query = validate(SearchRequest, _merge(options, body, "image"))
+        return query if query.url is not None else _search(service, query.query(), query, query.fingerprint)
 
-    def encoded(answer: BaseModel, **how: Any) -> Response:
-        """Bytes of an answer, made in the thread that made the answer."""
-        with service.telemetry.stage("encode"):
-            return Response(answer.model_dump_json(**how), media_type=JSON)
-
-    def one(query: Asked, options: SearchOptions, fingerprint: str | None) -> Response:
-        found = service.find([query], options.options(), fingerprint=fingerprint)
-        (hits,) = found.found
-        if isinstance(hits, InputError):
-            raise hits
-        return encoded(
-            schemas.SearchAnswer(hits=_hits(hits, found.facts), fingerprint=found.facts.fingerprint)
+    async with workers.deadline():
+        answer = await workers.run(work, request.receive)
+        if isinstance(answer, Response):
+            return answer
+        query = await _fetch_image(answer, service)  # without occupying a thread
+        return await workers.run(
+            lambda: _search(service, query.query(), query, query.fingerprint), request.receive
         )
 
-    def known(name: int | str) -> schemas.Image:
-        return schemas.Image(**about(service.item(name), service.facts()))
 
-    @routes.post(
-        "/search",
-        summary="Find the images that look like one.",
-        responses={200: {"model": schemas.SearchAnswer, "description": "What was found."}, **_SEARCH},
-        openapi_extra=accepts(SearchRequest, image="image"),
-    )
-    async def search(request: Request, options: Options) -> Response:
-        """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`,
-        `vector` and `url`. Options go into the query string, or into the JSON or the form, which count where
-        both have one. An image of the gallery is not among its own hits."""
-        body = await read(request, JSON, FORM, BYTES)
+@router.post(
+    "/search/by-id",
+    summary="Find the images that look like one of the gallery.",
+    responses={
+        200: {"model": schemas.SearchAnswer, "description": "What was found, without the image itself."},
+        **documented(*BODY, UnknownItemError, NoModelError, ImageError, *LOAD),
+    },
+    openapi_extra=accepts(ByIdRequest),
+)
+async def search_by_id(
+    request: Request,
+    options: Annotated[SearchParameters, Query()],
+    service: Service,
+    workers: RequestWorkers,
+) -> Response:
+    """The same as /v1/search with `id`, or a region of it, alone."""
+    body = await read(request, JSON)
 
-        def work() -> Response | SearchRequest:
-            asked = validate(SearchRequest, _merged(options, body, "image"))
-            return asked if asked.url is not None else one(asked.asked(), asked, asked.fingerprint)
+    def work() -> Response:
+        query = validate(ByIdRequest, _merge(options, body))
+        return _search(service, query.query(), query, None)
 
-        async with workers.in_time():
-            answer = await workers.run(work, request.receive)
-            if isinstance(answer, Response):
-                return answer
-            asked = await _fetched(answer, service.permissions)  # which keeps no worker waiting
-            return await workers.run(lambda: one(asked.asked(), asked, asked.fingerprint), request.receive)
+    return await workers.run(work, request.receive)
 
-    @routes.post(
-        "/search/by-id",
-        summary="Find the images that look like one of the gallery.",
-        responses={
-            200: {"model": schemas.SearchAnswer, "description": "What was found, without the image itself."},
-            **documented(*BODY, UnknownItemError, NoModelError, ImageError, *LOAD),
+
+@router.post(
+    "/search:batch",
+    summary="Search with several queries at once.",
+    responses={
+        200: {"model": schemas.BatchAnswer, "description": "A result or a problem for each query."},
+        **documented(*BODY, UnknownItemError, ModelMismatchError, NoModelError, ImageError, *LOAD),
+    },
+    openapi_extra=accepts(BatchRequest, files="images"),
+)
+async def search_batch(
+    request: Request,
+    options: Annotated[BatchParameters, Query()],
+    service: Service,
+    workers: RequestWorkers,
+) -> Response:
+    """Send JSON, or a form with a file `images` for each query. The images are embedded together. The result
+    of an unusable image is a problem, which does not affect the others, unless all are searched for
+    `together`."""
+    body = await read(request, JSON, FORM)
+
+    def work() -> Response:
+        values = _merge(options, body)
+        if body.media_type == FORM:
+            values["queries"] = [{"image": image} for image in values.pop("images", ())]
+        batch = validate(BatchRequest, values)
+        views = [query.query() for query in batch.queries]
+        queries: list[AnyQuery] = [MeanQuery(views)] if batch.together else [*views]
+        answer = service.find(queries, batch.options(), fingerprint=batch.fingerprint)
+        if batch.together and isinstance(answer.found[0], InputError):
+            raise answer.found[0]
+        results = [_batch_result(hits, request, answer.facts) for hits in answer.found]
+        found = schemas.BatchAnswer(results=results, fingerprint=answer.facts.fingerprint)
+        return _encode(found, service.telemetry, exclude_unset=True)
+
+    return await workers.run(work, request.receive)
+
+
+@router.post(
+    "/embed",
+    summary="The vectors of images.",
+    responses={
+        200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
+        **documented(*BODY, NoModelError, ImageError, *LOAD),
+    },
+    openapi_extra=accepts(EmbedRequest, image="images", files="images"),
+)
+async def embed(request: Request, service: Service, workers: RequestWorkers) -> Response:
+    """Send the bytes of an image, a form with a file `images` for each, or JSON."""
+    body = await read(request, JSON, FORM, BYTES)
+
+    def work() -> Response:
+        query = validate(EmbedRequest, body.values("images"))
+        found, fingerprint = service.embed(query.images)
+        answer = schemas.EmbedAnswer(
+            vectors=[_vector_values(vector) for vector in found], fingerprint=fingerprint
+        )
+        return _encode(answer, service.telemetry)
+
+    return await workers.run(work, request.receive)
+
+
+@router.get(
+    "/gallery",
+    summary="The gallery that is searched.",
+    response_model=schemas.GalleryAnswer,
+    responses=documented(*COMMON),
+)
+async def gallery(service: Service) -> schemas.GalleryAnswer:
+    """Its size, columns, model and index."""
+    found = await asyncio.to_thread(service.describe)
+    return schemas.GalleryAnswer(**(vars(found) | vars(found.facts)))
+
+
+@router.get(
+    "/images/by-key",
+    summary="An image of the gallery by its key.",
+    response_model=schemas.Image,
+    responses=documented(UnknownItemError, InputError, *COMMON),
+)
+async def image_by_key(
+    key: Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])],
+    service: Service,
+) -> schemas.Image:
+    """The same as by its id."""
+    return await asyncio.to_thread(_image, service, key)
+
+
+@router.get(
+    "/images/{number:int}",
+    summary="An image of the gallery by its id.",
+    response_model=schemas.Image,
+    responses=documented(UnknownItemError, InputError, *COMMON),
+)
+async def image(number: ItemId, service: Service) -> schemas.Image:
+    """Its key, label and metadata."""
+    return await asyncio.to_thread(_image, service, number)
+
+
+@router.get(
+    "/images/{number:int}/thumbnail",
+    summary="The thumbnail of an image of the gallery.",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"image/webp": {}, "image/svg+xml": {}},
+            "description": "A grey tile if the file is missing, or is not the one that was indexed.",
         },
-        openapi_extra=accepts(ByIdRequest),
+        **documented(UnknownItemError, InputError, *LOAD),
+    },
+)
+async def thumbnail(
+    request: Request, number: ItemId, service: Service, workers: ThumbnailWorkers
+) -> Response:
+    """At most 512 pixels a side, re-encoded without metadata."""
+    found = await asyncio.to_thread(service.cached_thumbnail, number)
+    if found is None:
+        found = await workers.run(lambda: service.thumbnail(number), request.receive)
+    # A missing file may come back; the image of an id never changes.
+    caching = "no-store" if found is MISSING else "private, max-age=3600"
+    return Response(found.data, media_type=found.media_type, headers={"Cache-Control": caching})
+
+
+# ---- the server as a whole
+
+
+@galleries_router.get(
+    "/galleries",
+    summary="The galleries of this server.",
+    response_model=schemas.GalleriesAnswer,
+    responses=documented(*COMMON),
+)
+async def galleries(services: AllServices) -> schemas.GalleriesAnswer:
+    """The routes under /v1 are those of the first gallery; each gallery has the same under its address."""
+    return schemas.GalleriesAnswer(
+        galleries=[
+            schemas.ServedGallery(
+                name=facts.name,
+                images=facts.images,
+                fingerprint=facts.fingerprint,
+                address=api_of(facts.name),
+            )
+            for facts in await asyncio.to_thread(_all_facts, services)
+        ]
     )
-    async def search_by_id(request: Request, options: Options) -> Response:
-        """The same as /v1/search with `id`, or a region of it, alone."""
-        body = await read(request, JSON)
-
-        def work() -> Response:
-            asked = validate(ByIdRequest, _merged(options, body))
-            return one(asked.asked(), asked, None)
-
-        return await workers.run(work, request.receive)
-
-    @routes.post(
-        "/search:batch",
-        summary="Search with several queries at once.",
-        responses={
-            200: {"model": schemas.BatchAnswer, "description": "A result or a problem for each query."},
-            **documented(*BODY, UnknownItemError, ModelMismatchError, NoModelError, ImageError, *LOAD),
-        },
-        openapi_extra=accepts(BatchRequest, files="images"),
-    )
-    async def search_batch(request: Request, options: BatchOptions) -> Response:
-        """Send JSON, or a form with a file `images` for each query. Images go through the model together, and
-        one that cannot be used has a problem for a result, which leaves the others alone; unless all are
-        searched for `together`."""
-        body = await read(request, JSON, FORM)
-
-        def work() -> Response:
-            values = _merged(options, body)
-            if body.media_type == FORM:
-                values["queries"] = [{"image": image} for image in values.pop("images", ())]
-            asked = validate(BatchRequest, values)
-            each = [query.asked() for query in asked.queries]
-            queries: list[Asked] = [Together(each)] if asked.together else [*each]
-            answer = service.find(queries, asked.options(), fingerprint=asked.fingerprint)
-            if asked.together and isinstance(answer.found[0], InputError):
-                raise answer.found[0]
-            results = [_result(hits, request, answer.facts) for hits in answer.found]
-            found = schemas.BatchAnswer(results=results, fingerprint=answer.facts.fingerprint)
-            return encoded(found, exclude_unset=True)
-
-        return await workers.run(work, request.receive)
-
-    @routes.post(
-        "/embed",
-        summary="The vectors of images.",
-        responses={
-            200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
-            **documented(*BODY, NoModelError, ImageError, *LOAD),
-        },
-        openapi_extra=accepts(EmbedRequest, image="images", files="images"),
-    )
-    async def embed(request: Request) -> Response:
-        """Send the bytes of an image, a form with a file `images` for each, or JSON."""
-        body = await read(request, JSON, FORM, BYTES)
-
-        def work() -> Response:
-            asked = validate(EmbedRequest, body.values("images"))
-            found, fingerprint = service.embed(asked.images)
-            vectors = [_numbers(vector) for vector in found]
-            return encoded(schemas.EmbedAnswer(vectors=vectors, fingerprint=fingerprint))
-
-        return await workers.run(work, request.receive)
-
-    @routes.get(
-        "/gallery",
-        summary="What is searched.",
-        response_model=schemas.GalleryAnswer,
-        responses=documented(*COMMON),
-    )
-    async def gallery() -> schemas.GalleryAnswer:
-        """Its size, its columns, its model and its index."""
-        found = await asyncio.to_thread(service.describe)
-        return schemas.GalleryAnswer(**(vars(found) | vars(found.facts)))
-
-    @routes.get(
-        "/images/by-key",
-        summary="What is known about the image of a key.",
-        response_model=schemas.Image,
-        responses=documented(UnknownItemError, InputError, *COMMON),
-    )
-    async def image_by_key(key: Key) -> schemas.Image:
-        """The same as by its id."""
-        return await asyncio.to_thread(known, key)
-
-    @routes.get(
-        "/images/{number:int}",
-        summary="What is known about an image of the gallery.",
-        response_model=schemas.Image,
-        responses=documented(UnknownItemError, InputError, *COMMON),
-    )
-    async def image(number: Number) -> schemas.Image:
-        """Its key, its label and its metadata."""
-        return await asyncio.to_thread(known, number)
-
-    @routes.get(
-        "/images/{number:int}/thumbnail",
-        summary="A small picture of an image of the gallery.",
-        response_class=Response,
-        responses={
-            200: {
-                "content": {"image/webp": {}, "image/svg+xml": {}},
-                "description": "A grey tile where the file is gone, or is not the one that was indexed.",
-            },
-            **documented(UnknownItemError, InputError, *LOAD),
-        },
-    )
-    async def thumbnail(request: Request, number: Number) -> Response:
-        """At most 512 pixels a side, encoded anew: nothing but pixels of the original leaves the server."""
-        found = await asyncio.to_thread(service.kept_thumbnail, number)
-        if found is None:
-            found = await pictures.run(lambda: service.thumbnail(number), request.receive)
-        # A missing file may come back; a picture under its id never changes.
-        caching = "no-store" if found is MISSING else "private, max-age=3600"
-        return Response(found.data, media_type=found.media_type, headers={"Cache-Control": caching})
-
-    return routes
 
 
-async def _fetched(asked: SearchRequest, permissions: Permissions) -> SearchRequest:
-    """With the image at its address in the address's place."""
-    assert asked.url is not None
-    if not permissions.urls:
-        raise UrlsNotAllowedError("this server fetches no images: send the image itself")
-    return asked.model_copy(update={"image": await fetched(asked.url), "url": None})
+@operations_router.get(
+    "/healthz",
+    summary="Whether the process answers.",
+    response_model=schemas.HealthAnswer,
+    responses=documented(LookalikeError),
+    response_description="The process answers.",
+    openapi_extra={**_AT_ROOT, "security": []},
+)
+async def healthz() -> Response:
+    """Restart the process if it does not. Needs no sign-in and has no rate limit."""
+    return JSONResponse({"status": "ok"}, headers=_NO_STORE)
 
 
-def _merged(options: SearchOptions, body: Body, picture: str | None = None) -> dict[str, Any]:
-    """What the query string says, and over it what the body says."""
-    return {**options.model_dump(exclude_unset=True), **body.values(picture)}
+@operations_router.get(
+    "/readyz",
+    summary="Whether galleries and models are available.",
+    response_model=schemas.ReadyAnswer,
+    responses=documented(*_OPERATOR_ERRORS, UnavailableError),
+    response_description="Galleries and models are available.",
+    openapi_extra=_AT_ROOT,
+)
+async def readyz(services: AllServices) -> Response:
+    """Send the server no requests if they are not."""
+    found = await asyncio.to_thread(_all_facts, services)
+    ready = {facts.name: {"images": facts.images, "fingerprint": facts.fingerprint} for facts in found}
+    return JSONResponse({"status": "ready", "galleries": ready}, headers=_NO_STORE)
 
 
-def _hits(found: list[Hit], facts: Facts) -> list[schemas.Hit]:
-    return [schemas.Hit(**about(hit, facts), score=hit.score) for hit in found]
+@operations_router.get(
+    "/metrics",
+    summary="Metrics for Prometheus.",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(*_OPERATOR_ERRORS),
+    },
+    response_description="The metrics.",
+    openapi_extra=_AT_ROOT,
+)
+async def metrics(services: AllServices) -> Response:
+    """Of all processes of the server, and of all its galleries."""
+    text = await asyncio.to_thread(_metrics_text, services)
+    return Response(text, media_type=MEDIA_TYPE, headers=_NO_STORE)
 
 
-def about(item: Item, facts: Facts) -> dict[str, Any]:
-    """What may be told of an item of a gallery: its path is the server's own business."""
+# ---- helpers
+
+
+def image_fields(item: Item, facts: Facts) -> dict[str, Any]:
+    """Return the public fields of an item, without its path on the server."""
     return {
         "id": item.id,
         "key": item.key,
@@ -252,19 +332,72 @@ def about(item: Item, facts: Facts) -> dict[str, Any]:
     }
 
 
-def problem_of(error: InputError, request: Request) -> schemas.ProblemDetails:
-    """What is wrong with one of several things that were asked for at once."""
+def problem_details(error: InputError, request: Request) -> schemas.ProblemDetails:
+    """Return the problem of one of several images or queries in a request."""
     return schemas.ProblemDetails(**problem(error, instance_of(request.scope)))
 
 
-def _result(hits: list[Hit] | InputError, request: Request, facts: Facts) -> schemas.BatchResult:
+def _search(
+    service: SearchService, query: AnyQuery, options: SearchOptions, fingerprint: str | None
+) -> Response:
+    answer = service.find([query], options.options(), fingerprint=fingerprint)
+    (hits,) = answer.found
     if isinstance(hits, InputError):
-        return schemas.BatchResult(problem=problem_of(hits, request))
+        raise hits
+    facts = answer.facts
+    found = schemas.SearchAnswer(hits=_hits(hits, facts), fingerprint=facts.fingerprint)
+    return _encode(found, service.telemetry)
+
+
+def _encode(answer: BaseModel, telemetry: Telemetry, *, exclude_unset: bool = False) -> Response:
+    """Return an answer as JSON, encoded in the thread that built it."""
+    with telemetry.stage("encode"):
+        return Response(answer.model_dump_json(exclude_unset=exclude_unset), media_type=JSON)
+
+
+async def _fetch_image(query: SearchRequest, service: SearchService) -> SearchRequest:
+    """Return a query with the image in place of its URL."""
+    assert query.url is not None
+    if not service.permissions.urls:
+        raise UrlsNotAllowedError("this server fetches no images: send the image itself")
+    return query.model_copy(update={"image": await fetch_async(query.url), "url": None})
+
+
+def _merge(options: SearchOptions, body: Body, image_field: str | None = None) -> dict[str, Any]:
+    """Return the values of query string and body; those of the body take precedence."""
+    return {**options.model_dump(exclude_unset=True), **body.values(image_field)}
+
+
+def _image(service: SearchService, name: int | str) -> schemas.Image:
+    return schemas.Image(**image_fields(service.item(name), service.facts()))
+
+
+def _hits(found: list[Hit], facts: Facts) -> list[schemas.Hit]:
+    return [schemas.Hit(**image_fields(hit, facts), score=hit.score) for hit in found]
+
+
+def _batch_result(hits: list[Hit] | InputError, request: Request, facts: Facts) -> schemas.BatchResult:
+    if isinstance(hits, InputError):
+        return schemas.BatchResult(problem=problem_details(hits, request))
     return schemas.BatchResult(hits=_hits(hits, facts))
 
 
-def _numbers(vector: np.ndarray | InputError) -> list[float]:
-    """A vector in as few digits as give back the same float32."""
+def _vector_values(vector: np.ndarray | InputError) -> list[float]:
+    """Return the numbers of a vector in the fewest digits that restore the same float32."""
     if isinstance(vector, InputError):
         raise vector
     return [float(f"{number:.9g}") for number in vector]
+
+
+def _all_facts(services: Sequence[SearchService]) -> list[Facts]:
+    return [service.facts() for service in services]
+
+
+def _metrics_text(services: Sequence[SearchService]) -> bytes:
+    telemetry = services[0].telemetry
+    for service in services:
+        with suppress(UnavailableError):  # the other metrics are needed all the more
+            found = service.describe()
+            telemetry.gallery_images.labels(service.name).set(found.facts.images)
+            telemetry.gallery_unindexed.labels(service.name).set(found.unindexed)
+    return telemetry.text()

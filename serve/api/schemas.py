@@ -1,4 +1,4 @@
-"""What goes into the API and what comes out of it."""
+"""Requests and responses of the API."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from retrieval.errors import InputError
 from retrieval.search.query import RERANKS
 from retrieval.search.query import SearchOptions as Options
 from retrieval.search.where import MAX_LENGTH
-from serve.core.fetch_url import LONGEST, MAX_BYTES, SECONDS
-from serve.core.queries import Cropped, One
-from serve.core.regions import MIN_SIDE, Region
+from serve.core.fetch_url import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
+from serve.core.queries import MIN_SIDE, Region, RegionQuery, SingleQuery
 
 MAX_K = 1000
 MAX_BATCH = 64
@@ -33,7 +32,7 @@ _MAX_DIM = 65536
 _MAX_KEY = 4096
 
 
-def _decoded(value: Any) -> Any:
+def _decode_base64(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -42,9 +41,9 @@ def _decoded(value: Any) -> Any:
         raise ValueError("not Base64") from None
 
 
-Picture = Annotated[
+ImageBytes = Annotated[
     bytes,
-    BeforeValidator(_decoded),
+    BeforeValidator(_decode_base64),
     WithJsonSchema(
         {"type": "string", "contentEncoding": "base64", "description": "An image file, in Base64."}
     ),
@@ -55,7 +54,7 @@ ItemName = Annotated[Number | Key, Field(description="The id of an image of the 
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-def _checked(values: list[float]) -> list[float]:
+def _check_region(values: list[float]) -> list[float]:
     try:
         Region.of(values)
     except InputError as error:
@@ -68,78 +67,78 @@ RegionValues = Annotated[
     Field(
         min_length=4,
         max_length=4,
-        description="A part of the image, to search with it alone: left, top, right and bottom as fractions "
-        "of the upright image's width and height. Cut out before the image is scaled; at least "
+        description="Region of the image to search with: left, top, right and bottom as fractions of the "
+        "upright image's width and height. Cut out before the image is scaled; at least "
         f"{MIN_SIDE} x {MIN_SIDE} pixels. Not for a vector.",
         examples=[[0.25, 0.1, 0.75, 0.6]],
     ),
-    AfterValidator(_checked),
+    AfterValidator(_check_region),
 ]
 Component = Annotated[float, Field(allow_inf_nan=False)]
 Fingerprint = Annotated[
     str,
-    Field(max_length=1000, description="What made the vectors: the SHA-256 of the model's file, or a name."),
+    Field(max_length=1000, description="Model of the vectors: the SHA-256 of its file, or a name."),
 ]
 
 
 class SearchOptions(BaseModel):
-    """What to look for beside the query itself."""
+    """Options of a search."""
 
     model_config = ConfigDict(extra="forbid")
 
-    k: int = Field(10, ge=1, le=MAX_K, description="How many images to find.")
+    k: int = Field(10, ge=1, le=MAX_K, description="Number of images to find.")
     where: str | None = Field(
         None,
         max_length=MAX_LENGTH,
-        description="A condition that hits fulfil, in a small part of SQL.",
+        description="Condition on the hits, in a subset of SQL.",
         examples=["label = 'red' and price < 30"],
     )
     min_score: float | None = Field(
-        None, ge=-1, le=1, allow_inf_nan=False, description="The least score of a hit."
+        None, ge=-1, le=1, allow_inf_nan=False, description="Lowest score of a hit."
     )
     group_by: str | None = Field(
         None,
         max_length=100,
-        description="A column, of whose values each gives its best hit alone.",
+        description="Column; only the best hit for each of its values is returned.",
         examples=["label"],
     )
     exclude: list[ItemName] = Field(
-        default_factory=list, max_length=MAX_K, description="Images of the gallery that are no hits."
+        default_factory=list, max_length=MAX_K, description="Images of the gallery to leave out of the hits."
     )
     rerank: Literal[tuple(RERANKS)] = Field(  # type: ignore[valid-type]
         "none",
-        description="How to order what was found: "
+        description="Re-ranking of the hits: "
         + "; ".join(f"{way}: the score is {what}" for way, what in RERANKS.items())
         + ".",
     )
 
     def options(self) -> Options:
-        """The same for `Gallery.find`."""
+        """Return the options of `Gallery.find`."""
         return Options(self.k, self.where, tuple(self.exclude), self.min_score, self.group_by, self.rerank)
 
 
 class SearchParameters(SearchOptions):
-    """What the query string may say."""
+    """Query string of a search."""
 
     region: RegionValues | None = None
 
 
 class BatchParameters(SearchOptions):
-    """What the query string of several queries may say."""
+    """Query string of a batch."""
 
     together: bool = False
 
 
 class Query(BaseModel):
-    """What to look for: exactly one of an image, an image of the gallery, or a vector."""
+    """A query: exactly one of an image, an image of the gallery, or a vector."""
 
     model_config = ConfigDict(extra="forbid")
     _ways: ClassVar[tuple[str, ...]] = ("image", "id", "vector")
 
-    image: Picture | None = None
+    image: ImageBytes | None = None
     id: ItemName | None = None
     vector: list[Component] | None = Field(
-        None, max_length=_MAX_DIM, description="Of the gallery's model; of any length but zero."
+        None, max_length=_MAX_DIM, description="Vector of the gallery's model, of any norm but zero."
     )
     region: RegionValues | None = None
 
@@ -151,13 +150,13 @@ class Query(BaseModel):
             raise ValueError("a vector has no region: give one of an image, or of an id")
         return self
 
-    def asked(self) -> One:
-        """The same for `SearchService.find`."""
+    def query(self) -> SingleQuery:
+        """Return the query of `SearchService.find`."""
         if self.vector is not None:
             return np.array(self.vector, np.float64)
-        picture = self.id if self.image is None else self.image
-        assert picture is not None
-        return _part(picture, self.region)
+        image = self.id if self.image is None else self.image
+        assert image is not None
+        return _with_region(image, self.region)
 
 
 class SearchRequest(SearchOptions, Query):
@@ -177,17 +176,17 @@ class SearchRequest(SearchOptions, Query):
 
     url: str | None = Field(
         None,
-        max_length=LONGEST,
-        description="Where on the web an image is, http or https, for the server to fetch: in public, at the "
-        f"usual port, within {SECONDS:g} s and at most {MAX_BYTES // 2**20} MB. Refused where the server "
-        "was started without --allow-urls.",
+        max_length=MAX_URL_LENGTH,
+        description="http or https URL of an image for the server to fetch: public, with the default port, "
+        f"within {TIMEOUT_SECONDS:g} s and of at most {MAX_BYTES // 2**20} MB. Refused if the server was "
+        "started without --allow-urls.",
         examples=["https://pictures.example/red.jpg"],
     )
     fingerprint: Fingerprint | None = None
 
 
-def _part(picture: bytes | int | str, region: list[float] | None) -> One:
-    return picture if region is None else Cropped(picture, Region.of(region))
+def _with_region(image: bytes | int | str, region: list[float] | None) -> SingleQuery:
+    return image if region is None else RegionQuery(image, Region.of(region))
 
 
 class ByIdRequest(SearchOptions):
@@ -198,9 +197,9 @@ class ByIdRequest(SearchOptions):
     id: ItemName
     region: RegionValues | None = None
 
-    def asked(self) -> One:
-        """The same for `SearchService.find`."""
-        return _part(self.id, self.region)
+    def query(self) -> SingleQuery:
+        """Return the query of `SearchService.find`."""
+        return _with_region(self.id, self.region)
 
 
 class BatchRequest(SearchOptions):
@@ -214,8 +213,8 @@ class BatchRequest(SearchOptions):
     queries: list[Query] = Field(min_length=1, max_length=MAX_BATCH)
     together: bool = Field(
         False,
-        description="All queries are views of one thing: one result, for the mean of their vectors. None of "
-        "the gallery's images among them is a hit, and a problem with one of them is the problem of all.",
+        description="Whether all queries are views of one object: one result, for the mean of their vectors, "
+        "without the queries themselves. A problem with one of them is the problem of all.",
     )
     fingerprint: Fingerprint | None = None
 
@@ -227,38 +226,36 @@ class EmbedRequest(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."]}]}
     )
 
-    images: list[Picture] = Field(min_length=1, max_length=MAX_BATCH)
+    images: list[ImageBytes] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Image(BaseModel):
     """An image of the gallery."""
 
-    id: int = Field(description="Its number, which is never used again.", examples=[17])
-    key: str = Field(
-        description="What its owner calls it, or its path in the folder indexed.", examples=["red/1.png"]
-    )
+    id: int = Field(description="Its number, which is never reused.", examples=[17])
+    key: str = Field(description="Its name, or its path in the indexed folder.", examples=["red/1.png"])
     label: str | None = Field(examples=["red"])
     metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
     thumbnail: str = Field(
-        description="Where a small picture of it is.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
+        description="Address of its thumbnail.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
     )
 
 
 class Hit(Image):
-    """An image found."""
+    """An image that was found."""
 
-    score: float = Field(description="How alike it is; 1 for the same picture.", examples=[0.93])
+    score: float = Field(description="Similarity; 1 for the same image.", examples=[0.93])
 
 
 class SearchAnswer(BaseModel):
-    """What was found, best first."""
+    """Hits of a search, best first."""
 
     hits: list[Hit]
     fingerprint: Fingerprint
 
 
 class BatchResult(BaseModel):
-    """What was found for one query, or why there is nothing."""
+    """Hits of one query, or its problem."""
 
     hits: list[Hit] | None = None
     problem: ProblemDetails | None = None
@@ -272,24 +269,26 @@ class BatchAnswer(BaseModel):
 
 
 class EmbedAnswer(BaseModel):
-    """A vector for each image, in their order, of unit length."""
+    """A vector of unit length for each image, in their order."""
 
     vectors: list[list[float]]
     fingerprint: Fingerprint
 
 
 class GalleryAnswer(BaseModel):
-    """What is searched."""
+    """A gallery in full."""
 
     name: str
     uuid: str
     images: int
     dim: int = Field(description="Length of a vector.")
     fingerprint: Fingerprint
-    embeds: bool = Field(description="Whether there is a model here, so that images can be searched for.")
-    columns: list[str] = Field(description="Names that conditions may use beside the images' own facts.")
-    index: str = Field(description="Its kind; flat: everything is compared.", examples=["flat", "hnsw"])
-    unindexed: int = Field(description="Vectors that the index does not cover; they are all compared.")
+    embeds: bool = Field(
+        description="Whether there is a model, so that the gallery can be searched by image."
+    )
+    columns: list[str] = Field(description="Metadata columns for conditions.")
+    index: str = Field(description="Its kind; flat compares all vectors.", examples=["flat", "hnsw"])
+    unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
 
 
 class ServedGallery(BaseModel):
@@ -298,11 +297,11 @@ class ServedGallery(BaseModel):
     name: str = Field(examples=["birds"])
     images: int
     fingerprint: Fingerprint
-    address: str = Field(description="Where its part of the API is.", examples=["/v1/galleries/birds"])
+    address: str = Field(description="Address of its API.", examples=["/v1/galleries/birds"])
 
 
 class GalleriesAnswer(BaseModel):
-    """The galleries of a server; the first is what is meant where none is named."""
+    """The galleries of a server; the first is the default."""
 
     galleries: list[ServedGallery]
 
@@ -310,28 +309,28 @@ class GalleriesAnswer(BaseModel):
 class Fault(BaseModel):
     """One thing wrong with a request."""
 
-    pointer: str = Field(description="Where, as a JSON pointer.", examples=["#/k"])
+    pointer: str = Field(description="Location, as a JSON pointer.", examples=["#/k"])
     detail: str = Field(examples=["Input should be greater than or equal to 1"])
 
 
 class ProblemDetails(BaseModel):
-    """What went wrong, as RFC 9457 has it."""
+    """Problem details (RFC 9457)."""
 
-    type: str = Field(description="Names the kind of problem.", examples=["urn:lookalike:problem:busy"])
+    type: str = Field(description="URI of the kind of problem.", examples=["urn:lookalike:problem:busy"])
     title: str
     status: int
-    detail: str = Field(description="What happened this time, and what to do.")
-    instance: str = Field(description="Names this occurrence.")
-    code: str = Field(description="The kind of problem in a word that stays the same.", examples=["busy"])
-    reason: str | None = Field(None, description="Of an image: missing, not-an-image, damaged or too-large.")
-    errors: list[Fault] | None = Field(None, description="Of a request: what is wrong with it, the first 20.")
+    detail: str = Field(description="What happened, and what to do.")
+    instance: str = Field(description="URI of this occurrence.")
+    code: str = Field(description="Stable code of the kind of problem.", examples=["busy"])
+    reason: str | None = Field(None, description="For an image: missing, not-an-image, damaged or too-large.")
+    errors: list[Fault] | None = Field(None, description="For a request: its faults, at most 20.")
 
 
 Label = Annotated[str, StringConstraints(max_length=1000)]
 
 
-def _parsed(value: Any) -> Any:
-    """A form has text alone."""
+def _parse_json(value: Any) -> Any:
+    """Parse the value of a form, which is text."""
     if not isinstance(value, str):
         return value
     try:
@@ -341,26 +340,26 @@ def _parsed(value: Any) -> Any:
 
 
 class AddParameters(BaseModel):
-    """What is said about images beside their bodies."""
+    """Query string for adding images."""
 
     model_config = ConfigDict(extra="forbid")
 
-    label: Label | None = Field(None, description="What all of them are.", examples=["red"])
+    label: Label | None = Field(None, description="Label of all of them.", examples=["red"])
 
 
 class AddRequest(AddParameters):
-    """Images to add to the gallery, and what is known about all of them."""
+    """Images to add to the gallery, and the metadata of all of them."""
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."], "names": ["1.png"], "label": "red"}]},
     )
 
-    images: list[Picture] = Field(min_length=1, max_length=MAX_BATCH)
+    images: list[ImageBytes] = Field(min_length=1, max_length=MAX_BATCH)
     names: list[Annotated[str, StringConstraints(max_length=_MAX_KEY)]] | None = Field(
-        None, description="What each is called: its key in the gallery, unless another image has it."
+        None, description="File name of each: its key in the gallery, unless another image has it."
     )
-    metadata: Annotated[dict[str, str | int | float | None] | None, BeforeValidator(_parsed)] = Field(
+    metadata: Annotated[dict[str, str | int | float | None] | None, BeforeValidator(_parse_json)] = Field(
         None, max_length=100, description="Values by column.", examples=[{"price": 12.5}]
     )
 
@@ -373,7 +372,7 @@ class AddRequest(AddParameters):
 
 
 class AddResult(BaseModel):
-    """What became of one image: it is in the gallery, or there is a problem with it."""
+    """Result of adding one image: the image, or its problem."""
 
     image: Image | None = None
     added: bool | None = Field(
@@ -386,3 +385,23 @@ class AddAnswer(BaseModel):
     """A result for each image, in their order."""
 
     results: list[AddResult]
+
+
+class HealthAnswer(BaseModel):
+    """State of the process."""
+
+    status: str = Field(examples=["ok"])
+
+
+class ReadyGallery(BaseModel):
+    """A gallery that can be searched."""
+
+    images: int
+    fingerprint: Fingerprint
+
+
+class ReadyAnswer(BaseModel):
+    """State of the galleries."""
+
+    status: str = Field(examples=["ready"])
+    galleries: dict[str, ReadyGallery] = Field(description="By name.")

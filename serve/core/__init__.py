@@ -1,1 +1,1 @@
-"""The search service: galleries, queries, work queues and changes, independent of HTTP and of the page."""
+"""Search service: galleries, queries, thread pools and changes, independent of the API and the page."""

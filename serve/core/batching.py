@@ -1,4 +1,4 @@
-"""Pictures of several requests through the model together: what a GPU wants, and a CPU does not."""
+"""Dynamic batching: images of concurrent requests share one run of the model, which a GPU needs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from concurrent.futures import Future
 
 import numpy as np
 
-LARGEST = 64
+MAX_BATCH = 64
 
 
 class Batcher:
-    """While the model runs, the pictures that arrive gather; then they run together.
+    """Collects images while the model runs and embeds them in the next run.
 
-    Nobody waits for company: a picture that comes alone runs alone, at once.
+    Adds no delay: an image that arrives while the model is idle is embedded at once.
 
     Args:
-        embed: pixels uint8 [N, S, S, 3] -> vectors float32 [N, D].
-        largest: pictures in one run.
+        embed: Function from pixels uint8 [N, S, S, 3] to vectors float32 [N, D].
+        max_batch: Images per run.
     """
 
-    def __init__(self, embed: Callable[[np.ndarray], np.ndarray], largest: int = LARGEST) -> None:
-        self._embed, self._largest = embed, largest
-        self._gathered: list[tuple[np.ndarray, Future[np.ndarray]]] = []
-        self._gathering, self._running = threading.Lock(), threading.Lock()
+    def __init__(self, embed: Callable[[np.ndarray], np.ndarray], max_batch: int = MAX_BATCH) -> None:
+        self._embed, self._max_batch = embed, max_batch
+        self._pending: list[tuple[np.ndarray, Future[np.ndarray]]] = []
+        self._pending_lock, self._run_lock = threading.Lock(), threading.Lock()
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """As `embed`; blocks the thread meanwhile. An error of a run is raised for all who are in it."""
+        """Embed pixels like `embed`; blocks the thread. An error of a run is raised for all images in it."""
         futures: list[Future[np.ndarray]] = [Future() for _ in pixels]
-        with self._gathering:
-            self._gathered += zip(pixels, futures, strict=True)
+        with self._pending_lock:
+            self._pending += zip(pixels, futures, strict=True)
         while not all(future.done() for future in futures):
-            with self._running:
+            with self._run_lock:
                 self._run()
         return np.stack([future.result() for future in futures])
 
     def _run(self) -> None:
-        """Take what has gathered, the oldest first; it may be that somebody else took ours."""
-        with self._gathering:
-            batch, self._gathered = self._gathered[: self._largest], self._gathered[self._largest :]
+        """Embed the oldest pending images, which may include none of this thread."""
+        with self._pending_lock:
+            batch, self._pending = self._pending[: self._max_batch], self._pending[self._max_batch :]
         if not batch:
             return
         try:

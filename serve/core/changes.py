@@ -1,4 +1,4 @@
-"""Change a gallery while it is served: take pictures in, and take them out."""
+"""Changes to a served gallery: adding and removing images."""
 
 from __future__ import annotations
 
@@ -27,18 +27,23 @@ from serve.core.errors import (
 )
 from serve.core.service import SearchService
 
-MOST = 64  # pictures at a time
-LONGEST_LABEL = 1000
-_LEAST_FREE = 2**30  # bytes that stay free on the gallery's disk
-_PATIENCE = 2.0  # seconds to wait for another writer; what a server writes itself takes less
-_PAUSE = 0.02
-_REBUILT = "the gallery was built anew just now: look at it again first"
+MAX_IMAGES = 64  # per request
+MAX_LABEL_LENGTH = 1000
+_MIN_FREE_BYTES = 2**30  # that remain on the gallery's disk
+_LOCK_SECONDS = 2.0  # to wait for another writer; changes of this server take less
+_LOCK_RETRY_SECONDS = 0.02
+_REBUILT = "the gallery was rebuilt in the meantime: reload it first"
 _log = logging.getLogger("lookalike.serve")
 
 
 @dataclass(frozen=True)
 class Added:
-    """The item that a picture is now, and whether it is new; otherwise an older one has the same bytes."""
+    """Result of adding an image.
+
+    Attributes:
+        item: The item with the bytes of the image.
+        is_new: Whether it was added; otherwise the gallery had these bytes already.
+    """
 
     item: Item
     is_new: bool
@@ -48,65 +53,68 @@ def check_allowed(service: SearchService) -> None:
     """Raise a `ChangesNotAllowedError` unless visitors may change the gallery."""
     if not service.permissions.changes:
         raise ChangesNotAllowedError(
-            "no images are added or removed here: `lookalike serve --allow-changes` lets them be"
+            "this server does not let visitors add or remove images; start it with --allow-changes"
         )
 
 
 def add(
     service: SearchService,
-    pictures: Sequence[tuple[str, bytes]],
+    images: Sequence[tuple[str, bytes]],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
 ) -> list[Added | InputError]:
-    """Take pictures into the gallery, which keeps their files -> for each its item, or what is wrong with it.
+    """Add images to the gallery, which stores their files. Return the result or error of each.
 
     Args:
-        pictures: what its sender calls each, and the bytes of its file.
-        label, metadata: of all of them; an empty label is none.
+        service: The gallery.
+        images: File name and bytes of each image.
+        label: Label of all images; empty or None for no label.
+        metadata: Metadata of all images.
 
     Raises:
-        ChangesNotAllowedError: the server was not started for this.
-        NoModelError: the gallery cannot embed pictures.
-        InputError: too many pictures, a label that is none, metadata that does not fit the gallery's columns.
-        BusyError: another process has been writing the gallery for a while.
-        UnavailableError: the gallery cannot be read, or was rebuilt with another model meanwhile.
-        UnwritableError: there is no room, or no permission. Nothing is changed then, as with all of these.
+        ChangesNotAllowedError: Visitors may not change the gallery.
+        NoModelError: The gallery has no model.
+        InputError: Too many images, an invalid label, or metadata that does not fit the gallery's columns.
+        BusyError: Another process is writing to the gallery.
+        UnavailableError: The gallery cannot be read, or was rebuilt with another model in the meantime.
+        UnwritableError: The disk is full or read-only. Nothing is changed, as with all of these.
     """
     check_allowed(service)
-    if len(pictures) > MOST:
-        raise InputError(f"{len(pictures)} images at once: at most {MOST} are taken")
-    if label and (len(label) > LONGEST_LABEL or not is_text(label)):
-        raise InputError(f"a label is a text of at most {LONGEST_LABEL} characters")
-    embedded, fingerprint = service.embed([data for _, data in pictures])
-    given = [
+    if len(images) > MAX_IMAGES:
+        raise InputError(f"{len(images)} images at once: send at most {MAX_IMAGES}")
+    if label and (len(label) > MAX_LABEL_LENGTH or not is_text(label)):
+        raise InputError(f"invalid label: it must be text of at most {MAX_LABEL_LENGTH} characters")
+    vectors, fingerprint = service.embed([data for _, data in images])
+    uploads = [
         Upload(name, data, vector)
-        for (name, data), vector in zip(pictures, embedded, strict=True)
+        for (name, data), vector in zip(images, vectors, strict=True)
         if isinstance(vector, np.ndarray)
     ]
-    kept: list[StoredUpload] = []
+    stored: list[StoredUpload] = []
     items: dict[int, StoredItem] = {}
-    if given:
-        _check_room(service, sum(len(one.data) for one in given))
+    if uploads:
+        _check_disk(service, sum(len(upload.data) for upload in uploads))
         with _writing(service) as store:
             if store.manifest.fingerprint != fingerprint:
                 raise UnavailableError(_REBUILT)
-            kept = store_uploads(store, given, label or None, metadata)
-            items = {item.id: item for item in store.items([one.id for one in kept])}
-    each = (Added(_item(service, items[one.id]), one.is_new) for one in kept)
-    return [vector if isinstance(vector, InputError) else next(each) for vector in embedded]
+            stored = store_uploads(store, uploads, label or None, metadata)
+            items = {item.id: item for item in store.items([upload.id for upload in stored])}
+    added = (Added(_item(service, items[upload.id]), upload.is_new) for upload in stored)
+    return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
 
 
-def remove(service: SearchService, numbers: Sequence[int], *, uuid: str | None = None) -> None:
-    """Take pictures out of the gallery, in one step; files that it keeps itself go with them, others stay.
+def remove(service: SearchService, items: Sequence[int], *, uuid: str | None = None) -> None:
+    """Remove images from the gallery in one transaction, and the files that the gallery stores itself.
 
     Args:
-        numbers: of the items.
-        uuid: of the gallery that the numbers were read in; in another that took its place, they mean others.
+        service: The gallery.
+        items: Ids of the items.
+        uuid: UUID of the gallery that the ids were read from; a rebuilt gallery has other ids.
 
     Raises:
-        ChangesNotAllowedError: the server was not started for this.
-        UnknownItemError: one of them is not there; nothing is changed then.
-        BusyError, UnavailableError, UnwritableError: as for `add`.
+        ChangesNotAllowedError: Visitors may not change the gallery.
+        UnknownItemError: An item does not exist; nothing is removed.
+        BusyError, UnavailableError, UnwritableError: As for `add`.
     """
     check_allowed(service)
     with _writing(service) as store:
@@ -114,9 +122,9 @@ def remove(service: SearchService, numbers: Sequence[int], *, uuid: str | None =
             raise UnavailableError(_REBUILT)
         started = now()
         try:
-            if any(number >= 2**63 for number in numbers):  # more than the database can count
-                raise InputError(f"no item {max(numbers)}; nothing was removed")
-            removed = store.remove(numbers)
+            if any(item >= 2**63 for item in items):  # too large for SQLite
+                raise InputError(f"no item {max(items)}; nothing was removed")
+            removed = store.remove(items)
         except InputError as error:
             raise UnknownItemError(str(error)) from error
         store.record_run("remove", started, {"removed": removed})
@@ -125,47 +133,47 @@ def remove(service: SearchService, numbers: Sequence[int], *, uuid: str | None =
 
 @contextmanager
 def _writing(service: SearchService) -> Iterator[Store]:
-    """Hold the gallery's lock, which keeps out other threads as well as other processes."""
+    """Hold the gallery's write lock, which excludes other threads and other processes."""
     try:
-        with ExitStack() as held:
-            store = _locked(service, held)
+        with ExitStack() as stack:
+            store = _lock(service, stack)
             yield store
     except LockedError as error:
-        raise BusyError("another process is writing the gallery: try again when it is done") from error
+        raise BusyError("another process is writing to the gallery: try again later") from error
     except (InputError, UnavailableError):
         raise
     except LookalikeError as error:
         _log.error("the gallery cannot be written", exc_info=error)
-        raise UnwritableError("the gallery cannot be written here: the server's log says why") from error
-    service.take_up()
+        raise UnwritableError("the gallery cannot be written: see the server's log") from error
+    service.refresh()
 
 
-def _locked(service: SearchService, held: ExitStack) -> Store:
-    until = time.monotonic() + _PATIENCE
+def _lock(service: SearchService, stack: ExitStack) -> Store:
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        store = _opened(service)
+        store = _open(service)
         try:
-            held.enter_context(store.writing())
+            stack.enter_context(store.writing())
         except LockedError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
-            time.sleep(_PAUSE)
+            time.sleep(_LOCK_RETRY_SECONDS)
         else:
-            if _opened(service).manifest.uuid != store.manifest.uuid:
+            if _open(service).manifest.uuid != store.manifest.uuid:
                 raise UnavailableError(_REBUILT)
             return store
 
 
-def _opened(service: SearchService) -> Store:
+def _open(service: SearchService) -> Store:
     try:
         return Store(service.folder)
-    except InputError as error:  # which names the folder
+    except InputError as error:  # its message has the path of the folder
         raise UnavailableError("the gallery cannot be read at the moment") from error
 
 
-def _check_room(service: SearchService, size: int) -> None:
-    if shutil.disk_usage(service.folder).free < _LEAST_FREE + size:
-        raise UnwritableError("the server's disk is nearly full, so that no image is taken in")
+def _check_disk(service: SearchService, size: int) -> None:
+    if shutil.disk_usage(service.folder).free < _MIN_FREE_BYTES + size:
+        raise UnwritableError("the server's disk is nearly full: no image was added")
 
 
 def _item(service: SearchService, item: StoredItem) -> Item:

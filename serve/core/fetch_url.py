@@ -1,8 +1,8 @@
-"""Pictures by their address: fetched from the public internet, and from nowhere else.
+"""Fetching images by URL, from the public internet only (protection against SSRF).
 
-Whoever may name an address makes this server send a request there. So the address is looked up once and
-judged, the connection is made to exactly what was judged, every redirection goes through the same, and
-whatever does not end with a picture's bytes is answered in the same words.
+A visitor who names a URL makes this server send a request. So the host name is resolved once and its
+addresses are checked, the connection goes to a checked address, redirects are checked in the same way, and
+every failure after the check of the URL has the same message.
 """
 
 from __future__ import annotations
@@ -22,90 +22,104 @@ import httpx
 
 from serve.core.errors import BusyError, FetchError
 
-SECONDS = 10.0  # for all of it: looking up, redirections, and a body that trickles
+TIMEOUT_SECONDS = 10.0  # in total: DNS, redirects and a slow body
 MAX_BYTES = 20 * 2**20
-AT_A_TIME = 8  # fetches of this process
-_REDIRECTIONS = 3
-LONGEST = 2048  # characters of an address
-_PLACES = 4  # of a name that are tried
+MAX_URL_LENGTH = 2048
+MAX_CONCURRENT = 8  # fetches of this process
+_MAX_REDIRECTS = 3
+_MAX_ADDRESSES = 4  # of a host name that are tried
 _CONNECT_SECONDS = 3.0
 _PORTS = {"http": 80, "https": 443}
-_ASKED_WITH = {
+_HEADERS = {
     "Accept": "image/*",
-    "Accept-Encoding": "identity",  # else a small answer might unfold to a large one
-    "User-Agent": "Lookalike (image search; fetches a picture that a visitor named)",
+    "Accept-Encoding": "identity",  # a small compressed response might expand to a large one
+    "User-Agent": "Lookalike (image search; fetches an image that a visitor named)",
 }
-_MOVED = (301, 302, 303, 307, 308)
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as an IPv6 network reaches them
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses in an IPv6 network
 _GLOBAL_IPV6 = ipaddress.ip_network("2000::/3")
-# IANA's registries of addresses for special purposes; of IPv6, those within what is global.
+# IANA's special-purpose address registries; of IPv6, those within the global range.
 _SPECIAL = [
     ipaddress.ip_network(network)
     for network in (
-        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
-        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
-        "168.63.129.16/32",  # not special to IANA: the inside of a large cloud answers there
-        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+        "168.63.129.16/32",  # not special to IANA: internal services of a large cloud
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",
     )
 ]
 _NOT_FETCHED = (
-    "there is no picture to be had at this address: it has to be public, and to answer within "
-    f"{SECONDS:g} s with no more than {MAX_BYTES // 2**20} MB"
+    "no image can be fetched from this address: it has to be public, and to answer within "
+    f"{TIMEOUT_SECONDS:g} s with at most {MAX_BYTES // 2**20} MB"
 )
 _log = logging.getLogger("lookalike.serve")
-_slots = threading.BoundedSemaphore(AT_A_TIME)
-# Of our own, since nothing can interrupt a lookup and the event loop would wait for its own threads.
-_looking_up = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="lookup")
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
+# A pool of its own: DNS lookups cannot be interrupted, and asyncio waits for its default pool at the end.
+_dns_pool = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="lookup")
 
 Address = IPv4Address | IPv6Address
-# A place to connect to: the number of a machine, and a port.
-Place = tuple[str, int]
+# Address and port to connect to.
+Endpoint = tuple[str, int]
 
 
 def is_public(address: Address) -> bool:
-    """Whether a machine of this number is anybody's to ask, and not one inside a network or this one."""
+    """Return whether an address is on the public internet, and not of a private network or this machine."""
     if isinstance(address, IPv6Address) and address in _NAT64:
         address = IPv4Address(int(address) & 0xFFFFFFFF)
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return False
-    return not any(address in network for network in _SPECIAL) and not _is_own(address)
+    return not any(address in network for network in _SPECIAL) and not _is_local(address)
 
 
-def look_up(name: str, port: int) -> list[Place]:
-    """Where a name leads, best first; an `OSError` where it leads nowhere."""
+def look_up(name: str, port: int) -> list[Endpoint]:
+    """Return the addresses of a host name, best first; raise an `OSError` if there are none."""
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys((str(place[0]), int(place[1])) for *_, place in found))
+    return list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in found))
 
 
-def fetch(address: str) -> bytes:
-    """The same as `fetched`, for a thread that waits for it."""
-    return asyncio.run(fetched(address))
+def fetch(url: str) -> bytes:
+    """Fetch an image like `fetch_async`, blocking the thread."""
+    return asyncio.run(fetch_async(url))
 
 
-async def fetched(
-    address: str,
+async def fetch_async(
+    url: str,
     *,
-    allowed: Callable[[Address], bool] = is_public,
-    look_up: Callable[[str, int], Sequence[Place]] = look_up,
+    is_allowed: Callable[[Address], bool] = is_public,
+    look_up: Callable[[str, int], Sequence[Endpoint]] = look_up,
 ) -> bytes:
-    """The bytes at an address of the web, which nobody has looked into yet. Takes up to `SECONDS`.
+    """Return the bytes at a URL, unchecked, within `TIMEOUT_SECONDS`.
 
     Args:
-        address: http or https, at the usual port and without a user.
-        allowed: whether a machine may be asked.
-        look_up: where a name and port lead; asked once for each redirection.
+        url: http or https URL with the default port and without user info.
+        is_allowed: Whether to connect to an address.
+        look_up: Resolver of host name and port, called once per redirect.
 
     Raises:
-        FetchError: the address is none, or nothing was to be had there; the latter always in the same words.
-        BusyError: as many fetches are going on as may.
+        FetchError: The URL is invalid, or nothing could be fetched; the latter always with the same message.
+        BusyError: Too many fetches are in progress.
     """
-    url = _checked(address)
+    checked = _check(url)
     if not _slots.acquire(blocking=False):
-        raise BusyError("too many pictures are being fetched: try again in a moment")
+        raise BusyError("too many images are being fetched: try again in a moment")
     try:
-        async with asyncio.timeout(SECONDS):
-            return await _followed(url, allowed, look_up)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            return await _follow_redirects(checked, is_allowed, look_up)
     except (httpx.HTTPError, httpx.InvalidURL, FetchError, OSError, ValueError) as error:
         _log.debug("nothing fetched: %s: %s", type(error).__name__, error)
         raise FetchError(_NOT_FETCHED) from None
@@ -113,70 +127,72 @@ async def fetched(
         _slots.release()
 
 
-def _checked(address: str) -> httpx.URL:
-    """An address as far as its text goes; a `FetchError` that says what is wrong with it."""
+def _check(text: str) -> httpx.URL:
+    """Return a URL without its port; raise a `FetchError` if it is not allowed."""
     try:
-        url = httpx.URL(address.strip() if len(address) <= LONGEST else "")
+        url = httpx.URL(text.strip() if len(text) <= MAX_URL_LENGTH else "")
     except (httpx.InvalidURL, ValueError):
         url = httpx.URL("")
     if url.scheme not in _PORTS or not url.host:
-        raise FetchError("this is no address of a picture: it begins with https:// or http://")
+        raise FetchError("this is not the address of an image: it begins with https:// or http://")
     if url.userinfo:
-        raise FetchError("an address with a user name or password in it is not fetched")
+        raise FetchError("an address with a user name or password is not fetched")
     if url.port not in (None, _PORTS[url.scheme]):
-        raise FetchError("an address with a port of its own is not fetched")
+        raise FetchError("an address with a port is not fetched")
     return url.copy_with(port=None)
 
 
-async def _followed(
-    url: httpx.URL, allowed: Callable[[Address], bool], look_up: Callable[[str, int], Sequence[Place]]
+async def _follow_redirects(
+    url: httpx.URL,
+    is_allowed: Callable[[Address], bool],
+    look_up: Callable[[str, int], Sequence[Endpoint]],
 ) -> bytes:
     loop = asyncio.get_running_loop()
-    for _ in range(1 + _REDIRECTIONS):
+    for _ in range(1 + _MAX_REDIRECTS):
         name = url.raw_host.decode("ascii")
-        places = await loop.run_in_executor(_looking_up, look_up, name, _PORTS[url.scheme])
-        good = [place for place in places if allowed(ipaddress.ip_address(place[0]))]
-        answer = await _asked(url, good[:_PLACES])
+        endpoints = await loop.run_in_executor(_dns_pool, look_up, name, _PORTS[url.scheme])
+        allowed = [endpoint for endpoint in endpoints if is_allowed(ipaddress.ip_address(endpoint[0]))]
+        answer = await _request(url, allowed[:_MAX_ADDRESSES])
         if isinstance(answer, bytes):
             return answer
-        url = _checked(str(url.join(answer)))
-    raise FetchError("too many redirections")
+        url = _check(str(url.join(answer)))
+    raise FetchError("too many redirects")
 
 
-async def _asked(url: httpx.URL, places: Sequence[Place]) -> bytes | str:
-    """What the first of some places that can be reached says: a body, or where else to look."""
-    last: Exception = FetchError("no machine that may be asked")
-    for machine, port in places:
-        there = url.copy_with(host=machine, port=port)
+async def _request(url: httpx.URL, endpoints: Sequence[Endpoint]) -> bytes | str:
+    """Return the body from the first endpoint that accepts a connection, or the location of a redirect."""
+    last: Exception = FetchError("no address that may be connected to")
+    for address, port in endpoints:
         try:
-            # A client each: nothing that a server said is told to the next, and no proxy has a say.
+            # A new client each, so that no cookies are carried over; without proxies of the environment.
             async with (
                 httpx.AsyncClient(
-                    verify=_trusted(),
+                    verify=_certificates(),
                     trust_env=False,
-                    timeout=httpx.Timeout(SECONDS, connect=_CONNECT_SECONDS),
+                    timeout=httpx.Timeout(TIMEOUT_SECONDS, connect=_CONNECT_SECONDS),
                 ) as client,
                 client.stream(
                     "GET",
-                    there,
-                    headers={"Host": url.netloc.decode("ascii"), **_ASKED_WITH},
+                    url.copy_with(host=address, port=port),
+                    headers={"Host": url.netloc.decode("ascii"), **_HEADERS},
                     extensions={"sni_hostname": url.raw_host.decode("ascii").rstrip(".")},
-                ) as answer,
+                ) as response,
             ):
-                return await _read(answer)
+                return await _read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             last = error
     raise last
 
 
-async def _read(answer: httpx.Response) -> bytes | str:
-    headers = answer.headers
-    if answer.status_code in _MOVED and "location" in headers:
+async def _read(response: httpx.Response) -> bytes | str:
+    headers = response.headers
+    if response.status_code in _REDIRECT_STATUSES and "location" in headers:
         return str(headers["location"])
-    if answer.status_code != 200 or headers.get("content-encoding", "identity") != "identity":
-        raise FetchError(f"status {answer.status_code}, {headers.get('content-encoding', 'not encoded')}")
+    if response.status_code != 200 or headers.get("content-encoding", "identity") != "identity":
+        encoding = headers.get("content-encoding", "not encoded")
+        raise FetchError(f"status {response.status_code}, {encoding}")
     body = bytearray()
-    async for part in answer.aiter_raw():  # whatever length was declared
+    async for part in response.aiter_raw():  # counted, independent of the Content-Length
         body += part
         if len(body) > MAX_BYTES:
             raise FetchError("too large")
@@ -184,17 +200,17 @@ async def _read(answer: httpx.Response) -> bytes | str:
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are believed: httpx's list, or that of SSL_CERT_FILE; it takes a while to read."""
+def _certificates() -> ssl.SSLContext:
+    """Load the trusted certificates of httpx or SSL_CERT_FILE, which takes a while."""
     return httpx.create_ssl_context()
 
 
-def _is_own(address: Address) -> bool:
-    """Whether a number is this machine's: what a firewall keeps from others, it may not keep from itself."""
+def _is_local(address: Address) -> bool:
+    """Return whether an address belongs to this machine, whose firewall may not protect it from itself."""
     family = socket.AF_INET if isinstance(address, IPv4Address) else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((str(address), 9))  # sends nothing
             return bool(ipaddress.ip_address(probe.getsockname()[0]) == address)
-    except OSError:  # there is no way to it at all
+    except OSError:  # no route to it
         return False

@@ -1,4 +1,4 @@
-"""The gallery that is served, in its newest state: taken up while requests go on with the one before."""
+"""Live gallery: follows the commits of other processes without interrupting requests."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from serve.core.errors import UnavailableError
 from serve.core.telemetry import Telemetry
 
 _CPU = "CPUExecutionProvider"
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class State:
-    """A gallery with its model; without one where its vectors were made elsewhere.
+    """A gallery with its model.
 
     Attributes:
-        embed: pixels uint8 [N, S, S, 3] -> vectors float32 [N, D]; threads may share it.
+        gallery: The gallery.
+        embedder: Its model; None if its vectors were imported.
+        embed: Thread-safe function from pixels uint8 [N, S, S, 3] to vectors float32 [N, D]; None without a
+            model.
     """
 
     gallery: Gallery
@@ -36,38 +39,39 @@ class State:
 
 
 class LiveGallery:
-    """A gallery that other processes write.
+    """A gallery that other processes write to.
 
     Args:
-        folder: the gallery.
-        telemetry: is told how many pictures run through the model at once.
-        batching: put pictures that arrive together through the model together; `None`: where it runs on
-            anything but a CPU.
+        folder: Gallery folder.
+        telemetry: Records the batch sizes of the model.
+        batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
 
     Raises:
-        InputError: the folder is no gallery.
-        LookalikeError: its model is damaged or does not match the stored vectors.
+        InputError: The folder is not a gallery.
+        LookalikeError: Its model is damaged or does not match the stored vectors.
     """
 
     def __init__(self, folder: Path, telemetry: Telemetry, batching: bool | None = None) -> None:
         self._folder, self._telemetry, self._batching = folder, telemetry, batching
-        self._renewing = threading.Lock()
+        self._refresh_lock = threading.Lock()
         self._state = self._open()
 
     @property
     def batching(self) -> bool:
-        """Whether pictures of several requests run through the model together."""
+        """Whether images of concurrent requests are embedded together."""
         return isinstance(self._state.embed, Batcher)
 
     def state(self, *, wait: bool = False) -> State:
-        """The state last committed.
+        """Return the last committed state.
 
-        One thread takes up what is new; the others go on with what they have, unless they are to wait.
+        Args:
+            wait: Whether to wait for another thread that is refreshing the state, instead of using the
+                previous one.
 
         Raises:
-            UnavailableError: the gallery cannot be read.
+            UnavailableError: The gallery cannot be read.
         """
-        if self._renewing.acquire(blocking=wait):
+        if self._refresh_lock.acquire(blocking=wait):
             try:
                 gallery = self._state.gallery
                 if gallery.changed():
@@ -78,48 +82,48 @@ class LiveGallery:
             except LookalikeError as error:
                 raise UnavailableError(str(error).replace(str(self._folder), self._folder.name)) from error
             finally:
-                self._renewing.release()
+                self._refresh_lock.release()
         return self._state
 
-    def steadily(self, work: Callable[[State], T]) -> T:
-        """What `work` makes of one state; of the next one where another gallery took its place meanwhile.
+    def with_state(self, work: Callable[[State], T]) -> T:
+        """Return the result of `work` on one state; repeat it if the gallery was replaced in the meantime.
 
-        What is kept about an item is read from the disk when it is needed: of a gallery that was replaced,
-        it would be about another picture.
+        Labels and metadata are read from the disk on demand: after a replacement, they belong to another
+        image.
 
         Raises:
-            UnavailableError: the gallery cannot be read.
+            UnavailableError: The gallery cannot be read.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_ATTEMPTS):
             state = self.state(wait=attempt > 0)
             try:
                 result = work(state)
             except LookalikeError:
-                if not _replaced(state):
+                if not _is_replaced(state):
                     raise
             else:
-                if not _replaced(state):
+                if not _is_replaced(state):
                     return result
-        raise UnavailableError("the gallery is being replaced: ask again in a moment")
+        raise UnavailableError("the gallery is being replaced: try again in a moment")
 
     def _open(self) -> State:
-        """Open the gallery; its model is loaded and checked now: a mismatch must not wait for a request."""
-        # Requests run on one core each: with all cores for each of them, they would get in each other's way.
+        """Open the gallery; load and check its model now, so that no request fails because of it."""
+        # Each request runs on one core: concurrent requests on all cores would slow each other down.
         gallery = Gallery(self._folder, threads=1)
         if not gallery.store.manifest.has_model:
             return State(gallery, None, None)
         embedder = gallery.embedder
-        together = embedder.provider != _CPU if self._batching is None else self._batching
+        batching = embedder.provider != _CPU if self._batching is None else self._batching
 
         def embed(pixels: np.ndarray) -> np.ndarray:
-            self._telemetry.pictures.observe(len(pixels))
+            self._telemetry.batch_images.observe(len(pixels))
             return embedder.embed_pixels(pixels)
 
-        return State(gallery, embedder, Batcher(embed) if together else embed)
+        return State(gallery, embedder, Batcher(embed) if batching else embed)
 
 
-def _replaced(state: State) -> bool:
+def _is_replaced(state: State) -> bool:
     try:
         return state.gallery.replaced()
-    except LookalikeError:  # it is gone; the next look says so
+    except LookalikeError:  # it is gone, which the next attempt reports
         return True

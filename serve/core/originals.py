@@ -1,8 +1,8 @@
-"""The files of a gallery's items, which are shown as long as they are what was indexed.
+"""Original image files of a gallery, read only if they are the files that were indexed.
 
-Who may write into a folder of pictures could put links there once it is indexed, to files that only the
-server may read. So a picture is read where it lies in its folder itself; what links lead to, and what lies in
-a tar file, is read as long as it holds the very bytes that were indexed.
+A user with write access to an indexed folder could later put links there, to files that only the server may
+read. So a file is read without following links; a file behind a link or in a tar archive is read only if it
+has the checksum that was indexed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retrieval.errors import ImageError
 from retrieval.gallery import Gallery
 from retrieval.images.load import read_bytes
 
-_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # else a pipe would be waited for
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, opening a FIFO would block
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -26,9 +26,9 @@ class Original:
     """The file of an item.
 
     Attributes:
-        root: the folder that was indexed.
-        path: of the file, seen from there; empty where there is none.
-        content_sha256: of its bytes when it was indexed; empty where that is not known.
+        root: The indexed folder.
+        path: Path of the file relative to it; empty if the item has no file.
+        content_sha256: Checksum of the indexed bytes; empty if unknown.
     """
 
     root: str
@@ -36,20 +36,25 @@ class Original:
     content_sha256: str
 
     def read(self) -> bytes:
-        """The bytes of the file; an `ImageError` where it cannot be read or is not what was indexed."""
+        """Return the bytes of the file.
+
+        Raises:
+            ImageError: The file cannot be read or is not the one that was indexed.
+        """
         if not self.path:
             raise ImageError("item", ImageError.MISSING, "it has no file")
         try:
-            descriptor = _open_plainly(self.root, self.path)
-        except OSError:  # a link is on the way, a tar file, or nothing at all
-            return self._read_anywhere()
+            descriptor = _open_without_links(self.root, self.path)
+        except OSError:  # a link on the path, a tar archive, or no file
+            return self._read_checked()
         return _read(descriptor, self.path)
 
-    def _read_anywhere(self) -> bytes:
+    def _read_checked(self) -> bytes:
+        """Read the file through links and archives and compare its checksum."""
         path = os.path.join(self.root, self.path)
         try:
             descriptor = os.open(path, _FILE)
-        except OSError:  # inside a tar file, or it says what is wrong
+        except OSError:  # in a tar archive; otherwise `read_bytes` raises the error
             data = read_bytes(Path(path))
         else:
             data = _read(descriptor, path)
@@ -58,31 +63,31 @@ class Original:
         return data
 
 
-def original(gallery: Gallery, number: int) -> Original:
-    """The file of an item that the gallery has, or had."""
-    (item,) = gallery.store.items([number])
-    root = gallery.paths.of(item).removesuffix(item.path)
-    return Original(root, item.path, item.content_sha256)
+def find_original(gallery: Gallery, item: int) -> Original:
+    """Return the file of an item, which may have been removed."""
+    (stored,) = gallery.store.items([item])
+    root = gallery.paths.of(stored).removesuffix(stored.path)
+    return Original(root, stored.path, stored.content_sha256)
 
 
-def _open_plainly(root: str, path: str) -> int:
-    """Open a file below a folder without following any link, not even one that comes between two steps."""
+def _open_without_links(root: str, path: str) -> int:
+    """Open a file below a folder without following links, including ones created in the meantime."""
     *folders, name = PurePosixPath(path).parts
-    at = os.open(root, _FOLDER)
+    parent = os.open(root, _FOLDER)
     try:
         for folder in folders:
-            below = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = below
-        return os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=at)
+            child = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+            os.close(parent)
+            parent = child
+        return os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=parent)
     finally:
-        os.close(at)
+        os.close(parent)
 
 
 def _read(descriptor: int, name: str) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ImageError(name, ImageError.NOT_AN_IMAGE, "it is no plain file")
+            raise ImageError(name, ImageError.NOT_AN_IMAGE, "it is not a regular file")
         return read_bytes(Path(f"/dev/fd/{descriptor}"))
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What visitors may do beyond looking: nothing, unless the server's owner says so."""
+"""Permissions of visitors beyond searching."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Permissions:
-    """What a server was started with.
+    """Permissions that the server was started with.
 
     Attributes:
-        changes: images may be added to the galleries and removed from them.
-        urls: the server may fetch a picture to search with from an address on the internet.
+        changes: Whether visitors may add images to the galleries and remove them.
+        urls: Whether the server fetches query images by URL.
     """
 
     changes: bool = False

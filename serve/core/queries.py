@@ -1,57 +1,327 @@
-"""What can be searched for: a picture, one of the gallery, a vector; a part of a picture; several as one."""
+"""Queries: images, items, vectors, regions and means of several, and how they become vectors."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
+from retrieval.embedder import Embedder
 from retrieval.errors import InputError
+from retrieval.gallery import Gallery, Item
+from retrieval.images.decode import cores
+from retrieval.images.load import load_image
 from retrieval.search.rerank import mean_query
-from serve.core.regions import Region
+from serve.core.errors import NoModelError, UnknownItemError
+from serve.core.live import State
+from serve.core.originals import Original, find_original
+from serve.core.telemetry import Telemetry
+from serve.core.workers import raise_if_abandoned
 
-MAX_TOGETHER = 16  # pictures that a visitor's query is made of
-_NOTHING = 1e-3  # the length of a mean of unit vectors that points nowhere in particular
+MAX_TOGETHER = 16  # images in a query of the page
+MIN_SIDE = 4  # pixels of a region
+_REGION_DIGITS = 4  # of a fraction in a URL: a ten-thousandth is less than a pixel of most images
+_MIN_MEAN_NORM = 1e-3  # a shorter mean of unit vectors has no meaningful direction
+
+# ---- regions
 
 
 @dataclass(frozen=True)
-class Cropped:
-    """A region of a picture: of the bytes of one, or of one in the gallery by its id or key."""
+class Region:
+    """A rectangle, as fractions of the upright image's width and height, from its upper left corner.
 
-    picture: bytes | int | str
+    Raises:
+        InputError: The region is empty or reaches beyond the image.
+    """
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def __post_init__(self) -> None:
+        # Written so that NaN, for which every comparison is false, is refused as well.
+        if not (0 <= self.left < self.right <= 1 and 0 <= self.top < self.bottom <= 1):
+            raise InputError(
+                "a region is left, top, right, bottom, as fractions of the image from 0 to 1, "
+                "with left < right and top < bottom"
+            )
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Region:
+        """Return the region of four numbers; raise an `InputError` if they are not four numbers."""
+        try:
+            left, top, right, bottom = map(float, values)
+        except (TypeError, ValueError):
+            raise InputError("a region is four numbers: left, top, right, bottom") from None
+        return cls(left, top, right, bottom)
+
+    def __str__(self) -> str:
+        return ",".join(f"{round(value, _REGION_DIGITS):g}" for value in self.values)
+
+    @property
+    def values(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom."""
+        return self.left, self.top, self.right, self.bottom
+
+    def decode_side(self, side: int) -> int:
+        """Return the shorter side of the image, in pixels, at which that of the region is `side`."""
+        return math.ceil(side / min(self.right - self.left, self.bottom - self.top))
+
+    def crop(self, image: Image.Image) -> Image.Image:
+        """Cut the region out of an upright image, to the nearest pixel.
+
+        Raises:
+            InputError: The region is smaller than 4 x 4 pixels.
+        """
+        width, height = image.size
+        box = (
+            round(self.left * width),
+            round(self.top * height),
+            round(self.right * width),
+            round(self.bottom * height),
+        )
+        region_width, region_height = box[2] - box[0], box[3] - box[1]
+        if min(region_width, region_height) < MIN_SIDE:
+            raise InputError(
+                f"the region is {region_width} x {region_height} pixels of an image of {width} x {height}: "
+                f"it takes {MIN_SIDE} x {MIN_SIDE} or more"
+            )
+        return image.crop(box)
+
+
+def load_region(source: Path | bytes, region: Region | None, *, side: int | None = None) -> Image.Image:
+    """Decode an image, or a region of it, to 8-bit RGB, upright.
+
+    Args:
+        source: Path or bytes of the image.
+        region: Region to cut out; None for the whole image.
+        side: Shorter side in pixels as for `retrieval.load_image`, of the region: the image of a small region
+            is decoded at a higher resolution.
+
+    Raises:
+        ImageError: The image cannot be read.
+        InputError: The region is smaller than 4 x 4 pixels.
+    """
+    if region is None:
+        return load_image(source, side=side)
+    return region.crop(load_image(source, side=None if side is None else region.decode_side(side)))
+
+
+# ---- kinds of queries
+
+
+@dataclass(frozen=True)
+class RegionQuery:
+    """A region of an image: the bytes of one, or an item of the gallery by its id or key."""
+
+    image: bytes | int | str
     region: Region
 
 
-# The bytes of a picture, the id or key of one in the gallery, a vector, or a region.
-One = bytes | int | str | np.ndarray | Cropped
+# The bytes of an image, the id or key of an item, a vector, or a region.
+SingleQuery = bytes | int | str | np.ndarray | RegionQuery
 
 
 @dataclass(frozen=True, eq=False)
-class Together:
-    """Several views of one thing: one query, the mean of them all."""
+class MeanQuery:
+    """Several views of one object, searched as the mean of their vectors."""
 
-    queries: Sequence[One]
-
-
-Asked = One | Together
-# A query as a vector, float32 [D] of unit length, with the items that it is.
-Resolved = tuple[np.ndarray, tuple[int, ...]]
+    views: Sequence[SingleQuery]
 
 
-def ones(queries: Sequence[Asked]) -> list[One]:
-    """All single queries, also those that are searched for together."""
-    return [one for query in queries for one in (query.queries if isinstance(query, Together) else (query,))]
+AnyQuery = SingleQuery | MeanQuery
 
 
-def joined(parts: Sequence[Resolved | InputError]) -> Resolved | InputError:
-    """Several queries as one, or the first thing that is wrong with any of them."""
-    good = []
-    for part in parts:
-        if isinstance(part, InputError):
-            return part
-        good.append(part)
-    vectors = np.stack([vector for vector, _ in good])
-    if np.linalg.norm(vectors.mean(0)) < _NOTHING:
-        return InputError("the pictures are opposites, so that their mean points nowhere: leave one out")
-    return mean_query(vectors), tuple(item for _, items in good for item in items)
+class ResolvedQuery(NamedTuple):
+    """A query as a vector.
+
+    Attributes:
+        vector: float32 [D], unit length.
+        items: Items that the query consists of, which its results leave out.
+    """
+
+    vector: np.ndarray
+    items: tuple[int, ...] = ()
+
+
+# ---- resolving
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An image to embed, or a region of it, and the items that it shows."""
+
+    source: Path | bytes | Original
+    region: Region | None = None
+    items: tuple[int, ...] = ()
+
+
+class QueryResolver:
+    """Resolves queries to vectors in one state of a gallery; images are decoded as for indexing.
+
+    Args:
+        telemetry: Records decoding and embedding times.
+
+    Attributes:
+        decoding: Semaphore for decoding: the largest image takes half a gigabyte. Thumbnails do not use it,
+            since they have a small thread pool of their own.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.decoding = threading.BoundedSemaphore(cores())
+        self._telemetry = telemetry
+
+    def resolve(self, state: State, queries: Sequence[AnyQuery]) -> list[ResolvedQuery | InputError]:
+        """Return each query as a vector, or the error in it."""
+        found = [_look_up(state.gallery, query) for query in _single_queries(queries)]
+        sources = [one for one in found if isinstance(one, _Source)]
+        vectors = iter(self._embed_all(state, sources) if sources else ())
+
+        def with_vector(one: _Source | ResolvedQuery | InputError) -> ResolvedQuery | InputError:
+            if not isinstance(one, _Source):
+                return one
+            vector = next(vectors)
+            return vector if isinstance(vector, InputError) else ResolvedQuery(vector, one.items)
+
+        resolved = map(with_vector, found)
+        return [
+            _mean([next(resolved) for _ in query.views]) if isinstance(query, MeanQuery) else next(resolved)
+            for query in queries
+        ]
+
+    def embed(
+        self, state: State, source: Path | bytes | Original, region: Region | None
+    ) -> tuple[np.ndarray, Image.Image, float]:
+        """Return the vector of an image, float32 [D], the decoded image or region, and the milliseconds.
+
+        Raises:
+            ImageError: The image cannot be read.
+            InputError: The region is too small.
+            NoModelError: The gallery has no model.
+        """
+        image, pixels, decode_ms = self._decode(state, source, region)
+        vectors, embed_ms = self._run_model(state, pixels[None])
+        return vectors[0], image, decode_ms + embed_ms
+
+    def embed_images(self, state: State, images: Sequence[bytes]) -> list[np.ndarray | InputError]:
+        """Return the vector of each image, float32 [D], or the error in it.
+
+        Raises:
+            NoModelError: The gallery has no model.
+        """
+        return self._embed_all(state, [_Source(image) for image in images])
+
+    def _embed_all(self, state: State, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
+        _model(state)
+        found: list[np.ndarray | InputError] = []
+        for source in sources:
+            raise_if_abandoned()
+            try:
+                found.append(self._decode(state, source.source, source.region)[1])
+            except InputError as error:
+                found.append(error)
+        pixels = [one for one in found if isinstance(one, np.ndarray)]
+        vectors = iter(self._run_model(state, np.stack(pixels))[0] if pixels else ())
+        return [next(vectors) if isinstance(one, np.ndarray) else one for one in found]
+
+    def _decode(
+        self, state: State, source: Path | bytes | Original, region: Region | None
+    ) -> tuple[Image.Image, np.ndarray, float]:
+        """Return the decoded image, its pixels for the model, uint8 [S, S, 3], and the milliseconds."""
+        preprocess = _model(state).preprocess
+        with self.decoding, self._telemetry.stage("decode") as watch:
+            readable = source.read() if isinstance(source, Original) else source
+            image = load_region(readable, region, side=preprocess.scaled)
+            pixels = preprocess(image)
+        return image, pixels, watch.ms
+
+    def _run_model(self, state: State, pixels: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return vectors float32 [N, D] and the milliseconds."""
+        assert state.embed is not None
+        with self._telemetry.stage("embed") as watch:
+            vectors = state.embed(pixels)
+        return vectors, watch.ms
+
+
+def item_id(gallery: Gallery, name: int | str) -> int:
+    """Return the id of an item by its id or key; raise an `UnknownItemError` if there is none."""
+    try:
+        (number,) = gallery.ids_of([name])
+    except InputError:
+        raise UnknownItemError(f"the gallery has no item {name!r}: neither an id nor a key") from None
+    return number
+
+
+def find_item(gallery: Gallery, number: int) -> Item:
+    """Return an item by its id; raise an `UnknownItemError` if there is none."""
+    found = gallery.items([number]) if 0 < number < 2**63 else {}
+    if number not in found:
+        raise UnknownItemError(f"the gallery has no item {number}: search again")
+    return found[number]
+
+
+def _single_queries(queries: Sequence[AnyQuery]) -> list[SingleQuery]:
+    """Return all single queries, including the views of means."""
+    return [
+        single for query in queries for single in (query.views if isinstance(query, MeanQuery) else (query,))
+    ]
+
+
+def _look_up(gallery: Gallery, query: SingleQuery) -> _Source | ResolvedQuery | InputError:
+    """Return the image to embed for a query, or its vector if no image is needed."""
+    try:
+        if isinstance(query, bytes):
+            return _Source(query)
+        if isinstance(query, np.ndarray):
+            return ResolvedQuery(_unit_vector(query, gallery.store.manifest.dim))
+        if not isinstance(query, RegionQuery):
+            number = item_id(gallery, query)
+            return ResolvedQuery(gallery.vector(number), (number,))
+        if isinstance(query.image, bytes):
+            return _Source(query.image, query.region)
+        item = find_item(gallery, item_id(gallery, query.image))
+        return _Source(find_original(gallery, item.id), query.region, (item.id,))
+    except InputError as error:
+        return error
+
+
+def _mean(views: Sequence[ResolvedQuery | InputError]) -> ResolvedQuery | InputError:
+    """Return the mean of several queries, or the first error among them."""
+    good: list[ResolvedQuery] = []
+    for view in views:
+        if isinstance(view, InputError):
+            return view
+        good.append(view)
+    vectors = np.stack([view.vector for view in good])
+    if np.linalg.norm(vectors.mean(0)) < _MIN_MEAN_NORM:
+        return InputError("the images are opposites, so that their mean has no direction: leave one out")
+    return ResolvedQuery(mean_query(vectors), tuple(item for view in good for item in view.items))
+
+
+def _model(state: State) -> Embedder:
+    """Return the gallery's model; raise a `NoModelError` if it has none."""
+    if state.embedder is None:
+        raise NoModelError(
+            "the gallery holds imported vectors and no model: search by a vector, or by a whole item"
+        )
+    return state.embedder
+
+
+def _unit_vector(vector: np.ndarray, dim: int) -> np.ndarray:
+    """Return a vector scaled to unit length, float32 [D]; raise an `InputError` if that is not possible."""
+    vector = np.asarray(vector, np.float64)
+    if vector.shape != (dim,):
+        raise InputError(f"the vector has {vector.size} numbers, those of this gallery have {dim}")
+    largest = np.abs(vector).max()
+    if not np.isfinite(largest) or largest == 0:
+        raise InputError("the vector is zero or not finite, so that it has no direction")
+    scaled = vector / largest  # so that no square overflows or underflows
+    unit: np.ndarray = scaled / np.linalg.norm(scaled)
+    return unit.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What every front end does with a gallery: search it, show its pictures, say what it is."""
+"""Search service of one gallery: queries, thumbnails and descriptions for the API and the page."""
 
 from __future__ import annotations
 
@@ -16,31 +16,28 @@ from retrieval.search.query import SearchOptions
 from serve.addresses import API, api_of
 from serve.core.errors import ModelMismatchError, UnknownItemError
 from serve.core.live import LiveGallery, State
-from serve.core.originals import Original, original
+from serve.core.lru_cache import LRUCache
+from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
-from serve.core.queries import Asked, Resolved
-from serve.core.recent import Recent
-from serve.core.regions import Region
-from serve.core.resolving import Resolver, item_of, number_of
+from serve.core.queries import AnyQuery, QueryResolver, Region, ResolvedQuery, find_item, item_id
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
 
 _CACHED_THUMBNAILS = 512
-_SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photograph's thumbnail
-_VERSION = 8  # digits of a UUID that tell a gallery from those that were in its place before
+_SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
+_VERSION_DIGITS = 8  # of the gallery's UUID in thumbnail URLs, so that a replaced gallery has others
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is searched for: a vector of the gallery's model, or one of the gallery's own pictures.
+    """A query of the page: a vector of the gallery's model, or an item of the gallery.
 
     Attributes:
-        vector: float32 [D], unit length; `None` for all of a picture of the gallery, whose vector is stored
-            there.
-        item: the picture of the gallery that it is, or is a region of; its own results leave it out.
-        fingerprint: of the model that made the vector.
-        embed_ms: what decoding and embedding took, in milliseconds.
-        region: the part of the picture that it is; `None`: all of it.
+        vector: float32 [D], unit length; None for a whole item, whose vector is stored.
+        item: The item that the query shows, which its results leave out.
+        fingerprint: Fingerprint of the model of the vector.
+        embed_ms: Milliseconds of decoding and embedding.
+        region: Region of the image; None for the whole image.
     """
 
     vector: np.ndarray | None
@@ -52,7 +49,12 @@ class Query:
 
 @dataclass(frozen=True)
 class Answers:
-    """For each query its hits, best first, or what is wrong with it; and whose vectors they come from."""
+    """Results of a search.
+
+    Attributes:
+        found: Hits of each query, best first, or the error in it.
+        facts: The gallery that was searched.
+    """
 
     found: list[list[Hit] | InputError]
     facts: Facts
@@ -60,10 +62,14 @@ class Answers:
 
 @dataclass(frozen=True)
 class Facts:
-    """A gallery in a few words.
+    """Summary of a gallery.
 
     Attributes:
-        address: where its part of the API is, "/v1".
+        name: Name of the gallery on the server.
+        images: Number of images.
+        fingerprint: Fingerprint of the model.
+        uuid: UUID of the gallery, which changes when it is rebuilt.
+        address: Path of its API, such as "/v1".
     """
 
     name: str
@@ -73,20 +79,21 @@ class Facts:
     address: str
 
     def thumbnail(self, item: int) -> str:
-        """Where a small picture of an item is; in another gallery that takes this one's place, elsewhere."""
-        return f"{self.address}/images/{item}/thumbnail?v={self.uuid[:_VERSION]}"
+        """Return the URL of an item's thumbnail, which is another one after the gallery was rebuilt."""
+        return f"{self.address}/images/{item}/thumbnail?v={self.uuid[:_VERSION_DIGITS]}"
 
 
 @dataclass(frozen=True)
 class Description:
-    """A gallery in full.
+    """Full description of a gallery.
 
     Attributes:
-        dim: D, the length of a vector.
-        embeds: whether there is a model, so that pictures can be searched for.
-        columns: of metadata.
-        index: its kind; "flat" where all vectors are compared.
-        unindexed: vectors that the index, if there is one, does not cover.
+        facts: Summary.
+        dim: Length D of a vector.
+        embeds: Whether the gallery has a model, so that it can be searched by image.
+        columns: Metadata columns.
+        index: Kind of the index; "flat" compares all vectors.
+        unindexed: Vectors that the index does not cover.
     """
 
     facts: Facts
@@ -98,20 +105,19 @@ class Description:
 
 
 class SearchService:
-    """One gallery with its model, shared by all requests; what another process commits shows up by itself.
+    """One gallery with its model, shared by all requests; follows the commits of other processes.
 
     Args:
-        folder: the gallery.
-        name: what the server calls it; its folder's without one.
-        address: where its part of the API is.
-        permissions: what visitors may do with it.
-        telemetry: counts all this; several services may share one.
-        batching: put pictures that arrive together through the model together; `None`: where it runs on
-            anything but a CPU.
+        folder: Gallery folder.
+        name: Name of the gallery on the server; by default that of its folder.
+        address: Path of its API.
+        permissions: Permissions of visitors.
+        telemetry: Metrics, which several services may share.
+        batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
 
     Raises:
-        InputError: the folder is no gallery.
-        LookalikeError: the gallery's model is damaged or does not match the stored vectors.
+        InputError: The folder is not a gallery.
+        LookalikeError: The gallery's model is damaged or does not match the stored vectors.
     """
 
     def __init__(
@@ -130,118 +136,121 @@ class SearchService:
         self.permissions = permissions or Permissions()
         self.telemetry = telemetry or Telemetry()
         self._live = LiveGallery(folder, self.telemetry, batching)
-        self._resolver = Resolver(self.telemetry)
+        self._resolver = QueryResolver(self.telemetry)
         # The item is part of the key: a file that was replaced and indexed again is another item.
-        self._thumbnails: Recent[tuple[int, Original], Thumbnail] = Recent(_CACHED_THUMBNAILS)
+        self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
 
     @property
     def gallery(self) -> Gallery:
-        """The gallery as it was last committed.
+        """The last committed state of the gallery.
 
         Raises:
-            UnavailableError: it cannot be read.
+            UnavailableError: The gallery cannot be read.
         """
         return self._live.state().gallery
 
     @property
     def batching(self) -> bool:
-        """Whether pictures of several requests run through the model together."""
+        """Whether images of concurrent requests are embedded together."""
         return self._live.batching
 
     def describe(self) -> Description:
-        """What to say about the gallery to programs."""
-        return self._live.steadily(self._description)
+        """Return the full description of the gallery."""
+        return self._live.with_state(self._description)
 
     def facts(self) -> Facts:
-        """What to say about the gallery."""
+        """Return the summary of the gallery."""
         return self._facts(self.gallery)
 
     def item(self, name: int | str) -> Item:
-        """One of the gallery's pictures, by its number or key; an `UnknownItemError` where there is none."""
+        """Return an item by its id or key; raise an `UnknownItemError` if there is none."""
         gallery = self.gallery
-        found = item_of(gallery, name if isinstance(name, int) else number_of(gallery, name))
-        if isinstance(name, str) and found.key != name:  # the digits of a number are no key
+        found = find_item(gallery, name if isinstance(name, int) else item_id(gallery, name))
+        if isinstance(name, str) and found.key != name:  # a key of digits must not match an id
             raise UnknownItemError(f"the gallery has no item of key {name!r}")
         return found
 
-    # ---- for programs
+    # ---- for the API
 
     def find(
-        self, queries: Sequence[Asked], options: SearchOptions, *, fingerprint: str | None = None
+        self, queries: Sequence[AnyQuery], options: SearchOptions, *, fingerprint: str | None = None
     ) -> Answers:
-        """Search with several queries at once. A query by a picture of the gallery leaves that one out.
+        """Search with several queries at once. Items in a query are left out of its results.
 
         Args:
-            fingerprint: of the model that made the vectors among the queries; refused if it is another.
+            queries: The queries.
+            options: SearchOptions of the search, for all queries.
+            fingerprint: Model of the vectors among the queries; another one than the gallery's is refused.
 
         Raises:
-            ModelMismatchError: the fingerprint is not that of the gallery's model.
-            InputError: options that the gallery cannot fulfil.
-            UnavailableError: it cannot be read.
+            ModelMismatchError: The fingerprint is not that of the gallery's model.
+            InputError: The options do not fit the gallery.
+            UnavailableError: The gallery cannot be read.
         """
 
         def search(state: State) -> Answers:
             _check_model(state.gallery, fingerprint)
-            resolved = self._resolver.resolved(state, queries)
+            resolved = self._resolver.resolve(state, queries)
             with self.telemetry.stage("search"):
-                found = _found(state.gallery, resolved, options)
+                found = _search(state.gallery, resolved, options)
             return Answers(found, self._facts(state.gallery))
 
-        return self._live.steadily(search)
+        return self._live.with_state(search)
 
-    def embed(self, pictures: Sequence[bytes]) -> tuple[list[np.ndarray | InputError], str]:
-        """The vector of each picture, float32 [D], or what is wrong with it; and the model's fingerprint.
+    def embed(self, images: Sequence[bytes]) -> tuple[list[np.ndarray | InputError], str]:
+        """Return the vector of each image, float32 [D], or the error in it; and the model's fingerprint.
 
         Raises:
-            NoModelError: the gallery has none.
-            UnavailableError: it cannot be read.
+            NoModelError: The gallery has no model.
+            UnavailableError: The gallery cannot be read.
         """
 
         def embed(state: State) -> tuple[list[np.ndarray | InputError], str]:
-            return self._resolver.vectors(state, pictures), state.gallery.fingerprint
+            return self._resolver.embed_images(state, images), state.gallery.fingerprint
 
-        return self._live.steadily(embed)
+        return self._live.with_state(embed)
 
-    def take_up(self) -> None:
-        """Wait until what is committed now is what the next request sees.
+    def refresh(self) -> None:
+        """Wait until the next request sees everything committed before this call.
 
         Raises:
-            UnavailableError: the gallery cannot be read.
+            UnavailableError: The gallery cannot be read.
         """
         self._live.state(wait=True)
 
     # ---- for the page
 
-    def query_picture(
+    def embed_query(
         self, source: Path | bytes | int, region: Region | None = None
     ) -> tuple[Query, Image.Image]:
-        """Embed a picture, or a region of it -> the query, and the picture, or region, as it was understood.
+        """Embed an image or a region of it. Return the query and the decoded image or region.
 
         Args:
-            source: what came from outside, or the id of an item, to be embedded anew.
+            source: Path or bytes of an image, or the id of an item, which is embedded again.
+            region: Region of the image; None for the whole image.
 
         Raises:
-            ImageError: the picture cannot be read.
-            InputError: the region is too small.
-            NoModelError: the gallery has none.
-            UnknownItemError: there is no such item.
+            ImageError: The image cannot be read.
+            InputError: The region is too small.
+            NoModelError: The gallery has no model.
+            UnknownItemError: There is no such item.
         """
         state = self._live.state()
-        item = item_of(state.gallery, source) if isinstance(source, int) else None
-        given = original(state.gallery, source) if isinstance(source, int) else source
-        vector, image, took = self._resolver.embedded(state, given, region)
-        return Query(vector, item, state.gallery.fingerprint, took, region), image
+        item = find_item(state.gallery, source) if isinstance(source, int) else None
+        readable = find_original(state.gallery, source) if isinstance(source, int) else source
+        vector, image, milliseconds = self._resolver.embed(state, readable, region)
+        return Query(vector, item, state.gallery.fingerprint, milliseconds, region), image
 
-    def query_item(self, item: int) -> Query:
-        """A query by one of the gallery's own pictures; an `UnknownItemError` where there is none."""
+    def item_query(self, item: int) -> Query:
+        """Return the query for a whole item; raise an `UnknownItemError` if there is none."""
         gallery = self.gallery
-        return Query(None, item_of(gallery, item), gallery.fingerprint)
+        return Query(None, find_item(gallery, item), gallery.fingerprint)
 
     def thumbnail(self, item: int) -> Thumbnail:
-        """A small picture of an item: the grey tile where its file cannot be read any more, or is another.
+        """Return the thumbnail of an item, or `MISSING` if its file cannot be read or was replaced.
 
         Raises:
-            UnknownItemError: the gallery has no such item.
+            UnknownItemError: The gallery has no such item.
         """
         file = self._original(item)
         found = self._thumbnails.get((item, file))
@@ -250,24 +259,28 @@ class SearchService:
             try:
                 found = encode(load_image(file.read(), side=_SHORTER_SIDE))
             except ImageError:
-                found = MISSING  # which is not kept: the file may come back
+                found = MISSING  # not cached: the file may come back
             else:
                 self._thumbnails.put((item, file), found)
         self.telemetry.thumbnails.inc()
         return found
 
-    def kept_thumbnail(self, item: int) -> Thumbnail | None:
-        """The same where it is in memory, which takes no time; `None` where it is to be made."""
+    def cached_thumbnail(self, item: int) -> Thumbnail | None:
+        """Return the thumbnail of an item from the cache, without decoding; None if absent.
+
+        Raises:
+            UnknownItemError: The gallery has no such item.
+        """
         found = self._thumbnails.get((item, self._original(item)))
         if found is not None:
             self.telemetry.thumbnails.inc()
         return found
 
-    def picture(self, item: int) -> Image.Image:
-        """An item's picture: a grey one where its file cannot be read any more, or is another.
+    def image(self, item: int) -> Image.Image:
+        """Return the image of an item, or a grey one if its file cannot be read or was replaced.
 
         Raises:
-            UnknownItemError: the gallery has no such item.
+            UnknownItemError: The gallery has no such item.
         """
         file = self._original(item)
         try:
@@ -278,9 +291,9 @@ class SearchService:
 
     def _original(self, item: int) -> Original:
         gallery = self.gallery
-        return original(gallery, item_of(gallery, item).id)
+        return find_original(gallery, find_item(gallery, item).id)
 
-    # ---- what it is
+    # ---- descriptions
 
     def _facts(self, gallery: Gallery) -> Facts:
         uuid = gallery.store.manifest.uuid
@@ -323,26 +336,24 @@ def open_services(folders: Mapping[str, Path], permissions: Permissions) -> list
     ]
 
 
-def facts_of(services: Sequence[SearchService]) -> list[Facts]:
-    """What to say about each of several galleries; an `UnavailableError` where one cannot be read."""
-    return [service.facts() for service in services]
-
-
-def _found(
-    gallery: Gallery, asked: Sequence[Resolved | InputError], options: SearchOptions
+def _search(
+    gallery: Gallery, queries: Sequence[ResolvedQuery | InputError], options: SearchOptions
 ) -> list[list[Hit] | InputError]:
-    """The hits of each query, or what is wrong with it."""
-    good = [one for one in asked if not isinstance(one, InputError)]
+    """Return the hits of each query, or the error in it."""
+    good = [query for query in queries if not isinstance(query, InputError)]
     try:
-        vectors = [vector for vector, _ in good]
-        found = gallery.find(np.stack(vectors), options, [own for _, own in good]) if good else []
-    except InputError as error:  # its message may name the folder
+        found = (
+            gallery.find(np.stack([query.vector for query in good]), options, [query.items for query in good])
+            if good
+            else []
+        )
+    except InputError as error:  # the message may contain the path of the folder
         raise InputError(str(error).replace(str(gallery.folder), gallery.folder.name)) from error
     hits = iter(found)
-    return [one if isinstance(one, InputError) else next(hits) for one in asked]
+    return [query if isinstance(query, InputError) else next(hits) for query in queries]
 
 
 def _check_model(gallery: Gallery, fingerprint: str | None) -> None:
     if fingerprint is not None and fingerprint != gallery.fingerprint:
-        what = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
-        raise ModelMismatchError(f"{what}: embed the picture again")
+        models = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
+        raise ModelMismatchError(f"{models}: embed the image again")

@@ -1,4 +1,4 @@
-"""Small pictures for the page: re-encoded, so that nothing but pixels of the original leaves the server."""
+"""Thumbnails: small copies of images, re-encoded from pixels so that no metadata leaves the server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ENLARGED = 256
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """An encoded picture and its media type."""
+    """An encoded image and its media type."""
 
     data: bytes
     media_type: str
 
 
 def shrink(image: Image.Image) -> Image.Image:
-    """At most 512 pixels a side; up to 64, enlarged by a whole factor so that every pixel is crisp."""
+    """Scale an image to at most 512 pixels a side; enlarge up to 64 pixels by a whole factor, kept crisp."""
     longest = max(image.size)
     if longest <= _TINY:
         factor = _ENLARGED // longest
@@ -32,9 +32,9 @@ def shrink(image: Image.Image) -> Image.Image:
 
 
 def encode(image: Image.Image) -> Thumbnail:
-    """Shrink and encode an RGB image; EXIF, profiles and comments stay behind."""
+    """Shrink and encode an RGB image, without EXIF, profiles and comments."""
     small = shrink(image)
-    # A bare copy of the pixels: Pillow would write the EXIF block of the original.
+    # A copy of the pixels alone: Pillow would write the EXIF block of the original.
     bare = Image.frombytes("RGB", small.size, small.tobytes())
     buffer = io.BytesIO()
     bare.save(buffer, "WEBP", quality=82, method=2, lossless=max(image.size) <= _TINY)
@@ -42,7 +42,7 @@ def encode(image: Image.Image) -> Thumbnail:
 
 
 GREY = "#8a8f98"
-# What stands for a picture whose file is gone or unreadable: a grey tile that fits light and dark pages.
+# Placeholder for a missing or unreadable file: a grey tile that fits light and dark pages.
 MISSING = Thumbnail(
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 256 256" width="256" height="256">'
     b'<rect width="256" height="256" fill="#8a8f98" fill-opacity=".22"/>'

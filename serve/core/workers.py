@@ -1,4 +1,4 @@
-"""Work off the event loop: a few threads, a queue that has an end, and a time after which nobody waits."""
+"""Thread pool with a bounded queue, a deadline and cancellation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,102 +18,137 @@ from starlette.types import Receive
 
 from serve.core.errors import AbandonedError, BusyError, DeadlineExceededError
 from serve.core.telemetry import Telemetry
-from serve.core.waiting import for_one_who
 
 T = TypeVar("T")
-_RECENT = 0.1  # the weight of the last request in the mean time that one takes
+_LATEST_WEIGHT = 0.1  # of the latest request in the moving average of the service time
+_is_awaited: ContextVar[Callable[[], bool]] = ContextVar("is_awaited", default=lambda: True)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes on.
+    """Limits on concurrent requests.
 
     Attributes:
-        threads: requests that are worked on at a time; `None`: as many as there are cores, and more where
-            pictures are gathered for a GPU.
-        waiting: requests that may wait for a thread; further ones are refused.
-        seconds: that a request may take, waiting included.
-        share: of these that it may wait for a thread. One that would wait for longer, as long as requests
-            take at the moment, is refused at once.
+        threads: Requests in progress; None for one per core, and more if a GPU embeds images in batches.
+        queued: Requests waiting for a thread; further ones are refused.
+        seconds: Deadline of a request, including the wait.
+        queue_share: Share of the deadline that a request may wait for a thread. A request whose expected wait
+            is longer is refused at once.
     """
 
     threads: int | None = None
-    waiting: int = 64
+    queued: int = 64
     seconds: float = 30.0
-    share: float = 1 / 3
+    queue_share: float = 1 / 3
+
+
+@contextmanager
+def abandonable(is_awaited: Callable[[], bool]) -> Iterator[None]:
+    """Let `raise_if_abandoned` stop the work in this block, in this thread.
+
+    Args:
+        is_awaited: Whether the result is still needed.
+    """
+    token = _is_awaited.set(is_awaited)
+    try:
+        yield
+    finally:
+        _is_awaited.reset(token)
+
+
+def raise_if_abandoned() -> None:
+    """Stop long work whose result is no longer needed; call it between two steps.
+
+    Work that is not tied to a request is never cancelled.
+
+    Raises:
+        AbandonedError: The result is no longer needed.
+    """
+    if not _is_awaited.get()():
+        raise AbandonedError("the client has disconnected or the deadline has passed")
 
 
 @dataclass(eq=False)
 class _Job:
-    """Work that waits for a thread, and then has one.
+    """Work in the queue or in a thread.
 
     Attributes:
-        awaited: whether anybody waits for its answer still.
+        work: Function to call.
+        result: Future of its result.
+        queued_at: Time at which it was queued.
+        is_awaited: Whether the result is still needed.
     """
 
     work: Callable[[], Any]
-    answer: Future[Any] = field(default_factory=Future)
-    since: float = field(default_factory=time.perf_counter)
-    awaited: bool = True
+    result: Future[Any] = field(default_factory=Future)
+    queued_at: float = field(default_factory=time.perf_counter)
+    is_awaited: bool = True
 
-    def outcome(self) -> tuple[Any, BaseException | None]:
-        """What the work returns, or raises."""
+    def run(self) -> tuple[Any, BaseException | None]:
+        """Return the result of the work, or None and the error that it raised."""
         try:
-            with for_one_who(lambda: self.awaited):
+            with abandonable(lambda: self.is_awaited):
                 return self.work(), None
         except BaseException as error:
             return None, error
 
 
 class Workers:
-    """Threads for the work of requests.
+    """Thread pool for the work of requests.
 
     Args:
-        threads: how many; see `Limits` for this and the rest.
+        threads: Number of threads.
+        limits: Limits on queue and deadline.
+        telemetry: Records queue length and waiting times.
     """
 
     def __init__(self, threads: int, limits: Limits, telemetry: Telemetry) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="request")
         self._threads, self._limits, self._telemetry = threads, limits, telemetry
-        self._longest = limits.share * limits.seconds
+        self._max_wait = limits.queue_share * limits.seconds
         self._queue: deque[_Job] = deque()
         self._accepted = 0  # in the queue or in a thread
-        self._each = 0.0  # seconds that a request has a thread, of late
+        self._service_seconds = 0.0  # moving average of the time in a thread
         self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T], receive: Receive | None = None) -> T:
-        """What `work` returns or raises. What nobody waits for any more is not begun; work that has begun
-        goes on in its thread until it asks, as `serve.core.waiting.go_on` does.
+        """Run work in a thread and return its result.
+
+        Work that is no longer needed is not started; work that has started runs until it calls
+        `raise_if_abandoned`.
 
         Args:
-            receive: of a request whose body has been read; tells when its client goes away.
+            work: Function to call.
+            receive: ASGI receive function of a request whose body has been read; signals the disconnect.
 
         Raises:
-            BusyError: too many are waiting already, or for too long.
-            DeadlineExceededError: it took too long.
-            ClientDisconnect: the client went away, and the work was not begun or not ended.
+            BusyError: The queue is full, or the expected wait is too long.
+            DeadlineExceededError: The deadline has passed.
+            ClientDisconnect: The client has disconnected before the work was complete.
         """
         job = _Job(work)
         with self._lock:
             self._accept()
             self._queue.append(job)
-        self._pool.submit(self._next)
-        leaving = asyncio.create_task(self._leave(job, receive)) if receive else None
+        self._pool.submit(self._run_next)
+        watch = asyncio.create_task(self._cancel_on_disconnect(job, receive)) if receive else None
         try:
-            async with self.in_time():
-                return await asyncio.wrap_future(job.answer)
+            async with self.deadline():
+                return await asyncio.wrap_future(job.result)
         except AbandonedError:
             raise ClientDisconnect() from None
         finally:
-            job.awaited = False
-            self._withdraw(job)
-            if leaving:
-                leaving.cancel()
+            job.is_awaited = False
+            self._dequeue(job)
+            if watch:
+                watch.cancel()
 
     @asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """All in here, also several runs, is for one request and has its time; a `DeadlineExceededError`
-        after that.
+    async def deadline(self) -> AsyncIterator[None]:
+        """Limit a block, which may `run` several times, to the time of one request.
+
+        Raises:
+            DeadlineExceededError: The deadline has passed.
         """
         try:
             async with asyncio.timeout(self._limits.seconds) as limit:
@@ -120,49 +156,49 @@ class Workers:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise DeadlineExceededError(
-                f"not answered within {self._limits.seconds:g} s: try again later"
-            ) from None
+            message = f"not answered within {self._limits.seconds:g} s: try again later"
+            raise DeadlineExceededError(message) from None
 
     def close(self) -> None:
-        """Take no more work."""
+        """Accept no more work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _accept(self) -> None:
         ahead = self._accepted - self._threads
-        wait = (ahead + 1) * self._each / self._threads  # until one of those ahead gives up its thread
-        if ahead >= self._limits.waiting or (ahead >= 0 and wait > self._longest):
+        wait = (ahead + 1) * self._service_seconds / self._threads  # until a thread is free
+        if ahead >= self._limits.queued or (ahead >= 0 and wait > self._max_wait):
             raise BusyError("too many requests are waiting: try again in a moment")
         self._accepted += 1
-        (self._telemetry.running if ahead < 0 else self._telemetry.waiting).inc()
+        (self._telemetry.workers_busy if ahead < 0 else self._telemetry.queue_depth).inc()
 
     def _release(self) -> None:
         self._accepted -= 1
-        (self._telemetry.running if self._accepted < self._threads else self._telemetry.waiting).dec()
+        is_idle = self._accepted < self._threads
+        (self._telemetry.workers_busy if is_idle else self._telemetry.queue_depth).dec()
 
-    def _next(self) -> None:
-        """In a thread: do what has waited for longest."""
+    def _run_next(self) -> None:
+        """Run the oldest job of the queue, in a thread."""
         with self._lock:
             if not self._queue:
-                return  # it was withdrawn
+                return  # the job was dequeued
             job = self._queue.popleft()
-        if not job.answer.set_running_or_notify_cancel():
+        if not job.result.set_running_or_notify_cancel():
             with self._lock:
                 self._release()
             return
-        begun = time.perf_counter()
-        self._telemetry.waited.observe(begun - job.since)
-        result, error = job.outcome()
+        start = time.perf_counter()
+        self._telemetry.queue_seconds.observe(start - job.queued_at)
+        result, error = job.run()
         with self._lock:
-            self._each += _RECENT * (time.perf_counter() - begun - self._each)
+            self._service_seconds += _LATEST_WEIGHT * (time.perf_counter() - start - self._service_seconds)
             self._release()
         if error is None:
-            job.answer.set_result(result)
+            job.result.set_result(result)
         else:
-            job.answer.set_exception(error)
+            job.result.set_exception(error)
 
-    def _withdraw(self, job: _Job) -> bool:
-        """Take work out of the queue, and what it holds out of memory -> whether it was still there."""
+    def _dequeue(self, job: _Job) -> bool:
+        """Remove a job from the queue, which frees its memory. Return whether it was there."""
         with self._lock:
             if job not in self._queue:
                 return False
@@ -170,9 +206,9 @@ class Workers:
             self._release()
         return True
 
-    async def _leave(self, job: _Job, receive: Receive) -> None:
+    async def _cancel_on_disconnect(self, job: _Job, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        job.awaited = False
-        if self._withdraw(job):
-            job.answer.set_exception(ClientDisconnect())
+        job.is_awaited = False
+        if self._dequeue(job):
+            job.result.set_exception(ClientDisconnect())

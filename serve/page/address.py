@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from retrieval.errors import InputError
-from serve.core.queries import MAX_TOGETHER
-from serve.core.regions import Region
+from serve.core.queries import MAX_TOGETHER, Region
 from serve.page.wishes import Wishes
 
 

@@ -14,8 +14,7 @@ from retrieval.errors import InputError
 from retrieval.gallery import Hit
 from retrieval.search.query import SearchOptions
 from serve.core.errors import ModelMismatchError
-from serve.core.queries import One, Together
-from serve.core.regions import Region
+from serve.core.queries import MeanQuery, Region, SingleQuery
 from serve.core.service import Query, SearchService
 from serve.core.thumbnails import Thumbnail, encode
 from serve.page.wishes import Wishes
@@ -106,18 +105,18 @@ def named(queries: Sequence[Query]) -> list[tuple[str, str]]:
 
 
 def of_upload(service: SearchService, file: Path) -> Part:
-    """An upload as a query; the errors are those of `SearchService.query_picture`."""
-    query, image = service.query_picture(file)
+    """An upload as a query; the errors are those of `SearchService.embed_query`."""
+    query, image = service.embed_query(file)
     return _part(query, image, encode(image), image.width / image.height, file)
 
 
 def of_item(service: SearchService, item: int, region: Region | None = None) -> Part:
     """A picture of the gallery, or a region of it, as a query; the errors are those of the service."""
-    image = service.picture(item)
+    image = service.image(item)
     whole, aspect = encode(image), image.width / image.height
     if region is None:
-        return _part(service.query_item(item), image, whole, aspect)
-    query, part = service.query_picture(item, region)
+        return _part(service.item_query(item), image, whole, aspect)
+    query, part = service.embed_query(item, region)
     return _part(query, part, whole, aspect)
 
 
@@ -127,7 +126,7 @@ def of_part(service: SearchService, part: Part, region: Region | None) -> Part:
         return of_item(service, part.query.item.id, region)
     assert part.file is not None
     gone = not part.file.exists()
-    query, image = service.query_picture(part.whole.data if gone else part.file, region)
+    query, image = service.embed_query(part.whole.data if gone else part.file, region)
     other = _part(query, image, part.whole, part.aspect, part.file)
     return replace(other, small=gone and region is not None)
 
@@ -167,7 +166,7 @@ def _hits(service: SearchService, queries: Sequence[Query], options: SearchOptio
         raise ModelMismatchError(REBUILT)
     ones = [_one(query) for query in queries]
     own = [query.item.id for query in queries if query.item is not None and query.vector is not None]
-    asked = ones[0] if len(ones) == 1 else Together(ones)
+    asked = ones[0] if len(ones) == 1 else MeanQuery(ones)
     try:
         (found,) = service.find([asked], replace(options, exclude=own), fingerprint=fingerprint).found
     except ModelMismatchError as error:
@@ -177,7 +176,7 @@ def _hits(service: SearchService, queries: Sequence[Query], options: SearchOptio
     return found
 
 
-def _one(query: Query) -> One:
+def _one(query: Query) -> SingleQuery:
     if query.vector is not None:
         return query.vector
     assert query.item is not None

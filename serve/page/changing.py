@@ -47,7 +47,7 @@ def lay_out() -> Parts:
             label = gr.Textbox(
                 label="Label of all of them",
                 placeholder="none",
-                max_length=changes.LONGEST_LABEL,
+                max_length=changes.MAX_LABEL_LENGTH,
                 elem_id="add-label",
                 scale=3,
             )

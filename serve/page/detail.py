@@ -75,7 +75,7 @@ class Detail:
             raise InputError("there is nothing to compare with: search again")
         part = visit.asked[visit.shown]
         item = self._item(number)
-        found = heatmaps(embedder, part.image, self._service.picture(number))
+        found = heatmaps(embedder, part.image, self._service.image(number))
         query = overlay(found.pixels_a, found.contributions_a, found.limit)
         result = overlay(found.pixels_b, found.contributions_b, found.limit)
         score, more = self._cosine(part, number), self._more(number, visit)

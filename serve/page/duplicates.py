@@ -10,7 +10,7 @@ from retrieval.errors import InputError
 from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
 from retrieval.upkeep.duplicates import Group, find_duplicates
-from serve.core.recent import Recent
+from serve.core.lru_cache import LRUCache
 from serve.core.service import SearchService
 from serve.page.background import Background, Look, still
 from serve.page.failures import nameless
@@ -35,7 +35,7 @@ class Duplicates:
     def __init__(self, service: SearchService) -> None:
         self._service = service
         self._work: Background[None] = Background()
-        self._found: Recent[str, _Found] = Recent(_KEPT)  # by threshold
+        self._found: LRUCache[str, _Found] = LRUCache(_KEPT)  # by threshold
 
     def begin(self, min_score: float) -> None:
         """Look for them, unless that goes on or was done for the gallery as it is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from html import escape
 
-from serve.core.regions import Region
+from serve.core.queries import Region
 from serve.core.service import Facts
 from serve.core.thumbnails import Thumbnail
 from serve.page.asking import Asked, Part

@@ -10,8 +10,7 @@ from typing import Any
 import gradio as gr
 
 from retrieval.errors import InputError
-from serve.core.queries import MAX_TOGETHER
-from serve.core.regions import Region
+from serve.core.queries import MAX_TOGETHER, Region
 from serve.core.service import SearchService
 from serve.page import form, query_box, query_view, search_view, trail, views, web_picture
 from serve.page.address import Address

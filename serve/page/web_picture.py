@@ -9,13 +9,13 @@ from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 
 from serve.core.errors import BusyError
-from serve.core.fetch_url import LONGEST, fetch
+from serve.core.fetch_url import MAX_URL_LENGTH, fetch
 from serve.http.upload_limit import is_full
 from serve.page.assets import script
 
 _FORM = f"""
 <form novalidate autocomplete="off">
-  <label>Address of a picture<input name="address" type="url" maxlength="{LONGEST}" spellcheck="false"
+  <label>Address of a picture<input name="address" type="url" maxlength="{MAX_URL_LENGTH}" spellcheck="false"
     placeholder="https://"></label>
   <button type="submit">Fetch</button>
 </form>

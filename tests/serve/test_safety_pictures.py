@@ -76,8 +76,8 @@ def test_bombs_are_refused_at_every_entrance(
     before = api.get("/gallery").json()["images"]
     with web(http(BOMBS[case])) if entrance == "an address" else nullcontext() as there:
         if there is not None:
-            fetch = partial(fetch_url.fetched, allowed=lambda _: True, look_up=there.look_up)
-            monkeypatch.setattr(routes, "fetched", fetch)
+            fetch = partial(fetch_url.fetch_async, is_allowed=lambda _: True, look_up=there.look_up)
+            monkeypatch.setattr(routes, "fetch_async", fetch)
         answer = ENTRANCES[entrance](api, BOMBS[case])
     assert (answer.status_code, answer.json()["code"]) == (422, "unusable-image")
     assert answer.json()["reason"] == "too-large"

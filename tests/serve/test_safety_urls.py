@@ -31,8 +31,8 @@ ADDRESS = "http://pictures.example/red.png"
 
 def _lead_to(there: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every name leads to one server, which counts as public."""
-    found = partial(fetch_url.fetched, allowed=lambda _: True, look_up=there.look_up)
-    monkeypatch.setattr(routes, "fetched", found)
+    found = partial(fetch_url.fetch_async, is_allowed=lambda _: True, look_up=there.look_up)
+    monkeypatch.setattr(routes, "fetch_async", found)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_who_waits_for_an_address_keeps_nobody_else_waiting(
         connection.sendall(http((shop / "red" / "1.png").read_bytes()))
 
     service = SearchService(shop_gallery, permissions=Permissions(urls=True))
-    app = create_app(service, page=False, limits=Limits(threads=1, waiting=8))
+    app = create_app(service, page=False, limits=Limits(threads=1, queued=8))
     with web(answer) as there, answering(app) as url, Client(url) as client, ThreadPoolExecutor() as pool:
         _lead_to(there, monkeypatch)
         waiting = [pool.submit(client.search, url=ADDRESS, k=1) for _ in range(3)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from serve.core.fetch_url import Place
+from serve.core.fetch_url import Endpoint
 
 Answer = Callable[[socket.socket], None]
 
@@ -24,10 +24,10 @@ class Web:
     heads: list[str] = field(default_factory=list)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Endpoint:
         return self.machine, self.port
 
-    def look_up(self, name: str, port: int) -> Sequence[Place]:
+    def look_up(self, name: str, port: int) -> Sequence[Endpoint]:
         """Every name leads here."""
         return [self.place]
 

@@ -62,7 +62,7 @@ def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
     shop_gallery: Path, picture: bytes
 ) -> None:
     service = SearchService(shop_gallery)
-    app = create_app(service, page=False, limits=Limits(threads=1, waiting=2))
+    app = create_app(service, page=False, limits=Limits(threads=1, queued=2))
     with answering(app) as url, ThreadPoolExecutor(3) as pool:
 
         def ask() -> httpx.Response:
@@ -125,9 +125,9 @@ def _disk_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_pictures_that_are_shown_keep_nobody_else_waiting(
     shop_gallery: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.app._THUMBNAILS", 60)
+    monkeypatch.setattr("serve.app._QUEUED_THUMBNAILS", 60)
     service = SearchService(shop_gallery)
-    app = create_app(service, page=False, limits=Limits(threads=2, waiting=1))
+    app = create_app(service, page=False, limits=Limits(threads=2, queued=1))
     with answering(app) as url, httpx.Client(base_url=url, limits=_MANY, timeout=60) as client:
         assert client.get("/v1/images/1/thumbnail").status_code == 200
         with ThreadPoolExecutor(61) as pool:
@@ -147,7 +147,7 @@ def test_pictures_that_are_shown_keep_nobody_else_waiting(
 
 def test_searches_keep_no_picture_waiting(shop_gallery: Path, picture: bytes) -> None:
     service = SearchService(shop_gallery)
-    app = create_app(service, page=False, limits=Limits(threads=1, waiting=1))
+    app = create_app(service, page=False, limits=Limits(threads=1, queued=1))
     with (
         answering(app) as url,
         httpx.Client(base_url=url, limits=_MANY, timeout=60) as client,
@@ -167,7 +167,7 @@ def test_looking_for_fetching_and_searching_have_one_time_together(
     async def never(address: str) -> bytes:
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
-    monkeypatch.setattr("serve.api.routes.fetched", never)
+    monkeypatch.setattr("serve.api.routes.fetch_async", never)
     service = SearchService(shop_gallery, permissions=Permissions(urls=True))
     with answering(create_app(service, page=False, limits=Limits(seconds=0.2))) as url:
         answer = httpx.post(f"{url}/v1/search", json={"url": "https://pictures.example/a.jpg"}, timeout=30)
@@ -176,7 +176,7 @@ def test_looking_for_fetching_and_searching_have_one_time_together(
 
 def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
     telemetry, go, ran = Telemetry(), threading.Event(), []
-    workers = Workers(1, Limits(waiting=1, seconds=1), telemetry)
+    workers = Workers(1, Limits(queued=1, seconds=1), telemetry)
 
     async def main() -> None:
         first = asyncio.create_task(workers.run(go.wait))
@@ -209,13 +209,13 @@ def test_pictures_gather_while_the_model_runs() -> None:
         assert go.wait(30)
         return 2.0 * pixels[:, 0, 0]
 
-    batcher = Batcher(embed, largest=4)
+    batcher = Batcher(embed, max_batch=4)
     pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(7)]
     with ThreadPoolExecutor(7) as pool:
         futures = [pool.submit(batcher, pictures[0])]
         assert running.wait(30)
         futures += [pool.submit(batcher, picture) for picture in pictures[1:]]
-        wait_until(lambda: len(batcher._gathered) == 6)
+        wait_until(lambda: len(batcher._pending) == 6)
         go.set()
         vectors = [future.result() for future in futures]
     assert sizes == [1, 4, 2]
@@ -224,7 +224,7 @@ def test_pictures_gather_while_the_model_runs() -> None:
 
 
 def test_several_pictures_of_one_request_may_be_more_than_a_batch() -> None:
-    batcher = Batcher(lambda pixels: pixels[:, 0, 0].astype(float), largest=2)
+    batcher = Batcher(lambda pixels: pixels[:, 0, 0].astype(float), max_batch=2)
     pictures = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
     assert np.array_equal(batcher(pictures), pictures[:, 0, 0])
 
@@ -249,7 +249,7 @@ def test_many_at_once_get_the_answers_of_one_at_a_time(
     pictures = [path.read_bytes() for path in sorted(shop.rglob("*.png"))]
     gallery = Gallery(shop_gallery)
     expected = [[hit.id for hit in gallery.search(picture, 5)] for picture in pictures]
-    app = create_app(service, page=False, limits=Limits(waiting=100))
+    app = create_app(service, page=False, limits=Limits(queued=100))
     with answering(app) as url, httpx.Client(timeout=60) as client, ThreadPoolExecutor(16) as pool:
 
         def ask(picture: bytes) -> list[int]:

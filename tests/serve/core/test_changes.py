@@ -201,7 +201,7 @@ def test_what_is_said_must_fit_the_columns(service: SearchService, folder: Path)
         with pytest.raises(InputError):
             changes.add(service, [("b.png", encoded(7))], metadata=metadata)
     for label in ("x" * 1001, "a\0b"):
-        with pytest.raises(InputError, match="a label is"):
+        with pytest.raises(InputError, match="invalid label"):
             changes.add(service, [("b.png", encoded(7))], label)
     with pytest.raises(InputError, match="at most 64"):
         changes.add(service, [("c.png", encoded(8))] * 65)
@@ -265,7 +265,7 @@ def test_many_at_once_all_get_in(folder: Path, service: SearchService) -> None:
     assert len({one.item.id for one in found}) == len({one.item.key for one in found}) == 20
     assert len(kept(folder)) == 20
     for each in others:
-        each.take_up()
+        each.refresh()
         assert each.facts().images == 44
     assert not verify(folder).problems
 
@@ -283,7 +283,7 @@ def test_another_process_at_work_is_waited_for_and_then_said(
         assert holder.stdout is not None
         assert holder.stdin is not None
         holder.stdout.readline()
-        monkeypatch.setattr(changes, "_PATIENCE", 0.2)
+        monkeypatch.setattr(changes, "_LOCK_SECONDS", 0.2)
         for work in (
             lambda: changes.add(service, [("a.png", encoded(1))]),
             lambda: changes.remove(service, [1]),
@@ -291,7 +291,7 @@ def test_another_process_at_work_is_waited_for_and_then_said(
             with pytest.raises(BusyError) as error:
                 work()
             assert str(folder) not in str(error.value)
-        monkeypatch.setattr(changes, "_PATIENCE", 30)
+        monkeypatch.setattr(changes, "_LOCK_SECONDS", 30)
         release = threading.Timer(0.3, lambda: holder.communicate("\n"))
         release.start()
         (found,) = changes.add(service, [("a.png", encoded(1))])
@@ -302,7 +302,7 @@ def test_another_process_at_work_is_waited_for_and_then_said(
 def test_a_nearly_full_disk_takes_no_more(
     service: SearchService, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "_LEAST_FREE", 2**62)
+    monkeypatch.setattr(changes, "_MIN_FREE_BYTES", 2**62)
     with pytest.raises(UnwritableError, match="nearly full"):
         changes.add(service, [("a.png", encoded(1))])
     assert kept(folder) == set()
@@ -324,7 +324,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_fills_up_meanwhile(
     shop_gallery: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
-    monkeypatch.setattr(changes, "_LEAST_FREE", -(2**40))
+    monkeypatch.setattr(changes, "_MIN_FREE_BYTES", -(2**40))
     folder = shutil.copytree(shop_gallery, disk / "g")
     service = SearchService(folder, permissions=ALLOWED)
     before = everything(Gallery(folder))
@@ -347,7 +347,7 @@ def test_a_disk_that_fills_up_meanwhile(
 def test_a_disk_that_may_only_be_read(
     shop_gallery: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "_LEAST_FREE", 0)
+    monkeypatch.setattr(changes, "_MIN_FREE_BYTES", 0)
     folder = shutil.copytree(shop_gallery, disk / "g")
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     service = SearchService(folder, permissions=ALLOWED)

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from serve.core import fetch_url
 from serve.core.errors import BusyError, FetchError
-from serve.core.fetch_url import Address, Place
+from serve.core.fetch_url import Address, Endpoint
 from tests.serve.web import Web, http, web
 
 PICTURE = bytes(range(256)) * 20
 NAME = "pictures.example"
-SAME_WORDS = "no picture to be had"
+SAME_WORDS = "no image can be fetched"
 
 
 def _anything(_: Address) -> bool:
@@ -36,11 +36,11 @@ def _anything(_: Address) -> bool:
 
 
 def fetch(address: str, **how: Any) -> bytes:
-    return asyncio.run(fetch_url.fetched(address, **how))
+    return asyncio.run(fetch_url.fetch_async(address, **how))
 
 
 def _fetched(there: Web, address: str = f"http://{NAME}/a.png") -> bytes:
-    return fetch(address, allowed=_anything, look_up=there.look_up)
+    return fetch(address, is_allowed=_anything, look_up=there.look_up)
 
 
 def _refused(there: Web, address: str = f"http://{NAME}/a.png") -> str:
@@ -79,11 +79,11 @@ def test_names_are_understood_in_every_spelling(address: str, host: str) -> None
     asked: list[tuple[str, int]] = []
     with web(http(PICTURE)) as there:
 
-        def look_up(name: str, port: int) -> Sequence[Place]:
+        def look_up(name: str, port: int) -> Sequence[Endpoint]:
             asked.append((name, port))
             return [there.place]
 
-        assert fetch(address, allowed=_anything, look_up=look_up) == PICTURE
+        assert fetch(address, is_allowed=_anything, look_up=look_up) == PICTURE
         assert f"\r\nHost: {host}\r\n" in there.heads[0]
     assert asked == [(host.strip("[]"), 80)]
 
@@ -93,7 +93,8 @@ def test_a_machine_that_does_not_answer_is_passed_over() -> None:
         nobody = closed.getsockname()
     with web(http(PICTURE)) as there:
         assert (
-            fetch(f"http://{NAME}/", allowed=_anything, look_up=lambda *_: [nobody, there.place]) == PICTURE
+            fetch(f"http://{NAME}/", is_allowed=_anything, look_up=lambda *_: [nobody, there.place])
+            == PICTURE
         )
 
 
@@ -105,11 +106,11 @@ def test_a_name_is_looked_up_once_and_what_was_judged_is_asked() -> None:
         places = iter([public, inside, inside])
         answers = lambda *_: [next(places).place]  # noqa: E731  a name server that changes its mind
         allowed = lambda address: str(address) == public.machine  # noqa: E731
-        assert fetch(f"http://{NAME}/", allowed=allowed, look_up=answers) == PICTURE
+        assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers) == PICTURE
         with pytest.raises(FetchError, match=SAME_WORDS):
-            fetch(f"http://{NAME}/", allowed=allowed, look_up=answers)
+            fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers)
         mixed = lambda *_: [inside.place, public.place]  # noqa: E731
-        assert fetch(f"http://{NAME}/", allowed=allowed, look_up=mixed) == PICTURE
+        assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=mixed) == PICTURE
         assert inside.heads == []
 
 
@@ -129,11 +130,11 @@ def test_redirections_are_judged_like_the_first_address(location: str, status: i
     with web(http(b"secret"), "127.0.0.2") as inside:
         with web(http(status=status, Location=location)) as public:
 
-            def look_up(name: str, port: int) -> Sequence[Place]:
+            def look_up(name: str, port: int) -> Sequence[Endpoint]:
                 return [public.place] if name == NAME else [inside.place]
 
             with pytest.raises(FetchError, match=SAME_WORDS):
-                fetch(f"http://{NAME}/", allowed=lambda a: str(a) == public.machine, look_up=look_up)
+                fetch(f"http://{NAME}/", is_allowed=lambda a: str(a) == public.machine, look_up=look_up)
         assert inside.heads == []
 
 
@@ -180,7 +181,7 @@ ENDLESS = {
 @pytest.mark.parametrize("case", ENDLESS)
 def test_all_of_it_has_to_happen_within_a_time(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one of these servers would go on for ever."""
-    monkeypatch.setattr(fetch_url, "SECONDS", 0.5)
+    monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.5)
 
     def answer(connection: socket.socket) -> None:
         for part in _trickle(*ENDLESS[case]):
@@ -197,24 +198,24 @@ def test_all_of_it_has_to_happen_within_a_time(case: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_server_that_says_nothing_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_url, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.3)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(FetchError, match=SAME_WORDS),
     ):
-        fetch(f"{scheme}://{NAME}/", allowed=_anything, look_up=lambda *_: [silent.getsockname()])
+        fetch(f"{scheme}://{NAME}/", is_allowed=_anything, look_up=lambda *_: [silent.getsockname()])
 
 
 def test_a_name_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_url, "SECONDS", 0.2)
+    monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.2)
     over = threading.Event()
 
-    def look_up(name: str, port: int) -> Sequence[Place]:
+    def look_up(name: str, port: int) -> Sequence[Endpoint]:
         assert over.wait(30)
         return []
 
     with pytest.raises(FetchError, match=SAME_WORDS):
-        fetch(f"http://{NAME}/", allowed=_anything, look_up=look_up)
+        fetch(f"http://{NAME}/", is_allowed=_anything, look_up=look_up)
     over.set()
 
 
@@ -304,8 +305,8 @@ def test_so_many_at_a_time_and_the_places_are_given_back() -> None:
         over.wait(30)
         connection.sendall(http(PICTURE))
 
-    with web(answer) as there, ThreadPoolExecutor(fetch_url.AT_A_TIME) as pool:
-        waiting = [pool.submit(_fetched, there) for _ in range(fetch_url.AT_A_TIME)]
+    with web(answer) as there, ThreadPoolExecutor(fetch_url.MAX_CONCURRENT) as pool:
+        waiting = [pool.submit(_fetched, there) for _ in range(fetch_url.MAX_CONCURRENT)]
         for _ in waiting:
             assert begun.acquire(timeout=30)
         with pytest.raises(BusyError):
@@ -313,7 +314,7 @@ def test_so_many_at_a_time_and_the_places_are_given_back() -> None:
         over.set()
         assert [one.result() for one in waiting] == [PICTURE] * len(waiting)
     with web(http(status=404)) as missing:
-        for _ in range(2 * fetch_url.AT_A_TIME):
+        for _ in range(2 * fetch_url.MAX_CONCURRENT):
             _refused(missing)
 
 
@@ -340,9 +341,9 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
 @pytest.fixture
 def trusting(certified: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certified[1]))
-    fetch_url._trusted.cache_clear()
+    fetch_url._certificates.cache_clear()
     yield
-    fetch_url._trusted.cache_clear()
+    fetch_url._certificates.cache_clear()
 
 
 @pytest.mark.usefixtures("trusting")

@@ -16,8 +16,8 @@ import pytest
 from retrieval import Gallery
 from retrieval.errors import ImageError
 from serve.app import create_app
-from serve.core.originals import Original, original
-from serve.core.regions import Region
+from serve.core.originals import Original, find_original
+from serve.core.queries import Region
 from serve.core.service import SearchService
 from serve.core.thumbnails import MISSING
 from tests.conftest import draw
@@ -191,9 +191,9 @@ def test_no_entrance_shows_what_was_put_there(swapped: tuple[SearchService, int]
     service, number = swapped
     region = Region(0, 0, 1, 1)
     assert service.thumbnail(number) is MISSING
-    assert service.picture(number).size == (1, 1)
+    assert service.image(number).size == (1, 1)
     with pytest.raises(ImageError):
-        service.query_picture(number, region)
+        service.embed_query(number, region)
     with answering(create_app(service, page=False)) as url:
         thumbnail = httpx.get(f"{url}/v1/images/{number}/thumbnail")
         assert thumbnail.headers["content-type"] == "image/svg+xml"
@@ -206,8 +206,8 @@ def test_no_entrance_shows_what_was_put_there(swapped: tuple[SearchService, int]
 
 def test_a_picture_that_is_indexed_anew_is_shown_again(swapped: tuple[SearchService, int]) -> None:
     service, number = swapped
-    file = original(service.gallery, number)
+    file = find_original(service.gallery, number)
     Gallery(service.folder).add([file.root])
     (again,) = service.gallery.ids_of(["red/1.png"])
     assert again != number
-    assert service.picture(again).size == (600, 600)  # the owner of the gallery follows links on purpose
+    assert service.image(again).size == (600, 600)  # the owner of the gallery follows links on purpose

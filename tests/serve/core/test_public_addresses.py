@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serve.core import fetch_url
 from serve.core.errors import FetchError
-from serve.core.fetch_url import Address, Place, fetch, fetched, is_public
+from serve.core.fetch_url import Address, Endpoint, fetch, fetch_async, is_public
 from tests.serve.web import http, web
 
 # From IANA's registries of addresses for special purposes, and what wraps one of these.
@@ -79,20 +79,20 @@ def test_the_public_internet_is_public(text: str) -> None:
 
 
 def test_this_machine_by_its_own_address_is_not_the_public_internet() -> None:
-    assert fetch_url._is_own(ipaddress.ip_address("127.0.0.1"))
-    assert not fetch_url._is_own(ipaddress.ip_address("192.0.2.1"))
+    assert fetch_url._is_local(ipaddress.ip_address("127.0.0.1"))
+    assert not fetch_url._is_local(ipaddress.ip_address("192.0.2.1"))
 
 
 @pytest.mark.parametrize("host", HOSTS.split())
 def test_the_inside_is_not_reached_by_any_spelling(host: str) -> None:
     with web(http(b"secret")) as trap:
 
-        def look_up(name: str, port: int) -> Sequence[Place]:
+        def look_up(name: str, port: int) -> Sequence[Endpoint]:
             """Where the name leads, at a port where somebody listens."""
             return [(machine, trap.port) for machine, _ in fetch_url.look_up(name, port)]
 
         with pytest.raises(FetchError):
-            asyncio.run(fetched(f"http://{host}/", look_up=look_up))
+            asyncio.run(fetch_async(f"http://{host}/", look_up=look_up))
         assert trap.heads == []
     with pytest.raises(FetchError):
         fetch(f"https://{host}/")  # as the page asks
@@ -100,8 +100,8 @@ def test_the_inside_is_not_reached_by_any_spelling(host: str) -> None:
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES.split(), *OTHERS])
 def test_what_is_no_address_of_a_picture_is_not_even_looked_up(address: str) -> None:
-    def look_up(name: str, port: int) -> Sequence[Place]:
+    def look_up(name: str, port: int) -> Sequence[Endpoint]:
         raise AssertionError(name)
 
     with pytest.raises(FetchError):
-        asyncio.run(fetched(address, look_up=look_up))
+        asyncio.run(fetch_async(address, look_up=look_up))

@@ -16,8 +16,7 @@ from starlette.types import Message
 
 from serve.core.errors import BusyError, DeadlineExceededError
 from serve.core.telemetry import Telemetry
-from serve.core.waiting import go_on
-from serve.core.workers import Limits, Workers
+from serve.core.workers import Limits, Workers, raise_if_abandoned
 
 
 class Picture:
@@ -43,7 +42,7 @@ def _figures(telemetry: Telemetry) -> tuple[float | None, float | None]:
 @pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
 def test_what_nobody_waits_for_any_more_leaves_the_queue_and_memory(end: str) -> None:
     go, left, ran = threading.Event(), asyncio.Event(), []
-    limits = Limits(waiting=1, seconds=0.2 if end == "the time is over" else 60)
+    limits = Limits(queued=1, seconds=0.2 if end == "the time is over" else 60)
 
     async def receive() -> Message:
         await left.wait()
@@ -123,7 +122,7 @@ def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
 
     def work() -> None:
         for step in range(100):
-            go_on()
+            raise_if_abandoned()
             done.append(step)
             begun.set()
             assert go.wait(30)
@@ -151,18 +150,18 @@ def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
         if end == "the client leaves":
             with pytest.raises(ClientDisconnect):
                 await running
-        await workers.run(go_on)  # the thread is free again, for others
+        await workers.run(raise_if_abandoned)  # the thread is free again, for others
 
     with _workers(1, Limits(seconds=0.5 if end == "the time is over" else 60)) as (workers, _):
         asyncio.run(main(workers))
     assert done == [0]
-    go_on()  # outside of requests there is nobody to be asked
+    raise_if_abandoned()  # outside of requests there is nobody to be asked
 
 
 def test_what_is_done_in_several_steps_has_the_time_of_one() -> None:
     async def main(workers: Workers) -> None:
         async def steps() -> None:
-            async with workers.in_time():
+            async with workers.deadline():
                 while True:
                     await workers.run(lambda: time.sleep(0.1))
 
@@ -197,7 +196,7 @@ def test_hardly_anything_is_done_in_vain_where_the_queue_is_longer_than_the_time
             await asyncio.sleep(0.01)
         await asyncio.gather(*asked)
 
-    with _workers(1, Limits(waiting=64, seconds=0.4)) as (workers, _):
+    with _workers(1, Limits(queued=64, seconds=0.4)) as (workers, _):
         asyncio.run(main(workers))
     assert refused
     assert len(answered) > 0.7 * len(begun)

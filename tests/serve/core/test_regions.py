@@ -23,8 +23,7 @@ from retrieval.search.query import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.errors import NoModelError, UnknownItemError
-from serve.core.queries import Cropped, Together
-from serve.core.regions import MIN_SIDE, Region, load_part
+from serve.core.queries import MIN_SIDE, MeanQuery, Region, RegionQuery, load_region
 from serve.core.service import SearchService
 from tests.conftest import draw
 from tests.serve.listening import answering
@@ -73,7 +72,7 @@ def test_a_region_finds_what_the_picture_cut_out_beforehand_finds(
     vector = _embedder(service).embed(_cut(Image.open(path), VALUES))
     (expected,) = service.gallery.find(vector, SearchOptions(k=6))
     data = path.read_bytes()
-    (found,) = service.find([Cropped(data, MIDDLE)], SearchOptions(k=6)).found
+    (found,) = service.find([RegionQuery(data, MIDDLE)], SearchOptions(k=6)).found
     assert found == expected
     text = base64.b64encode(data).decode()
     parameters = {"k": 6, "region": VALUES}
@@ -100,7 +99,7 @@ def test_a_region_of_an_item_is_embedded_anew_and_leaves_the_item_out(
         found = _ids(api.post(address, json={"id": name, "k": 24, "region": VALUES}))
         assert found == [hit.id for hit in expected]
         assert 5 not in found
-    query, image = service.query_picture(5, MIDDLE)
+    query, image = service.embed_query(5, MIDDLE)
     assert np.array_equal(query.vector, vector[0])
     assert query.item == item
     assert image.size == _cut(Image.open(item.path), VALUES).size
@@ -116,7 +115,7 @@ def test_a_region_is_cut_to_the_nearest_pixel_or_refused(
     pixels = np.arange(size[0] * size[1] * 3, dtype=np.uint32).astype(np.uint8)
     image = Image.fromarray(pixels.reshape(size[1], size[0], 3))
     try:
-        cut = Region(across[0], down[0], across[1], down[1]).cut(image)
+        cut = Region(across[0], down[0], across[1], down[1]).crop(image)
     except InputError:
         # Only where the region is empty, or comes to fewer pixels than it must have.
         assert min((across[1] - across[0]) * size[0], (down[1] - down[0]) * size[1]) < MIN_SIDE + 1
@@ -152,7 +151,7 @@ def test_what_is_no_region_is_refused(api: httpx.Client, values: Any) -> None:
 def test_a_region_of_few_pixels_says_how_many_and_a_vector_has_none(api: httpx.Client) -> None:
     small = api.post("/v1/search", json={"id": 1, "region": [0, 0, 0.05, 1]})
     assert (small.status_code, small.json()["code"]) == (422, "invalid-request")
-    assert "2 x 40 pixels of a picture of 48 x 40" in small.json()["detail"]
+    assert "2 x 40 pixels of an image of 48 x 40" in small.json()["detail"]
     vector = api.post("/v1/search", json={"vector": [1.0] * 48, "region": VALUES})
     assert "a vector has no region" in vector.json()["detail"]
     elsewhere = api.post("/v1/search:batch", params={"region": VALUES}, json={"queries": [{"id": 1}]})
@@ -169,11 +168,11 @@ def test_a_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> 
     exif[ExifTags.Base.Orientation] = 6  # to be turned by 90 degrees clockwise: the left becomes the top
     Image.fromarray(stripes).save(path, quality=95, exif=exif)
     region = Region(0.45, 0.0, 0.55, 0.1)
-    part = np.asarray(load_part(path, region, side=64), float)
+    part = np.asarray(load_region(path, region, side=64), float)
     beforehand = np.asarray(_cut(Image.fromarray(np.rot90(stripes, -1)), [0.45, 0.0, 0.55, 0.1]), float)
     assert part.shape == beforehand.shape  # decoded in full: a tenth of it is all that is wanted
     assert np.abs(part - beforehand).mean() < 4  # grey levels, of JPEG
-    assert min(np.asarray(load_part(path, None, side=64)).shape[:2]) < size // 4
+    assert min(np.asarray(load_region(path, None, side=64)).shape[:2]) < size // 4
 
 
 def test_regions_and_whole_pictures_go_through_one_batch_in_their_order(
@@ -249,7 +248,7 @@ def test_vectors_that_cancel_say_so(service: SearchService, api: httpx.Client) -
     queries = [{"vector": vector.tolist()}, {"vector": (-vector).tolist()}]
     answer = api.post("/v1/search:batch", json={"queries": queries, "together": True})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-    assert "their mean points nowhere" in answer.json()["detail"]
+    assert "their mean has no direction" in answer.json()["detail"]
 
 
 def test_a_gallery_without_a_model_refuses_regions(
@@ -265,20 +264,20 @@ def test_a_gallery_without_a_model_refuses_regions(
 
     monkeypatch.setattr(Gallery, "__init__", without_model)
     service = SearchService(shop_gallery)
-    with pytest.raises(NoModelError, match="as a whole"):
-        service.find([Cropped(5, MIDDLE)], SearchOptions())
-    (whole,) = service.find([Together([5, 6])], SearchOptions(k=24)).found
+    with pytest.raises(NoModelError, match="whole item"):
+        service.find([RegionQuery(5, MIDDLE)], SearchOptions())
+    (whole,) = service.find([MeanQuery([5, 6])], SearchOptions(k=24)).found
     assert not isinstance(whole, InputError)
     assert len(whole) == len(gallery) - 2
     with pytest.raises(UnknownItemError):
-        service.query_picture(4711, MIDDLE)
+        service.embed_query(4711, MIDDLE)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_region_of_an_upload_is_embedded_as_it_is_shown(service: SearchService, seed: int) -> None:
     buffer = io.BytesIO()
     draw(seed, (300, 200)).save(buffer, "PNG")
-    query, image = service.query_picture(buffer.getvalue(), MIDDLE)
+    query, image = service.embed_query(buffer.getvalue(), MIDDLE)
     assert np.array_equal(query.vector, _embedder(service).embed(image)[0])
     assert query.item is None
 

@@ -40,7 +40,7 @@ def own(tmp_path: Path, shop: Path, model_file: Path) -> tuple[Path, Path]:
 
 def test_a_picture_finds_what_brute_force_finds(service: SearchService, shop: Path) -> None:
     path = shop / "green" / "3.png"
-    query, image = service.query_picture(path)
+    query, image = service.embed_query(path)
     answer = search(service, query, 5)
     stored = service.gallery.embeddings()
     vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
@@ -58,7 +58,7 @@ def test_a_picture_finds_what_brute_force_finds(service: SearchService, shop: Pa
 
 def test_bytes_are_searched_like_the_file_they_came_from(service: SearchService, shop: Path) -> None:
     path = shop / "red" / "0.png"
-    of_path, of_bytes = service.query_picture(path)[0], service.query_picture(path.read_bytes())[0]
+    of_path, of_bytes = service.embed_query(path)[0], service.embed_query(path.read_bytes())[0]
     assert search(service, of_path, 3).hits == search(service, of_bytes, 3).hits
 
 
@@ -67,30 +67,30 @@ def test_an_item_finds_its_neighbours_without_itself(service: SearchService) -> 
     vectors, ids = stored.vectors, stored.ids.tolist()
     scores = vectors @ vectors[4]
     scores[4] = -np.inf
-    answer = search(service, service.query_item(ids[4]), 6)
+    answer = search(service, service.item_query(ids[4]), 6)
     assert [hit.id for hit in answer.hits] == [ids[i] for i in np.argsort(-scores, kind="stable")[:6]]
 
 
 def test_more_than_there_are_gives_all_there_are(service: SearchService, shop: Path) -> None:
-    assert len(search(service, service.query_picture(shop / "red" / "0.png")[0], 100).hits) == 24
-    assert len(search(service, service.query_item(1), 100).hits) == 23
+    assert len(search(service, service.embed_query(shop / "red" / "0.png")[0], 100).hits) == 24
+    assert len(search(service, service.item_query(1), 100).hits) == 23
 
 
 @pytest.mark.parametrize("number", [0, -1, 10_000, 2**63, 10**30])
 def test_numbers_that_are_no_item_are_refused(service: SearchService, number: int) -> None:
-    for ask in (service.query_item, service.thumbnail, service.picture):
+    for ask in (service.item_query, service.thumbnail, service.image):
         with pytest.raises(InputError, match="no item"):
             ask(number)
 
 
 def test_an_unreadable_picture_is_refused_with_its_reason(service: SearchService) -> None:
     with pytest.raises(ImageError) as refused:
-        service.query_picture(b"not a picture")
+        service.embed_query(b"not a picture")
     assert refused.value.reason == ImageError.NOT_AN_IMAGE
 
 
 def test_a_thumbnail_is_that_of_the_item(service: SearchService, shop: Path) -> None:
-    item = search(service, service.query_picture(shop / "blue" / "2.png")[0], 1).hits[0].id
+    item = search(service, service.embed_query(shop / "blue" / "2.png")[0], 1).hits[0].id
     assert service.thumbnail(item) == encode(load_image(shop / "blue" / "2.png"))
     assert service.thumbnail(item) is service.thumbnail(item)  # from memory
 
@@ -114,11 +114,11 @@ def test_a_missing_file_gives_the_grey_tile_until_it_is_back(own: tuple[Path, Pa
     folder, pictures = own
     service = SearchService(folder)
     path = pictures / "red" / "0.png"
-    item = search(service, service.query_picture(path)[0], 1).hits[0].id
+    item = search(service, service.embed_query(path)[0], 1).hits[0].id
     away = path.rename(path.with_suffix(".away"))
     assert service.thumbnail(item) is MISSING
-    assert service.picture(item).size == (1, 1)  # grey, and searched with all the same
-    assert len(search(service, service.query_item(item), 3).hits) == 3
+    assert service.image(item).size == (1, 1)  # grey, and searched with all the same
+    assert len(search(service, service.item_query(item), 3).hits) == 3
     away.rename(path)
     assert service.thumbnail(item) == encode(load_image(path))
 
@@ -126,12 +126,12 @@ def test_a_missing_file_gives_the_grey_tile_until_it_is_back(own: tuple[Path, Pa
 def test_what_another_writer_commits_shows_up(own: tuple[Path, Path]) -> None:
     folder, pictures = own
     service = SearchService(folder)
-    old = search(service, service.query_picture(pictures / "red" / "0.png")[0], 1).hits[0].id
+    old = search(service, service.embed_query(pictures / "red" / "0.png")[0], 1).hits[0].id
     draw(99, hue=1).save(pictures / "new.png")
     draw(98, hue=2).save(pictures / "red" / "0.png")  # replaced: the old item is gone
     Gallery(folder).add([pictures])
     assert service.facts().images == 25
-    found = search(service, service.query_picture(pictures / "new.png")[0], 1).hits[0]
+    found = search(service, service.embed_query(pictures / "new.png")[0], 1).hits[0]
     assert found.path == str(pictures / "new.png")
     with pytest.raises(InputError):
         service.thumbnail(old)
@@ -146,7 +146,7 @@ def test_requests_go_on_with_the_state_before_while_one_takes_up_the_next(own: t
     folder, pictures = own
     service = SearchService(folder)
     draw(99, hue=1).save(pictures / "new.png")
-    with service._live._renewing:  # as another request holds it for as long as it loads
+    with service._live._refresh_lock:  # as another request holds it for as long as it loads
         Gallery(folder).add([pictures / "new.png"])
         assert service.facts().images == 24
         assert len(service.find([1], SearchOptions(k=100)).found[0]) == 23  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_a_gallery_rebuilt_with_another_model_refuses_older_queries(
 ) -> None:
     folder, pictures = own
     service = SearchService(folder)
-    query, _ = service.query_picture(pictures / "red" / "0.png")
+    query, _ = service.embed_query(pictures / "red" / "0.png")
     shutil.rmtree(folder)
     with pytest.raises(LookalikeError, match="gone"):
         service.facts()
@@ -168,7 +168,7 @@ def test_a_gallery_rebuilt_with_another_model_refuses_older_queries(
     assert service.facts().fingerprint == Embedder(other).fingerprint
     with pytest.raises(InputError, match="another model"):
         search(service, query, 3)
-    assert search(service, service.query_picture(pictures / "green" / "0.png")[0], 3).hits
+    assert search(service, service.embed_query(pictures / "green" / "0.png")[0], 3).hits
 
 
 def test_a_folder_that_is_no_gallery_is_refused(tmp_path: Path) -> None:

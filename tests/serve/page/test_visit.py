@@ -15,8 +15,7 @@ from PIL import Image
 
 from retrieval import Gallery
 from retrieval.gallery import Hit, Item
-from serve.core.queries import MAX_TOGETHER
-from serve.core.regions import Region
+from serve.core.queries import MAX_TOGETHER, Region
 from serve.core.service import Facts, Query, SearchService
 from serve.core.thumbnails import MAX_SIDE, encode
 from serve.page import query_view, trail

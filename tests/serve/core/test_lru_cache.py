@@ -5,13 +5,13 @@ from functools import lru_cache
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.core.recent import Recent
+from serve.core.lru_cache import LRUCache
 
 
 @given(most=st.integers(1, 5), keys=st.lists(st.integers(0, 8), max_size=60))
 def test_keeps_the_same_entries_as_lru_cache(most: int, keys: list[int]) -> None:
     peer = lru_cache(most)(str)
-    recent = Recent[int, str](most)
+    recent = LRUCache[int, str](most)
     for key in keys:
         hits = peer.cache_info().hits
         peer(key)

@@ -1,0 +1,66 @@
+"""FastAPI dependencies: the gallery and the thread pools of a request.
+
+Every gallery has an application of its own, which holds them in its state. The dependencies are coroutines:
+FastAPI runs plain functions in a thread pool, which the page's work may occupy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, FastAPI
+from starlette.requests import Request
+
+from serve.core.service import SearchService
+from serve.core.workers import Workers
+
+
+@dataclass(frozen=True)
+class Context:
+    """State of an application.
+
+    Attributes:
+        services: All galleries of the server; the first is the default.
+        service: The gallery of this application.
+        workers: Thread pool for searches and changes.
+        thumbnail_workers: Thread pool for thumbnails, so that neither delays the other.
+    """
+
+    services: Sequence[SearchService]
+    service: SearchService
+    workers: Workers
+    thumbnail_workers: Workers
+
+
+def set_context(app: FastAPI, context: Context) -> None:
+    """Store the context of an application."""
+    app.state.context = context
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+async def _services(request: Request) -> Sequence[SearchService]:
+    return _context(request).services
+
+
+async def _service(request: Request) -> SearchService:
+    return _context(request).service
+
+
+async def _workers(request: Request) -> Workers:
+    return _context(request).workers
+
+
+async def _thumbnail_workers(request: Request) -> Workers:
+    return _context(request).thumbnail_workers
+
+
+AllServices = Annotated[Sequence[SearchService], Depends(_services)]
+Service = Annotated[SearchService, Depends(_service)]
+RequestWorkers = Annotated[Workers, Depends(_workers)]
+ThumbnailWorkers = Annotated[Workers, Depends(_thumbnail_workers)]
