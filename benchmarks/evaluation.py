@@ -27,7 +27,8 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.evaluation.score import evaluate
-from retrieval.metrics import bootstrap, per_query
+from retrieval.metrics import per_query
+from retrieval.metrics.statistics import bootstrap_intervals
 
 BLOCK = 1024
 KS = (1, 10, 100, 1000)
@@ -136,7 +137,7 @@ def our_similarities(data: Data) -> Work:
 
 def our_intervals(data: Data) -> Work:
     values = np.random.default_rng(0).random((len(data.points), 11))
-    return lambda: bootstrap.intervals(values)
+    return lambda: bootstrap_intervals(values)
 
 
 def our_clusters(data: Data) -> Work:
@@ -162,8 +163,8 @@ def faiss_clusters(data: Data) -> Work:
 
 def everything(data: Data) -> Work:
     def work() -> str:
-        found = evaluate("the model", data.points, data.labels, ks=KS).result
-        return f"R@1 {found.recall[1]:.3f}, MAP@R {found.map_at_r:.3f}, NMI {found.nmi:.3f}"
+        values = evaluate("the model", data.points, data.labels, ks=KS).result.values
+        return f"R@1 {values['recall_at_1']:.3f}, MAP@R {values['map_at_r']:.3f}, NMI {values['nmi']:.3f}"
 
     return work
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.reports.figures import named, write
+from retrieval.reports.figures import check_suffix, write_file
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
@@ -97,7 +97,7 @@ class Embeddings:
             arrays["paths"] = self.paths
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
-        write(named(file, ".npz"), buffer.getvalue())
+        write_file(check_suffix(file, ".npz"), buffer.getvalue())
 
     @classmethod
     def load(cls, file: Path) -> Embeddings:

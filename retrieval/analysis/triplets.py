@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
-from retrieval.metrics.similarities import similarities
+from retrieval.metrics.all_pairs import similarities
 from retrieval.reports.figures import COLOURS, MANY, caption
 
 if TYPE_CHECKING:

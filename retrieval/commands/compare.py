@@ -14,17 +14,17 @@ from retrieval.cli import json_option, print_result, print_status
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for compare.json and compare.html.")
 @json_option
 def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Put several reports side by side.
+    """Compare reports with the first of them.
 
-    A REPORT is a folder that `lookalike evaluate` or `lookalike sweep` has written, or the report.json in it.
-    The others are compared with the first one. NAME=REPORT says what to call it.
+    A REPORT is a folder written by `lookalike evaluate` or `lookalike sweep`, or its report.json. NAME=REPORT
+    sets its name in the tables.
 
     \b
       lookalike compare old/report new/report --out comparison
       lookalike compare triplet=run1/report sct=run2/report
 
-    Runs that differ by their seed form a group: a folder that holds them, or their reports with commas
-    between. A group is shown with mean and standard deviation.
+    Runs that differ by their seed form a group: a folder of runs, or a comma-separated list of reports. A
+    group is shown with mean and standard deviation.
 
     \b
       lookalike compare sweep/triplet sweep/sct
@@ -32,19 +32,19 @@ def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
       lookalike compare triplet=t0,t1,t2 "sct=runs/sct-*"
 
     Groups are compared by Welch's t-test of Recall@1. Single reports are compared query by query, by
-    McNemar's exact test, so that a small difference on the same images counts for what it is. The page shows
-    which classes gained and lost most, and the queries that only one of them gets right.
+    McNemar's exact test, which is sensitive to small differences on the same images. The HTML page shows the
+    classes that gained and lost most, and the queries that only one of the models gets right.
 
     Reports of different data or protocols are refused unless they share queries: the same files with the same
-    classes; then a note says what differs.
+    classes; then a note lists the differences.
     """
-    from retrieval.evaluation.comparison import compare as side_by_side
-    from retrieval.evaluation.contenders import contenders
-    from retrieval.reports import comparison
+    from retrieval.evaluation.comparison import compare_reports, load_contenders
+    from retrieval.reports.folder import save_comparison
+    from retrieval.reports.text_tables import comparison_table
 
-    found = side_by_side(contenders(reports))
+    comparison = compare_reports(load_contenders(reports))
     if out is not None:
-        comparison.save(found, out)
-    print_result(found.to_dict(), as_json, comparison.table(found))
+        save_comparison(comparison, out)
+    print_result(comparison.to_dict(), as_json, comparison_table(comparison))
     if out is not None:
         print_status(f"comparison: {out / 'compare.html'}")

@@ -12,7 +12,7 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.options import sheet_option
 from retrieval.gallery import Gallery
-from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
+from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.text import align_columns
 from retrieval.upkeep.duplicates import Group, find_duplicates
 
@@ -42,7 +42,7 @@ def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: boo
       lookalike duplicates shop.gallery --min-score 0.98 --sheet duplicates.html
     """
     if sheet is not None:
-        check_name(sheet)
+        check_sheet_path(sheet)
     target = Gallery(gallery)
     start = time.perf_counter()
     groups = find_duplicates(target, min_score, show_progress=True)
@@ -95,5 +95,7 @@ def _lines(group: Group) -> list[str]:
     return ["", _title(group), *(f"  {line}" for line in align_columns(rows, right={0}))]
 
 
-def _row(group: Group) -> Row:
-    return Row(_title(group), [Tile(Path(item.path), f"{item.id} {item.key}") for item in group.members])
+def _row(group: Group) -> SheetRow:
+    return SheetRow(
+        _title(group), [SheetImage(Path(item.path), f"{item.id} {item.key}") for item in group.members]
+    )

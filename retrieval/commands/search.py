@@ -17,7 +17,7 @@ from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from retrieval.reports.sheet import Row, Tile, check_name, write_sheet
+from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.query import RERANKS, SearchOptions
 from retrieval.search.rerank import mean_query
 from retrieval.text import align_columns
@@ -103,7 +103,7 @@ def search(
     if not images and not items:
         raise click.UsageError("Missing argument '[IMAGE]...' or option '--id'.")
     if sheet is not None:
-        check_name(sheet)
+        check_sheet_path(sheet)
     options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
     target = Gallery(gallery)
     if not len(target):
@@ -186,12 +186,12 @@ def _facts(hit: Hit) -> str:
     return ", ".join(f"{name}={value}" for name, value in hit.metadata.items() if value is not None)
 
 
-def _row(query: _Query, hits: Sequence[Hit]) -> Row:
-    shown = [Tile(Path(path), "query") for path in query.images]
+def _row(query: _Query, hits: Sequence[Hit]) -> SheetRow:
+    shown = [SheetImage(Path(path), "query") for path in query.images]
     shown += [
-        Tile(Path(hit.path), f"{hit.score:.3f} {hit.label or ''} {_facts(hit)}".strip()) for hit in hits
+        SheetImage(Path(hit.path), f"{hit.score:.3f} {hit.label or ''} {_facts(hit)}".strip()) for hit in hits
     ]
-    return Row(query.name, shown)
+    return SheetRow(query.name, shown)
 
 
 def _why_fewer(options: SearchOptions) -> str:

@@ -1,35 +1,41 @@
-"""Several reports side by side: every number, class by class, and query by query."""
+"""Comparison of evaluations: every number over groups of runs, class by class, and query by query."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.evaluation.contenders import Contender
-from retrieval.evaluation.numbers import keys, value
-from retrieval.evaluation.report import Report
+from retrieval.evaluation.report import FILE, Report, kept_reports
+from retrieval.evaluation.score import Result
 from retrieval.files import now
-from retrieval.metrics.significance import McNemar, Summary, Welch, mcnemar, summarize, welch
+from retrieval.metrics.statistics import McNemar, Summary, Welch, mcnemar, summarize, welch
 
 FORMAT_VERSION = 1
-QUERIES = 100  # kept of those that one gets right and the other wrong, each way
-Key = tuple[str, str, str]  # a query: its path, what is in the file, its class
+TESTED = "recall_at_1"  # the metric that groups are tested on
+QUERIES = 100  # kept of those that only one of two models gets right, for each model
+_QueryKey = tuple[str, str, str]  # path, content and class of a query
+
+
+# ---- groups of runs
 
 
 @dataclass(frozen=True)
-class Row:
-    """One contender.
+class GroupSummary:
+    """Runs that differ by their seed, over the runs and against a reference group.
 
     Attributes:
-        runs: its reports.
-        seeds: of their training, where known.
-        numbers: "recall_at_1", "map_at_r", "nmi" and so on -> over the runs.
-        differences: of the means to those of the first contender; empty for the first.
-        welch: whether Recall@1 of its runs differs from that of the first's; `None`: too few runs.
+        name: Name of the group.
+        runs: Number of runs.
+        seeds: Seeds of the training runs, as far as known.
+        numbers: Metric key -> summary over the runs; the metrics that all runs have.
+        differences: Metric key -> difference of the means to the reference; empty without a reference.
+        welch: Welch's t-test of Recall@1 against the reference; `None` for too few runs.
     """
 
     name: str
@@ -40,9 +46,70 @@ class Row:
     welch: Welch | None = None
 
 
+def summarize_group(
+    name: str, results: Sequence[Result], seeds: Iterable[int] = (), reference: Sequence[Result] = ()
+) -> GroupSummary:
+    """Summarize the results of runs that differ by their seed, and compare them with a reference group.
+
+    Args:
+        name: Name of the group.
+        results: Result of each run; may be empty.
+        seeds: Seeds of the runs.
+        reference: Result of each run of the reference group; empty for no comparison.
+    """
+    ours, theirs = summarize_results(results), summarize_results(reference)
+    return GroupSummary(
+        name=name,
+        runs=len(results),
+        seeds=list(seeds),
+        numbers=ours,
+        differences={key: ours[key].mean - theirs[key].mean for key in ours if key in theirs},
+        welch=welch(tested_values(results), tested_values(reference)),
+    )
+
+
+def summarize_results(results: Sequence[Result]) -> dict[str, Summary]:
+    """Summarize each metric that all results have."""
+    if not results:
+        return {}
+    shared = [key for key in results[0].values if all(key in result.values for result in results)]
+    return {key: summarize([result.values[key] for result in results]) for key in shared}
+
+
+def tested_values(results: Iterable[Result]) -> list[float]:
+    """Return Recall@1 of each result."""
+    return [result.values[TESTED] for result in results]
+
+
+# ---- reports side by side
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One side of a comparison.
+
+    Attributes:
+        name: Name in tables.
+        reports: A single report, or those of runs that differ by their seed.
+    """
+
+    name: str
+    reports: tuple[Report, ...]
+
+    @property
+    def results(self) -> list[Result]:
+        """The headline result of each report."""
+        return [report.headline for report in self.reports]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The known seeds of the runs."""
+        return [report.seed for report in self.reports if report.seed is not None]
+
+
 @dataclass(frozen=True)
 class ClassChange:
-    """Recall@1 of a class with the first contender and with another, over the runs of each."""
+    """Recall@1 of a class with the first contender and with another, as means over their runs."""
 
     name: str
     queries: int
@@ -52,11 +119,15 @@ class ClassChange:
 
 @dataclass(frozen=True)
 class QueryChange:
-    """A query, and the share of the runs that find its class first: 0 or 1 with a single run.
+    """A query with the share of runs that find its class first: 0 or 1 for a single run.
 
     Attributes:
-        path: relative to the root of the first contender's pictures.
-        first_precision, other_precision: its average precision, mean over the runs.
+        path: Path relative to the image root of the first contender.
+        label: Class of the query.
+        first: Share of runs of the first contender.
+        other: Share of runs of the other contender.
+        first_precision: Average precision with the first contender, mean over its runs.
+        other_precision: Average precision with the other contender, mean over its runs.
     """
 
     path: str
@@ -68,14 +139,18 @@ class QueryChange:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The first contender and another on the queries that all their reports share and can answer.
+class PairedComparison:
+    """The first contender and another one, on the queries that all their reports share and can answer.
 
     Attributes:
-        mcnemar: whether they are right equally often on these queries; `None` where one has several runs.
-        classes: largest gain of the other first.
-        gained, lost: queries that the other gets right in more, and in fewer, of its runs.
-        gained_queries, lost_queries: up to 100 of them, the clearest first.
+        other: Name of the other contender.
+        queries: Number of shared queries.
+        mcnemar: McNemar's test on these queries; `None` if one of the contenders has several runs.
+        classes: Classes, largest gain of the other contender first.
+        gained: Number of queries that the other gets right in more of its runs.
+        lost: Number of queries that the other gets right in fewer of its runs.
+        gained_queries: Up to 100 of the gained queries, largest change first.
+        lost_queries: Up to 100 of the lost queries, largest change first.
     """
 
     other: str
@@ -90,55 +165,57 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All contenders side by side, the first one being what the others are compared with.
+    """All contenders side by side; the first is the reference.
 
     Attributes:
-        ks: the K of the table.
-        root: the folder of the first contender's pictures; `None`: not known.
-        pairs: the first and each other one; those without common queries are left out.
-        notes: what to keep in mind when reading it, a sentence each.
+        data: Data set of the first contender.
+        protocol: Protocol of the first contender, in one line.
+        ks: Values of K in tables.
+        root: Image folder of the first contender; `None` if unknown.
+        rows: One summary per contender.
+        pairs: The first and each other contender, without those that share no query with the first.
+        notes: Remarks for readers, one sentence each.
+        created: Time of the comparison, ISO 8601, UTC.
     """
 
     data: str
     protocol: str
     ks: tuple[int, ...]
     root: str | None
-    rows: list[Row]
-    pairs: list[Pair]
+    rows: list[GroupSummary]
+    pairs: list[PairedComparison]
     notes: list[str]
     created: str = field(default_factory=now)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; shares are in 0..1."""
+        """Return the content of compare.json; shares are in 0..1."""
         return {"format": FORMAT_VERSION, **asdict(self)}
 
+    def pair_of(self, row: GroupSummary) -> PairedComparison | None:
+        """Return the paired comparison of a row; `None` if there is none."""
+        return next((pair for pair in self.pairs if pair.other == row.name), None)
 
-def compare(contenders: Sequence[Contender]) -> Comparison:
-    """Put contenders side by side.
 
-    Each is taken by the result that its report is about, means over its runs. Where both know their queries,
-    the first and every other one are compared on those that they share: the same path, the same bytes and
-    the same class. With a single run each, by McNemar's exact test; over runs, by Welch's t-test of Recall@1.
+def compare_reports(contenders: Sequence[Contender]) -> Comparison:
+    """Compare the headline results of contenders, as means over their runs.
+
+    If both know their queries, the first and each other contender are also compared on the queries that they
+    share: same path, same bytes and same class. Single runs are compared by McNemar's exact test, groups of
+    runs by Welch's t-test of Recall@1.
 
     Raises:
-        InputError: fewer than two, or reports that measured different things and share no query.
+        InputError: Fewer than two contenders, or reports of different data that share no query.
     """
     if len(contenders) < 2:
-        raise InputError("comparing takes two reports or more; a group of runs counts as one")
+        raise InputError("compare: it takes at least two reports; a group of runs counts as one")
     first, *others = contenders
-    answers = [_answers(contender) for contender in contenders]
+    answers = [_shared_answers(contender) for contender in contenders]
     reference = first.reports[0]
-    notes = _checked(contenders, answers)
-    results = [report.headline for contender in contenders for report in contender.reports]
-    names = keys(results)
-    summaries = [_summaries(contender, names) for contender in contenders]
-    rows = [_row(first, summaries[0])]
-    rows += [
-        _row(other, ours, summaries[0], welch(_recalls(other), _recalls(first)))
-        for other, ours in zip(others, summaries[1:], strict=True)
-    ]
+    notes = _check_comparable(contenders, answers)
+    rows = [summarize_group(first.name, first.results, first.seeds)]
+    rows += [summarize_group(other.name, other.results, other.seeds, first.results) for other in others]
     pairs = [
-        _pair(first, answers[0], other, theirs)
+        _compare_queries(first, answers[0], other, theirs)
         for other, theirs in zip(others, answers[1:], strict=True)
         if answers[0].keys() & theirs.keys()
     ]
@@ -153,26 +230,29 @@ def compare(contenders: Sequence[Contender]) -> Comparison:
     )
 
 
-# ---- what may be compared
-
-# What each query came to: the share of runs that are right, and the mean average precision.
-Answers = dict[Key, tuple[float, float]]
+# Query -> share of runs that answer it correctly, and mean average precision.
+_Answers = dict[_QueryKey, tuple[float, float]]
 
 
-def _answers(contender: Contender) -> Answers:
-    """The queries that every report of a contender can answer; empty where one does not know its queries."""
-    runs = [_of(report) for report in contender.reports]
+def _shared_answers(contender: Contender) -> _Answers:
+    """Return the queries that all reports can answer; empty if a report does not know its queries."""
+    runs = [_answers(report) for report in contender.reports]
     shared = [key for key in runs[0] if all(key in run for run in runs)]
     means = np.array([[run[key] for key in shared] for run in runs]).reshape(len(runs), -1, 2).mean(0)
     return {key: (right, precision) for key, (right, precision) in zip(shared, means.tolist(), strict=True)}
 
 
-def _of(report: Report) -> Answers:
+def _answers(report: Report) -> _Answers:
     if report.findings is None:
         return {}
-    found, names = report.findings.queries, report.findings.classes.name
+    queries, names = report.findings.queries, report.findings.classes.name
     columns = zip(
-        found.path, found.content, found.label, found.first_right, found.average_precision, strict=True
+        queries.path,
+        queries.content,
+        queries.label,
+        queries.first_right,
+        queries.average_precision,
+        strict=True,
     )
     return {
         (path, content, names[label]): (float(rank == 1), precision)
@@ -181,33 +261,32 @@ def _of(report: Report) -> Answers:
     }
 
 
-def _checked(contenders: Sequence[Contender], answers: Sequence[Answers]) -> list[str]:
-    """Refuse what cannot be compared -> what to say about what can."""
+def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answers]) -> list[str]:
+    """Refuse reports of different data; return notes on smaller differences."""
     first, ours = contenders[0], answers[0]
     notes = []
     for contender, theirs in zip(contenders, answers, strict=True):
-        strangers = not ours.keys() & theirs.keys()
+        disjoint = not ours.keys() & theirs.keys()
         for report in contender.reports:
-            differing = _differing(first.reports[0], report)
-            if strangers and ours and theirs:
-                differing = differing or "files of other names or contents"
-            if differing and strangers:
-                what = f"{contender.name} was measured on other things than {first.name}: {differing}"
+            differences = _protocol_differences(first.reports[0], report)
+            if disjoint and ours and theirs:
+                differences = differences or "files of other names or contents"
+            if differences and disjoint:
+                what = f"{contender.name} was not evaluated on the same data as {first.name}: {differences}"
                 raise InputError(f"{what}; compare reports of the same images")
-            if differing:
-                notes.append(f"Not all is the same in {contender.name} as in {first.name}: {differing}.")
-        seeds = [report.seed for report in contender.reports if report.seed is not None]
-        if len(set(seeds)) < len(seeds):
-            notes.append(f"{contender.name} has several runs of one seed: these are not independent.")
+            if differences:
+                notes.append(f"{contender.name} differs from {first.name}: {differences}.")
+        if len(set(contender.seeds)) < len(contender.seeds):
+            notes.append(f"{contender.name} has several runs of one seed, which are not independent.")
     unknown = [contender.name for contender, theirs in zip(contenders, answers, strict=True) if not theirs]
     if unknown:
-        whom = "" if len(unknown) == len(contenders) else f" of {', '.join(unknown)}"
-        notes.append(f"Query by query nothing is known{whom}: evaluate again for that.")
+        whom = "any report" if len(unknown) == len(contenders) else ", ".join(unknown)
+        notes.append(f"The queries of {whom} are unknown: evaluate again to compare query by query.")
     return list(dict.fromkeys(notes))
 
 
-def _differing(first: Report, other: Report) -> str:
-    """What two reports were measured on, where it is not the same."""
+def _protocol_differences(first: Report, other: Report) -> str:
+    """Describe differences of data and protocol; empty if there are none."""
     pairs = [
         ("data", first.data, other.data),
         ("protocol", first.protocol, other.protocol),
@@ -217,58 +296,27 @@ def _differing(first: Report, other: Report) -> str:
     return "; ".join(f"{what} {theirs!r}, not {ours!r}" for what, ours, theirs in pairs if ours != theirs)
 
 
-# ---- side by side
-
-
-def _recalls(contender: Contender) -> list[float]:
-    return [report.headline.recall[1] for report in contender.reports]
-
-
-def _summaries(contender: Contender, names: Sequence[str]) -> dict[str, Summary]:
-    """Every number that all reports of a contender have."""
-    columns = {name: [value(report.headline, name) for report in contender.reports] for name in names}
-    return {
-        name: summarize([number for number in column if number is not None])
-        for name, column in columns.items()
-        if None not in column
-    }
-
-
-def _row(
-    contender: Contender,
-    ours: dict[str, Summary],
-    firsts: dict[str, Summary] | None = None,
-    test: Welch | None = None,
-) -> Row:
-    return Row(
-        name=contender.name,
-        runs=len(contender.reports),
-        seeds=[report.seed for report in contender.reports if report.seed is not None],
-        numbers=ours,
-        differences={n: s.mean - firsts[n].mean for n, s in ours.items() if n in firsts} if firsts else {},
-        welch=test,
-    )
-
-
-def _pair(first: Contender, ours: Answers, other: Contender, theirs: Answers) -> Pair:
+def _compare_queries(
+    first: Contender, ours: _Answers, other: Contender, theirs: _Answers
+) -> PairedComparison:
     shared = [key for key in ours if key in theirs]
     a = np.array([ours[key] for key in shared])  # [queries, 2]: share right, average precision
     b = np.array([theirs[key] for key in shared])
     single = len(first.reports) == len(other.reports) == 1
-    # Clearest first: by how many runs changed their answer, then by how much the ranking did.
+    # Largest change first: by the share of runs that changed, then by average precision.
     right, precision = (b - a).T
     order = np.lexsort((-precision, -right))
     gained, lost = order[right[order] > 0], order[right[order] < 0][::-1]
 
     def change(at: int) -> QueryChange:
         path, _, label = shared[at]
-        return QueryChange(path, label, a[at, 0], b[at, 0], a[at, 1], b[at, 1])
+        return QueryChange(path, label, *map(float, (a[at, 0], b[at, 0], a[at, 1], b[at, 1])))
 
-    return Pair(
+    return PairedComparison(
         other=other.name,
         queries=len(shared),
         mcnemar=mcnemar(b[:, 0] == 1, a[:, 0] == 1) if single else None,
-        classes=_by_class([key[2] for key in shared], a[:, 0], b[:, 0]),
+        classes=_compare_classes([label for _, _, label in shared], a[:, 0], b[:, 0]),
         gained=len(gained),
         lost=len(lost),
         gained_queries=[change(at) for at in gained[:QUERIES].tolist()],
@@ -276,10 +324,79 @@ def _pair(first: Contender, ours: Answers, other: Contender, theirs: Answers) ->
     )
 
 
-def _by_class(labels: Sequence[str], first: np.ndarray, other: np.ndarray) -> list[ClassChange]:
+def _compare_classes(labels: Sequence[str], first: np.ndarray, other: np.ndarray) -> list[ClassChange]:
     names, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     ours, theirs = (np.bincount(numbers, right) / counts for right in (first, other))
     return [
         ClassChange(str(names[at]), int(counts[at]), float(ours[at]), float(theirs[at]))
         for at in np.lexsort((np.arange(len(names)), -(theirs - ours))).tolist()
     ]
+
+
+# ---- arguments of the command
+
+
+def load_contenders(arguments: Sequence[str]) -> list[Contender]:
+    """Load the reports named on the command line.
+
+    Args:
+        arguments: Each is a report (its folder or report.json), a gallery (its newest report), a folder of
+            runs with a report each, or NAME= and a comma-separated list of these; `*` is a wildcard. The
+            default name is the shortest end of the path that is unique.
+
+    Raises:
+        InputError: There is no such report, or a name is used twice.
+    """
+    split = [_split_argument(argument) for argument in arguments]
+    folders = [[folder for part in parts for folder in _report_folders(part)] for _, parts in split]
+    names = _unique_names([name for name, _ in split], arguments)
+    return [
+        Contender(name, tuple(Report.load(folder) for folder in dict.fromkeys(found)))
+        for name, found in zip(names, folders, strict=True)
+    ]
+
+
+def _split_argument(argument: str) -> tuple[str | None, list[str]]:
+    """Split NAME=PATH,PATH, unless the argument is an existing path."""
+    name, equals, rest = argument.partition("=")
+    if not equals or Path(argument).exists():
+        return None, [argument]
+    if not name or not all(rest.split(",")):
+        raise InputError(f"{argument!r}: write NAME=REPORT, or NAME=REPORT,REPORT for several runs")
+    return name, rest.split(",")
+
+
+def _report_folders(pattern: str) -> list[Path]:
+    """Return the folders of all reports that a path or pattern refers to."""
+    matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern))
+    found = [folder for match in matches for folder in _folders_at(Path(match))]
+    if not found:
+        problem = f"no {FILE} here, nor in its folders" if matches else "no such report"
+        raise InputError(f"{pattern}: {problem}; `lookalike evaluate ... --out DIR` writes one")
+    return found
+
+
+def _folders_at(path: Path) -> Iterable[Path]:
+    if path.is_file():
+        return [path.absolute().parent] if path.name == FILE else []
+    if (path / FILE).is_file():
+        return [path.absolute()]
+    if (path / "gallery.db").is_file():
+        return [folder.absolute() for folder in kept_reports(path)[-1:]]
+    return sorted(file.absolute().parent for file in path.glob(f"*/{FILE}"))
+
+
+def _unique_names(given: Sequence[str | None], arguments: Sequence[str]) -> list[str]:
+    """Return the given names, and for the others the shortest ends of their paths that are unique."""
+    paths = [Path(argument).absolute() for argument in arguments]
+    parts = [(path.parent if path.name == FILE else path).parts for path in paths]
+    ends = {part[-1] for part, name in zip(parts, given, strict=True) if name is None}
+    while len(ends) == 1 < given.count(None) and min(map(len, parts)) > 1:
+        parts = [part[:-1] for part in parts]
+        ends = {part[-1] for part, name in zip(parts, given, strict=True) if name is None}
+    for length in range(1, max(map(len, parts)) + 1):
+        names = [name or "/".join(part[-length:]) for name, part in zip(given, parts, strict=True)]
+        if len(set(names)) == len(names):
+            return names
+    twice = next(name for name in names if names.count(name) > 1)
+    raise InputError(f"{twice}: named twice; choose different names, as in NAME=REPORT")

@@ -1,4 +1,4 @@
-"""What a model gets wrong: query by query, class by class, and which pictures to look at."""
+"""Mistakes behind an evaluation: by query and by class, with the confused classes and hardest queries."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from retrieval.evaluation.score import Evaluation
+from retrieval.evaluation.score import Evaluation
 
 HARDEST = 12  # queries
 NEIGHBOURS = 5  # of each of them
@@ -20,11 +19,13 @@ _CONTENT_DIGITS = 12
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures in the order of their vectors.
+class ImageSet:
+    """Images in the order of their vectors.
 
     Attributes:
-        contents: SHA-256 of each file's bytes; empty: not needed.
+        paths: Path of each image.
+        labels: Label of each image; `None` if it has none.
+        contents: SHA-256 of each file; may be empty for gallery images.
     """
 
     paths: Sequence[Path]
@@ -34,15 +35,16 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Queries:
-    """One entry a query in every column.
+    """Columns with one entry per query.
 
     Attributes:
-        path: relative to `Findings.root`.
-        content: the first 12 digits of the file's SHA-256, which tell a picture from another of that name.
-        label: number of its class in `Classes`.
-        first_right: rank of the nearest picture of its class, from 1; `None`: further down than was looked
-            at, or there is none.
-        average_precision: over the complete ranking; `None`: there is nothing to find.
+        path: Path relative to `Findings.root`.
+        content: First 12 digits of the file's SHA-256, to distinguish images of the same name.
+        label: Number of the class in `Classes`.
+        first_right: Rank of the nearest image of the same class, from 1; `None` if it is beyond
+            `Findings.depth` or there is none.
+        average_precision: Average precision over the complete ranking; `None` if there is no image of the
+            same class.
     """
 
     path: list[str]
@@ -54,12 +56,13 @@ class Queries:
 
 @dataclass(frozen=True)
 class Classes:
-    """One entry a class of the queries in every column.
+    """Columns with one entry per class of the queries.
 
     Attributes:
-        queries: how many of its queries have something to find.
-        recall_at_1: over these; `None` where there are none.
-        mistaken_for: the class of most of its wrong first neighbours; `None`: there are none.
+        name: Name of the class.
+        queries: Number of its queries that have another image of the class to find.
+        recall_at_1: Recall@1 of these; `None` if there are none.
+        mistaken_for: Most frequent class of its wrong first neighbours; `None` if there are none.
     """
 
     name: list[str]
@@ -70,7 +73,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A picture of the gallery beside a query, with their cosine similarity."""
+    """A gallery image with its cosine similarity to a query."""
 
     path: str
     label: str | None
@@ -83,9 +86,9 @@ class HardQuery:
     """A query whose first neighbour is wrong.
 
     Attributes:
-        query: its number in `Queries`.
-        neighbours: the nearest, best first.
-        nearest_right: what should have come first.
+        query: Number in `Queries`.
+        neighbours: Nearest images, best first.
+        nearest_right: Nearest image of the query's class.
     """
 
     query: int
@@ -95,12 +98,14 @@ class HardQuery:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Two classes, and how often the nearest neighbour of a query of one is of the other.
+    """Two confused classes: the nearest neighbour of queries of one is of the other.
 
     Attributes:
-        counts: queries of the first that find the second, and of the second that find the first.
-        queries: how many queries each of them has.
-        query, answer: the mistake with the highest similarity.
+        classes: Names of the two classes.
+        counts: Number of such queries of the first class, and of the second.
+        queries: Number of all queries of the first class, and of the second.
+        query: Query of the mistake with the highest similarity, a number in `Queries`.
+        answer: Image that it found.
     """
 
     classes: tuple[str, str]
@@ -111,13 +116,14 @@ class Confusion:
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """How many pairs of a query and another picture have which cosine similarity.
+class SimilarityHistogram:
+    """Histogram of the cosine similarities of all pairs of query and gallery image.
 
     Attributes:
-        edges: of the bins, [bins + 1].
-        positive, negative: pairs of one class and of two, [bins].
-        overlap: common area of the two, each of area 1; 0..1.
+        edges: Bin edges, [bins + 1].
+        positive: Pairs of the same class, [bins].
+        negative: Pairs of different classes, [bins].
+        overlap: Common area of the two, each of area 1; 0..1.
     """
 
     edges: list[float]
@@ -128,15 +134,18 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Findings:
-    """What one model got wrong.
+    """Mistakes of one model.
 
     Attributes:
-        name: of the result that these belong to.
-        root: the folder that paths are relative to; what lies elsewhere has its whole path.
-        depth: how many neighbours of a query were looked at.
-        confusions: most frequent first.
-        hardest: queries whose nearest picture of their class is furthest down; of those beyond `depth`, the
-            lowest average precision first.
+        name: Name of the result that they belong to.
+        root: Folder that paths are relative to; images outside of it have absolute paths.
+        depth: Number of neighbours of each query that were ranked.
+        queries: All queries.
+        classes: All classes of the queries.
+        similarities: Similarities of all pairs.
+        confusions: Confused classes, most frequent first.
+        hardest: Queries by descending rank of their nearest image of the same class; of those beyond
+            `depth`, the lowest average precision first.
     """
 
     name: str
@@ -144,60 +153,61 @@ class Findings:
     depth: int
     queries: Queries
     classes: Classes
-    similarities: Histogram
+    similarities: SimilarityHistogram
     confusions: list[Confusion] = field(default_factory=list)
     hardest: list[HardQuery] = field(default_factory=list)
 
-    def place(self, path: str) -> Path:
-        """Where a picture lay."""
+    def absolute(self, path: str) -> Path:
+        """Return the absolute path of an image."""
         return Path(self.root, path)
 
     def label_of(self, query: int) -> str:
-        """The class of a query."""
+        """Return the class of a query."""
         return self.classes.name[self.queries.label[query]]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Findings:
-        """The inverse of `dataclasses.asdict`, after a trip through JSON."""
+        """Inverse of `dataclasses.asdict`, also after a round trip through JSON."""
         return cls(
             **{
                 **values,
                 "queries": Queries(**values["queries"]),
                 "classes": Classes(**values["classes"]),
-                "similarities": Histogram(**values["similarities"]),
-                "confusions": [_confusion(kept) for kept in values["confusions"]],
+                "similarities": SimilarityHistogram(**values["similarities"]),
+                "confusions": [_read_confusion(fields) for fields in values["confusions"]],
                 "hardest": [
                     HardQuery(
-                        kept["query"],
-                        [Neighbour(**neighbour) for neighbour in kept["neighbours"]],
-                        Neighbour(**kept["nearest_right"]),
+                        fields["query"],
+                        [Neighbour(**neighbour) for neighbour in fields["neighbours"]],
+                        Neighbour(**fields["nearest_right"]),
                     )
-                    for kept in values["hardest"]
+                    for fields in values["hardest"]
                 ],
             }
         )
 
 
-def find(evaluation: Evaluation, queries: Pictures, gallery: Pictures) -> Findings:
-    """Look at the mistakes behind an evaluation; every pass is over arrays.
+def find_mistakes(evaluation: Evaluation, queries: ImageSet, gallery: ImageSet) -> Findings:
+    """Collect the mistakes behind an evaluation; every pass is vectorized.
 
     Args:
-        queries: with `contents`, and a label each.
-        gallery: what was searched.
+        evaluation: The evaluation.
+        queries: Query images, each with a label and its content.
+        gallery: Searched images.
     """
-    return _Search(evaluation, queries, gallery).findings()
+    return _MistakeFinder(evaluation, queries, gallery).findings()
 
 
-class _Search:
-    """Arrays that several of the findings need."""
+class _MistakeFinder:
+    """Arrays shared by the parts of `Findings`."""
 
-    def __init__(self, evaluation: Evaluation, queries: Pictures, gallery: Pictures) -> None:
+    def __init__(self, evaluation: Evaluation, queries: ImageSet, gallery: ImageSet) -> None:
         self.evaluation, self.ranking = evaluation, evaluation.ranking
-        self.pictures, self.gallery = queries, gallery
+        self.images, self.gallery = queries, gallery
         self.root = common_root(queries.paths)
         own = sorted({str(label) for label in queries.labels})
         others = sorted({str(label) for label in gallery.labels if label is not None} - set(own))
-        self.names, self.own = [*own, *others, None], own  # the last name: pictures without a class
+        self.names, self.own = [*own, *others, None], own  # the last name: images without a class
         number_of = {name: number for number, name in enumerate(self.names)}
         self.labels = np.array([number_of[label] for label in queries.labels], np.int64)  # [N]
         self.gallery_labels = np.array([number_of[label] for label in gallery.labels], np.int64)  # [M]
@@ -206,7 +216,7 @@ class _Search:
         self.first_right = np.where(found, relevant.argmax(1) + 1, np.iinfo(np.int64).max)  # [N]
         first = self.ranking.rows[:, 0]
         self.wrong = np.flatnonzero(answerable & (first >= 0) & (self.first_right > 1))
-        self.mistaken = self.gallery_labels[first[self.wrong]]  # [wrong], the class found instead
+        self.mistaken = self.gallery_labels[first[self.wrong]]  # [wrong], class of the first neighbour
 
     def findings(self) -> Findings:
         similar = self.evaluation.similarities
@@ -216,7 +226,7 @@ class _Search:
             depth=self.ranking.rows.shape[1],
             queries=self._queries(),
             classes=self._classes(),
-            similarities=Histogram(
+            similarities=SimilarityHistogram(
                 similar.edges.tolist(),
                 similar.positive.tolist(),
                 similar.negative.tolist(),
@@ -230,8 +240,8 @@ class _Search:
         beyond = np.iinfo(np.int64).max
         precision = self.evaluation.similarities.average_precision.round(6).tolist()
         return Queries(
-            path=[_relative(path, self.root) for path in self.pictures.paths],
-            content=[content[:_CONTENT_DIGITS] for content in self.pictures.contents],
+            path=[_relative(path, self.root) for path in self.images.paths],
+            content=[content[:_CONTENT_DIGITS] for content in self.images.contents],
             label=self.labels.tolist(),
             first_right=[None if rank == beyond else rank for rank in self.first_right.tolist()],
             average_precision=[None if value != value else value for value in precision],  # NaN
@@ -294,20 +304,20 @@ class _Search:
         nearest = int(similar.easiest_positive_row[query])
         score = float(similar.easiest_positive[query])
         return HardQuery(
-            query, [self._neighbour(query, rank) for rank in ranks], self._picture(nearest, score, True)
+            query, [self._neighbour(query, rank) for rank in ranks], self._result(nearest, score, True)
         )
 
     def _neighbour(self, query: int, rank: int) -> Neighbour:
         row, score = int(self.ranking.rows[query, rank]), float(self.ranking.scores[query, rank])
-        return self._picture(row, score, bool(self.ranking.relevant[query, rank]))
+        return self._result(row, score, bool(self.ranking.relevant[query, rank]))
 
-    def _picture(self, row: int, score: float, right: bool) -> Neighbour:
+    def _result(self, row: int, score: float, right: bool) -> Neighbour:
         path = _relative(self.gallery.paths[row], self.root)
         return Neighbour(path, self.gallery.labels[row], round(score, 4), right)
 
 
 def common_root(paths: Iterable[Path]) -> Path:
-    """The deepest folder that holds all of these files."""
+    """Return the deepest folder that contains all of the files."""
     return Path(os.path.commonpath({Path(path).absolute().parent for path in paths}))
 
 
@@ -316,6 +326,6 @@ def _relative(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
-def _confusion(kept: dict[str, Any]) -> Confusion:
-    pairs = {name: tuple(kept[name]) for name in ("classes", "counts", "queries")}
-    return Confusion(**{**kept, **pairs, "answer": Neighbour(**kept["answer"])})
+def _read_confusion(fields: dict[str, Any]) -> Confusion:
+    pairs = {name: tuple(fields[name]) for name in ("classes", "counts", "queries")}
+    return Confusion(**{**fields, **pairs, "answer": Neighbour(**fields["answer"])})

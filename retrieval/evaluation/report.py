@@ -1,48 +1,42 @@
-"""An evaluation as people read it: report.json with every number, report.html to look at."""
+"""Report of an evaluation: every number, saved as report.json. `retrieval.reports` renders it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from retrieval import text
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings
-from retrieval.evaluation.numbers import keys, percent, short, summary, value
 from retrieval.evaluation.score import KS, Result
-from retrieval.files import now, write_texts
-from retrieval.reports.page import document
-from retrieval.reports.report import render
+from retrieval.files import now
 
-__all__ = ["Report", "check_keeps", "keep", "kept", "render", "table"]
-
-FORMAT_VERSION = 2
-_KEPT = "reports"  # in a gallery
-_KNOWN_VERSIONS = (1, FORMAT_VERSION)  # what came with 2 may be missing
+FORMAT_VERSION = 3
+FILE = "report.json"
+KEPT = "reports"  # folder of a gallery with the reports that it keeps
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything an evaluation found.
+    """Everything that an evaluation found.
 
     Attributes:
-        data: the data set as it was named.
-        protocol: what was searched for in what, in one line.
-        images, classes: of the queries.
-        fingerprint: SHA-256 of the model file, where there is one.
-        results: published numbers first, then baselines, the model itself last.
-        bad_files: (path, reason) of images that could not be read and were left out.
-        ks: the K of the table.
-        notes: what to keep in mind when reading it, a sentence each.
-        seed: of the training run, where there was one.
-        findings: what the model itself got wrong; `None`: not known.
-        gallery_state: of a gallery measured on its own images, what `retrieval.evaluation.gallery.state_of`
-            said; else `None`.
+        data: Data set, as named by the user.
+        protocol: Searched set and protocol, in one line.
+        images: Number of query images.
+        classes: Number of classes of the queries.
+        fingerprint: SHA-256 of the model file; `None` if there is no file.
+        results: Published results first, then baselines, the evaluated model last.
+        bad_files: Path and reason of each image that could not be read and was left out.
+        created: Time of the evaluation, ISO 8601, UTC.
+        ks: Values of K in tables.
+        notes: Remarks for readers, one sentence each.
+        seed: Seed of the training run; `None` if unknown.
+        findings: Mistakes of the evaluated model; `None` if not collected.
+        gallery_state: For a gallery evaluated on its own images,
+            `retrieval.evaluation.gallery.state_of` at that time; else `None`.
     """
 
     data: str
@@ -61,84 +55,44 @@ class Report:
 
     @property
     def headline(self) -> Result:
-        """The result that the report is about: of the model itself, by class."""
+        """The main result: the evaluated model, by class."""
         return next((result for result in reversed(self.results) if result.by is None), self.results[-1])
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
+        """Return the content of report.json: the format number and the fields of this class.
 
-    def save(self, folder: Path) -> None:
-        """Write report.html and report.json into a folder, made if need be; with the last one it is there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        page = document(f"Lookalike: {self.data}", render(self))
-        write_texts(folder, {"report.html": page, "report.json": json_lines(self.to_dict())})
+        A result has its name, `by`, and `values` and `intervals` by metric key, such as "recall_at_1".
+        """
+        return {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
 
     @classmethod
     def load(cls, folder: Path) -> Report:
-        """Read report.json back; an `InputError` where there is none of a known format."""
-        path = folder / "report.json"
+        """Load report.json of a folder.
+
+        Raises:
+            InputError: The file is missing, damaged, or of another format.
+        """
+        path = folder / FILE
         try:
-            values = json.loads(path.read_text())
-            if values.pop("format") not in _KNOWN_VERSIONS:
-                raise InputError(f"{path}: a report of another version; evaluate again")
-            values["results"] = [Result.from_dict(result) for result in values["results"]]
-            values["bad_files"] = [(path, reason) for path, reason in values["bad_files"]]
-            values |= {name: tuple(values[name]) for name in ("ks", "notes") if name in values}
-            if values.get("findings") is not None:
-                values["findings"] = Findings.from_dict(values["findings"])
-            return cls(**values)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            fields = json.loads(path.read_text())
+            if fields.pop("format") != FORMAT_VERSION:
+                raise InputError(f"{path}: report of another format; evaluate again")
+            fields["results"] = [Result.from_dict(result) for result in fields["results"]]
+            fields["bad_files"] = [(path, reason) for path, reason in fields["bad_files"]]
+            fields |= {name: tuple(fields[name]) for name in ("ks", "notes")}
+            if fields["findings"] is not None:
+                fields["findings"] = Findings.from_dict(fields["findings"])
+            return cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: not a readable report ({error}); evaluate again") from error
 
 
-def check_keeps(gallery: Path) -> None:
-    """Refuse a gallery that could not keep a report; ask before long work.
-
-    Raises:
-        InputError: its folder cannot be written.
-    """
-    try:
-        (gallery / _KEPT).mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=gallery / _KEPT):
-            pass
-    except OSError as error:
-        what = f"{gallery}: it cannot keep a report ({error.strerror})"
-        raise InputError(f"{what}; make its folder writable, or measure a copy of it") from error
+def kept_reports(gallery: Path) -> list[Path]:
+    """Return the folders of all reports kept in a gallery, oldest first."""
+    return [file.parent for file in sorted((gallery / KEPT).glob(f"*/{FILE}"))]
 
 
-def keep(report: Report, gallery: Path) -> Path:
-    """Save a report in a gallery, under the time it was made -> its folder."""
-    name = report.created.replace(":", "")
-    for number in count(1):
-        folder = gallery / _KEPT / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:  # another one of the same second
-            continue
-    report.save(folder)
-    return folder
-
-
-def kept(gallery: Path) -> list[Path]:
-    """The folders of all reports kept in a gallery, oldest first."""
-    return [file.parent for file in sorted((gallery / _KEPT).glob("*/report.json"))]
-
-
-def table(report: Report) -> str:
-    """The most important numbers as plain text, one result a line, in percent; the notes below."""
-    names = summary(keys(report.results), report.ks)
-    rows = [[result.title, *(percent(value(result, name)) for name in names)] for result in report.results]
-    lines = text.align_columns([["", *map(short, names)], *rows], right=range(1, len(names) + 1))
-    interval = report.headline.intervals.get("recall_at_1")
-    if interval is not None:
-        low, high = map(percent, interval)
-        lines.append(f"R@1 of {report.headline.title}: {low} to {high} with 95% confidence.")
-    return "\n".join([*lines, *report.notes])
-
-
-def json_lines(values: dict[str, Any]) -> str:
-    """An object as JSON, one key a line: long columns of numbers stay on one."""
-    lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+def json_lines(fields: dict[str, Any]) -> str:
+    """Return an object as JSON with one key per line: long columns of numbers stay on one line."""
+    lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"

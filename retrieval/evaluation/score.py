@@ -1,19 +1,19 @@
-"""Score embeddings against labels: one result for one model, with what it was computed from."""
+"""Evaluation of embeddings against labels: the values of all metrics, with the arrays behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from retrieval import metrics
-from retrieval.metrics import bootstrap, per_query
-from retrieval.metrics.inputs import questions
-from retrieval.metrics.ranking import Ranking, rank_checked
-from retrieval.metrics.similarities import Similarities, compare_all
-from retrieval.progress import Progress
+from retrieval.metrics.all_pairs import Similarities
+from retrieval.metrics.inputs import check_inputs
+from retrieval.metrics.ranking import Ranking
+from retrieval.metrics.statistics import bootstrap_intervals
+from retrieval.metrics.table import METRICS, Evidence
 
 KS = (1, 2, 4, 8)
 CURVE_KS = (1, 2, 4, 8, 16, 32, 64)
@@ -21,54 +21,41 @@ CURVE_KS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Result:
-    """The numbers of one model on one data set; all in 0..1, `None` where not known.
+    """The values of one model on one data set.
 
     Attributes:
-        recall, precision: K: Recall@K and Precision@K; numbers that somebody else published may lack some.
-        nmi, f1: of k-means clusters.
-        by: what has to agree, where it is not the class: "chain".
-        map_at_r, r_precision: with R the number of images of the query's class.
-        mean_ap: mean average precision over the complete ranking.
-        linear_probe: accuracy of a linear classifier.
-        intervals: 95% confidence intervals by the bootstrap over queries: "recall_at_1", "precision_at_10",
-            ..., "map_at_r", "r_precision", "mean_ap".
+        name: Name of the model.
+        values: Key of the metric -> value in 0..1; keys as in `retrieval.metrics.table`: "recall_at_1",
+            "precision_at_10", "map_at_r", "r_precision", "mean_ap", "nmi", "f1", "linear_probe". Published
+            results have only some of them.
+        by: Name of the labels if they are not the classes, such as "chain".
+        intervals: Key of the metric -> 95% confidence interval by the bootstrap over queries.
     """
 
     name: str
-    recall: dict[int, float] = field(default_factory=dict)
-    nmi: float | None = None
-    f1: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
     by: str | None = None
-    precision: dict[int, float] = field(default_factory=dict)
-    map_at_r: float | None = None
-    r_precision: float | None = None
-    mean_ap: float | None = None
-    linear_probe: float | None = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """The name, and what has to agree."""
+        """The name, with the labels if they are not the classes."""
         return f"{self.name}, by {self.by}" if self.by else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Result:
-        """The inverse of `to_dict`, after a trip through JSON; older ones have fewer numbers."""
-        by_k = {
-            name: {int(k): value for k, value in values.get(name, {}).items()}
-            for name in ("recall", "precision")
-        }
-        intervals = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
-        return cls(**{**values, **by_k, "intervals": intervals})
+    def from_dict(cls, fields: Mapping[str, Any]) -> Result:
+        """Inverse of `to_dict`, also after a round trip through JSON."""
+        intervals = {key: (low, high) for key, (low, high) in fields["intervals"].items()}
+        return cls(**{**fields, "intervals": intervals})
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The numbers, and what they were computed from, query by query."""
+    """A result with the arrays it was computed from, query by query."""
 
     result: Result
     ranking: Ranking
@@ -87,49 +74,34 @@ def evaluate(
     by: str | None = None,
     show_progress: bool = False,
 ) -> Evaluation:
-    """Every retrieval metric with its interval, and NMI and F1 of k-means with as many clusters as classes.
-
-    Clusters are made of the query embeddings. The definitions are those of `retrieval.metrics`.
+    """Compute every metric of `retrieval.metrics.table`, with intervals for those that have values per query.
 
     Args:
-        query: float [N, D], unit length; query_labels: [N].
-        gallery: float [M, D] to search instead of the other queries; gallery_labels: [M].
-        own: int [N], the row of the gallery that is the query itself, -1 for none.
-        ks: every K.
-        by: what the labels are, where they are not the classes.
+        name: Name of the model.
+        query: Query embeddings, float [N, D], unit length; these are also clustered.
+        query_labels: Labels of the queries, [N].
+        gallery: Gallery embeddings, float [M, D]; without it each query searches all other queries.
+        gallery_labels: Labels of the gallery, [M].
+        own: Gallery row of each query itself, which is left out, int [N]; -1 for none.
+        ks: Values of K.
+        by: Name of the labels if they are not the classes.
+        show_progress: Whether to report progress on stderr.
 
     Raises:
-        InputError: embeddings or labels that cannot be used, or no query that can be answered.
+        InputError: Unusable embeddings or labels, or no query has a relevant image.
     """
-    asked = questions(query, query_labels, gallery, gallery_labels, own)
-    ranking = rank_checked(asked, max(ks), show_progress=show_progress)
-    compared = compare_all(asked, show_progress=show_progress)
-    values = np.column_stack(
-        [
-            per_query.recall(ranking, ks),
-            per_query.precision(ranking, ks),
-            compared.map_at_r,
-            compared.r_precision,
-            compared.average_precision,
-        ]
-    )  # [N, metrics]
-    means = metrics.mean(values).tolist()
-    names = [f"{metric}_at_{k}" for metric in ("recall", "precision") for k in ks]
-    names += ["map_at_r", "r_precision", "mean_ap"]
-    ends = [(low, high) for low, high in bootstrap.intervals(values).tolist()]
-    with Progress("clustering", len(asked.query), "queries", show=show_progress) as progress:
-        clusters = metrics.kmeans(asked.query, len(np.unique(query_labels)))
-        progress.update(len(clusters))
-    result = Result(
-        name,
-        recall=dict(zip(ks, means, strict=False)),
-        precision=dict(zip(ks, means[len(ks) :], strict=False)),
-        map_at_r=means[-3],
-        r_precision=means[-2],
-        mean_ap=means[-1],
-        nmi=metrics.nmi(query_labels, clusters),
-        f1=metrics.pair_f1(query_labels, clusters),
-        by=by,
-        intervals=dict(zip(names, ends, strict=True)),
-    )
-    return Evaluation(result, ranking, compared)
+    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress)
+    keys, columns = [], []
+    for metric in METRICS:
+        if metric.per_query is not None:
+            keys += metric.keys(ks)
+            columns.append(metric.per_query(evidence).reshape(len(inputs.query), -1))
+    table = np.hstack(columns)  # [N, keys]
+    values = dict(zip(keys, metrics.mean(table).tolist(), strict=True))
+    ends = [(low, high) for low, high in bootstrap_intervals(table).tolist()]
+    for metric in METRICS:
+        if metric.overall is not None:
+            values[metric.key] = metric.overall(evidence)
+    result = Result(name, values, by, intervals=dict(zip(keys, ends, strict=True)))
+    return Evaluation(result, evidence.ranking, evidence.similarities)

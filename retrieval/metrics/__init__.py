@@ -1,15 +1,17 @@
-"""Retrieval and clustering metrics, each defined once: the numbers that papers report.
+"""Retrieval and clustering metrics, each defined once, as papers report them.
 
-Similarity is the cosine; embeddings have unit length. What all retrieval metrics share:
+The similarity is the cosine; embeddings have unit length. Conventions shared by all retrieval metrics:
 
-- Each query is searched for among all the others, or in a gallery. Queries without another image of their
-  class to find are left out of the mean, since no embedding could answer them. None left: `InputError`.
-- K beyond the gallery means all of it.
-- Similarities within 1e-6 are equal, and of equal ones the wrong images come first: nothing depends on the
-  order of rows, and embeddings that are all the same find nothing.
-- With one class only there is nothing wrong to find, and every metric is 1.
+- Each query searches all other queries (leave-one-out), or a gallery. Queries without a relevant image, that
+  is another one of their class, are left out of the mean, since no embedding could answer them. If there are
+  no other queries, `InputError` is raised.
+- A K beyond the size of the gallery means the whole gallery.
+- Similarities within 1e-6 are equal, and among equal ones irrelevant images rank first: results do not depend
+  on the order of rows, and embeddings that are all equal find nothing.
+- With a single class there is nothing irrelevant, and all metrics are 1.
 
-The values of single queries are in `retrieval.metrics.per_query` and `retrieval.metrics.similarities`.
+`retrieval.metrics.table` lists the metrics of an evaluation; values of single queries are in
+`retrieval.metrics.per_query` and `retrieval.metrics.all_pairs`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.metrics import per_query
+from retrieval.metrics.all_pairs import Similarities, similarities
 from retrieval.metrics.clustering import kmeans, nmi, pair_f1
-from retrieval.metrics.inputs import labelled, questions
-from retrieval.metrics.neighbours import Search, nearest
-from retrieval.metrics.ranking import Ranking, rank, rank_checked
-from retrieval.metrics.similarities import Similarities, similarities
+from retrieval.metrics.inputs import check_inputs, check_labelled
+from retrieval.metrics.ranking import NeighbourSearch, Ranking, exact_neighbours, rank, rank_inputs
 
 __all__ = [
     "Ranking",
@@ -53,22 +54,24 @@ def recall_at_k(
     *,
     ks: Sequence[int] = (1, 2, 4, 8),
     own: np.ndarray | None = None,
-    search: Search = nearest,
+    search: NeighbourSearch = exact_neighbours,
 ) -> dict[int, float]:
-    """Share of queries with at least one of their class among the K nearest (Oh Song et al. 2016).
+    """Share of queries with a relevant image among the K nearest (Oh Song et al. 2016).
 
     Args:
-        query: float [N, D], unit length; query_labels: [N].
-        gallery: float [M, D]; without it each query is searched for among all the others;
-            gallery_labels: [M].
-        own: int [N], the row of the gallery that is the query itself, -1 for none.
-        search: what finds the neighbours.
+        query: Query embeddings, float [N, D], unit length.
+        query_labels: Labels of the queries, [N].
+        gallery: Gallery embeddings, float [M, D]; without it each query searches all other queries.
+        gallery_labels: Labels of the gallery, [M].
+        ks: Values of K.
+        own: Gallery row of each query itself, which is left out, int [N]; -1 for none.
+        search: Nearest-neighbour search.
 
     Returns:
         {K: recall}, in 0..1.
 
     Raises:
-        InputError: shapes that do not fit, values that are not finite, or no query that can be answered.
+        InputError: Shapes do not match, values are not finite, or no query has a relevant image.
     """
     ranking = rank(query, query_labels, gallery, gallery_labels, k=max(ks), own=own, search=search)
     return dict(zip(ks, mean(per_query.recall(ranking, ks)).tolist(), strict=True))
@@ -82,9 +85,9 @@ def precision_at_k(
     *,
     ks: Sequence[int] = (1, 10),
     own: np.ndarray | None = None,
-    search: Search = nearest,
+    search: NeighbourSearch = exact_neighbours,
 ) -> dict[int, float]:
-    """Share of the K nearest that are of the query's class, {K: precision}; the rest as `recall_at_k`."""
+    """Share of relevant images among the K nearest, {K: precision}; arguments as for `recall_at_k`."""
     ranking = rank(query, query_labels, gallery, gallery_labels, k=max(ks), own=own, search=search)
     return dict(zip(ks, mean(per_query.precision(ranking, ks)).tolist(), strict=True))
 
@@ -97,12 +100,12 @@ def cmc(
     *,
     k: int = 100,
     own: np.ndarray | None = None,
-    search: Search = nearest,
+    search: NeighbourSearch = exact_neighbours,
 ) -> np.ndarray:
-    """Recall@1 to Recall@k, float64 [k]: the cumulative match characteristic; the rest as `recall_at_k`."""
+    """Cumulative match characteristic: Recall@1 to Recall@k, float64 [k]; arguments as for `recall_at_k`."""
     ranking = rank(query, query_labels, gallery, gallery_labels, k=k, own=own, search=search)
-    first = ranking.first_right[ranking.answerable]
-    _insist(len(first) > 0)
+    first = ranking.first_relevant[ranking.answerable]
+    _require_answerable(len(first))
     return np.cumsum(np.bincount(first, minlength=k + 1)[1:]) / len(first)
 
 
@@ -113,14 +116,14 @@ def map_at_r(
     gallery_labels: np.ndarray | None = None,
     *,
     own: np.ndarray | None = None,
-    search: Search = nearest,
+    search: NeighbourSearch = exact_neighbours,
 ) -> float:
-    """Mean average precision at R (Musgrave et al. 2020, eqs. 3 and 4), in 0..1; the rest as `recall_at_k`.
+    """Mean average precision at R (Musgrave et al. 2020, eqs. 3 and 4), in 0..1; as for `recall_at_k`.
 
-    R is the number of images of the query's class. As many neighbours are kept for every query, so where
-    classes have thousands of images take it from `similarities`.
+    R is the number of relevant images. The largest R of all queries is the depth of the ranking, so if
+    classes have thousands of images, use `similarities` instead.
     """
-    ranking = _to_the_last(query, query_labels, gallery, gallery_labels, own, search)
+    ranking = _rank_to_r(query, query_labels, gallery, gallery_labels, own, search)
     return float(mean(per_query.map_at_r(ranking)))
 
 
@@ -131,10 +134,10 @@ def r_precision(
     gallery_labels: np.ndarray | None = None,
     *,
     own: np.ndarray | None = None,
-    search: Search = nearest,
+    search: NeighbourSearch = exact_neighbours,
 ) -> float:
-    """Share of the R nearest that are of the query's class, in 0..1; the rest as `map_at_r`."""
-    ranking = _to_the_last(query, query_labels, gallery, gallery_labels, own, search)
+    """Share of relevant images among the R nearest, in 0..1; arguments and R as for `map_at_r`."""
+    ranking = _rank_to_r(query, query_labels, gallery, gallery_labels, own, search)
     return float(mean(per_query.r_precision(ranking)))
 
 
@@ -146,7 +149,7 @@ def mean_average_precision(
     *,
     own: np.ndarray | None = None,
 ) -> float:
-    """Mean of the average precision over the complete ranking, in 0..1; the rest as `recall_at_k`."""
+    """Mean of the average precision over the complete ranking, in 0..1; arguments as for `recall_at_k`."""
     found = similarities(query, query_labels, gallery, gallery_labels, own=own)
     return float(mean(found.average_precision))
 
@@ -154,57 +157,59 @@ def mean_average_precision(
 def linear_probe(
     train: np.ndarray, train_labels: np.ndarray, test: np.ndarray, test_labels: np.ndarray
 ) -> float:
-    """Accuracy on test embeddings of a linear classifier of training embeddings, in 0..1.
+    """Test accuracy of a linear classifier of the training embeddings, in 0..1.
 
     Multinomial logistic regression with an L2 penalty (C = 1) on dimensions scaled to mean 0 and deviation 1
-    over the training embeddings: the entries of a unit vector are so small that the penalty would rule else.
+    over the training embeddings: otherwise the penalty would dominate the small entries of unit vectors.
 
     Args:
-        train: float [N, D], unit length; train_labels: [N].
-        test: float [M, D], unit length; test_labels: [M]. A class that training lacks is never got right.
+        train: Training embeddings, float [N, D], unit length.
+        train_labels: Labels of the training embeddings, [N].
+        test: Test embeddings, float [M, D], unit length.
+        test_labels: Labels of the test embeddings, [M]; those missing in training count as wrong.
 
     Raises:
-        InputError: shapes that do not fit, values that are not finite, or one class only to learn.
+        InputError: Shapes do not match, values are not finite, or training has a single class.
     """
     from sklearn.linear_model import LogisticRegression  # takes seconds to import
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    train, train_labels = labelled(train, train_labels, "train")
-    test, test_labels = labelled(test, test_labels, "test")
+    train, train_labels = check_labelled(train, train_labels, "train")
+    test, test_labels = check_labelled(test, test_labels, "test")
     if train.shape[1] != test.shape[1]:
         raise InputError(f"linear_probe: {train.shape[1]} dimensions to train on and {test.shape[1]} to test")
     if len(np.unique(train_labels)) < 2:
-        raise InputError("linear_probe: there is one class only to learn")
+        raise InputError("linear_probe: the training labels have one class only")
     classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     classifier.fit(train, train_labels)
     return float(np.mean(classifier.predict(test) == test_labels))
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the queries that can be answered: [N, ...] with nan for the others -> [...].
+    """Mean over the queries with a relevant image: [N, ...] with nan for the others -> [...].
 
     Raises:
-        InputError: there is none.
+        InputError: There are no such queries.
     """
     answered = values[~np.isnan(values.reshape(len(values), -1)).any(1)]
-    _insist(len(answered) > 0)
-    return answered.mean(0)
+    _require_answerable(len(answered))
+    return np.asarray(answered.mean(0))
 
 
-def _to_the_last(
+def _rank_to_r(
     query: np.ndarray,
     query_labels: np.ndarray,
     gallery: np.ndarray | None,
     gallery_labels: np.ndarray | None,
     own: np.ndarray | None,
-    search: Search,
+    search: NeighbourSearch,
 ) -> Ranking:
-    """As many neighbours as the largest class has images to find."""
-    asked = questions(query, query_labels, gallery, gallery_labels, own)
-    return rank_checked(asked, max(1, int(asked.to_find.max())), search)
+    """Rank as deep as the largest number of relevant images."""
+    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    return rank_inputs(inputs, max(1, int(inputs.num_relevant.max())), search)
 
 
-def _insist(answerable: bool) -> None:
-    if not answerable:
+def _require_answerable(queries: int) -> None:
+    if not queries:
         raise InputError("no query has another image of its class to find")

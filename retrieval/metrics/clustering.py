@@ -1,4 +1,4 @@
-"""k-means clusters of embeddings, and how well they agree with the classes."""
+"""k-means clusters of embeddings and their agreement with the classes: NMI and F1."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ _SMALL_CLUSTER = 20
 
 
 def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarray:
-    """Cluster number of every row, int64 [N]: k-means of FAISS, 20 iterations, the best of 3 starts.
+    """Return the cluster of each row, int64 [N]: k-means of FAISS, 20 iterations, the best of 3 starts.
 
-    Where an iteration has to compare more than ten million pairs of a point and a cluster, a single start has
-    to do, and where clusters have fewer than 20 points on average, as on Stanford Online Products, 5
-    iterations. On clustered data of that size 1, 5 and 20 gave an NMI of 0.919, 0.919 and 0.917, but an F1 of
-    0.51, 0.50 and 0.32: there F1 says as much about the clustering as about the embeddings.
+    If an iteration compares more than ten million pairs of point and cluster, there is a single start. If
+    clusters also have fewer than 20 points on average, as on Stanford Online Products, there are 5
+    iterations. On clustered data of that size 1, 5 and 20 iterations gave an NMI of 0.919, 0.919 and 0.917,
+    but an F1 of 0.51, 0.50 and 0.32: there F1 depends as much on the clustering as on the embeddings.
 
     Args:
-        embeddings: float [N, D].
-        clusters: 1 to N.
+        embeddings: Points, float [N, D].
+        clusters: Number of clusters, 1 to N.
+        seed: Seed of the starting points.
 
     Raises:
-        InputError: values that are not finite, or fewer points than clusters.
+        InputError: Values are not finite, or there are fewer points than clusters.
     """
     points = np.ascontiguousarray(embeddings, np.float32)
     if not 1 <= clusters <= len(points) or not np.isfinite(points).all():
-        raise InputError(f"kmeans: cannot make {clusters} clusters of {len(points)} points, all to be finite")
-    iterations, starts = effort(len(points), clusters)
+        raise InputError(
+            f"kmeans: cannot make {clusters} clusters of {len(points)} points; all must be finite"
+        )
+    iterations, starts = _effort(len(points), clusters)
     model = faiss.Kmeans(
         points.shape[1],
         clusters,
@@ -44,25 +47,25 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarra
     return model.index.search(points, 1)[1][:, 0]
 
 
-def effort(points: int, clusters: int) -> tuple[int, int]:
-    """Iterations and starts that `kmeans` takes."""
+def _effort(points: int, clusters: int) -> tuple[int, int]:
+    """Return the number of iterations and of starts."""
     many = points * clusters > _MANY
     return 5 if many and points < _SMALL_CLUSTER * clusters else 20, 1 if many else 3
 
 
-def less_effort(points: int, clusters: int) -> str | None:
-    """A sentence for whoever reads NMI and F1, where `kmeans` takes less effort than usual."""
-    iterations, starts = effort(points, clusters)
+def effort_note(points: int, clusters: int) -> str | None:
+    """Return a note for reports if `kmeans` takes less effort than usual, else `None`."""
+    iterations, starts = _effort(points, clusters)
     if starts > 1:
         return None
     return (
-        f"NMI and F1 are of k-means after {iterations} iterations from one start, for there are many "
-        "images; F1 compares only with as many."
+        f"NMI and F1 come from k-means with {iterations} iterations from one start, because there are many "
+        "images; compare F1 only between sets of the same size."
     )
 
 
 def nmi(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """Normalised mutual information 2 I(L; C) / (H(L) + H(C)), in 0..1; 1 where both are a single group."""
+    """Normalised mutual information 2 I(L; C) / (H(L) + H(C)), in 0..1; 1 if both are a single group."""
     cells, rows, columns = _contingency(labels, clusters)
     total = cells.sum()
     p_joint, p_row, p_column = (
@@ -78,7 +81,7 @@ def nmi(labels: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def pair_f1(labels: np.ndarray, clusters: np.ndarray) -> float:
-    """F1 of the pairs put in one cluster against the pairs of one class, in 0..1; 0 where there are none."""
+    """F1 of the pairs that share a cluster against the pairs that share a class, in 0..1; 0 for no pairs."""
     cells, rows, columns = _contingency(labels, clusters)
 
     def pairs(counts: np.ndarray) -> float:
@@ -89,9 +92,9 @@ def pair_f1(labels: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def _contingency(labels: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The filled cells of the class x cluster table: counts, row numbers and column numbers, each [cells]."""
+    """Return the filled cells of the class x cluster table: counts, rows and columns, each [cells]."""
     if len(labels) != len(clusters) or len(labels) == 0:
-        raise InputError(f"need as many clusters as labels, and some: got {len(labels)} and {len(clusters)}")
+        raise InputError(f"need one cluster number for each label: got {len(labels)} and {len(clusters)}")
     _, rows = np.unique(labels, return_inverse=True)
     groups, columns = np.unique(clusters, return_inverse=True)
     cells, counts = np.unique(rows * len(groups) + columns, return_counts=True)

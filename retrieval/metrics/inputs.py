@@ -1,4 +1,4 @@
-"""What is asked of embeddings: labelled queries, and a gallery of labelled images to answer from."""
+"""Checked inputs of the metrics: labelled queries and the labelled gallery that they search."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LENGTH_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
-class Questions:
-    """Queries and gallery after every check, as arrays that the rest can rely on.
+class Inputs:
+    """Queries and gallery after all checks.
 
     Attributes:
-        query: float32 [N, D], of unit length or zero.
-        gallery: float32 [M, D]; the queries themselves where each is searched for among the others.
-        query_classes: int32 [N]; -1: the gallery has none of this class.
-        gallery_classes: int32 [M].
-        own: int64 [N], the row of the gallery that is the query itself and no answer; -1 for none.
+        query: Query embeddings, float32 [N, D], of unit length or zero.
+        gallery: Gallery embeddings, float32 [M, D]; the queries themselves if no gallery was given.
+        query_classes: Class numbers of the queries, int32 [N]; -1 if the gallery has no such class.
+        gallery_classes: Class numbers of the gallery, int32 [M].
+        own: Gallery row of each query itself, which is not a result, int64 [N]; -1 for none.
     """
 
     query: np.ndarray
@@ -31,64 +31,65 @@ class Questions:
     own: np.ndarray
 
     @cached_property
-    def to_find(self) -> np.ndarray:
-        """How many images of its class the gallery holds for each query, itself left out, int64 [N]."""
-        sizes = np.append(np.bincount(self.gallery_classes), 0)  # the last one is for class -1
+    def num_relevant(self) -> np.ndarray:
+        """Number of gallery images of each query's class, without the query itself, int64 [N]."""
+        sizes = np.append(np.bincount(self.gallery_classes), 0)  # the last entry is for class -1
         itself = (self.own >= 0) & (self.gallery_classes[self.own] == self.query_classes)
         return sizes[self.query_classes] - itself
 
 
-def questions(
+def check_inputs(
     query: np.ndarray,
     query_labels: np.ndarray,
     gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
     own: np.ndarray | None = None,
-) -> Questions:
-    """Check queries and gallery.
+) -> Inputs:
+    """Check queries and gallery. Without a gallery, each query searches all other queries (leave-one-out).
 
-    Without a gallery each query is searched for among all the others. Lengths may differ from 1 by 0.01,
-    as those of models in half and 8-bit precision do; a zero vector, as a picture of one colour may give, has
-    the cosine 0 with everything.
+    Lengths may differ from 1 by 0.01, as those of models in half and 8-bit precision do. A zero vector, which
+    an image of a single colour may have, has cosine 0 with everything.
 
     Args:
-        query: float [N, D]; query_labels: [N], numbers or text.
-        gallery: float [M, D]; gallery_labels: [M].
-        own: int [N], the row of the gallery that is the query itself; -1 for none.
+        query: Query embeddings, float [N, D].
+        query_labels: Labels of the queries, numbers or text, [N].
+        gallery: Gallery embeddings, float [M, D].
+        gallery_labels: Labels of the gallery, [M].
+        own: Gallery row of each query itself, int [N]; -1 for none.
 
     Raises:
-        InputError: shapes that do not fit, no rows, values that are not finite, lengths other than 1 (the
-            similarity is the cosine), or rows that the gallery does not have.
+        InputError: Shapes do not match, there are no rows, values are not finite, lengths are not 1 (the
+            similarity is the cosine), or `own` has rows beyond the gallery.
     """
-    query, query_labels = labelled(query, query_labels, "query")
+    query, query_labels = check_labelled(query, query_labels, "query")
     if (gallery is None) != (gallery_labels is None):
         raise InputError("queries: give gallery and gallery_labels together, or neither")
     if gallery is None or gallery_labels is None:
         if own is not None:
-            raise InputError("own: says which row of a gallery a query is; it needs a gallery")
+            raise InputError("own: row numbers of a gallery, so it needs a gallery")
         numbers = np.unique(query_labels, return_inverse=True)[1].astype(np.int32)
-        return Questions(query, query, numbers, numbers, np.arange(len(query)))
-    gallery, gallery_labels = labelled(gallery, gallery_labels, "gallery")
+        return Inputs(query, query, numbers, numbers, np.arange(len(query)))
+    gallery, gallery_labels = check_labelled(gallery, gallery_labels, "gallery")
     if query.shape[1] != gallery.shape[1]:
         raise InputError(
-            f"queries have {query.shape[1]} dimensions, the gallery {gallery.shape[1]}: not of one model"
+            f"queries have {query.shape[1]} dimensions, the gallery {gallery.shape[1]}: use the same model"
         )
     if (query_labels.dtype.kind in "US") != (gallery_labels.dtype.kind in "US"):
         raise InputError(f"labels: {query_labels.dtype} of queries and {gallery_labels.dtype} of the gallery")
     names, classes = np.unique(gallery_labels, return_inverse=True)
     place = np.minimum(np.searchsorted(names, query_labels), len(names) - 1)
     known = np.where(names[place] == query_labels, place, -1)
-    return Questions(
+    return Inputs(
         query,
         gallery,
         known.astype(np.int32),
         classes.astype(np.int32),
-        _checked_own(own, len(query), len(gallery)),
+        _check_own(own, len(query), len(gallery)),
     )
 
 
-def labelled(embeddings: np.ndarray, labels: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Check embeddings [N, D] and labels [N] -> both as arrays, the first float32; errors as above."""
+def check_labelled(embeddings: np.ndarray, labels: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return embeddings [N, D] as float32 and labels [N], both as arrays; errors as for `check_inputs`."""
     embeddings, labels = np.asarray(embeddings), np.asarray(labels)
     if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
         raise InputError(
@@ -97,19 +98,19 @@ def labelled(embeddings: np.ndarray, labels: np.ndarray, name: str) -> tuple[np.
     if len(embeddings) == 0:
         raise InputError(f"{name}: it is empty")
     embeddings = np.ascontiguousarray(embeddings, np.float32)
-    lengths = np.sqrt(np.einsum("nd,nd->n", embeddings, embeddings))  # [N], not finite where a value is not
+    lengths = np.sqrt(np.einsum("nd,nd->n", embeddings, embeddings))  # [N], not finite if a value is not
     if not np.isfinite(lengths).all():
-        raise InputError(f"{name}: the embeddings hold NaN or infinite values")
+        raise InputError(f"{name}: the embeddings contain NaN or infinite values")
     off = (np.abs(lengths - 1) > _LENGTH_TOLERANCE) & (lengths > 0)
     if off.any():
         raise InputError(
             f"{name}: row {off.argmax()} has length {lengths[off.argmax()]:.3g} and not 1; the similarity is "
-            "the cosine, so divide every embedding by its length"
+            "the cosine, so divide each embedding by its length"
         )
     return embeddings, labels
 
 
-def _checked_own(own: np.ndarray | None, queries: int, gallery: int) -> np.ndarray:
+def _check_own(own: np.ndarray | None, queries: int, gallery: int) -> np.ndarray:
     if own is None:
         return np.full(queries, -1)
     own = np.asarray(own)

@@ -1,49 +1,83 @@
-"""The nearest neighbours of queries, and which of them are right; ties go against the right ones."""
+"""Exact nearest neighbours of queries with their relevance; ties are ordered against the query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+import faiss
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.metrics.inputs import Questions, questions
-from retrieval.metrics.neighbours import Search, nearest
+from retrieval.metrics.inputs import Inputs, check_inputs
+from retrieval.progress import Progress
 
 # Similarities that differ by less are equal. Products of NumPy and of FAISS, in float32 and for 64 to 3,072
 # dimensions, gave cosines of the same two vectors that were up to 6e-7 apart.
 TIE = np.float32(1e-6)
-_BLOCK = 4096
+_BLOCK = 4096  # FAISS processes as many queries at once, so smaller blocks would cost time
 _CELLS = 1 << 22  # of queries x gallery at once: 16 MB
+
+
+class NeighbourSearch(Protocol):
+    """Exact nearest neighbours by inner product.
+
+    Args:
+        query: Queries, float32 [N, D].
+        gallery: Vectors to search, float32 [M, D].
+        k: Number of neighbours, at most M.
+        show_progress: Whether to report progress on stderr.
+
+    Returns:
+        Scores, float32 [N, k], and gallery rows, int32 [N, k], best first.
+    """
+
+    def __call__(
+        self, query: np.ndarray, gallery: np.ndarray, k: int, *, show_progress: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+def exact_neighbours(
+    query: np.ndarray, gallery: np.ndarray, k: int, *, show_progress: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """`NeighbourSearch` with FAISS on the CPU, using the OpenMP threads of the process."""
+    scores = np.empty((len(query), k), np.float32)
+    rows = np.empty((len(query), k), np.int32)
+    with Progress("searching", len(query), "queries", show=show_progress) as progress:
+        for start in range(0, len(query), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            scores[block], rows[block] = faiss.knn(query[block], gallery, k, faiss.METRIC_INNER_PRODUCT)
+            progress.update(len(rows[block]))
+    return scores, rows
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The nearest neighbours of queries, best first.
+    """Nearest neighbours of queries, best first.
 
-    A wrong image stands before every right one that is not more similar by `TIE`, so that nothing depends on
-    the order of the gallery, and embeddings that are all equal find nothing.
+    An irrelevant image precedes each relevant one that is not more similar by `TIE`, so that results do not
+    depend on the order of the gallery, and embeddings that are all equal find nothing.
 
     Attributes:
-        rows: int32 [N, k], rows of the gallery; -1 where there is none.
-        scores: float32 [N, k], cosines; -inf where there is none.
-        relevant: bool [N, k], of the query's class.
-        to_find: int64 [N], how many of its class the gallery holds, itself left out.
+        rows: Gallery rows, int32 [N, k]; -1 beyond the end of the gallery.
+        scores: Cosines, float32 [N, k]; -inf beyond the end of the gallery.
+        relevant: Whether the neighbour is of the query's class, bool [N, k].
+        num_relevant: Number of relevant images in the gallery, int64 [N].
     """
 
     rows: np.ndarray
     scores: np.ndarray
     relevant: np.ndarray
-    to_find: np.ndarray
+    num_relevant: np.ndarray
 
     @property
     def answerable(self) -> np.ndarray:
-        """Queries that have something to find, bool [N]."""
-        return self.to_find > 0
+        """Whether the gallery has anything relevant to the query, bool [N]."""
+        return self.num_relevant > 0
 
     @property
-    def first_right(self) -> np.ndarray:
-        """The place of the first right neighbour, from 1, int64 [N]; 0: none of the k."""
+    def first_relevant(self) -> np.ndarray:
+        """Rank of the first relevant neighbour, from 1, int64 [N]; 0 if none of the k is relevant."""
         return np.where(self.relevant.any(1), self.relevant.argmax(1) + 1, 0)
 
 
@@ -55,53 +89,54 @@ def rank(
     *,
     k: int,
     own: np.ndarray | None = None,
-    search: Search = nearest,
+    search: NeighbourSearch = exact_neighbours,
     show_progress: bool = False,
 ) -> Ranking:
-    """Find the k nearest of every query, by cosine.
+    """Find the k nearest neighbours of each query by cosine.
 
     Args:
-        query: float [N, D], unit length; query_labels: [N].
-        gallery: float [M, D] to search; without it each query is searched for among all the others;
-            gallery_labels: [M].
-        k: neighbours wanted; beyond the size of the gallery: all of it.
-        own: int [N], the row of the gallery that is the query itself and is not to be found; -1 for none.
-        search: what finds them.
+        query: Query embeddings, float [N, D], unit length.
+        query_labels: Labels of the queries, [N].
+        gallery: Gallery embeddings, float [M, D]; without it each query searches all other queries.
+        gallery_labels: Labels of the gallery, [M].
+        k: Number of neighbours; the whole gallery if it is smaller.
+        own: Gallery row of each query itself, which is left out, int [N]; -1 for none.
+        search: Nearest-neighbour search.
+        show_progress: Whether to report progress on stderr.
 
     Raises:
-        InputError: as `retrieval.metrics.inputs.questions` does, or k below 1.
+        InputError: As for `retrieval.metrics.inputs.check_inputs`, or k is below 1.
     """
-    return rank_checked(
-        questions(query, query_labels, gallery, gallery_labels, own), k, search, show_progress=show_progress
-    )
+    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    return rank_inputs(inputs, k, search, show_progress=show_progress)
 
 
-def rank_checked(
-    asked: Questions, k: int, search: Search = nearest, *, show_progress: bool = False
+def rank_inputs(
+    inputs: Inputs, k: int, search: NeighbourSearch = exact_neighbours, *, show_progress: bool = False
 ) -> Ranking:
-    """`rank`, of what has been checked."""
+    """Find the k nearest neighbours of checked queries; see `rank`."""
     if k < 1:
-        raise InputError(f"k: {k}; at least 1 neighbour has to be asked for")
-    k = min(k, len(asked.gallery))
-    # One more for the query itself, and one that shows whether a tie goes on behind the last place.
+        raise InputError(f"k: {k}; it must be at least 1")
+    k = min(k, len(inputs.gallery))
+    # One more for the query itself, and one that shows whether a tie continues behind the last rank.
     scores, rows = search(
-        asked.query, asked.gallery, min(k + 2, len(asked.gallery)), show_progress=show_progress
+        inputs.query, inputs.gallery, min(k + 2, len(inputs.gallery)), show_progress=show_progress
     )
     relevant = np.empty((len(rows), k), bool)
     for start in range(0, len(rows), _BLOCK):
         part = slice(start, start + _BLOCK)
-        relevant[part] = _settle(asked, part, rows[part], scores[part], k)
-    return Ranking(rows[:, :k], scores[:, :k], relevant, asked.to_find)
+        relevant[part] = _order(inputs, part, rows[part], scores[part], k)
+    return Ranking(rows[:, :k], scores[:, :k], relevant, inputs.num_relevant)
 
 
-def _settle(asked: Questions, part: slice, rows: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    """Drop the queries themselves and put ties in order, in place -> relevant [b, k]."""
-    if (asked.own[part] >= 0).any():
-        _drop(rows, scores, asked.own[part])
-    # What was not fetched is as similar as this at most.
+def _order(inputs: Inputs, part: slice, rows: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
+    """Drop the queries themselves and order ties, in place; return relevant [b, k]."""
+    if (inputs.own[part] >= 0).any():
+        _drop_own(rows, scores, inputs.own[part])
+    # Upper bound of the similarity of images that were not fetched.
     lowest = np.where(scores[:, -1] > -np.inf, scores[:, -1], scores[:, -2:][:, 0])
-    classes = asked.query_classes[part, None]
-    relevant = (asked.gallery_classes[rows] == classes) & (rows >= 0)  # [b, k + 2]
+    classes = inputs.query_classes[part, None]
+    relevant = (inputs.gallery_classes[rows] == classes) & (rows >= 0)  # [b, k + 2]
     swapped = relevant[:, :-1] & ~relevant[:, 1:] & (scores[:, :-1] - TIE <= scores[:, 1:])
     mixed = np.flatnonzero(swapped.any(1))
     if len(mixed):
@@ -109,19 +144,19 @@ def _settle(asked: Questions, part: slice, rows: np.ndarray, scores: np.ndarray,
         for array in (rows, scores, relevant):
             array[mixed] = np.take_along_axis(array[mixed], order, 1)
     relevant = relevant[:, :k]
-    if rows.shape[1] < len(asked.gallery):
-        # A wrong image that was not fetched may belong before these.
+    if rows.shape[1] < len(inputs.gallery):
+        # An irrelevant image that was not fetched may have to precede these.
         doubtful = np.flatnonzero((relevant & (scores[:, :k] - TIE <= lowest[:, None])).any(1))
-        step = max(1, _CELLS // len(asked.gallery))
+        step = max(1, _CELLS // len(inputs.gallery))
         for start in range(0, len(doubtful), step):
-            these = doubtful[start : start + step]
-            rows[these, :k], scores[these, :k] = _search_all(asked, these + part.start, k, lowest[these])
-            relevant[these] = asked.gallery_classes[rows[these, :k]] == classes[these]
+            block = doubtful[start : start + step]
+            rows[block, :k], scores[block, :k] = _search_all(inputs, block + part.start, k, lowest[block])
+            relevant[block] = inputs.gallery_classes[rows[block, :k]] == classes[block]
     return relevant
 
 
-def _drop(rows: np.ndarray, scores: np.ndarray, own: np.ndarray) -> None:
-    """Take each query itself out of its neighbours, in place; beside many duplicates it was not found."""
+def _drop_own(rows: np.ndarray, scores: np.ndarray, own: np.ndarray) -> None:
+    """Remove each query from its neighbours, in place; among many duplicates it may not be there."""
     itself = rows == own[:, None]  # [b, k + 2]
     found = itself.any(1)
     itself[~found, -1] = True
@@ -132,16 +167,16 @@ def _drop(rows: np.ndarray, scores: np.ndarray, own: np.ndarray) -> None:
 
 
 def _search_all(
-    asked: Questions, which: np.ndarray, k: int, lowest: np.ndarray
+    inputs: Inputs, queries: np.ndarray, k: int, lowest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and scores [b, k] of a few queries from all similarities; k of them are at least `lowest` [b]."""
-    scores = asked.query[which] @ asked.gallery.T  # [b, M]
-    own = asked.own[which]
+    """Rank a few queries by all similarities; k of them are at least `lowest` [b]. Rows, scores [b, k]."""
+    scores = inputs.query[queries] @ inputs.gallery.T  # [b, M]
+    own = inputs.own[queries]
     scores[np.flatnonzero(own >= 0), own[own >= 0]] = -np.inf
-    rows = np.empty((len(which), k), np.int64)
-    for i, query in enumerate(which):
-        # Among the k best may be right ones down to TIE below, and rounding is less than TIE.
+    rows = np.empty((len(queries), k), np.int64)
+    for i, query in enumerate(queries):
+        # Relevant images down to TIE below may be among the k best, and rounding is less than TIE.
         near = np.flatnonzero(scores[i] >= lowest[i] - 2 * TIE)
-        right = asked.gallery_classes[near] == asked.query_classes[query]
-        rows[i] = near[np.lexsort((right, TIE * right - scores[i, near]))[:k]]
+        relevant = inputs.gallery_classes[near] == inputs.query_classes[query]
+        rows[i] = near[np.lexsort((relevant, TIE * relevant - scores[i, near]))[:k]]
     return rows, np.take_along_axis(scores, rows, 1)

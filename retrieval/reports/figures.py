@@ -16,32 +16,45 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe-Ito: safe for all eyes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe-Ito, colour-blind safe
 GREY = "#777777"
-MARKERS = "osD^vPX*"  # told apart without colour, too
-MANY = 3000  # marks beyond which they are kept as pixels: a browser draws no more of them smoothly
+MARKERS = "osD^vPX*"  # distinct without colour
+MANY = 3000  # marks beyond which they are rasterized: browsers cannot draw more of them smoothly
 _DOTS_PER_INCH = 150
-_drawing = threading.Lock()  # the settings of a figure are those of the process
+_lock = threading.Lock()  # Matplotlib's settings are global
 
 
-def svg(draw: Callable[[Axes], object], width: float, height: float) -> str:
-    """What `draw` puts on the axes of a new figure, `width` x `height` inches, as an SVG document."""
-    return render(lambda figure: draw(figure.add_subplot()), width, height).decode()
+def axes_svg(plot: Callable[[Axes], object], width: float, height: float) -> str:
+    """Return an SVG document of a figure with a single plot.
+
+    Args:
+        plot: Draws on the axes.
+        width: Width in inches.
+        height: Height in inches.
+    """
+    return render_figure(lambda figure: plot(figure.add_subplot()), width, height).decode()
 
 
-def render(draw: Callable[[Figure], object], width: float, height: float, kind: str = "svg") -> bytes:
-    """What `draw` puts on a new figure, `width` x `height` inches, as the bytes of an "svg" or "png" file."""
+def render_figure(draw: Callable[[Figure], object], width: float, height: float, kind: str = "svg") -> bytes:
+    """Return a figure as the bytes of an image file.
+
+    Args:
+        draw: Draws on the figure.
+        width: Width in inches.
+        height: Height in inches.
+        kind: "svg" or "png".
+    """
     import matplotlib as mpl  # slow to import, and only figures need it
     from matplotlib.figure import Figure
 
     # Fixed ids, no date and no version.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with (
-        _drawing,
+        _lock,
         mpl.rc_context({"svg.hashsalt": "lookalike", "font.size": 11, "axes.axisbelow": True}),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", "Glyph")  # what the font has no shape for becomes a box
+        warnings.filterwarnings("ignore", "Glyph")  # characters that the font lacks become a box
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
         buffer = io.BytesIO()
@@ -49,36 +62,47 @@ def render(draw: Callable[[Figure], object], width: float, height: float, kind: 
     return buffer.getvalue()
 
 
-def save(
+def save_figure(
     draw: Callable[[Figure], object], width: float, height: float, file: Path, *, png: bool = False
 ) -> list[Path]:
-    """Write a figure to `file`, an SVG, and with `png` to a PNG beside it -> the files written.
+    """Write a figure as SVG, and optionally as PNG beside it; return the files written.
+
+    Args:
+        draw: Draws on the figure.
+        width: Width in inches.
+        height: Height in inches.
+        file: SVG file to write.
+        png: Whether to write a PNG file too.
 
     Raises:
-        InputError: a file that is not called .svg, or a folder that cannot be made.
+        InputError: The file is not called .svg, or its folder cannot be created.
     """
-    files = [named(file, ".svg"), file.with_suffix(".png")][: 2 if png else 1]
+    files = [check_suffix(file, ".svg"), file.with_suffix(".png")][: 2 if png else 1]
     for path in files:
-        write(path, render(draw, width, height, path.suffix[1:]))
+        write_file(path, render_figure(draw, width, height, path.suffix[1:]))
     return files
 
 
 def caption(text: str, length: int = 32) -> str:
-    """A name that somebody else chose, as it can stand in a figure: on one line, and no formula."""
+    """Return a user's text for a figure: shortened, on one line, without mathematical markup."""
     line = "".join(c if c.isprintable() else " " for c in text)
     short = line if len(line) <= length else f"{line[: length - 1]}…"
     return short.replace("$", r"\$")
 
 
-def named(file: Path, suffix: str) -> Path:
-    """The file itself; an `InputError` where its name does not end in `suffix`."""
+def check_suffix(file: Path, suffix: str) -> Path:
+    """Return the file; raise `InputError` if its name does not end in `suffix`."""
     if file.suffix != suffix:
-        raise InputError(f"{file}: what is written is {suffix}; call it {file.with_suffix(suffix).name}")
+        raise InputError(f"{file}: the format is {suffix}; call it {file.with_suffix(suffix).name}")
     return file
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file in one step, making its folder if need be; an `InputError` where that cannot be."""
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file atomically, creating its folder.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as draft:

@@ -1,119 +1,118 @@
-"""A report as HTML: a fragment that shows in any page and needs nothing from outside."""
+"""Report as an HTML fragment: numbers, curves, and the mistakes of the evaluated model."""
 
 from __future__ import annotations
 
-import html
-import math
-from collections.abc import Callable
-from functools import partial
-from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
+from retrieval.evaluation.findings import Confusion, Findings, HardQuery, Neighbour
+from retrieval.evaluation.report import Report
+from retrieval.evaluation.score import Result
+from retrieval.metrics.table import Column, shown_columns
+from retrieval.reports.pages import Pick, Tile, TileSet, render_template
+from retrieval.reports.plots import class_recall_figure, report_recall_figure, similarity_figure
 
-from retrieval.evaluation.numbers import keys, percent, shown, title, value
-from retrieval.reports import page, sections
-from retrieval.reports.figures import COLOURS, MARKERS, caption
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from retrieval.evaluation.report import Report
+_CONFUSIONS = 12
+_CLASSES = 20
 
 
-def render(report: Report, pick: page.Pick | None = None) -> str:
-    """The report as a fragment of HTML; pictures of the data set that are gone show as grey tiles.
+def render_report(report: Report, pick: Pick | None = None) -> str:
+    """Render a report as a self-contained HTML fragment; missing images show as grey tiles.
 
-    `pick` says which pictures are buttons, as in `page.Tiles`.
+    Args:
+        report: The report.
+        pick: Maps images to gallery items, which become buttons.
     """
-    findings = report.findings
-    return page.fragment(
-        f"<h2>{html.escape(report.data)}</h2>"
-        + page.paragraph(
-            f"{report.images:,} query images of {report.classes:,} classes; {report.protocol}. In percent."
-        )
-        + _numbers(report)
-        + "".join(page.paragraph(note) for note in report.notes)
-        + recall_figure(
-            partial(_draw_recall, report),
-            "Recall at K for every result in the table above",
-            len(report.results),
-        )
-        + ("" if findings is None else sections.render(findings, pick))
-        + _unreadable(report)
-        + _origin(report)
+    keys = {key for result in report.results for key in result.values}
+    return render_template(
+        "report.html",
+        report=report,
+        head=["Metric", *(result.title for result in report.results)],
+        rows=[
+            {"column": column, "cells": [_cell(column, result, report.results) for result in report.results]}
+            for column in shown_columns(keys, report.ks)
+        ],
+        has_intervals=any(result.intervals for result in report.results),
+        recall_figure=report_recall_figure(report),
+        findings=report.findings,
+        **(_findings_context(report.findings, pick) if report.findings else {}),
     )
 
 
-def _numbers(report: Report) -> str:
-    """Metrics down, results across: published numbers, baselines, the model itself."""
-    rows = [_row(key, report) for key in shown(keys(report.results), report.ks)]
-    described = "Below a number: its 95% interval, had other queries been drawn. Bold: the best."
-    return page.table(["Metric", *(result.title for result in report.results)], rows) + (
-        f"<p><small>{described}</small></p>" if any(r.intervals for r in report.results) else ""
+def _cell(column: Column, result: Result, results: list[Result]) -> dict[str, Any]:
+    """Value and interval; the best of all results with the same labels is marked."""
+    value = result.values.get(column.key)
+    rivals = [rival.values.get(column.key) for rival in results if rival.by == result.by]
+    best = value is not None and len(rivals) > 1 and value == max(v for v in rivals if v is not None)
+    return {"value": value, "interval": result.intervals.get(column.key), "best": best}
+
+
+# ---- mistakes
+
+
+def _findings_context(findings: Findings, pick: Pick | None) -> dict[str, Any]:
+    """Variables of findings.html."""
+    confusions = findings.confusions[:_CONFUSIONS]
+    queries = [confusion.query for confusion in confusions] + [hard.query for hard in findings.hardest]
+    paths = [findings.queries.path[number] for number in queries]
+    paths += [confusion.answer.path for confusion in confusions]
+    paths += [neighbour.path for hard in findings.hardest for neighbour in _shown_neighbours(hard)]
+    tiles = TileSet(map(findings.absolute, paths), pick)
+    classes = findings.classes
+    recalls = [recall for recall in classes.recall_at_1 if recall is not None]
+    ranked = sorted(
+        (recall, number) for number, recall in enumerate(classes.recall_at_1) if recall is not None
     )
+    return {
+        "similarity_figure": similarity_figure(findings),
+        "confusions": [_confusion_context(findings, confusion, tiles) for confusion in confusions],
+        "hardest": [_hard_query_context(findings, hard, tiles) for hard in findings.hardest],
+        "class_figure": class_recall_figure(recalls) if recalls else None,
+        "num_classes": len(ranked),
+        "worst_classes": [
+            {
+                "name": classes.name[number],
+                "queries": classes.queries[number],
+                "recall": recall,
+                "mistaken_for": classes.mistaken_for[number],
+            }
+            for recall, number in ranked[:_CLASSES]
+        ],
+    }
 
 
-def _row(key: str, report: Report) -> str:
-    """One metric; what is best among all results that ask the same question is bold."""
-    name, meaning = title(key)
-    cells = ""
-    for result in report.results:
-        ours = value(result, key)
-        rivals = [value(rival, key) for rival in report.results if rival.by == result.by]
-        known = [v for v in rivals if v is not None]
-        best = ours is not None and len(rivals) > 1 and ours == max(known)
-        low, high = result.intervals.get(key, (None, None))
-        interval = f"<small>{percent(low)} to {percent(high)}</small>" if low is not None else ""
-        cells += f"<td{' class=best' if best else ''}>{percent(ours)}{interval}</td>"
-    return f"<tr><th scope='row'>{name}<small>{meaning}</small></th>{cells}</tr>"
+def _confusion_context(findings: Findings, confusion: Confusion, tiles: TileSet) -> dict[str, Any]:
+    label = findings.label_of(confusion.query)
+    query = tiles.tile(findings.absolute(findings.queries.path[confusion.query]), label, "query")
+    directions = list(zip(confusion.counts, confusion.queries, strict=True))
+    if label != confusion.classes[0]:  # the arrow to the right starts at the query on the left
+        directions.reverse()
+    counts = [
+        f"{arrow} {count} of {of} ({100 * count / of:.0f}%)"
+        for arrow, (count, of) in zip("\u2192\u2190", directions, strict=True)
+        if of
+    ]
+    return {"tiles": [query, _neighbour_tile(findings, confusion.answer, tiles)], "counts": counts}
 
 
-def _draw_recall(report: Report, axes: Axes) -> None:
-    """Recall against K, one line a result."""
-    for number, (result, colour, marker) in enumerate(
-        zip(report.results, cycle(COLOURS), cycle(MARKERS), strict=False)
-    ):
-        ks = sorted(result.recall)
-        percents = [100 * result.recall[k] for k in ks]
-        # The first is on top: what is published may be a single point.
-        axes.plot(ks, percents, f"{marker}-", color=colour, label=caption(result.title), zorder=9 - number)
-        known = [k for k in ks if f"recall_at_{k}" in result.intervals]
-        if known:
-            ends = 100 * np.array([result.intervals[f"recall_at_{k}"] for k in known])  # [K, 2]
-            axes.fill_between(known, *ends.T, color=colour, alpha=0.2, lw=0)
-    draw_recall_axes(axes, {k for result in report.results for k in result.recall})
+def _hard_query_context(findings: Findings, hard: HardQuery, tiles: TileSet) -> dict[str, Any]:
+    queries, label = findings.queries, findings.label_of(hard.query)
+    path = queries.path[hard.query]
+    shown = [_neighbour_tile(findings, neighbour, tiles) for neighbour in _shown_neighbours(hard)]
+    return {
+        "path": path,
+        "label": label,
+        "rank": queries.first_right[hard.query],
+        "precision": queries.average_precision[hard.query] or 0.0,
+        "tiles": [tiles.tile(findings.absolute(path), label, "query"), *shown],
+    }
 
 
-def recall_figure(draw: Callable[[Axes], object], label: str, lines: int) -> str:
-    """A figure of Recall@K with room below for the names of its lines."""
-    return page.figure(draw, label, 3.1 + 0.2 * math.ceil(lines / 2))
+def _shown_neighbours(hard: HardQuery) -> list[Neighbour]:
+    """The nearest images, with the one that should be first if none of them is right."""
+    right = any(neighbour.right for neighbour in hard.neighbours)
+    return hard.neighbours if right else [*hard.neighbours, hard.nearest_right]
 
 
-def draw_recall_axes(axes: Axes, ks: set[int]) -> None:
-    """What every figure of Recall@K has around it."""
-    ticks = sorted(ks)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(k) for k in ticks])
-    axes.set_xlabel("K, nearest images looked at")
-    axes.set_ylabel("Recall@K (%)")
-    axes.set_title("Queries with an image of their class among the K nearest", fontsize=11)
-    axes.grid(alpha=0.3)
-    axes.figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=10)
-
-
-def _unreadable(report: Report) -> str:
-    if not report.bad_files:
-        return ""
-    items = "".join(f"<li>{html.escape(path)}: {html.escape(why)}</li>" for path, why in report.bad_files)
-    count = f"{len(report.bad_files)} files could not be read and were left out."
-    return page.section(
-        "Left out", page.paragraph(count), f"<details><summary>List</summary><ul>{items}</ul></details>"
-    )
-
-
-def _origin(report: Report) -> str:
-    facts = [f"Model {report.fingerprint[:12]}."] if report.fingerprint else []
-    facts += [f"Seed {report.seed}."] if report.seed is not None else []
-    facts.append(f"Evaluated {report.created}.")
-    return f"<p><small>{html.escape(' '.join(facts))}</small></p>"
+def _neighbour_tile(findings: Findings, neighbour: Neighbour, tiles: TileSet) -> Tile:
+    path, name = findings.absolute(neighbour.path), neighbour.label or "no class"
+    return tiles.tile(path, name, f"{neighbour.score:.3f}", neighbour.right)

@@ -1,65 +1,60 @@
-"""Contact sheets: one self-contained HTML file of pictures with their captions."""
+"""Contact sheet: a self-contained HTML file of images with captions."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.files import atomic_write
-from retrieval.reports import page
-from retrieval.reports.thumbnails import thumbnails
+from retrieval.reports.pages import TileSet, document, render_template
 
-_MOST = 500  # rows, so that a browser can open it
+_MAX_ROWS = 500  # so that a browser can open it
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A picture and what is written below it."""
+class SheetImage:
+    """An image with its caption."""
 
     path: Path
     caption: str
 
 
 @dataclass(frozen=True)
-class Row:
-    """Pictures that belong together, under a heading."""
+class SheetRow:
+    """Images that belong together, under a heading."""
 
     title: str
-    tiles: Sequence[Tile]
+    images: Sequence[SheetImage]
 
 
-def write_sheet(file: Path, title: str, note: str, rows: Sequence[Row]) -> None:
-    """Write a sheet of at most 500 rows; pictures that cannot be read any more are grey.
+def write_sheet(file: Path, title: str, note: str, rows: Sequence[SheetRow]) -> None:
+    """Write a sheet of at most 500 rows; unreadable images show as grey tiles.
 
     Raises:
-        InputError: a file that is not called .html, or that cannot be written.
+        InputError: The file is not called .html, or cannot be written.
     """
-    check_name(file)
-    shown = rows[:_MOST]
+    check_sheet_path(file)
+    shown = rows[:_MAX_ROWS]
     if len(shown) < len(rows):
         note = f"{note} The first {len(shown)} of {len(rows)} are shown."
-    tiles = page.Tiles(thumbnails(tile.path for row in shown for tile in row.tiles))
+    tiles = TileSet(image.path for row in shown for image in row.images)
     sections = [
-        page.section(
-            row.title,
-            f"<ul class='tiles'>{''.join(tiles.tile(t.path, t.caption) for t in row.tiles)}</ul>",
-        )
+        {"title": row.title, "tiles": [tiles.tile(image.path, image.caption) for image in row.images]}
         for row in shown
     ]
-    body = page.fragment(f"<h2>{html.escape(title)}</h2>{page.paragraph(note)}{''.join(sections)}")
+    page = document(title, render_template("sheet.html", title=title, note=note, rows=sections))
     try:
         with atomic_write(file) as draft:
-            draft.write_text(page.document(title, body), encoding="utf-8")
+            draft.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file}: cannot be written ({error.strerror}); choose another --sheet") from error
 
 
-def check_name(file: Path) -> None:
-    """Refuse a name that no browser would open; ask before long work."""
+def check_sheet_path(file: Path) -> None:
+    """Check before long work that a browser can open the file and its folder exists."""
     if file.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{file}: a sheet is HTML; call it {file.with_suffix('.html').name}")
     if not file.parent.is_dir():
-        raise InputError(f"{file}: there is no folder {file.parent}; make it first")
+        raise InputError(f"{file}: the folder {file.parent} does not exist; create it first")

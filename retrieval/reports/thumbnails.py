@@ -1,4 +1,4 @@
-"""Small pictures that a page carries within itself."""
+"""Thumbnails of images as data URIs for self-contained pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from retrieval.images.decode import Decoded, decode_ahead
 
 SIDE = 112  # pixels
-# What stands for a picture that cannot be read any more: a tile that fits light and dark pages.
+# Tile of an image that cannot be read; it fits light and dark pages.
 _MISSING = (
     b"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8' width='112' height='112'>"
     b"<path d='M0 0h8v8H0z' fill='#8a8f98' fill-opacity='.3'/><path d='M2 2l4 4M6 2L2 6' stroke='#8a8f98' "
@@ -22,9 +22,9 @@ _MISSING = (
 
 
 def thumbnails(paths: Iterable[Path]) -> Mapping[Path, str]:
-    """Each picture as a data URI, at most 112 pixels a side; a grey tile where it cannot be read.
+    """Return each image as a data URI, at most 112 pixels a side; unreadable images as a grey tile.
 
-    They are encoded anew from their pixels: no EXIF, no profile and no comment of the file remains.
+    They are re-encoded from their pixels, without EXIF, colour profile and comments of the file.
     """
     wanted = list(dict.fromkeys(paths))
     found = zip(wanted, decode_ahead(wanted, _shrink), strict=True)
@@ -32,7 +32,7 @@ def thumbnails(paths: Iterable[Path]) -> Mapping[Path, str]:
 
 
 def _shrink(image: Image.Image) -> np.ndarray:
-    """uint8 [h, w, 3]; a tiny picture is enlarged by a whole factor, so that its pixels are crisp."""
+    """Return uint8 [h, w, 3]; tiny images are enlarged by a whole factor, so that pixels stay crisp."""
     longest = max(image.size)
     if 2 * longest <= SIDE:
         factor = SIDE // longest

@@ -8,7 +8,8 @@ from typing import Any
 import gradio as gr
 
 from retrieval.errors import InputError
-from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
+from retrieval.evaluation.gallery import check_labels, state_of
+from retrieval.reports.folder import evaluate_and_keep
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page import evaluation_view, views
@@ -115,7 +116,7 @@ class Evaluation:
     def _evaluate(self) -> None:
         with nameless(self._service):
             gallery = still(self._service)
-            evaluate_gallery(gallery, limit=max(_FEWEST, _COMPARISONS // max(1, len(gallery))))
+            evaluate_and_keep(gallery, limit=max(_FEWEST, _COMPARISONS // max(1, len(gallery))))
 
     def _measure(self) -> str:
         """How the evaluation stands, and whether there is one to do."""

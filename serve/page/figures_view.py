@@ -9,8 +9,8 @@ import numpy as np
 
 from retrieval.analysis import triplets, tsne
 from retrieval.analysis.tsne_marks import marks
-from retrieval.reports import page
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
+from retrieval.reports.pages import figure_fragment
 from serve.core.service import Facts
 from serve.page.views import note, picture
 
@@ -39,7 +39,7 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> str:
         f"{count:,} labelled images{of}: to the right those near one of their class, upwards those near "
         f"another class. Above the diagonal another class is nearer, so that Recall@1 fails.{alone}"
     )
-    return words + page.fragment(page.drawing(render(draw, *triplets.size(1)).decode(), label))
+    return words + figure_fragment(render_figure(draw, *triplets.size(1)).decode(), label)
 
 
 def map_of(found: tsne.Map, ids: list[int], total: int, facts: Facts) -> str:

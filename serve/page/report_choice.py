@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError
-from retrieval.evaluation.contenders import Contender
+from retrieval.evaluation.comparison import TESTED, Contender, compare_reports
 from retrieval.evaluation.gallery import state_of
-from retrieval.evaluation.numbers import percent
-from retrieval.evaluation.report import Report, kept, render
+from retrieval.evaluation.report import Report, kept_reports
+from retrieval.reports.comparison import render_comparison
+from retrieval.reports.report import render_report
+from retrieval.reports.text_tables import percent
 from serve.core.service import SearchService
 from serve.page import evaluation_view, views
 
@@ -74,7 +76,7 @@ class Reports:
 
     def listed(self) -> list[Kept]:
         """All reports, newest first."""
-        return [_summary(folder, _written(folder)) for folder in reversed(kept(self._service.folder))]
+        return [_summary(folder, _written(folder)) for folder in reversed(kept_reports(self._service.folder))]
 
     def among(self, choice: Choice) -> Choice:
         """The choice among the reports that there are now: the newest where the one chosen is gone."""
@@ -92,7 +94,7 @@ class Reports:
         if not choice.report:
             how = "`lookalike evaluate GALLERY --data DATA` makes one with other images"
             return views.note(f"There is no evaluation yet. {how}.")
-        folders = {folder.name: folder for folder in kept(self._service.folder)}
+        folders = {folder.name: folder for folder in kept_reports(self._service.folder)}
         try:
             chosen = [folders[name] for name in (choice.report, choice.against) if name]
         except KeyError:
@@ -111,7 +113,7 @@ class Reports:
                 found[path] = gallery.item_at(path)
             return found[path]
 
-        page = render(reports[0], pick) if len(reports) == 1 else _side_by_side(reports, pick)
+        page = render_report(reports[0], pick) if len(reports) == 1 else _side_by_side(reports, pick)
         return evaluation_view.on_pictures(list(found.values())) + page
 
 
@@ -120,11 +122,8 @@ def _side_by_side(reports: list[Report], pick: Callable[[Path], int | None]) -> 
     names = [report.created[:19].replace("T", " ") for report in reports]
     if names[0] == names[1]:
         names = [f"{name} ({which})" for name, which in zip(names, ("this", "the other"), strict=True)]
-    from retrieval.evaluation.comparison import compare
-    from retrieval.reports import comparison
-
     this, other = (Contender(name, (report,)) for name, report in zip(names, reports, strict=True))
-    return comparison.render(compare([other, this]), pick)
+    return render_comparison(compare_reports([other, this]), pick)
 
 
 def _written(folder: Path) -> int:
@@ -137,6 +136,6 @@ def _summary(folder: Path, _: int) -> Kept:
         report = Report.load(folder)
     except InputError:
         return Kept(folder.name, f"{folder.name}: not readable", None)
-    recall = percent(report.headline.recall.get(1)) if report.results else "-"
+    recall = percent(report.headline.values.get(TESTED)) if report.results else "-"
     when = report.created[:16].replace("T", " ")
     return Kept(folder.name, f"{when} · Recall@1 {recall}% · {report.data}", report.gallery_state)

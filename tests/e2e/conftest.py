@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from retrieval import Gallery
-from retrieval.evaluation.gallery import evaluate_gallery
+from retrieval.reports.folder import evaluate_and_keep
 from tests.e2e.page_driver import in_a_tab, visiting
 from tests.e2e.page_gallery import confused, formulas, stock, twice
 from tests.serve.serving import SERVE, Server, serving
@@ -46,10 +46,10 @@ def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str,
     folder = tmp_path_factory.mktemp("site")
     made = {"shop": stock(folder, shop), "twice": twice(folder, shop), "formulas": formulas(folder)}
     made |= {name: confused(folder, name) for name in ("mixed", "fresh")}
-    evaluate_gallery(made["shop"])
-    evaluate_gallery(made["mixed"])
+    evaluate_and_keep(made["shop"])
+    evaluate_and_keep(made["mixed"])
     made["mixed"].remove([1])
-    evaluate_gallery(made["mixed"])
+    evaluate_and_keep(made["mixed"])
     return made
 
 

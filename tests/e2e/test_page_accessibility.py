@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from retrieval.evaluation.gallery import evaluate_gallery
+from retrieval.reports.folder import evaluate_and_keep
 from tests.conftest import lookalike_here
 from tests.e2e.accessibility import cut_off, violations, walk
 from tests.e2e.page_driver import below, expect_results, settle, upload, visiting, watched
@@ -30,7 +30,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Gallery:
         shutil.copy(shop / "red" / f"{seed}.png", folder / f"{seed}.png")
     gallery.add(sorted(folder.glob("[0-3].png")), metadata=[{"label": "green"}] * 4)
     for _ in range(2):
-        evaluate_gallery(gallery)
+        evaluate_and_keep(gallery)
     return gallery
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
-from retrieval.evaluation.report import Report, kept
+from retrieval.evaluation.report import Report, kept_reports
 from tests.e2e.page_driver import below, expect_results, visiting, watched
 from tests.serve.serving import Server
 
@@ -63,15 +63,15 @@ def test_a_gallery_is_evaluated_by_keyboard_and_for_everybody(
         expect(page.locator("#measure")).to_contain_text("as it is now")
         expect(page.get_by_role("button", name="Evaluate this gallery")).to_have_count(0)
         assert page.evaluate("document.activeElement.closest('#measure') !== null"), "the focus is not lost"
-        (folder,) = kept(gallery.folder)
-        recall = f"{100 * Report.load(folder).headline.recall[1]:.1f}"
+        (folder,) = kept_reports(gallery.folder)
+        recall = f"{100 * Report.load(folder).headline.values['recall_at_1']:.1f}"
         row = page.locator("#report").get_by_role("row", name=re.compile("Recall@1"))
         expect(row.get_by_role("cell").first).to_contain_text(recall)
         expect(page.get_by_label("Report")).to_contain_text(f"Recall@1 {recall}%")
         expect_within_the_width(page)
         other.get_by_role("button", name="Evaluate this gallery").click()
         expect(other.locator("#measure")).to_contain_text("as it is now")
-        assert kept(gallery.folder) == [folder], "it is not done again"
+        assert kept_reports(gallery.folder) == [folder], "it is not done again"
         assert page.foreign == page.broken == []  # type: ignore[attr-defined]
 
 

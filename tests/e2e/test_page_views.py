@@ -104,7 +104,7 @@ def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, g
     vectors, labels = stored.vectors, stored.labels
     result = evaluate("again", vectors, np.array(labels)).result
     low, high = result.intervals["recall_at_1"]
-    numbers = f"{100 * result.recall[1]:.1f}{100 * low:.1f} to {100 * high:.1f}"
+    numbers = f"{100 * result.values['recall_at_1']:.1f}{100 * low:.1f} to {100 * high:.1f}"
     expect(report.locator("tbody td").first).to_have_text(numbers)
 
 

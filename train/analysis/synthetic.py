@@ -185,7 +185,7 @@ def _recall(
     kept = (found.rows >= 0) & (other_pairs[found.rows] != pairs[:, None])  # [N, most]
     place = kept.cumsum(1)
     hits = found.relevant & kept
-    answerable = found.to_find > sizes[pairs]
+    answerable = found.num_relevant > sizes[pairs]
     recall = {k: float((hits & (place <= k)).any(1)[answerable].mean()) for k in KS}
     return recall, int(answerable.sum())
 

@@ -70,7 +70,8 @@ def evaluate(
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
     """
-    from retrieval.evaluation.report import table
+    from retrieval.reports.folder import save_report
+    from retrieval.reports.text_tables import report_table
 
     if data is None:
         if baselines or which or linear_probe:
@@ -84,8 +85,8 @@ def evaluate(
             target, dataset, baselines, which=which, linear_probe=linear_probe, show_progress=True
         )
     if out is not None:
-        report.save(out)
-    print_result(report.to_dict(), as_json, table(report))
+        save_report(report, out)
+    print_result(report.to_dict(), as_json, report_table(report))
     if out is not None:
         print_status(f"report: {out / 'report.html'}")
     if report.bad_files:
@@ -96,12 +97,12 @@ def evaluate(
 
 
 def _by_itself(target: Path) -> Report:
-    from retrieval.evaluation.gallery import evaluate_gallery
     from retrieval.gallery import Gallery
+    from retrieval.reports.folder import evaluate_and_keep
 
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
     if not (target / "gallery.db").exists():
         what = f"{target}: --data says which images to measure it on; only a gallery has images of its own"
         raise InputError(what)
-    return evaluate_gallery(Gallery(target), show_progress=True)
+    return evaluate_and_keep(Gallery(target), show_progress=True)

@@ -66,7 +66,7 @@ def sweep(
     figure; DIR/results.json has every number; DIR/NAME/seed-0 is a run like any other.
     """
     from train import settings
-    from train.experiments.comparison import table
+    from train.experiments.comparison import sweep_table
     from train.experiments.plan import Experiment, make_plan, parse_seeds, parse_variants
     from train.experiments.sweep import run_sweep
 
@@ -78,7 +78,7 @@ def sweep(
         baseline,
     )
     found = run_sweep(out, plan, print_status, show_progress=True)
-    print_result(found.to_dict(), as_json, table(found))
+    print_result(found.to_dict(), as_json, sweep_table(found))
     print_status(f"results: {out / 'results.md'}")
     if found.failed:
         count = f"{len(found.failed)} of {len(found.outcomes)} runs failed"

@@ -15,10 +15,11 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
 from retrieval.files import atomic_write, file_lock
+from retrieval.reports.folder import save_report
 from train import data
 from train.config import Config
 from train.data import DataSet
-from train.experiments.comparison import Comparison, Outcome, compare
+from train.experiments.comparison import Outcome, SweepComparison, compare_variants
 from train.experiments.evaluation import evaluate_target
 from train.experiments.plan import Plan, differences
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
@@ -63,7 +64,7 @@ class Trial:
 
 def run_sweep(
     folder: Path, plan: Plan, tell: Callable[[str], None], *, show_progress: bool = False
-) -> Comparison:
+) -> SweepComparison:
     """Do what is left of a sweep, one run after the other, seed by seed.
 
     A run that fails is noted and the others go on; asked again, it is tried again. results.json, results.md
@@ -145,7 +146,7 @@ def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress:
     report = evaluate_target(trial.folder, dataset, baselines, show_progress=show_progress)
     bad = {*report.bad_files, *((bad.source, bad.detail) for bad in trainer.bad_files)}
     results = [*untrained, *report.results]
-    dataclasses.replace(report, results=results, bad_files=sorted(bad)).save(trial.folder)
+    save_report(dataclasses.replace(report, results=results, bad_files=sorted(bad)), trial.folder)
 
 
 def _untrained(trial: Trial, trials: Sequence[Trial]) -> list[Result]:
@@ -169,7 +170,7 @@ def _note_failure(trial: Trial, error: Exception) -> str:
     return message
 
 
-def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> Comparison:
+def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> SweepComparison:
     reports = [report for trial in trials if (report := trial.report()) is not None]
     outcomes = [trial.outcome() for trial in trials]
     config = plan.experiment.config()
@@ -177,12 +178,12 @@ def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> Comparison:
     if config.published is not None:
         numbers = [f"Recall@{k} {percent}" for k, percent in config.published.recall.items()]
         notes[f"Of the recipe as it is, {config.published.source} reports {', '.join(numbers)}."] = None
-    return Comparison(
+    return SweepComparison(
         data=config.data,
         protocol=f"{reports[0].images} images, {reports[0].protocol}" if reports else "",
         command=plan.command(folder),
         baseline=plan.baseline,
-        rows=compare(plan.variant_words(), plan.baseline, outcomes),
+        rows=compare_variants(plan.variant_words(), plan.baseline, outcomes),
         outcomes=outcomes,
         notes=list(notes),
         bad_files=sorted({bad for report in reports for bad in report.bad_files}),

@@ -1,4 +1,4 @@
-"""What can be measured: runs, model files and galleries, and baselines to put beside them."""
+"""Targets of an evaluation: runs, model files and galleries, and baselines to compare them with."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from retrieval.gallery import Gallery
 from retrieval.images.preprocess import Preprocess
 
 _PIXELS_SIDE = 32
-# What rows are called; of a run whose last epoch is not its best there are two in place of AFTER.
+# Names of results. A run whose last epoch is not its best has the latter two instead of AFTER.
 BEFORE, AFTER = "before training", "after training"
 LAST_EPOCH, BEST_EPOCH = "last epoch", "best epoch on held-out classes"
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A way to turn preprocessed pictures uint8 [N, H, W, 3] into unit vectors float32 [N, D]."""
+class Candidate:
+    """A network to evaluate.
+
+    Attributes:
+        name: Name of its result.
+        preprocess: Preprocessing of images.
+        embed: Maps preprocessed images, uint8 [N, H, W, 3], to unit vectors, float32 [N, D].
+    """
 
     name: str
     preprocess: Preprocess
@@ -31,34 +37,45 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Target:
-    """What is evaluated, and the settings it was trained with, as plain values."""
+    """A run, model file or gallery to evaluate.
 
-    contestants: list[Contestant]
+    Attributes:
+        candidates: Its networks; several for a run with different checkpoints.
+        config: Settings of its training run, as plain values; empty if there was none.
+        fingerprint: SHA-256 of the model file; `None` for a run.
+        gallery: The gallery, if it is one.
+    """
+
+    candidates: list[Candidate]
     config: Mapping[str, Any]
     fingerprint: str | None = None
     gallery: Gallery | None = None
 
 
 def open_target(target: Path, which: str | None) -> Target:
-    """What lies at a path: the folder of a run or of a gallery, or a model file.
+    """Open the run, gallery or model file at a path.
 
     Args:
-        which: of a run, the "best" epoch on held-out classes or the "last"; `None`: both where they differ.
+        target: Folder of a run or of a gallery, or a model file.
+        which: Checkpoint of a run: the "best" epoch on held-out classes or the "last"; `None` for both, if
+            they differ.
 
     Raises:
-        InputError: it is none of these.
+        InputError: It is none of these.
     """
     gallery = Gallery(target) if (target / "gallery.db").exists() else None
     if gallery is None and target.is_dir():
         return _open_run(target, which)
     if which is not None:
-        raise InputError(f"{target}: --which chooses between the checkpoints of a run, and this is none")
+        raise InputError(
+            f"{target}: --which selects a checkpoint of a run, and this is not a run; leave it out"
+        )
     embedder = gallery.embedder if gallery is not None else Embedder(target)
     name, config = AFTER, embedder.provenance.get("config", {})
-    if "source" in embedder.provenance:  # a published backbone as it is
+    if "source" in embedder.provenance:  # a published backbone without training
         name, config = "off the shelf", {}
-    contestant = Contestant(name, embedder.preprocess, embedder.embed_pixels)
-    return Target([contestant], config, embedder.fingerprint, gallery)
+    candidate = Candidate(name, embedder.preprocess, embedder.embed_pixels)
+    return Target([candidate], config, embedder.fingerprint, gallery)
 
 
 def _open_run(folder: Path, which: str | None) -> Target:
@@ -72,32 +89,33 @@ def _open_run(folder: Path, which: str | None) -> Target:
         best, last = run.load_checkpoint("best"), run.load_checkpoint("last")
         if best["recall_at_1"] is not None and best["step"] != last["step"]:
             chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
-    contestants = [
-        Contestant(name, config.preprocess, pixel_embedder(run.trained(checkpoint)))
+    candidates = [
+        Candidate(name, config.preprocess, pixel_embedder(run.trained(checkpoint)))
         for checkpoint, name in chosen.items()
     ]
-    return Target(contestants, config.to_dict())
+    return Target(candidates, config.to_dict())
 
 
-def baseline(name: str, config: Mapping[str, Any]) -> Contestant:
-    """What to compare a target with: "pixels" or "untrained".
+def baseline(name: str, config: Mapping[str, Any]) -> Candidate:
+    """Return a baseline to compare a target with.
 
     Args:
-        config: the settings that the target was trained with.
+        name: "pixels" or "untrained".
+        config: Settings that the target was trained with.
 
     Raises:
-        InputError: the network before training is asked for, and there was no training.
+        InputError: The target was not trained, so there is no network before training.
     """
     if name == "pixels":
-        return Contestant("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
+        return Candidate("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
     if not config:
-        raise InputError("--baseline untrained: this model was not made by a training run")
+        raise InputError("--baseline untrained: this model does not come from a training run; leave it out")
     from train import settings
     from train.loop.run_folder import initial_model
     from train.models.embedding_model import pixel_embedder
 
     before = settings.parse(config)
-    return Contestant(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))
+    return Candidate(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))
 
 
 def _raw_pixels(pixels: np.ndarray) -> np.ndarray:

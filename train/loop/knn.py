@@ -9,16 +9,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from retrieval.metrics import neighbours
-from retrieval.metrics.neighbours import Search
+from retrieval.metrics.ranking import NeighbourSearch, exact_neighbours
 from retrieval.progress import Progress
 
 _CELLS = 1 << 26  # similarities (queries x gallery) computed at once: 256 MB
 
 
-def neighbour_search(device: torch.device) -> Search:
+def neighbour_search(device: torch.device) -> NeighbourSearch:
     """Return the fastest search for a device: FAISS on the CPU, torch elsewhere."""
-    return neighbours.nearest if device.type == "cpu" else partial(device_neighbours, device=device)
+    return exact_neighbours if device.type == "cpu" else partial(device_neighbours, device=device)
 
 
 @torch.no_grad()
@@ -27,7 +26,7 @@ def device_neighbours(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search by matrix products in full float32, one block of queries at a time.
 
-    Implements `retrieval.metrics.neighbours.Search`. The device must hold the gallery and 256 MB of
+    Implements `retrieval.metrics.ranking.NeighbourSearch`. The device must hold the gallery and 256 MB of
     similarities.
 
     Args:

@@ -9,7 +9,7 @@ import pytest
 
 from retrieval import Embedder, InputError
 from retrieval.analysis.heatmaps import draw, heatmaps, overlay
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
 from tests.conftest import draw as picture
 from tests.retrieval.commands.test_model import linear_model
 
@@ -80,5 +80,5 @@ def test_a_larger_scale_is_fainter() -> None:
 
 def test_the_figure_is_the_same_each_time(embedder: Embedder) -> None:
     found = heatmaps(embedder, picture(0), picture(1))
-    first, second = (render(lambda figure: draw(found, ("a", "b"), figure), 7, 8) for _ in range(2))
+    first, second = (render_figure(lambda figure: draw(found, ("a", "b"), figure), 7, 8) for _ in range(2))
     assert first == second

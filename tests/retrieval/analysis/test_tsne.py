@@ -15,7 +15,7 @@ from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.tsne import Map, draw, tsne_map
 from retrieval.analysis.tsne_page import page
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
 from tests.conftest import draw as picture
 
 
@@ -43,7 +43,7 @@ def test_groups_stay_together(found: Map) -> None:
 def test_the_same_input_gives_the_same_bytes(found: Map) -> None:
     again = tsne_map(groups())
     np.testing.assert_array_equal(found.points, again.points)
-    assert render(partial(draw, found), 10, 7) == render(partial(draw, again), 10, 7)
+    assert render_figure(partial(draw, found), 10, 7) == render_figure(partial(draw, again), 10, 7)
     assert page(found) == page(again)
 
 

@@ -136,7 +136,7 @@ def test_fewer_than_wanted_is_said(gallery: Path, pictures: Path, words: list[st
         (["--id", "nobody"], "no item 'nobody'"),
         (["--rerank", "best"], "--rerank"),
         (["--sheet", "found.png"], "call it found.html"),
-        (["--sheet", "no/such/found.html"], "there is no folder no/such"),
+        (["--sheet", "no/such/found.html"], "folder no/such does not exist"),
         (["-k", "0"], "-k"),
     ],
 )

@@ -17,9 +17,9 @@ from retrieval.evaluation.findings import (
     HARDEST,
     NEIGHBOURS,
     Findings,
-    Pictures,
+    ImageSet,
     common_root,
-    find,
+    find_mistakes,
 )
 from retrieval.evaluation.score import Evaluation, evaluate
 
@@ -34,16 +34,16 @@ def random_case(seed: int, count: int, classes: int) -> tuple[np.ndarray, np.nda
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-def pictures(labels: np.ndarray) -> Pictures:
+def pictures(labels: np.ndarray) -> ImageSet:
     paths = [Path(f"/data/{NAMES[label]}/{number}.png") for number, label in enumerate(labels)]
-    return Pictures(
+    return ImageSet(
         paths, [NAMES[label] for label in labels], [f"{number:064x}" for number in range(len(labels))]
     )
 
 
 def findings_of(vectors: np.ndarray, labels: np.ndarray) -> tuple[Evaluation, Findings]:
     evaluation = evaluate("ours", vectors, labels, ks=(1, 4))
-    return evaluation, find(evaluation, pictures(labels), pictures(labels))
+    return evaluation, find_mistakes(evaluation, pictures(labels), pictures(labels))
 
 
 def neighbours_in_turn(vectors: np.ndarray) -> list[list[int]]:
@@ -126,8 +126,8 @@ def test_what_cannot_be_answered_and_has_no_class_is_no_mistake() -> None:
     gallery = np.concatenate([query, 0.8 * query + 0.6 * np.roll(query, 1, axis=1)])
     labels = np.array([0, 1, 2])
     evaluation = evaluate("ours", query, labels, gallery, np.array([-1, 1, 3, 0, 3, 3]), ks=(1, 4))
-    searched = Pictures([Path(f"/shop/{i}.png") for i in range(6)], [None, "b", "d", "a", "d", "d"])
-    found = find(evaluation, pictures(labels), searched)
+    searched = ImageSet([Path(f"/shop/{i}.png") for i in range(6)], [None, "b", "d", "a", "d", "d"])
+    found = find_mistakes(evaluation, pictures(labels), searched)
     assert found.queries.first_right[1:] == [1, None]
     assert found.queries.average_precision[2] is None
     assert found.classes.queries == [1, 1, 0]
@@ -144,10 +144,10 @@ def test_many_classes_keep_the_most_confused_pairs_only() -> None:
     labels = np.repeat(np.arange(400), 2)
     vectors = random.normal(size=(800, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    side = Pictures(
+    side = ImageSet(
         [Path(f"/data/{i}.png") for i in range(800)], [str(label) for label in labels], ["0"] * 800
     )
-    found = find(evaluate("ours", vectors, labels), side, side)
+    found = find_mistakes(evaluate("ours", vectors, labels), side, side)
     assert len(found.confusions) == CONFUSIONS
     assert len(found.hardest) == HARDEST
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
-from retrieval.evaluation.report import Report, kept
+from retrieval.evaluation.report import Report, kept_reports
 from retrieval.progress import Progress, Stage, progress_listener
+from retrieval.reports.folder import evaluate_and_keep
 from retrieval.storage.records import OWN, Change, FileStamp, IndexSpec, NewItem
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import bare_gallery, small_gallery, unit_vectors
@@ -56,13 +57,12 @@ def test_every_labelled_image_searches_all_the_others(
 ) -> None:
     labels = ["a", "a", "b", *labels]
     gallery = filled(tmp_path_factory.mktemp("g") / "g", labels, seed)
-    with pytest.MonkeyPatch.context() as without_figures:  # they take longer than all the rest
-        without_figures.setattr("retrieval.evaluation.report.render", lambda report: "")
-        report = evaluate_gallery(gallery)
+    report = evaluate_gallery(gallery)
     asked = [row for row, label in enumerate(labels) if label]
     (result,) = report.results
     for k in (1, 2, 8):
-        assert result.recall[k] == pytest.approx(recall_at(k, unit_vectors(len(labels), seed), labels, asked))
+        expected = recall_at(k, unit_vectors(len(labels), seed), labels, asked)
+        assert result.values[f"recall_at_{k}"] == pytest.approx(expected)
     assert (report.images, report.classes) == (len(asked), len(set(labels) - {None}))
     assert report.fingerprint == gallery.fingerprint
     assert any("without a label" in note for note in report.notes) == (None in labels)
@@ -72,13 +72,13 @@ def test_every_labelled_image_searches_all_the_others(
 
 def test_the_gallery_keeps_what_it_found(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b", "b", None])
-    reports = [evaluate_gallery(gallery) for _ in range(3)]
-    places = kept(gallery.folder)
+    reports = [evaluate_and_keep(gallery) for _ in range(3)]
+    places = kept_reports(gallery.folder)
     assert [Report.load(place) for place in places] == reports, "also those of the same second"
     assert {report.gallery_state for report in reports} == {state_of(gallery)}
     (gallery.folder / "reports" / "9999").mkdir()
     (gallery.folder / "reports" / "9999" / "report.html").touch()
-    assert kept(gallery.folder) == places, "one that was cut off is none"
+    assert kept_reports(gallery.folder) == places, "one that was cut off is none"
 
 
 def test_of_many_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
@@ -91,7 +91,8 @@ def test_of_many_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
     assert report.findings is not None
     asked = [int(Path(path).stem) for path in report.findings.queries.path]
     assert all(labels[row] for row in asked)
-    assert report.results[0].recall[1] == pytest.approx(recall_at(1, unit_vectors(60), labels, asked))
+    expected = recall_at(1, unit_vectors(60), labels, asked)
+    assert report.results[0].values["recall_at_1"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +106,16 @@ def test_of_many_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
 )
 def test_labels_that_cannot_say_what_is_right(tmp_path: Path, labels: list[str | None], why: str) -> None:
     gallery = filled(tmp_path / "g", labels)
-    for refusing in (check_labels, evaluate_gallery):
+    for refusing in (check_labels, evaluate_gallery, evaluate_and_keep):
         with pytest.raises(InputError, match=why):
             refusing(gallery)
-    assert kept(gallery.folder) == []
+    assert kept_reports(gallery.folder) == []
 
 
 def test_the_state_is_another_when_what_it_holds_is(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
     states = [state_of(gallery)]
-    evaluate_gallery(gallery)
+    evaluate_and_keep(gallery)
     with gallery.store.writing():
         gallery.build_index(IndexSpec("hnsw"))
     assert state_of(Gallery.open(gallery.folder)) == states[0], "neither a report nor an index is a change"
@@ -133,7 +134,7 @@ def test_a_gallery_that_cannot_keep_a_report_is_not_measured(tmp_path: Path) -> 
     (gallery.folder / "reports").touch()
     stages: list[Stage] = []
     with progress_listener(stages.append), pytest.raises(InputError, match="cannot keep a report"):
-        evaluate_gallery(gallery)
+        evaluate_and_keep(gallery)
     assert stages == [], "before any work"
 
 
@@ -141,7 +142,7 @@ def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "b"] * 20)
     stages: list[Stage] = []
     with progress_listener(stages.append):
-        evaluate_gallery(gallery)
+        evaluate_and_keep(gallery)
     assert list(dict.fromkeys(stage.what for stage in stages)) == [
         *("reading", "searching", "comparing all pairs", "clustering", "writing the report"),
     ]
@@ -155,8 +156,8 @@ def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
             raise TimeoutError
 
     with progress_listener(end), pytest.raises(TimeoutError):
-        evaluate_gallery(gallery)
-    assert len(kept(gallery.folder)) == 1
+        evaluate_and_keep(gallery)
+    assert len(kept_reports(gallery.folder)) == 1
     with Progress("nobody listens any more", 1, show=False) as progress:
         progress.update()
     assert stages[-1].what == "writing the report"
@@ -193,7 +194,7 @@ def test_the_command_needs_no_other_images_and_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (folder,) = kept(gallery.folder)
+    (folder,) = kept_reports(gallery.folder)
     assert json.loads(done.stdout) == json.loads((folder / "report.json").read_text())
     assert "no such run" in lookalike_here("evaluate", str(tmp_path / "nowhere"), code=2).stderr
     assert "--data" in lookalike_here("evaluate", str(tmp_path), code=2).stderr

@@ -13,15 +13,25 @@ import numpy as np
 import pytest
 
 from retrieval import InputError
-from retrieval.evaluation import report
-from retrieval.evaluation.findings import Classes, Findings, Histogram, Pictures, Queries, find
-from retrieval.evaluation.report import Report
+from retrieval.evaluation.findings import (
+    Classes,
+    Findings,
+    ImageSet,
+    Queries,
+    SimilarityHistogram,
+    find_mistakes,
+)
+from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS, Result, evaluate
+from retrieval.reports.folder import save_report
+from retrieval.reports.report import render_report
+from retrieval.reports.text_tables import report_table
 from tests.conftest import draw
 
 
 def result(name: str, base: float) -> Result:
-    return Result(name, {k: min(1.0, base + 0.01 * i) for i, k in enumerate(CURVE_KS)}, base / 2, base / 3)
+    recalls = {f"recall_at_{k}": min(1.0, base + 0.01 * i) for i, k in enumerate(CURVE_KS)}
+    return Result(name, {**recalls, "nmi": base / 2, "f1": base / 3})
 
 
 @pytest.fixture
@@ -38,10 +48,10 @@ def ours() -> Report:
 
 
 def test_numbers_survive(ours: Report, tmp_path: Path) -> None:
-    ours.save(tmp_path)
+    save_report(ours, tmp_path)
     assert Report.load(tmp_path) == ours
     kept = json.loads((tmp_path / "report.json").read_text())
-    assert kept["results"][1]["recall"]["1"] == 0.75
+    assert kept["results"][1]["values"]["recall_at_1"] == 0.75
 
 
 def read(page: str) -> tuple[set[str], list[str]]:
@@ -58,7 +68,7 @@ def read(page: str) -> tuple[set[str], list[str]]:
 
 
 def test_page_is_self_contained_and_safe(ours: Report, tmp_path: Path) -> None:
-    ours.save(tmp_path)
+    save_report(ours, tmp_path)
     page = (tmp_path / "report.html").read_text()
     tags, links = read(page)
     assert "script" not in tags
@@ -69,13 +79,18 @@ def test_page_is_self_contained_and_safe(ours: Report, tmp_path: Path) -> None:
 
 
 def test_same_report_gives_the_same_page(ours: Report) -> None:
-    assert report.render(ours) == report.render(ours)
+    assert render_report(ours) == render_report(ours)
 
 
 def test_table_is_in_percent(ours: Report) -> None:
-    lines = report.table(ours).splitlines()
+    lines = report_table(ours).splitlines()
     assert lines[0].split() == ["R@1", "R@2", "R@4", "R@8", "NMI", "F1"]
     assert lines[1].split()[-6:] == ["50.0", "51.0", "52.0", "53.0", "25.0", "16.7"]
+
+
+def _trained(recall_at_1: float, recall_at_10: float, by: str | None = None, **values: float) -> Result:
+    recalls = {"recall_at_1": recall_at_1, "recall_at_10": recall_at_10, "recall_at_1000": 1.0}
+    return Result("after training", {**recalls, **values}, by)
 
 
 @pytest.fixture
@@ -88,9 +103,9 @@ def beside_theirs() -> Report:
         classes=3,
         fingerprint=None,
         results=[
-            Result("published (a paper)", {1: 0.819, 10: 0.926}, nmi=0.9),
-            Result("after training", {1: 0.7, 10: 0.95, 1000: 1.0}, nmi=0.8, f1=0.3),
-            Result("after training", {1: 0.8, 10: 0.99, 1000: 1.0}, nmi=0.85, f1=0.4, by="chain"),
+            Result("published (a paper)", {"recall_at_1": 0.819, "recall_at_10": 0.926, "nmi": 0.9}),
+            _trained(0.7, 0.95, nmi=0.8, f1=0.3),
+            _trained(0.8, 0.99, nmi=0.85, f1=0.4, by="chain"),
         ],
         ks=(1, 10, 1000),
         notes=("They crop <b>.",),
@@ -98,18 +113,18 @@ def beside_theirs() -> Report:
 
 
 def test_what_is_not_known_is_a_gap(beside_theirs: Report, tmp_path: Path) -> None:
-    lines = report.table(beside_theirs).splitlines()
+    lines = report_table(beside_theirs).splitlines()
     assert lines[0].split() == ["R@1", "R@10", "R@1000", "NMI", "F1"]
     assert lines[1].split()[-5:] == ["81.9", "92.6", "-", "90.0", "-"]
     assert lines[3].startswith("after training, by chain")
     assert lines[4] == "They crop <b>."
-    beside_theirs.save(tmp_path)
+    save_report(beside_theirs, tmp_path)
     assert Report.load(tmp_path) == beside_theirs
 
 
 def test_best_is_bold_among_those_that_ask_the_same(beside_theirs: Report) -> None:
-    rows = re.findall(r"<tr><th scope='row'>.*?</tr>", report.render(beside_theirs))
-    bold = {row[20:].partition("<")[0]: re.findall(r"<td class=best>([^<]*)", row) for row in rows}
+    rows = re.findall(r"<tr><th scope='row'>.*?</tr>", render_report(beside_theirs))
+    bold = {row[20:].partition("<")[0]: re.findall(r"<td class='best'>([^<]*)", row) for row in rows}
     assert bold == {
         "Recall@1": ["81.9"],
         "Recall@10": ["95.0"],
@@ -117,31 +132,20 @@ def test_best_is_bold_among_those_that_ask_the_same(beside_theirs: Report) -> No
         "NMI": ["90.0"],
         "F1": ["30.0"],
     }
-    assert "They crop &lt;b&gt;." in report.render(beside_theirs)
+    assert "They crop &lt;b&gt;." in render_report(beside_theirs)
 
 
 def test_curve_of_gaps_and_of_nothing(beside_theirs: Report) -> None:
-    nothing = dataclasses.replace(beside_theirs, results=[Result("published (a paper)", nmi=0.5)])
-    assert "<svg" in report.render(nothing)
-    assert "<svg" in report.render(beside_theirs)
-
-
-def test_report_of_version_1_from_before_there_were_columns_and_notes(ours: Report, tmp_path: Path) -> None:
-    values = json.loads(json.dumps(ours.to_dict())) | {"format": 1}
-    for name in ("ks", "notes", "seed", "findings"):
-        del values[name]
-    for kept in values["results"]:
-        for name in [name for name in kept if name not in ("name", "recall", "nmi", "f1")]:
-            del kept[name]
-    (tmp_path / "report.json").write_text(json.dumps(values))
-    assert Report.load(tmp_path) == ours
+    nothing = dataclasses.replace(beside_theirs, results=[Result("published (a paper)", {"nmi": 0.5})])
+    assert "<svg" in render_report(nothing)
+    assert "<svg" in render_report(beside_theirs)
 
 
 def test_reports_of_a_gallery_are_told_oldest_first(ours: Report, tmp_path: Path) -> None:
-    assert report.kept(tmp_path) == []
+    assert kept_reports(tmp_path) == []
     for name in ("2026-02-01", "2026-01-01"):
-        ours.save(tmp_path / "reports" / name)
-    assert [folder.name for folder in report.kept(tmp_path)] == ["2026-01-01", "2026-02-01"]
+        save_report(ours, tmp_path / "reports" / name)
+    assert [folder.name for folder in kept_reports(tmp_path)] == ["2026-01-01", "2026-02-01"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 9}', '{"format": 1, "what": 2}'])
@@ -170,13 +174,13 @@ def looked_into(tmp_path: Path) -> Report:
     vectors = random.normal(size=(24, 8)) + random.normal(size=(4, 8))[numbers] / 2
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     evaluation = evaluate("ours", vectors, numbers)
-    side = Pictures(paths, labels, [f"{number:064x}" for number in range(24)])
-    findings = find(evaluation, side, side)
+    side = ImageSet(paths, labels, [f"{number:064x}" for number in range(24)])
+    findings = find_mistakes(evaluation, side, side)
     return Report("folder:data", "each among the others", 24, 4, None, [evaluation.result], findings=findings)
 
 
 def test_findings_survive_and_show(looked_into: Report, tmp_path: Path) -> None:
-    looked_into.save(tmp_path / "report")
+    save_report(looked_into, tmp_path / "report")
     assert Report.load(tmp_path / "report") == looked_into
     page = (tmp_path / "report" / "report.html").read_text()
     tags, links = read(page)
@@ -191,7 +195,7 @@ def test_findings_survive_and_show(looked_into: Report, tmp_path: Path) -> None:
 
 
 def test_right_and_wrong_differ_in_more_than_colour(looked_into: Report) -> None:
-    page = report.render(looked_into)
+    page = render_report(looked_into)
     assert looked_into.findings is not None
     hardest = [[n.right for n in hard.neighbours] for hard in looked_into.findings.hardest]
     right = sum(max(1, sum(rights)) for rights in hardest)  # the one that should be first, if no other
@@ -202,7 +206,7 @@ def test_right_and_wrong_differ_in_more_than_colour(looked_into: Report) -> None
 
 def test_pictures_that_are_gone_are_grey(looked_into: Report, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data")
-    _, links = read(report.render(looked_into))
+    _, links = read(render_report(looked_into))
     assert len(set(links)) == 1
     assert links[0].startswith("data:image/svg+xml;base64,")
 
@@ -211,9 +215,11 @@ def test_a_model_without_mistakes() -> None:
     vectors = np.repeat(np.eye(2, 4, dtype=np.float32), 3, axis=0)
     labels = np.repeat([0, 1], 3)
     evaluation = evaluate("ours", vectors, labels)
-    side = Pictures([Path(f"/nowhere/{i}.png") for i in range(6)], [str(x) for x in labels], ["0"] * 6)
-    perfect = Report("x", "y", 6, 2, None, [evaluation.result], findings=find(evaluation, side, side))
-    page = report.render(perfect)
+    side = ImageSet([Path(f"/nowhere/{i}.png") for i in range(6)], [str(x) for x in labels], ["0"] * 6)
+    perfect = Report(
+        "x", "y", 6, 2, None, [evaluation.result], findings=find_mistakes(evaluation, side, side)
+    )
+    page = render_report(perfect)
     assert "Every query finds its own class first." in page
     assert "<img" not in page
     assert "taken for each other" not in page
@@ -221,8 +227,8 @@ def test_a_model_without_mistakes() -> None:
 
 def test_intervals_are_shown(looked_into: Report) -> None:
     low, high = (f"{100 * end:.1f}" for end in looked_into.results[0].intervals["recall_at_1"])
-    assert f"{low} to {high}" in report.render(looked_into)
-    assert f"R@1 of ours: {low} to {high} with 95% confidence." in report.table(looked_into)
+    assert f"{low} to {high}" in render_report(looked_into)
+    assert f"R@1 of ours: {low} to {high} with 95% confidence." in report_table(looked_into)
 
 
 def test_a_report_of_many_queries_stays_small(tmp_path: Path) -> None:
@@ -237,8 +243,10 @@ def test_a_report_of_many_queries_stays_small(tmp_path: Path) -> None:
         [0.123456] * count,
     )
     classes = Classes(names, [5] * len(names), [0.6] * len(names), [None] * len(names))
-    histogram = Histogram([0.0, 1.0], [1], [1], 1.0)
+    histogram = SimilarityHistogram([0.0, 1.0], [1], [1], 1.0)
     findings = Findings("ours", "/data", 64, queries, classes, histogram)
-    Report("sop:x", "y", count, len(names), None, [result("ours", 0.5)], findings=findings).save(tmp_path)
+    save_report(
+        Report("sop:x", "y", count, len(names), None, [result("ours", 0.5)], findings=findings), tmp_path
+    )
     assert (tmp_path / "report.json").stat().st_size < 7e6
     assert (tmp_path / "report.html").stat().st_size < 5e5

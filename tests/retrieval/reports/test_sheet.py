@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.errors import InputError
-from retrieval.reports.sheet import Row, Tile, write_sheet
+from retrieval.reports.sheet import SheetImage, SheetRow, write_sheet
 from tests.conftest import draw
 from tests.retrieval.reports.html_page import Page
 
@@ -16,7 +16,7 @@ def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     path = tmp_path / "<img src=x onerror=alert(1)> '\".png"
     draw(1).save(path)
     bad = "<script>alert(1)</script>"
-    write_sheet(tmp_path / "s.html", f"a & {bad}", bad, [Row(bad, [Tile(path, f"{bad} '\"")])])
+    write_sheet(tmp_path / "s.html", f"a & {bad}", bad, [SheetRow(bad, [SheetImage(path, f"{bad} '\"")])])
     page = Page(tmp_path / "s.html")
     assert not page.all("script")
     (picture,) = page.all("img")
@@ -28,8 +28,12 @@ def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
 def test_nothing_comes_from_outside(tmp_path: Path) -> None:
     draw(1).save(tmp_path / "a.png")
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    tiles = [Tile(tmp_path / "a.png", "1"), Tile(tmp_path / "broken.png", "2"), Tile(Path(), "no file")]
-    write_sheet(tmp_path / "s.html", "t", "n", [Row("r", tiles)])
+    tiles = [
+        SheetImage(tmp_path / "a.png", "1"),
+        SheetImage(tmp_path / "broken.png", "2"),
+        SheetImage(Path(), "no file"),
+    ]
+    write_sheet(tmp_path / "s.html", "t", "n", [SheetRow("r", tiles)])
     page = Page(tmp_path / "s.html")
     kinds = [picture.partition(";")[0] for picture in page.pictures]
     assert kinds == ["data:image/webp", "data:image/svg+xml", "data:image/svg+xml"]
@@ -37,16 +41,19 @@ def test_nothing_comes_from_outside(tmp_path: Path) -> None:
 
 
 def test_a_sheet_stays_one_that_can_be_opened(tmp_path: Path) -> None:
-    write_sheet(tmp_path / "s.html", "t", "Many.", [Row(f"row {i}", [Tile(Path(), "")]) for i in range(600)])
+    write_sheet(
+        tmp_path / "s.html",
+        "t",
+        "Many.",
+        [SheetRow(f"row {i}", [SheetImage(Path(), "")]) for i in range(600)],
+    )
     text = Page(tmp_path / "s.html").text
     assert "Many. The first 500 of 600 are shown." in text
     assert "row 499" in text
     assert "row 500" not in text
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("s.pdf", "call it s.html"), ("no/s.html", "there is no folder")]
-)
+@pytest.mark.parametrize(("name", "message"), [("s.pdf", "call it s.html"), ("no/s.html", "does not exist")])
 def test_files_that_cannot_be_sheets(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         write_sheet(tmp_path / name, "t", "n", [])

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from retrieval import Gallery
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
-from retrieval.evaluation.gallery import evaluate_gallery
-from retrieval.evaluation.report import Report, kept
+from retrieval.evaluation.report import Report, kept_reports
+from retrieval.reports.folder import evaluate_and_keep, save_report
 from serve.core.service import SearchService
 from serve.page import figures as figures_tab
 from serve.page.background import Background
@@ -89,17 +89,17 @@ def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchServ
     measure, form, report = tab.opened(Choice())
     assert "data-evaluate" not in measure
     assert "as it is now" in measure
-    (folder,) = kept(service.folder)
+    (folder,) = kept_reports(service.folder)
     assert form["report"] == folder.name
     assert "Recall@1" in report
     tab.begin()
-    assert kept(service.folder) == [folder], "what is known is not measured again"
+    assert kept_reports(service.folder) == [folder], "what is known is not measured again"
     assert "as it is now" in opened(service)[0], "nor by who comes later"
     service.gallery.remove([1])
     assert "data-evaluate" in opened(service)[0]
     tab.begin()
     until(lambda: tab.opened(Choice())[0])
-    assert len(kept(service.folder)) == 2
+    assert len(kept_reports(service.folder)) == 2
 
 
 def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_
     shown = [tab.begin() for _ in range(5)]
     assert all("data-running" in one or "as it is now" in one for one in shown)
     until(lambda: tab.opened(Choice())[0])
-    assert len(kept(service.folder)) == 1
+    assert len(kept_reports(service.folder)) == 1
     assert "<figure>" in until(lambda: figures.look(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_a_server_that_is_stopped_does_not_wait_for_an_evaluation(tmp_path: Path
         assert time.monotonic() - begun < 25
     assert code == 0
     assert "Traceback" not in said
-    assert kept(tmp_path / "g") == []
+    assert kept_reports(tmp_path / "g") == []
     assert len(Gallery.open(tmp_path / "g")) == 25_000
 
 
@@ -170,13 +170,13 @@ def test_a_server_that_is_stopped_does_not_wait_for_an_evaluation(tmp_path: Path
 
 def test_reports_are_chosen_and_compared(service: SearchService) -> None:
     for _ in range(2):
-        evaluate_gallery(service.gallery)
+        evaluate_and_keep(service.gallery)
         service.gallery.remove([service.gallery.embeddings().ids[-1].item()])
-    old, new = kept(service.folder)
+    old, new = kept_reports(service.folder)
     reports = Reports(service)
     listed = reports.listed()
     assert [report.name for report in listed] == [new.name, old.name], "newest first"
-    recall = Report.load(new).headline.recall[1]
+    recall = Report.load(new).headline.values["recall_at_1"]
     assert f"Recall@1 {100 * recall:.1f}%" in listed[0].title
     titles = tuple((report.name, report.title) for report in listed)
     assert reports.among(Choice()) == Choice(new.name, "", titles)
@@ -188,20 +188,20 @@ def test_reports_are_chosen_and_compared(service: SearchService) -> None:
     assert "23 query images" in tab.shown(Choice(new.name))
     assert "difference to" in both
     assert "difference to" not in alone
-    assert "Not all is the same" in both
+    assert " differs from " in both
     assert tab.shown(Choice(old.name)) is alone, "it is drawn once"
 
 
 def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService, tmp_path: Path) -> None:
-    ours = evaluate_gallery(service.gallery)
+    ours = evaluate_and_keep(service.gallery)
     other = Report("folder:other", "each searches the others", 3, 2, None, ours.results)
     strange = Report(**{**vars(ours), "data": "y", "findings": None})
     for name, report in (("other", other), ("strange", strange)):
-        report.save(service.folder / "reports" / name)
+        save_report(report, service.folder / "reports" / name)
     (service.folder / "reports" / "broken").mkdir()
     (service.folder / "reports" / "broken" / "report.json").write_text("{}")
-    tab, name = Evaluation(service), kept(service.folder)[0].name
-    assert "other things than" in tab.shown(Choice("other", name))
+    tab, name = Evaluation(service), kept_reports(service.folder)[0].name
+    assert "not evaluated on the same data" in tab.shown(Choice("other", name))
     assert "evaluate again" in tab.shown(Choice("broken"))
     assert str(tmp_path) not in tab.shown(Choice("broken"))
     titles = [title for _, title in opened(service)[1]["reports"]]  # type: ignore[misc]
@@ -209,8 +209,8 @@ def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService
 
 
 def test_no_visitor_names_a_path(service: SearchService) -> None:
-    evaluate_gallery(service.gallery).save(service.folder.parent / "shop")
-    (folder,) = kept(service.folder)
+    save_report(evaluate_and_keep(service.gallery), service.folder.parent / "shop")
+    (folder,) = kept_reports(service.folder)
     tab = Evaluation(service)
     for name in ("../../shop", "/etc", "..", "nowhere", "\0"):
         for choice in (Choice(name), Choice(folder.name, name)):
@@ -233,8 +233,8 @@ def test_a_choice_survives_the_way_to_the_browser_and_back(choice: Choice) -> No
 
 def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: SearchService) -> None:
     service = confused
-    evaluate_gallery(service.gallery)
-    (folder,) = kept(service.folder)
+    evaluate_and_keep(service.gallery)
+    (folder,) = kept_reports(service.folder)
     findings = Report.load(folder).findings
     assert findings is not None
     page = Evaluation(service).shown(Choice(folder.name))
@@ -263,7 +263,7 @@ def test_pictures_that_the_gallery_lacks_are_no_buttons(
             draw(seed, hue=seed).save(tmp_path / "others" / label / f"{seed}.png")
     others = Gallery.create(tmp_path / "others.gallery", model_file)
     others.add([tmp_path / "others"])
-    evaluate_gallery(others).save(service.folder / "reports" / "others")
+    save_report(evaluate_and_keep(others), service.folder / "reports" / "others")
     page = Evaluation(service).shown(Choice("others"))
     assert "<img" in page
     assert searching(Page(page)) == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from retrieval.errors import InputError
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
 from train import losses
 from train.analysis import gradients
 from train.commands.analyze.losses import gradients as command
@@ -91,7 +91,8 @@ def test_unusable_values(arguments: dict[str, float], message: str) -> None:
 def test_the_figure_has_the_same_bytes_again() -> None:
     fields = [gradients.gradient_field("margin", p) for p in (0.0, 1.0)]
     first, second = (
-        render(lambda figure: gradients.gradient_field_figure(fields, figure), 8, 4.7) for _ in range(2)
+        render_figure(lambda figure: gradients.gradient_field_figure(fields, figure), 8, 4.7)
+        for _ in range(2)
     )
     assert first == second
     assert b"<svg" in first

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from retrieval.errors import InputError
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
 from train.analysis import pair_weights
 from train.analysis.specs import read_losses
 from train.commands.analyze.losses import pair_weights as command
@@ -141,11 +141,12 @@ def test_losses_without_weights(spec: str, message: str) -> None:
 def test_the_figure() -> None:
     found = [curves("contrastive"), curves("triplet"), curves("{name: triplet, negatives: optimal}")]
     first, second = (
-        render(lambda figure: pair_weights.weight_curves_figure(found, figure), 10, 5) for _ in range(2)
+        render_figure(lambda figure: pair_weights.weight_curves_figure(found, figure), 10, 5)
+        for _ in range(2)
     )
     assert first == second
     with pytest.raises(InputError, match="6 at most"):
-        render(lambda figure: pair_weights.weight_curves_figure(found * 3, figure), 10, 5)
+        render_figure(lambda figure: pair_weights.weight_curves_figure(found * 3, figure), 10, 5)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
 from train.analysis import synthetic
 from train.commands.analyze.losses import synthetic as command
 
@@ -163,6 +163,7 @@ def test_the_figure_has_the_same_bytes_again() -> None:
         for source in SOURCES
     ]
     first, second = (
-        render(lambda figure: synthetic.synthetic_recall_figure(found, figure), 12, 5) for _ in range(2)
+        render_figure(lambda figure: synthetic.synthetic_recall_figure(found, figure), 12, 5)
+        for _ in range(2)
     )
     assert first == second

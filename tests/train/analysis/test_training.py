@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from retrieval.errors import InputError
-from retrieval.reports.figures import render
+from retrieval.reports.figures import render_figure
 from tests.conftest import lookalike_here
 from train import losses
 from train.analysis import training
@@ -103,12 +103,12 @@ def test_the_figure(tmp_path: Path) -> None:
     records = [{"step": 10 * i, "loss": 1.0 / i, "hard_share": 0.5 / i} for i in range(1, 20)]
     runs = [training.read_history(write(tmp_path / str(i), records), f"run $ {i}") for i in range(7)]
     first, second = (
-        render(lambda figure: training.training_figure(runs, figure), *training.figure_size(runs))
+        render_figure(lambda figure: training.training_figure(runs, figure), *training.figure_size(runs))
         for _ in range(2)
     )
     assert first == second
     with pytest.raises(InputError, match="18 at most"):
-        render(lambda figure: training.training_figure(runs * 3, figure), 8, 8)
+        render_figure(lambda figure: training.training_figure(runs * 3, figure), 8, 8)
 
 
 def test_share_of_hard_anchors() -> None:

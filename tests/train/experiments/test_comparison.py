@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from retrieval.evaluation.score import Result
-from train.experiments.comparison import Outcome, compare
+from train.experiments.comparison import Outcome, compare_variants
 
 
 def outcome(variant: str, seed: int, **recalls: float) -> Outcome:
-    scores = {which: Result(which, {1: value}, 0.5, 0.4) for which, value in recalls.items()}
+    scores = {
+        which: Result(which, {"recall_at_1": value, "nmi": 0.5, "f1": 0.4})
+        for which, value in recalls.items()
+    }
     return Outcome(variant, seed, scores, None if scores else "it broke")
 
 
@@ -25,7 +28,8 @@ def test_variants_are_compared_by_the_checkpoint_that_was_not_chosen_on_the_test
         outcome("lost", 1),
     ]
     rows = {
-        row.name: row for row in compare(dict.fromkeys(("base", "ours", "open", "lost"), ()), "base", runs)
+        row.name: row
+        for row in compare_variants(dict.fromkeys(("base", "ours", "open", "lost"), ()), "base", runs)
     }
     assert [row.checkpoint for row in rows.values()] == ["best", "best", "last", None]
     assert rows["base"].recalls == [0.50, 0.54]

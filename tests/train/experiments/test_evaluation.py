@@ -15,9 +15,13 @@ import yaml
 
 from export.model_file import export_run
 from retrieval import Embedder, Gallery, InputError, metrics
-from retrieval.evaluation import report
+from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS
 from retrieval.metrics import clustering
+from retrieval.metrics.table import by_k
+from retrieval.reports.folder import save_report
+from retrieval.reports.report import render_report
+from retrieval.reports.text_tables import report_table
 from tests.conftest import draw
 from train import data, settings
 from train.data import DataSet, LabelledImage
@@ -91,9 +95,13 @@ def test_queries_are_searched_in_the_gallery_of_the_data_set(
         "after training, by hotel chain",
     ]
     for result, label in zip(ours.results[2:], ("label", "coarse"), strict=True):
-        assert result.recall[1] == pytest.approx(brute_force(model_file, queries, gallery, label, 1))
-        assert result.recall[10] == pytest.approx(brute_force(model_file, queries, gallery, label, 10))
-    assert report.table(ours).splitlines()[0].split()[:4] == ["R@1", "R@10", "R@20", "R@30"]
+        assert result.values["recall_at_1"] == pytest.approx(
+            brute_force(model_file, queries, gallery, label, 1)
+        )
+        assert result.values["recall_at_10"] == pytest.approx(
+            brute_force(model_file, queries, gallery, label, 10)
+        )
+    assert report_table(ours).splitlines()[0].split()[:4] == ["R@1", "R@10", "R@20", "R@30"]
 
 
 def test_without_a_gallery_each_is_searched_among_the_others(
@@ -102,11 +110,13 @@ def test_without_a_gallery_each_is_searched_among_the_others(
     ours = evaluate_target(model_file, DataSet("csv:some.csv", [], pictures, coarse_name="group"))
     fine, coarse = ours.results
     assert ours.protocol == "each searched for among all the others"
-    assert set(fine.recall) == set(CURVE_KS)
+    assert set(by_k(fine.values)) == set(CURVE_KS)
     for result, label in ((fine, "label"), (coarse, "coarse")):
         for k in (1, 4):
-            assert result.recall[k] == pytest.approx(brute_force(model_file, pictures, pictures, label, k))
-    assert 0 < fine.recall[1] < 1, "pictures too easy or too hard to tell right from wrong"
+            assert result.values[f"recall_at_{k}"] == pytest.approx(
+                brute_force(model_file, pictures, pictures, label, k)
+            )
+    assert 0 < fine.values["recall_at_1"] < 1, "pictures too easy or too hard to tell right from wrong"
 
 
 @pytest.mark.slow
@@ -120,12 +130,12 @@ def test_published_numbers_stand_beside_ours(
         ours = evaluate_target(target, dataset)
         theirs = ours.results[0]
         assert theirs.title == "published (a paper, Table 2)"
-        assert theirs.recall == pytest.approx({1: 0.617, 4: 0.8})
-        text = report.table(ours)
+        assert by_k(theirs.values) == pytest.approx({1: 0.617, 4: 0.8})
+        text = report_table(ours)
         assert text.splitlines()[1].split()[-7:] == ["61.7", "-", "80.0", "-", "-", "-", "25.0"]
         assert "they crop." in text
-        ours.save(tmp_path / "report")
-        assert report.Report.load(tmp_path / "report") == ours
+        save_report(ours, tmp_path / "report")
+        assert Report.load(tmp_path / "report") == ours
         assert [r.name for r in evaluate_target(target, DataSet("sop:x", [], dataset.test)).results] == [
             "after training"
         ]
@@ -134,7 +144,7 @@ def test_published_numbers_stand_beside_ours(
 def test_training_images_are_called_so(
     untrained_run: Path, shop: Path, pictures: list[LabelledImage]
 ) -> None:
-    assert "seen these images" in report.table(evaluate_target(untrained_run, data.load(f"folder:{shop}")))
+    assert "seen these images" in report_table(evaluate_target(untrained_run, data.load(f"folder:{shop}")))
     assert not evaluate_target(untrained_run, DataSet("folder:other", [], pictures)).notes
 
 
@@ -164,7 +174,9 @@ def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, pictures: 
     dataset = DataSet("csv:some.csv", [], pictures)
 
     def numbers(which: str | None) -> Sequence[tuple[str, dict[int, float]]]:
-        return [(r.name, r.recall) for r in evaluate_target(two_checkpoints, dataset, which=which).results]
+        return [
+            (r.name, by_k(r.values)) for r in evaluate_target(two_checkpoints, dataset, which=which).results
+        ]
 
     (last_name, last), (best_name, best) = numbers(None)
     assert (last_name, best_name) == ("last epoch", "best epoch on held-out classes")
@@ -194,18 +206,18 @@ def test_a_linear_probe_learns_from_the_training_images(model_file: Path, closed
     plain, probed = (
         evaluate_target(model_file, closed_set, ["pixels"], linear_probe=wanted) for wanted in (False, True)
     )
-    assert [result.linear_probe for result in plain.results] == [None, None]
+    assert ["linear_probe" in result.values for result in plain.results] == [False, False]
     embedder = Embedder(model_file)
     train, test = (
         (embedder.embed([image.path for image in images]), [image.label for image in images])
         for images in (closed_set.train, closed_set.test)
     )
-    assert probed.results[1].linear_probe == pytest.approx(
+    assert probed.results[1].values["linear_probe"] == pytest.approx(
         metrics.linear_probe(train[0], np.array(train[1]), test[0], np.array(test[1]))
     )
-    assert probed.results[0].linear_probe is not None
-    assert report.table(probed).splitlines()[0].split()[-1] == "probe"
-    assert "Linear probe" in report.render(probed)
+    assert "linear_probe" in probed.results[0].values
+    assert report_table(probed).splitlines()[0].split()[-1] == "probe"
+    assert "Linear probe" in render_report(probed)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +242,15 @@ def test_the_report_looks_into_the_model_itself(
     assert (findings.name, ours.seed) == ("after training", 0)
     assert ours.headline is ours.results[2], "by class, not by group"
     ranks = findings.queries.first_right
-    assert np.mean([rank == 1 for rank in ranks]) == pytest.approx(ours.headline.recall[1])
-    assert np.mean(findings.queries.average_precision) == pytest.approx(ours.headline.mean_ap, abs=1e-5)
-    assert [findings.place(path) for path in findings.queries.path] == [image.path for image in pictures]
+    assert np.mean([rank == 1 for rank in ranks]) == pytest.approx(ours.headline.values["recall_at_1"])
+    assert np.mean(findings.queries.average_precision) == pytest.approx(
+        ours.headline.values["mean_ap"], abs=1e-5
+    )
+    assert [findings.absolute(path) for path in findings.queries.path] == [image.path for image in pictures]
     digests = [hashlib.sha256(image.path.read_bytes()).hexdigest() for image in pictures]
     assert findings.queries.content == [digest[:12] for digest in digests]
-    ours.save(tmp_path)
-    assert report.Report.load(tmp_path) == ours
+    save_report(ours, tmp_path)
+    assert Report.load(tmp_path) == ours
     assert (tmp_path / "report.html").read_text().count("<img") > 0
 
 
@@ -249,14 +263,14 @@ def test_a_gallery_is_looked_into_by_the_paths_of_its_items(
     assert findings is not None
     embedder = Embedder(model_file)
     for hard in findings.hardest:
-        query = findings.place(findings.queries.path[hard.query])
+        query = findings.absolute(findings.queries.path[hard.query])
         for neighbour in hard.neighbours:
-            there = findings.place(neighbour.path)
+            there = findings.absolute(neighbour.path)
             assert there != query
             cosine = float(embedder.embed(query)[0] @ embedder.embed(there)[0])
             assert neighbour.score == pytest.approx(cosine, abs=1e-3)
-    (kept,) = report.kept(tmp_path / "g")
-    assert report.Report.load(kept) == ours
+    (kept,) = kept_reports(tmp_path / "g")
+    assert Report.load(kept) == ours
 
 
 _opened: list[str] = []
@@ -268,7 +282,7 @@ def test_a_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
     ours = evaluate_target(model_file, data.load(f"folder:{shop}"), ["untrained"])
     assert _opened.count(str(model_file)) == 1
     assert ours.fingerprint == Embedder(model_file).fingerprint
-    before, after = (result.recall for result in ours.results)
+    before, after = (by_k(result.values) for result in ours.results)
     assert before == after, "no epoch was trained"
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from tests.conftest import draw, lookalike_here
-from train.experiments.comparison import Comparison
+from train.experiments.comparison import SweepComparison
 from train.experiments.plan import Experiment, make_plan, parse_variants
 from train.experiments.sweep import run_sweep
 from train.loop.run_folder import Run
@@ -58,7 +58,7 @@ def sweep(
     seeds: Sequence[int] | None = SEEDS,
     baseline: str | None = None,
     overrides: Sequence[str] = SMALL,
-) -> Comparison:
+) -> SweepComparison:
     experiment = Experiment(data, None, parse_changes(overrides)) if data else Experiment()
     plan = make_plan(folder, experiment, parse_variants(words), seeds, baseline)
     return run_sweep(folder, plan, lambda message: None)

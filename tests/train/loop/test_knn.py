@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retrieval import metrics
-from retrieval.metrics import neighbours
+from retrieval.metrics.ranking import exact_neighbours
 from train.loop import knn
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def test_finds_what_faiss_finds(k: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(knn, "_CELLS", 10_000)  # several blocks, the last one smaller
     query, gallery = unit(101, 32, 0), unit(300, 32, 1)
     scores, rows = knn.device_neighbours(query, gallery, k, device=HERE)
-    expected, _ = neighbours.nearest(query, gallery, k)
+    expected, _ = exact_neighbours(query, gallery, k)
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     np.testing.assert_allclose(np.einsum("nd,nkd->nk", query, gallery[rows]), expected, atol=1e-6)
     assert all(len(set(row)) == k for row in rows.tolist())
@@ -47,7 +47,7 @@ def test_ties_come_out_the_same(directions: int) -> None:
 
 
 def test_faiss_searches_for_the_cpu_and_torch_for_the_rest() -> None:
-    assert knn.neighbour_search(CPU) is neighbours.nearest
+    assert knn.neighbour_search(CPU) is exact_neighbours
     search = knn.neighbour_search(HERE)
     points, labels = unit(50, 8, 0), np.arange(50) // 5
     assert metrics.recall_at_k(points, labels, search=search) == metrics.recall_at_k(points, labels)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from retrieval.cli import json_option, print_result, print_status
-from retrieval.reports.figures import named, save, write
+from retrieval.reports.figures import check_suffix, save_figure, write_file
 from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def figure_command(
             opened = open_from_options(options, split) if sources else []
             arguments = [] if sources is None else [opened[0] if sources == "one" else opened]
             drawing = function(*arguments, **options)
-            files = [*save(drawing.plot, *drawing.size, out, png=png), *drawing.files]
+            files = [*save_figure(drawing.plot, *drawing.size, out, png=png), *drawing.files]
             if drawing.page is not None:
                 files.append(out.with_suffix(".html"))
-                write(files[-1], drawing.page.encode())
+                write_file(files[-1], drawing.page.encode())
             print_result(drawing.facts, as_json, drawing.text)
             finish(ctx, opened, files)
 
@@ -92,7 +92,7 @@ def out_option(content: str, suffix: str) -> Callable[[Any], Any]:
     """Return --out; its file name is checked before any work is done."""
 
     def check(ctx: click.Context, parameter: click.Parameter, file: Path) -> Path:
-        return named(file, suffix)
+        return check_suffix(file, suffix)
 
     path = click.Path(path_type=Path)
     help_text = f"{content}, an {suffix} file."

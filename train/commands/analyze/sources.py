@@ -15,7 +15,7 @@ from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from train import data as datasets_by_name
 from train.data import LabelledImage
-from train.experiments.targets import Contestant, baseline, open_target
+from train.experiments.targets import Candidate, baseline, open_target
 
 ALL = "all"
 
@@ -95,7 +95,7 @@ def open_sources(
         if untrained:
             before = baseline("untrained", found.config)
             sources.append(_embedding_source("before training", before, images))
-        sources.append(_embedding_source(name, found.contestants[-1], images))
+        sources.append(_embedding_source(name, found.candidates[-1], images))
     return [source.choose(split, default_split) for source in sources]
 
 
@@ -113,7 +113,7 @@ def _stored_source(target: Path, name: str) -> EmbeddingSource:
 
 
 def _embedding_source(
-    name: str, contestant: Contestant, images: Mapping[str, Sequence[LabelledImage]]
+    name: str, candidate: Candidate, images: Mapping[str, Sequence[LabelledImage]]
 ) -> EmbeddingSource:
     bad: dict[str, str] = {}
 
@@ -121,7 +121,7 @@ def _embedding_source(
         wanted = images[split]
         with Progress(f"embedding {split} images ({name})", len(wanted)) as progress:
             paths = [image.path for image in wanted]
-            found = embed_files(paths, contestant.preprocess, contestant.embed, progress)
+            found = embed_files(paths, candidate.preprocess, candidate.embed, progress)
         bad.update({error.source: error.detail for error in found.bad})
         kept = [wanted[position] for position in found.positions]
         if not kept:

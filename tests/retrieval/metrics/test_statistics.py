@@ -1,4 +1,4 @@
-"""Statistics against published examples, printed tables and the standard library."""
+"""Intervals and tests against SciPy, published examples, printed tables and the standard library."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from retrieval.metrics.significance import mcnemar, summarize, welch
+from retrieval.metrics import statistics as statistics_module
+from retrieval.metrics.statistics import bootstrap_intervals, mcnemar, summarize, welch
 
 # Rosetta Code, "Welch's t-test", whose p-values come from R.
 A = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7, 21.4]
@@ -90,3 +92,48 @@ def test_mcnemar_is_near_its_chi_squared_form_on_many_queries() -> None:
     after = np.repeat([True, False, True, False], [794, 150, 86, 570])
     corrected = (abs(150 - 86) - 1) ** 2 / (150 + 86)
     assert mcnemar(before, after).p == pytest.approx(math.erfc(math.sqrt(corrected / 2)), rel=0.15)
+
+
+# ---- bootstrap
+
+
+def test_intervals_equal_scipy() -> None:
+    values = np.random.default_rng(0).beta(0.5, 0.8, (400, 2))
+    ours = bootstrap_intervals(values, resamples=5000)
+    for column, (low, high) in zip(values.T, ours, strict=True):
+        theirs = stats.bootstrap((column,), np.mean, n_resamples=5000, method="percentile", rng=1)
+        width = theirs.confidence_interval.high - theirs.confidence_interval.low
+        assert low == pytest.approx(theirs.confidence_interval.low, abs=0.05 * width)
+        assert high == pytest.approx(theirs.confidence_interval.high, abs=0.05 * width)
+
+
+@pytest.mark.parametrize("recall", [0.3, 0.5, 0.9])
+def test_intervals_cover_the_recall_that_queries_were_drawn_with(recall: float) -> None:
+    """Nineteen times of twenty; within what 500 trials of a true 95% would show by chance (4 deviations)."""
+    random = np.random.default_rng(2)
+    trials = (random.random((500, 300)) < recall).astype(float)
+    ends = np.array(
+        [bootstrap_intervals(trial[:, None], resamples=400, seed=i)[0] for i, trial in enumerate(trials)]
+    )
+    covered = np.mean((ends[:, 0] <= recall) & (recall <= ends[:, 1]))
+    assert abs(covered - 0.95) < 4 * np.sqrt(0.05 * 0.95 / 500)
+
+
+def test_intervals_are_as_wide_as_the_exact_binomial_interval() -> None:
+    hits = np.repeat([1.0, 0.0], [700, 300])[:, None]
+    exact = stats.binomtest(700, 1000).proportion_ci(method="exact")
+    np.testing.assert_allclose(bootstrap_intervals(hits)[0], exact, atol=0.004)
+
+
+def test_intervals_leave_out_unanswerable_queries_and_are_reproducible() -> None:
+    values = np.random.default_rng(0).random((50, 3))
+    with_gaps = np.insert(values, [0, 20, 50], np.nan, axis=0)
+    np.testing.assert_array_equal(bootstrap_intervals(with_gaps), bootstrap_intervals(values))
+    assert np.isnan(bootstrap_intervals(np.full((4, 2), np.nan))).all()
+
+
+def test_intervals_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).random((50, 2))
+    whole = bootstrap_intervals(values)
+    monkeypatch.setattr(statistics_module, "_BLOCK", 170)
+    np.testing.assert_allclose(bootstrap_intervals(values), whole, atol=1e-12)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 
 from retrieval import metrics
-from retrieval.metrics import similarities
-from retrieval.metrics.inputs import questions
+from retrieval.metrics import all_pairs
+from retrieval.metrics.inputs import check_inputs
 
 
 def clustered(count: int, classes: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,8 +34,8 @@ def test_equals_the_whole_matrix(count: int, classes: int, seed: int, others: bo
         own[::2] = -1
         arrays = (query, wanted, points, labels, own)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similarities, "_QUERIES", block)
-        found = similarities.compare_all(questions(*arrays))
+        patch.setattr(all_pairs, "_QUERIES", block)
+        found = all_pairs.compare_inputs(check_inputs(*arrays))
     cosines = query.astype(float) @ points.T.astype(float)
     there = np.arange(count) != own[:, None]
     right = (wanted[:, None] == labels) & there
@@ -88,7 +88,7 @@ def test_large_classes_are_sorted_and_small_ones_counted_to_the_same_end(
 ) -> None:
     points, labels = clustered(400, 3, 6, 0)
     by_sorting = metrics.similarities(points, labels)
-    monkeypatch.setattr(similarities, "_COUNT_EACH", 1000)
+    monkeypatch.setattr(all_pairs, "_COUNT_EACH", 1000)
     by_counting = metrics.similarities(points, labels)
     np.testing.assert_array_equal(by_sorting.average_precision, by_counting.average_precision)
     cosines = points.astype(float) @ points.T.astype(float)

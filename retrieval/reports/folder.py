@@ -1,0 +1,75 @@
+"""Folders of reports and comparisons: JSON and HTML side by side, alone or kept in a gallery."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import count
+from pathlib import Path
+
+from retrieval.errors import InputError
+from retrieval.evaluation.comparison import Comparison
+from retrieval.evaluation.gallery import check_labels, evaluate_gallery
+from retrieval.evaluation.report import FILE, KEPT, Report, json_lines
+from retrieval.files import write_texts
+from retrieval.gallery import Gallery
+from retrieval.progress import Progress
+from retrieval.reports.comparison import render_comparison
+from retrieval.reports.pages import document
+from retrieval.reports.report import render_report
+
+
+def save_report(report: Report, folder: Path) -> None:
+    """Write report.html and report.json into a folder, created if missing; report.json comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = document(f"Lookalike: {report.data}", render_report(report))
+    write_texts(folder, {"report.html": page, FILE: json_lines(report.to_dict())})
+
+
+def save_comparison(comparison: Comparison, folder: Path) -> None:
+    """Write compare.html and compare.json into a folder, created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ", ".join(row.name for row in comparison.rows)
+    page = document(f"Lookalike: {names}", render_comparison(comparison))
+    write_texts(folder, {"compare.html": page, "compare.json": json_lines(comparison.to_dict())})
+
+
+def evaluate_and_keep(gallery: Gallery, *, limit: int | None = None, show_progress: bool = False) -> Report:
+    """Evaluate a gallery on its own labelled images and keep the report in it.
+
+    Args and errors as for `retrieval.evaluation.gallery.evaluate_gallery`; also:
+
+    Raises:
+        InputError: The gallery is not writable.
+    """
+    check_labels(gallery)
+    _check_writable(gallery.folder)
+    report = evaluate_gallery(gallery, limit=limit, show_progress=show_progress)
+    with Progress("writing the report", 2, "files", show=show_progress) as progress:
+        keep_report(report, gallery.folder)
+        progress.update(2)
+    return report
+
+
+def keep_report(report: Report, gallery: Path) -> Path:
+    """Save a report in a gallery, named by its time; return its folder."""
+    name = report.created.replace(":", "")
+    for number in count(1):
+        folder = gallery / KEPT / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:  # another report of the same second
+            continue
+    save_report(report, folder)
+    return folder
+
+
+def _check_writable(gallery: Path) -> None:
+    """Check before long work that the gallery can keep a report."""
+    try:
+        (gallery / KEPT).mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=gallery / KEPT):
+            pass
+    except OSError as error:
+        what = f"{gallery}: it cannot keep a report ({error.strerror})"
+        raise InputError(f"{what}; make its folder writable, or evaluate a copy of it") from error
