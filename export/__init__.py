@@ -1,1 +1,1 @@
-"""Export: from a training run to one ONNX file, checked against the run."""
+"""Export: turn a training run or a pretrained backbone into one ONNX file, checked against the network."""

@@ -1,4 +1,4 @@
-"""`lookalike export`."""
+"""Command `lookalike export`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from retrieval.cli import json_option, print_result, print_status
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The model file to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Model file to write.")
 @click.option(
-    "--checkpoint", type=click.Choice(["best", "last"]), help="Which one of the run.  [default: best]"
+    "--checkpoint", type=click.Choice(["best", "last"]), help="Checkpoint of the run.  [default: best]"
 )
 @click.option(
     "--precision",
@@ -26,26 +26,30 @@ from retrieval.cli import json_option, print_result, print_status
 @click.option(
     "--data",
     metavar="DATA",
-    help="Labelled images to try the file on, and to calibrate int8 on: folder:DIR, csv:FILE, NAME:ROOT, a "
-    "bundled name, or 'noise' to make do without.  [default: those of the run]",
+    help="Labelled images to check the file on and to calibrate int8 with: folder:DIR, csv:FILE, NAME:ROOT, "
+    "a bundled name, or 'noise' for random images.  [default: the data set of the run]",
 )
-@click.option("--accept-loss", is_flag=True, help="Keep fp16 or int8 whatever it costs.")
-@click.option("--from-timm", metavar="NAME", help="A pretrained backbone of timm instead of a run.")
-@click.option("--from-torchvision", metavar="NAME", help="A classifier of torchvision instead of a run.")
+@click.option("--accept-loss", is_flag=True, help="Keep fp16 or int8 regardless of the loss of accuracy.")
+@click.option("--from-timm", metavar="NAME", help="Export a pretrained timm backbone instead of a run.")
+@click.option(
+    "--from-torchvision", metavar="NAME", help="Export a torchvision classifier's backbone instead of a run."
+)
 @click.option(
     "--weights",
     metavar="imagenet|FILE",
-    help="Of the backbone: downloaded, or a .safetensors file.  [default: imagenet]",
+    help="Backbone weights: downloaded, or a .safetensors file.  [default: imagenet]",
 )
 @click.option(
-    "--size", type=click.IntRange(1), help="Side of its pictures in pixels.  [default: the library's]"
+    "--size", type=click.IntRange(1), help="Side of the input images in pixels.  [default: the library's]"
 )
-@click.option("--mean", nargs=3, type=float, help="Of each channel, that FILE wants.  [default: likewise]")
-@click.option("--std", nargs=3, type=float, help="As --mean.")
+@click.option(
+    "--mean", nargs=3, type=float, help="Mean of each channel for the weights.  [default: the library's]"
+)
+@click.option("--std", nargs=3, type=float, help="Standard deviation of each channel, as --mean.")
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "gem", "cls"]),
-    help="Of its features; gem and cls give no similarity maps.  [default: mean]",
+    help="Pooling of the features; gem and cls give no similarity maps.  [default: mean]",
 )
 @json_option
 def export(
@@ -58,23 +62,24 @@ def export(
     from_timm: str | None,
     from_torchvision: str | None,
     as_json: bool,
-    **shelf: Any,
+    **backbone: Any,
 ) -> None:
-    """Turn a training run, or a backbone, into one ONNX file.
+    """Export a training run or a pretrained backbone to one ONNX file.
 
-    The file is run against the checkpoint on real images, and kept only if it gives the same embeddings.
+    The file is compared with the checkpoint on real images and kept only if its embeddings are the same.
 
     \b
       lookalike export run --out model.onnx
 
-    A smaller precision is measured beside fp32 (size, time, cosine, Recall@1 on test images), and kept only
+    A smaller precision is compared with fp32 (size, time, cosine, Recall@1 on test images) and kept only
     if the mean cosine stays above 0.9999 (fp16) or 0.98 (int8) and Recall@1 within 1 point.
 
     \b
       lookalike export run --out small.onnx --precision int8
       lookalike export run --out gpu.onnx --precision fp16
 
-    Without a run, a pretrained backbone becomes an embedder as it is: its pooled features, of unit length.
+    Without a run, a pretrained backbone is exported as it is: the embedding is its pooled features at unit
+    length.
 
     \b
       lookalike export --from-timm mobilenetv3_large_100 --out model.onnx
@@ -84,33 +89,33 @@ def export(
     sources = [source for source in (run, from_timm, from_torchvision) if source is not None]
     if len(sources) != 1:
         raise click.UsageError("give one of RUN, --from-timm NAME and --from-torchvision NAME")
-    given = {name: value for name, value in shelf.items() if value is not None}
+    given = {name: value for name, value in backbone.items() if value is not None}
     if run is not None and given:
         raise click.UsageError(f"--{next(iter(given))} is for --from-timm and --from-torchvision")
     if run is None and checkpoint is not None:
         raise click.UsageError("--checkpoint is for runs")
-    common: dict[str, Any] = {
-        "on": data, "precision": precision, "accept_loss": accept_loss, "show_progress": True
-    }  # fmt: skip
+    from export.model_file import ExportOptions, export_run  # torch takes seconds to import
+
+    options = ExportOptions(precision, accept_loss, show_progress=True)
     if run is not None:
-        from export.model_file import export_run  # torch takes seconds to import
         from train.loop.run_folder import Run
 
-        exported = export_run(Run.open(run), out, checkpoint or "best", **common)
+        exported = export_run(Run.open(run), out, checkpoint or "best", data=data, options=options)
     else:
-        from export.pretrained import export_from_shelf
+        from export.pretrained import PretrainedBackbone, export_backbone
 
         library, name = ("timm", from_timm) if from_timm else ("torchvision", from_torchvision)
-        exported = export_from_shelf(library, str(name), out, **given, **common)
+        source = PretrainedBackbone(library, str(name), **given)
+        exported = export_backbone(source, out, data=data, options=options)
     if precision == "fp16" and exported.cost and exported.cost.provider.lower().startswith("cpu"):
         print_status(
             "fp16 is for GPUs: on a CPU, ONNX Runtime computes in float32 and converts back and forth"
         )
     proof, size = exported.proof, out.stat().st_size
     text = (
-        f"{out}: {size / 1e6:.1f} MB; its embeddings of {proof.pictures} differ from the network's "
+        f"{out}: {size / 1e6:.1f} MB; its embeddings of {proof.images} differ from the network's "
         f"by at most {proof.largest_difference:.1e} (lowest cosine {proof.lowest_cosine:.7f})"
     )
     if exported.cost is not None:
-        text += f"\n{exported.cost.table()}"
+        text += f"\n{exported.cost.to_text()}"
     print_result({"model": str(out), "bytes": size, **exported.to_dict()}, as_json, text)

@@ -1,4 +1,4 @@
-"""A network as an ONNX graph: uint8 pixels in, unit embeddings out."""
+"""ONNX graph of a network: uint8 pixels in, unit embeddings out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPSET = 20
 
 
 class _Graph(nn.Module):
-    """What the file computes: pixels -> unit embedding, and the map whose normalised mean it is, if any."""
+    """Exported computation: pixels -> unit embedding and, if the model has one, its embedding map."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Graph(nn.Module):
 
 
 class _Half(nn.Module):
-    """A network that computes in half precision, between inputs and outputs in single."""
+    """Network that computes in half precision, with inputs and outputs in single precision."""
 
     def __init__(self, network: nn.Module, method: str) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class _Half(nn.Module):
 
 
 def to_onnx(model: EmbeddingModel, sample: np.ndarray) -> onnx.ModelProto:
-    """A network -> a checked ONNX model without metadata.
+    """Convert a network to a checked ONNX model without metadata.
 
     Args:
-        model: on the CPU, in evaluation mode.
-        sample: uint8 [n, H, W, 3].
+        model: Network on the CPU, in evaluation mode.
+        sample: Example pixels, uint8 [n, H, W, 3].
 
     Raises:
-        LookalikeError: ONNX, or its exporter, cannot express the network.
+        LookalikeError: ONNX or its exporter cannot express the network.
     """
     graph = _Graph(model).eval()
     with _quiet():
@@ -71,20 +71,21 @@ def to_onnx(model: EmbeddingModel, sample: np.ndarray) -> onnx.ModelProto:
             )
         except torch.onnx.OnnxExporterError as error:
             name = model.config.backbone
-            raise LookalikeError(f"model.backbone: {name} cannot be written as ONNX; take another") from error
-    assert program is not None  # it is None only for the exporter of old
+            message = f"model.backbone: {name} cannot be written as ONNX; use another backbone"
+            raise LookalikeError(message) from error
+    assert program is not None  # None only with the legacy exporter
     proto = program.model_proto
-    # The exporter notes the lines of source that each node comes from, with the folders of this machine.
+    # The exporter stores the source line of each node, with paths of this machine.
     for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
         part.ClearField("metadata_props")
     onnx.checker.check_model(proto, full_check=True)
     return proto
 
 
-def halved(model: EmbeddingModel) -> EmbeddingModel:
-    """A copy whose backbone computes in half precision; pooling, embedding and unit length stay in single.
+def half_precision(model: EmbeddingModel) -> EmbeddingModel:
+    """Return a copy with the backbone in fp16; pooling, embedding and normalisation stay in fp32.
 
-    Sums of squares are what overflows half precision (above 65,504), and these parts cost next to nothing.
+    Their sums of squares would overflow half precision (above 65,504), and they take little time.
     """
     model = copy.deepcopy(model)
     backbone = model.backbone
@@ -94,7 +95,7 @@ def halved(model: EmbeddingModel) -> EmbeddingModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter logs its inner life; errors still come through as exceptions."""
+    """Silence the exporter's log; errors are still raised as exceptions."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

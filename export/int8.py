@@ -1,4 +1,4 @@
-"""Static quantisation to 8-bit integers, calibrated on pictures."""
+"""Static int8 quantisation, calibrated on images."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ class _Batches(CalibrationDataReader):  # type: ignore[misc]  # the library has 
         return None if start is None else {"images": self._pixels[start : start + _BATCH]}
 
 
-def quantised(file: Path, pixels: np.ndarray) -> onnx.ModelProto:
-    """A model file in single precision -> the same in 8-bit integers, as QuantizeLinear and its inverse.
+def quantise(file: Path, pixels: np.ndarray) -> onnx.ModelProto:
+    """Quantise a model file to int8 with QuantizeLinear and DequantizeLinear nodes.
 
-    Weights are signed with a scale for each channel, activations unsigned with the range that they have on
-    these pictures. What lies before the second layer and from the last one on stays in single precision: it
-    is quick anyway, and so the batch also gets there sooner than if pixels were quantised first. Processors
-    without 8-bit dot products (VNNI) may saturate where two products meet; 7-bit weights would not, but they
-    took embeddings of MobileNetV2 four times as far from those in single precision (1 - cosine).
+    Weights are signed with one scale per channel; activations are unsigned with the range measured on the
+    calibration images. Everything before the second layer and from the last layer on stays in fp32: it is
+    fast anyway, and quantising the pixels first would be slower. Processors without 8-bit dot products (VNNI)
+    may saturate when two products are added; 7-bit weights would not, but with them the embeddings of
+    MobileNetV2 were four times as far from fp32 (1 - cosine).
 
     Args:
-        pixels: uint8 [n, H, W, 3], what the ranges are measured on.
+        file: Model file in fp32.
+        pixels: Calibration images, uint8 [n, H, W, 3].
 
     Raises:
-        LookalikeError: the network cannot be quantised.
+        LookalikeError: The network cannot be quantised.
     """
     with TemporaryDirectory() as folder, _quiet():
         simpler, smaller = Path(folder, "simpler.onnx"), Path(folder, "smaller.onnx")
         try:
-            # ONNX's own shapes do, and the symbolic ones know fewer operators.
+            # ONNX shape inference is enough; symbolic shape inference supports fewer operators.
             quant_pre_process(file, simpler, skip_symbolic_shape=True)
             quantize_static(
                 simpler,
@@ -57,7 +58,7 @@ def quantised(file: Path, pixels: np.ndarray) -> onnx.ModelProto:
                 weight_type=QuantType.QInt8,
                 nodes_to_exclude=_ends(onnx.load(simpler)),
             )
-        except Exception as error:  # the quantiser raises whatever its operators raise
+        except Exception as error:  # the quantiser has no common exception class
             reason = " ".join(str(error).split())[:160]
             raise LookalikeError(f"this network cannot be quantised ({reason}); use fp16 or fp32") from error
         result = onnx.load(smaller)
@@ -70,7 +71,7 @@ def quantised(file: Path, pixels: np.ndarray) -> onnx.ModelProto:
 
 
 def _ends(proto: onnx.ModelProto) -> list[str]:
-    """The names of all nodes up to the first layer with weights, and from the last one on."""
+    """Return the names of all nodes up to the first layer with weights and from the last one on."""
     names = [node.name for node in proto.graph.node]
     constants = {tensor.name for tensor in proto.graph.initializer}
     layers = [
@@ -83,7 +84,7 @@ def _ends(proto: onnx.ModelProto) -> list[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantiser advises on the root logger; errors still come through as exceptions."""
+    """Silence the quantiser's advice on the root logger; errors are still raised as exceptions."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Write a trained network as one ONNX file, and prove that it is the same model."""
+"""Export of a trained network to one ONNX file, with a proof that the file computes the same embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +17,10 @@ import onnx
 import torch
 from torch import nn
 
-from export.cost import Cost, compare
-from export.graph import halved, to_onnx
-from export.int8 import quantised
-from export.samples import Pictures
+from export.cost import Cost, measure_cost
+from export.graph import half_precision, to_onnx
+from export.int8 import quantise
+from export.samples import SampleImages
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, now
@@ -36,26 +36,39 @@ _VERSIONS = ("lookalike", "torch", "torchvision", "timm", "onnx", "onnxscript", 
 
 @dataclass(frozen=True)
 class Proof:
-    """How far the file's embeddings are from the network's, and on which pictures that was measured.
+    """Difference between the embeddings of the file and of the network.
 
     Attributes:
-        pictures: in words.
-        batch_sizes: how many at once; the numbers are over all of them.
+        images: Description of the images that were embedded.
+        largest_difference: Largest absolute difference of a component.
+        lowest_cosine: Lowest cosine between the two embeddings of an image.
+        batch_sizes: Batch sizes compared; the numbers are over all of them.
     """
 
-    pictures: str
+    images: str
     largest_difference: float
     lowest_cosine: float
     batch_sizes: tuple[int, ...] = _PROOF_BATCHES
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "pictures": self.images,
+            "largest_difference": self.largest_difference,
+            "lowest_cosine": self.lowest_cosine,
+            "batch_sizes": self.batch_sizes,
+        }
+
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was kept.
+    """Result of an export.
 
     Attributes:
-        cost: beside single precision; `None`: it is in single precision.
-        calibration: the pictures that ranges were measured on, in words; `None`: nothing was quantised.
+        precision: fp32, fp16 or int8.
+        proof: Comparison of the file with the network.
+        cost: Comparison with fp32; `None` for an fp32 file.
+        calibration: Description of the calibration images; `None` if nothing was quantised.
     """
 
     precision: str
@@ -64,11 +77,29 @@ class Exported:
     calibration: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON and the file's own provenance."""
-        facts: dict[str, Any] = {"precision": self.precision, "proof": asdict(self.proof)}
+        """Return the JSON form, which is also stored in the file's provenance."""
+        facts: dict[str, Any] = {"precision": self.precision, "proof": self.proof.to_dict()}
         if self.calibration is not None:
             facts["calibration"] = self.calibration
         return facts | ({} if self.cost is None else {"cost": self.cost.to_dict()})
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of an export.
+
+    Attributes:
+        precision: fp32, fp16 (backbone in half precision, for GPUs) or int8 (static quantisation, for CPUs).
+        accept_loss: Keep a smaller precision regardless of its cost.
+        show_progress: Show progress.
+    """
+
+    precision: str = "fp32"
+    accept_loss: bool = False
+    show_progress: bool = False
+
+
+DEFAULT_OPTIONS = ExportOptions()
 
 
 def export_run(
@@ -76,30 +107,24 @@ def export_run(
     out: Path,
     which: str = "best",
     *,
-    precision: str = "fp32",
-    on: str | None = None,
-    accept_loss: bool = False,
-    show_progress: bool = False,
+    data: str | None = None,
+    options: ExportOptions = DEFAULT_OPTIONS,
 ) -> Exported:
-    """Write a run's checkpoint as an ONNX file, as `export_model` does.
+    """Export a run's checkpoint to an ONNX file; see `export_model`.
 
     Args:
-        on: the data set to try it on, or "noise"; `None`: that of the run (in single precision, noise where
-            it is gone).
+        run: Training run.
+        out: Model file to write.
+        which: Checkpoint, best or last.
+        data: Data set to check the file on, or "noise". `None` for the run's data set; for fp32, noise images
+            replace a data set that no longer exists.
+        options: Export options.
     """
     model, config = run.trained(which).cpu(), run.config
-    gone_is_fine = on is None and precision == "fp32"
-    pictures = (Pictures.or_noise if gone_is_fine else Pictures.of)(config.data if on is None else on)
-    return export_model(
-        model,
-        config.preprocess,
-        out,
-        _provenance(run, which),
-        pictures,
-        precision=precision,
-        accept_loss=accept_loss,
-        show_progress=show_progress,
-    )
+    may_use_noise = data is None and options.precision == "fp32"
+    load = SampleImages.load_or_noise if may_use_noise else SampleImages.load
+    samples = load(config.data if data is None else data)
+    return export_model(model, config.preprocess, out, _provenance(run, which), samples, options)
 
 
 def export_model(
@@ -107,98 +132,98 @@ def export_model(
     preprocess: Preprocess,
     out: Path,
     provenance: Mapping[str, Any],
-    pictures: Pictures,
-    *,
-    precision: str = "fp32",
-    accept_loss: bool = False,
-    show_progress: bool = False,
+    samples: SampleImages,
+    options: ExportOptions = DEFAULT_OPTIONS,
 ) -> Exported:
-    """Write a network as an ONNX file, which stays only if it proves to be the same network.
+    """Export a network to an ONNX file, which is kept only if it computes the same embeddings.
 
-    The file takes uint8 [N, H, W, 3] and gives `embedding` float32 [N, D] of unit length and, where the
-    embedding is the mean of a map, `embedding_map` float32 [N, h, w, D]; how to preprocess, where it comes
-    from and how far it is from the network is in its metadata.
+    The file takes uint8 [N, H, W, 3] and returns `embedding`, unit vectors float32 [N, D], and, if the
+    embedding is the mean of a map, `embedding_map`, float32 [N, h, w, D]. Its metadata holds the
+    preprocessing, the provenance and the proof.
 
     Args:
-        model: on the CPU, in evaluation mode.
-        pictures: to try it on, and to calibrate int8 on.
-        precision: fp32, fp16 (the backbone in half precision, for GPUs) or int8 (static quantisation).
-        accept_loss: keep a smaller precision whatever it costs.
+        model: Network on the CPU, in evaluation mode.
+        preprocess: Preprocessing of the model's images.
+        out: Model file to write.
+        provenance: Origin of the network, stored in the metadata.
+        samples: Images to check the file on and to calibrate int8 with.
+        options: Export options.
 
     Raises:
-        InputError: pictures that cannot be used.
-        LookalikeError: the network cannot be exported; in single precision, its embeddings in the file differ
-            from the network's by more than 1e-4, or their cosine is below 0.99999, at batch sizes 1, 3 and
-            32; in a smaller one, it costs too much (`Cost.too_much`).
+        InputError: The images cannot be used.
+        LookalikeError: The network cannot be exported; or an embedding of the fp32 file differs from the
+            network's by more than 1e-4 or has a cosine below 0.99999, at batch size 1, 3 or 32; or a
+            smaller precision costs too much (`Cost.violations`).
     """
-    sample, words = pictures.some(max(_PROOF_BATCHES), preprocess)
-    wanted = _embedded(model, sample)
-    facts = {
+    precision = options.precision
+    sample, description = samples.some(max(_PROOF_BATCHES), preprocess)
+    expected = _embed(model, sample)
+    metadata = {
         "lookalike.format": {"version": FORMAT_VERSION},
         "lookalike.preprocess": preprocess.to_dict(),
-        "lookalike.embedding": {"dim": wanted.shape[1], "metric": "cosine", "unit_length": True},
+        "lookalike.embedding": {"dim": expected.shape[1], "metric": "cosine", "unit_length": True},
         "lookalike.provenance": provenance,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as draft, TemporaryDirectory() as folder:
         single = draft if precision == "fp32" else Path(folder, "fp32.onnx")
-        _save(to_onnx(model, sample), facts, single)
-        proof = _prove(single, words, sample, wanted)
+        _save(to_onnx(model, sample), metadata, single)
+        proof = _prove(single, description, sample, expected)
         if not (proof.largest_difference <= MAX_DIFFERENCE and proof.lowest_cosine >= MIN_COSINE):
-            what = f"by {proof.largest_difference:.2e}, lowest cosine {proof.lowest_cosine:.6f}"
-            raise LookalikeError(f"{out}: not kept, its embeddings differ from the network's {what}")
+            difference = f"by {proof.largest_difference:.2e}, lowest cosine {proof.lowest_cosine:.6f}"
+            raise LookalikeError(f"{out}: not kept, its embeddings differ from the network's {difference}")
         exported = Exported(precision, proof)
         if precision != "fp32":
             calibration = None
             if precision == "fp16":
-                reduced = to_onnx(halved(model), sample)
+                reduced = to_onnx(half_precision(model), sample)
             else:
-                pixels, calibration = pictures.for_calibration(preprocess)
-                reduced = quantised(single, pixels)
-            _save(reduced, facts, draft)
-            cost = compare(single, draft, precision, pictures, show=show_progress)
-            if cost.too_much and not accept_loss:
-                reasons = "; ".join(cost.too_much)
+                pixels, calibration = samples.for_calibration(preprocess)
+                reduced = quantise(single, pixels)
+            _save(reduced, metadata, draft)
+            cost = measure_cost(single, draft, precision, samples, show=options.show_progress)
+            if cost.violations and not options.accept_loss:
+                reasons = "; ".join(cost.violations)
                 raise LookalikeError(
                     f"{out}: not kept, {precision} costs too much: {reasons}; --accept-loss keeps it"
                 )
-            exported = Exported(precision, _prove(draft, words, sample, wanted), cost, calibration)
-        _seal(draft, facts | {"lookalike.provenance": {**provenance, **exported.to_dict()}})
+            exported = Exported(precision, _prove(draft, description, sample, expected), cost, calibration)
+        _write_metadata(draft, metadata | {"lookalike.provenance": {**provenance, **exported.to_dict()}})
     return exported
 
 
 def versions() -> dict[str, str]:
-    """Of what a file's numbers may depend on."""
+    """Return the versions of Python and of all libraries that the numbers in a file may depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in _VERSIONS}}
 
 
-def _save(proto: onnx.ModelProto, facts: Mapping[str, Any], file: Path) -> None:
-    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in facts.items()})
+def _save(proto: onnx.ModelProto, metadata: Mapping[str, Any], file: Path) -> None:
+    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in metadata.items()})
     onnx.save_model(proto, file)
 
 
-def _seal(file: Path, facts: Mapping[str, Any]) -> None:
-    """Put what was found out into the metadata of a file, whose graph stays the one that was tried."""
+def _write_metadata(file: Path, metadata: Mapping[str, Any]) -> None:
+    """Replace the metadata of a file and check that its graph is unchanged."""
     proto = onnx.load(file)
-    tried = _digest(proto)
-    _save(proto, facts, file)
-    if _digest(onnx.load(file)) != tried:
-        raise LookalikeError(f"{file}: not kept, it reads back as another graph; is the disk sound?")
+    before = _digest(proto)
+    _save(proto, metadata, file)
+    if _digest(onnx.load(file)) != before:
+        raise LookalikeError(f"{file}: not kept, its graph changed while it was written; check the disk")
 
 
 def _digest(proto: onnx.ModelProto) -> str:
     return hashlib.sha256(proto.graph.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _prove(file: Path, words: str, sample: np.ndarray, wanted: np.ndarray) -> Proof:
+def _prove(file: Path, description: str, sample: np.ndarray, expected: np.ndarray) -> Proof:
     embedder = Embedder(file)
     found = np.concatenate([embedder.embed_pixels(pixels) for pixels in _batches(sample)])
-    return Proof(words, float(np.abs(found - wanted).max()), float((found * wanted).sum(1).min()))
+    return Proof(description, float(np.abs(found - expected).max()), float((found * expected).sum(1).min()))
 
 
 @torch.inference_mode()
-def _embedded(model: EmbeddingModel, sample: np.ndarray) -> np.ndarray:
-    """What the network makes of all batches that the proof is of, float32 [sum of sizes, D]."""
+def _embed(model: EmbeddingModel, sample: np.ndarray) -> np.ndarray:
+    """Embed all batches of the proof with the network, float32 [sum of batch sizes, D]."""
     batches = (torch.from_numpy(pixels) for pixels in _batches(sample))
     return torch.cat([nn.functional.normalize(model(batch)) for batch in batches]).numpy()
 

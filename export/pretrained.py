@@ -1,76 +1,89 @@
-"""Embedders off the shelf: the pooled features of a pretrained backbone, without training."""
+"""Export of pretrained backbones of timm and torchvision as embedders, without training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torchvision
 from torch import nn
 
-from export.model_file import Exported, export_model, versions
-from export.samples import NOISE, Pictures
+from export.model_file import DEFAULT_OPTIONS, Exported, ExportOptions, export_model, versions
+from export.samples import NOISE, SampleImages
 from retrieval.errors import InputError, did_you_mean
 from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
-from train.config import Config, ModelConfig, Pooling
+from train.config import Config, ModelConfig
 from train.models.embedding_model import EmbeddingModel
 from train.models.library_backbones import torchvision_names
 
 
-def export_from_shelf(
-    library: str,
-    name: str,
+@dataclass(frozen=True)
+class PretrainedBackbone:
+    """A pretrained backbone of a library.
+
+    Attributes:
+        library: timm or torchvision.
+        name: Name in the library; for timm, NAME:key=value,... passes options of the architecture.
+        weights: imagenet (downloaded), or a .safetensors file with the library's parameter names.
+        size: Side of the input images in pixels; `None` for the library's default.
+        mean: Mean per RGB channel, of values in 0..1; `None` for the library's default.
+        std: Standard deviation per RGB channel; `None` for the library's default.
+        pooling: mean, gem or cls.
+    """
+
+    library: str
+    name: str
+    weights: str = "imagenet"
+    size: int | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    pooling: Literal["mean", "gem", "cls"] = "mean"
+
+    def preprocess(self) -> Preprocess:
+        """Return the preprocessing that the library defines, with the overrides."""
+        of_library = _timm_preprocess if self.library == "timm" else _torchvision_preprocess
+        preprocess = of_library(self.name, self.size)
+        return replace(preprocess, mean=self.mean or preprocess.mean, std=self.std or preprocess.std)
+
+    def model_config(self) -> ModelConfig:
+        """Return the model configuration, before the embedding dimension is known."""
+        backbone = f"timm:{self.name}" if self.library == "timm" else self.name
+        return ModelConfig(backbone=backbone, weights=self.weights, pooling=self.pooling)
+
+
+def export_backbone(
+    backbone: PretrainedBackbone,
     out: Path,
     *,
-    weights: str = "imagenet",
-    size: int | None = None,
-    mean: tuple[float, float, float] | None = None,
-    std: tuple[float, float, float] | None = None,
-    pooling: Pooling = "mean",
-    on: str | None = None,
-    precision: str = "fp32",
-    accept_loss: bool = False,
-    show_progress: bool = False,
+    data: str | None = None,
+    options: ExportOptions = DEFAULT_OPTIONS,
 ) -> Exported:
-    """Write a backbone as an ONNX file, as `export.model_file.export_model` does.
+    """Export a backbone to an ONNX file; see `export.model_file.export_model`.
 
     Args:
-        library: timm or torchvision.
-        name: as the library has it; of timm, NAME:key=value,... hands options of the architecture on.
-        weights: imagenet (downloaded), or a .safetensors file with the library's names.
-        size: side of the pictures, in pixels; `None`: what the library says.
-        mean, std: that these weights were trained with, per RGB channel, of values in 0..1; `None`: what the
-            library says.
-        pooling: mean, gem or cls.
-        on: the data set to try it on, or "noise"; `None`: noise, which is enough in single precision.
+        backbone: Pretrained backbone.
+        out: Model file to write.
+        data: Data set to check the file on, or "noise". `None` for noise images, allowed for fp32 only.
+        options: Export options.
 
     Raises:
-        InputError: an unknown name, weights, a size or a pooling that cannot be used, or no pictures.
-        LookalikeError: weights that cannot be downloaded; or what `export_model` raises.
+        InputError: An unknown name, unusable weights, size or pooling, or no images for fp16 or int8.
+        LookalikeError: The weights cannot be downloaded; or an error of `export_model`.
     """
-    if on is None and precision != "fp32":
-        raise InputError(f"{precision} has to be tried on pictures: give --data DATA (or --data noise)")
-    preprocess = (_timm_preprocess if library == "timm" else _torchvision_preprocess)(name, size)
-    preprocess = replace(preprocess, mean=mean or preprocess.mean, std=std or preprocess.std)
-    backbone = f"timm:{name}" if library == "timm" else name
-    model = bare(ModelConfig(backbone=backbone, weights=weights, pooling=pooling), preprocess)
-    return export_model(
-        model,
-        preprocess,
-        out,
-        _provenance(library, name, model.config, preprocess),
-        Pictures.of(NOISE if on is None else on),
-        precision=precision,
-        accept_loss=accept_loss,
-        show_progress=show_progress,
-    )
+    if data is None and options.precision != "fp32":
+        raise InputError(f"{options.precision}: needs images to be checked on; give --data DATA (or noise)")
+    preprocess = backbone.preprocess()
+    model = headless_model(backbone.model_config(), preprocess)
+    provenance = _provenance(backbone, model.config, preprocess)
+    samples = SampleImages.load(NOISE if data is None else data)
+    return export_model(model, preprocess, out, provenance, samples, options)
 
 
-def bare(config: ModelConfig, preprocess: Preprocess) -> EmbeddingModel:
-    """A network whose embedding is the pooled features themselves, in evaluation mode."""
+def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingModel:
+    """Build a network whose embedding is the pooled features themselves, in evaluation mode."""
     model = EmbeddingModel(config.model_copy(update={"embedding_dim": 1}), preprocess)
     model.config = config.model_copy(update={"embedding_dim": model.backbone.channels})
     model.add_module("head", nn.Identity())
@@ -82,47 +95,50 @@ def _timm_preprocess(words: str, size: int | None) -> Preprocess:
     from timm.data import resolve_data_config
 
     name = words.partition(":")[0]
-    _check(name.partition(".")[0], timm.list_models(), "timm")
+    _require_known(name.partition(".")[0], timm.list_models(), "timm")
     found = timm.get_pretrained_cfg(name)
-    theirs = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})
-    channels, height, width = theirs["input_size"]
-    if channels != 3 or height != width or theirs["crop_mode"] == "border":
-        raise InputError(f"timm:{name} takes pictures that are padded, not square or not RGB; take another")
+    defaults = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})
+    channels, height, width = defaults["input_size"]
+    if channels != 3 or height != width or defaults["crop_mode"] == "border":
+        raise InputError(
+            f"timm:{name}: takes padded, non-square or non-RGB images, which are not supported; "
+            "use another backbone"
+        )
     side = size or height
     return Preprocess(
         size=side,
-        resize=max(side, int(side / theirs["crop_pct"])),
-        fit="squeeze" if theirs["crop_mode"] == "squash" else "crop",
-        interpolation=theirs["interpolation"],
-        mean=theirs["mean"],
-        std=theirs["std"],
+        resize=max(side, int(side / defaults["crop_pct"])),
+        fit="squeeze" if defaults["crop_mode"] == "squash" else "crop",
+        interpolation=defaults["interpolation"],
+        mean=defaults["mean"],
+        std=defaults["std"],
     )
 
 
 def _torchvision_preprocess(name: str, size: int | None) -> Preprocess:
-    _check(name, torchvision_names(), "torchvision")
-    theirs = torchvision.models.get_model_weights(name).DEFAULT.transforms()
-    (crop,), (resize,) = theirs.crop_size, theirs.resize_size
+    _require_known(name, torchvision_names(), "torchvision")
+    defaults = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    (crop,), (resize,) = defaults.crop_size, defaults.resize_size
     side = size or crop
     return Preprocess(
         size=side,
         resize=round(side * resize / crop),
-        interpolation=theirs.interpolation.value,
-        mean=tuple(theirs.mean),
-        std=tuple(theirs.std),
+        interpolation=defaults.interpolation.value,
+        mean=tuple(defaults.mean),
+        std=tuple(defaults.std),
     )
 
 
-def _check(name: str, known: Sequence[str], library: str) -> None:
+def _require_known(name: str, known: Sequence[str], library: str) -> None:
     if name not in known:
         hint = did_you_mean(name, known, "its documentation lists them")
-        raise InputError(f"--from-{library}: there is no model called {name!r}; {hint}")
+        raise InputError(f"--from-{library}: unknown model {name!r}; {hint}")
 
 
-def _provenance(library: str, name: str, config: ModelConfig, preprocess: Preprocess) -> dict[str, Any]:
+def _provenance(backbone: PretrainedBackbone, config: ModelConfig, preprocess: Preprocess) -> dict[str, Any]:
     from_file = config.weights not in (None, "imagenet")
     return {
-        "source": f"{library}:{name}",
+        "source": f"{backbone.library}:{backbone.name}",
         "config": Config(data="", model=config, preprocess=preprocess, epochs=0).to_dict(),
         "metrics": {},
         "weights_sha256": sha256_of(Path(str(config.weights))) if from_file else None,

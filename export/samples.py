@@ -1,4 +1,4 @@
-"""The pictures that a model file is tried on: those of a data set, or noise."""
+"""Sample images for checking and calibrating a model file: from a data set, or noise."""
 
 from __future__ import annotations
 
@@ -21,57 +21,61 @@ _PER_CLASS = 20
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Where pictures come from.
+class SampleImages:
+    """Source of sample images.
 
     Attributes:
-        dataset: `None`: noise.
+        dataset: Data set; `None` for noise images.
     """
 
     dataset: DataSet | None
 
     @classmethod
-    def of(cls, spec: str) -> Pictures:
-        """Those of a data set, or of the word "noise"; an `InputError` where there are none."""
+    def load(cls, spec: str) -> SampleImages:
+        """Load a data set, or use noise images for the spec "noise".
+
+        Raises:
+            InputError: The data set cannot be loaded.
+        """
         return cls(None if spec == NOISE else data.load(spec))
 
     @classmethod
-    def or_noise(cls, spec: str) -> Pictures:
-        """As `of`, but noise where the data set is gone."""
+    def load_or_noise(cls, spec: str) -> SampleImages:
+        """Load a data set, or use noise images if it cannot be loaded."""
         try:
-            return cls.of(spec)
+            return cls.load(spec)
         except InputError:
             return cls(None)
 
     def some(self, count: int, preprocess: Preprocess) -> tuple[np.ndarray, str]:
-        """At most `count` test images, drawn by a fixed seed: uint8 [n, S, S, 3], and a word on them."""
-        if self.dataset is not None and (pixels := _drawn(self.dataset.test, count, preprocess)):
+        """Return at most `count` random test images (fixed seed), uint8 [n, S, S, 3], and a description."""
+        if self.dataset is not None and (pixels := _random_images(self.dataset.test, count, preprocess)):
             return np.stack(pixels), f"{len(pixels)} images of {self.dataset.name}"
-        return noise(count, preprocess.size), f"{count} pictures of noise"
+        return noise_images(count, preprocess.size), f"{count} noise images"
 
     def for_calibration(self, preprocess: Preprocess) -> tuple[np.ndarray, str]:
-        """At most 256 training images, drawn by a fixed seed, uint8 [n, S, S, 3], and what they are in words.
+        """Return at most 256 random training images (fixed seed), uint8 [n, S, S, 3], and a description.
 
         Raises:
-            InputError: a data set none of whose training images can be read.
+            InputError: None of the training images can be read.
         """
         if self.dataset is None:
-            return noise(CALIBRATION, preprocess.size), f"{CALIBRATION} pictures of noise"
-        pixels = _drawn(self.dataset.train, CALIBRATION, preprocess)
+            return noise_images(CALIBRATION, preprocess.size), f"{CALIBRATION} noise images"
+        pixels = _random_images(self.dataset.train, CALIBRATION, preprocess)
         if not pixels:
-            raise InputError(f"{self.dataset.name}: none of its training images can be read to calibrate on")
+            raise InputError(f"{self.dataset.name}: none of the training images can be read for calibration")
         return np.stack(pixels), f"{len(pixels)} training images of {self.dataset.name}"
 
 
-def noise(count: int, size: int) -> np.ndarray:
-    """Pictures of independent values, the same each time, uint8 [count, size, size, 3]."""
+def noise_images(count: int, size: int) -> np.ndarray:
+    """Return images of independent uniform values (fixed seed), uint8 [count, size, size, 3]."""
     return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
 
 
-def sampled(images: Sequence[LabelledImage], limit: int = TEST) -> list[LabelledImage]:
-    """At most `limit` images, drawn by a fixed seed class by class, so that each finds some of its own.
+def sample_by_class(images: Sequence[LabelledImage], limit: int = TEST) -> list[LabelledImage]:
+    """Draw at most `limit` images class by class (fixed seed), so that images have others of their class.
 
-    Of each class come 20, or more where there are few classes; of many classes, those drawn first.
+    Each class contributes 20 images, or more if there are few classes; of many classes, only some are drawn.
     """
     if len(images) <= limit:
         return list(images)
@@ -85,8 +89,8 @@ def sampled(images: Sequence[LabelledImage], limit: int = TEST) -> list[Labelled
     return [images[i] for i in sorted(chosen[:limit])]
 
 
-def _drawn(images: Sequence[LabelledImage], count: int, preprocess: Preprocess) -> list[np.ndarray]:
-    """`count` images that can be read, or all there are."""
+def _random_images(images: Sequence[LabelledImage], count: int, preprocess: Preprocess) -> list[np.ndarray]:
+    """Decode `count` readable images in random order, or fewer if there are fewer."""
     order = np.random.default_rng(0).permutation(len(images))
     files = decode_ahead((images[i].path for i in order), preprocess, side=preprocess.scaled)
     return list(islice((file.pixels for file in files if isinstance(file, Decoded)), count))

@@ -1,4 +1,4 @@
-"""One thread for every test here: threads of small networks only get in each other's way."""
+"""One torch thread for all tests here: small networks are slower with more."""
 
 import torch
 

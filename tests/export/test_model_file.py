@@ -1,4 +1,4 @@
-"""The exported file: what the contract says it is, and the same model as the checkpoint."""
+"""The exported file: its format, and the same embeddings as the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import export.model_file
 from export.model_file import export_model, export_run
-from export.samples import Pictures
+from export.samples import SampleImages
 from retrieval import Embedder, InputError, LookalikeError, Preprocess, load_image
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
@@ -27,7 +27,7 @@ from train.loop.run_folder import Run, initial_model
 from train.models.embedding_model import EmbeddingModel, pixel_embedder
 
 
-def test_file_is_as_the_contract_says(model_file: Path) -> None:
+def test_file_follows_the_documented_format(model_file: Path) -> None:
     proto = onnx.load(model_file)
     onnx.checker.check_model(proto, full_check=True)
     assert [(i.domain or "ai.onnx", i.version) for i in proto.opset_import] == [("ai.onnx", 20)]
@@ -51,7 +51,7 @@ def test_file_is_as_the_contract_says(model_file: Path) -> None:
     assert not list(model_file.parent.glob("*.data")), "one file"
 
 
-def test_file_says_how_it_was_proved(model_file: Path, untrained_run: Path, shop: Path) -> None:
+def test_file_holds_its_proof(model_file: Path, untrained_run: Path, shop: Path) -> None:
     proof = Embedder(model_file).provenance["proof"]
     assert proof["pictures"] == f"24 images of folder:{shop}"
     assert proof["batch_sizes"] == [1, 3, 32]
@@ -61,13 +61,13 @@ def test_file_says_how_it_was_proved(model_file: Path, untrained_run: Path, shop
     assert (theirs.embed_pixels(pixels) * ours).sum(1).min() >= proof["lowest_cosine"] - 1e-6
 
 
-def test_file_tells_nothing_of_the_machine_that_made_it(model_file: Path) -> None:
+def test_file_holds_no_path_of_the_exporting_machine(model_file: Path) -> None:
     content = model_file.read_bytes()
     assert str(Path(export.model_file.__file__).parents[1]).encode() not in content
     assert torch.__path__[0].encode() not in content
 
 
-def test_map_has_the_embedding_as_its_mean(model_file: Path) -> None:
+def test_embedding_is_the_normalised_mean_of_the_map(model_file: Path) -> None:
     session = onnxruntime.InferenceSession(model_file, providers=["CPUExecutionProvider"])
     for count in (1, 3, 7):
         images = np.random.default_rng(count).integers(0, 256, (count, 32, 32, 3), np.uint8)
@@ -77,7 +77,7 @@ def test_map_has_the_embedding_as_its_mean(model_file: Path) -> None:
         np.testing.assert_allclose(embedding, expected, atol=1e-6)
 
 
-def test_same_embedding_through_training_and_through_the_file(
+def test_file_and_training_network_give_the_same_embeddings(
     untrained_run: Path, model_file: Path, shop: Path
 ) -> None:
     run, embedder = Run.open(untrained_run), Embedder(model_file)
@@ -87,13 +87,13 @@ def test_same_embedding_through_training_and_through_the_file(
     np.testing.assert_allclose(embedder.embed(paths), theirs, atol=1e-4)
 
 
-def test_turned_jpeg_is_the_same_in_training_and_in_the_file(
+def test_rotated_jpeg_is_the_same_in_training_and_in_the_file(
     untrained_run: Path, model_file: Path, tmp_path: Path
 ) -> None:
-    """The whole way: EXIF orientation, resizing, crop, network."""
+    """End to end: EXIF orientation, resizing, crop, network."""
     run, embedder = Run.open(untrained_run), Embedder(model_file)
     exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # lies on its side, 90 degrees clockwise make it upright
+    exif[ExifTags.Base.Orientation] = 6  # to be rotated by 90 degrees clockwise
     draw(0, size=(90, 50)).save(tmp_path / "turned.jpg", exif=exif, quality=90)
     draw(0, size=(90, 50)).save(tmp_path / "lying.jpg", quality=90)
     files = [tmp_path / "turned.jpg", tmp_path / "lying.jpg"]
@@ -104,7 +104,7 @@ def test_turned_jpeg_is_the_same_in_training_and_in_the_file(
     assert ours[0] @ ours[1] < 0.999, "the orientation makes a difference"
 
 
-def test_file_that_is_not_the_same_model_is_not_kept(
+def test_file_with_different_embeddings_is_not_kept(
     untrained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export.model_file, "MAX_DIFFERENCE", 0.0)
@@ -113,7 +113,7 @@ def test_file_that_is_not_the_same_model_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> None:
+def test_missing_data_set_is_replaced_by_noise_images(untrained_run: Path, tmp_path: Path) -> None:
     run = Run.open(untrained_run)
     moved = tmp_path / "run"
     ours = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
@@ -121,7 +121,7 @@ def test_without_the_data_noise_will_do(untrained_run: Path, tmp_path: Path) -> 
     model = initial_model(ours)
     copy.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     proof = export_run(copy, tmp_path / "m.onnx").proof
-    assert "noise" in proof.pictures
+    assert "noise" in proof.images
     assert proof.largest_difference < 1e-4
 
 
@@ -142,7 +142,7 @@ FAMILIES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backbone", "pooling", "size"), FAMILIES)
-def test_every_family_is_the_same_in_the_file(
+def test_every_backbone_family_survives_the_export(
     backbone: str, pooling: str, size: int, tmp_path: Path, shop: Path
 ) -> None:
     torch.manual_seed(0)
@@ -150,18 +150,18 @@ def test_every_family_is_the_same_in_the_file(
     model = EmbeddingModel(ModelConfig(backbone=backbone, pooling=pooling, embedding_dim=16), preprocess)
     sample = np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)])
     calibrate(model, sample)
-    pictures = Pictures.of(f"folder:{shop}")
-    proof = export_model(model, preprocess, tmp_path / "m.onnx", {}, pictures).proof
+    samples = SampleImages.load(f"folder:{shop}")
+    proof = export_model(model, preprocess, tmp_path / "m.onnx", {}, samples).proof
     assert proof.largest_difference < 1e-4
     assert proof.lowest_cosine > 0.99999
     embeddings = Embedder(tmp_path / "m.onnx").embed_pixels(sample)
-    assert (embeddings @ embeddings.T).min() < 0.99, "equal embeddings would prove nothing"
+    assert (embeddings @ embeddings.T).min() < 0.99, "embeddings must differ"
     names = [output.name for output in onnx.load(tmp_path / "m.onnx").graph.output]
     assert names == (["embedding", "embedding_map"] if pooling in ("mean", "spatial") else ["embedding"])
 
 
 def calibrate(model: EmbeddingModel, sample: np.ndarray) -> None:
-    """Give batch norms the statistics of these pictures, as training does: random networks fade out else."""
+    """Set batch-norm statistics from these images, as training does; activations would vanish otherwise."""
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = None
@@ -171,19 +171,19 @@ def calibrate(model: EmbeddingModel, sample: np.ndarray) -> None:
     model.eval()
 
 
-def test_network_that_onnx_cannot_express_is_said_so(tmp_path: Path) -> None:
-    class Moody(torch.nn.Module):
+def test_network_that_onnx_cannot_express_is_reported(tmp_path: Path) -> None:
+    class DataDependent(torch.nn.Module):
         def forward(self, planes: torch.Tensor) -> torch.Tensor:
             return planes if planes.sum() > 0 else -planes
 
     model = EmbeddingModel(ModelConfig(embedding_dim=4), Preprocess(size=16)).eval()
-    model.backbone.network.insert(0, Moody())
+    model.backbone.network.insert(0, DataDependent())
     with pytest.raises(LookalikeError, match="conv4 cannot be written as ONNX"):
-        export_model(model, Preprocess(size=16), tmp_path / "m.onnx", {}, Pictures.of("noise"))
+        export_model(model, Preprocess(size=16), tmp_path / "m.onnx", {}, SampleImages.load("noise"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_exports_where_its_pretrained_weights_are_gone(tmp_path: Path) -> None:
+def test_run_is_exported_without_its_pretrained_weights_file(tmp_path: Path) -> None:
     weights = tmp_path / "squeezenet.safetensors"
     save_file(torchvision.models.squeezenet1_1(weights=None).state_dict(), weights)
     words = [f"model.weights={weights}", "model.backbone=squeezenet1_1", "preprocess.size=32"]

@@ -1,4 +1,4 @@
-"""fp16 and int8: smaller files that say what they cost, and are not kept where that is too much."""
+"""fp16 and int8 export: measured cost, and refusal if the cost is too high."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 import export.commands
 import export.cost
-from export.cost import Cost, Measured
-from export.graph import halved
-from export.model_file import export_model, export_run
-from export.samples import Pictures
+from export.cost import Cost, Measurement
+from export.graph import half_precision
+from export.model_file import ExportOptions, export_model, export_run
+from export.samples import SampleImages
 from retrieval import Embedder, InputError, Preprocess
 from tests.conftest import draw, lookalike_here
 from tests.export.test_model_file import calibrate
@@ -32,7 +32,7 @@ SINGLE, HALF, SIGNED, UNSIGNED = (getattr(onnx.TensorProto, n) for n in ("FLOAT"
 
 @pytest.fixture(scope="module")
 def reduced(untrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The run's model in both smaller precisions; what the command printed lies beside it."""
+    """The run's model in both smaller precisions, with the command's JSON output beside each file."""
     folder = tmp_path_factory.mktemp("reduced")
     files = {name: folder / f"{name}.onnx" for name in ("fp16", "int8")}
     for name, file in files.items():
@@ -45,7 +45,7 @@ def reduced(untrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8"])
-def test_contract_holds_in_every_precision(reduced: dict[str, Path], model_file: Path, name: str) -> None:
+def test_format_is_the_same_in_every_precision(reduced: dict[str, Path], model_file: Path, name: str) -> None:
     file = reduced[name]
     proto, single = onnx.load(file), onnx.load(model_file)
     onnx.checker.check_model(proto, full_check=True)
@@ -70,19 +70,21 @@ def test_contract_holds_in_every_precision(reduced: dict[str, Path], model_file:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8"])
-def test_file_says_what_it_costs(reduced: dict[str, Path], model_file: Path, shop: Path, name: str) -> None:
+def test_file_holds_its_measured_cost(
+    reduced: dict[str, Path], model_file: Path, shop: Path, name: str
+) -> None:
     embedder, single = Embedder(reduced[name]), Embedder(model_file)
-    told = embedder.provenance
+    provenance = embedder.provenance
     printed = json.loads(reduced[name].with_suffix(".json").read_text())
-    assert told["precision"] == name
+    assert provenance["precision"] == name
     assert {key: printed[key] for key in ("precision", "proof", "cost")} == {
-        key: told[key] for key in ("precision", "proof", "cost")
+        key: provenance[key] for key in ("precision", "proof", "cost")
     }
     images = data.load(f"folder:{shop}").test
     paths, labels = [image.path for image in images], data.class_numbers(images)
     ours, theirs = embedder.embed(paths), single.embed(paths)
     cosines = (ours * theirs).sum(1)
-    cost = told["cost"]
+    cost = provenance["cost"]
     assert cost["pictures"] == f"24 test images of 3 classes of folder:{shop}"
     assert cost["mean_cosine"] == pytest.approx(cosines.mean(), abs=1e-5)
     assert cost["lowest_cosine"] == pytest.approx(cosines.min(), abs=1e-5)
@@ -95,7 +97,7 @@ def test_file_says_what_it_costs(reduced: dict[str, Path], model_file: Path, sho
 
 
 @pytest.mark.slow
-def test_half_precision_is_in_the_backbone_alone(reduced: dict[str, Path]) -> None:
+def test_only_the_backbone_uses_half_precision(reduced: dict[str, Path]) -> None:
     graph = onnx.shape_inference.infer_shapes(onnx.load(reduced["fp16"])).graph
     kind = {tensor.name: tensor.data_type for tensor in graph.initializer}
     kind |= {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
@@ -107,28 +109,28 @@ def test_half_precision_is_in_the_backbone_alone(reduced: dict[str, Path]) -> No
 
 
 def test_large_embeddings_do_not_overflow_in_half_precision() -> None:
-    """Their squares sum up to more than half precision can hold."""
+    """The sum of squares exceeds the range of half precision."""
     torch.manual_seed(0)
     model = EmbeddingModel(ModelConfig(embedding_dim=8), Preprocess(size=16)).eval()
     with torch.no_grad():
         model.head.weight.mul_(1e4)
     images = torch.from_numpy(np.stack([Preprocess(size=16)(draw(seed)) for seed in range(4)]))
     with torch.inference_mode():
-        wanted, found = model(images), halved(model)(images)
-    assert wanted.norm(dim=1).min() > 256
-    assert torch.cosine_similarity(wanted, found).min() > 0.9999
-    assert next(model.backbone.parameters()).dtype == torch.float32, "halved makes a copy"
+        expected, found = model(images), half_precision(model)(images)
+    assert expected.norm(dim=1).min() > 256
+    assert torch.cosine_similarity(expected, found).min() > 0.9999
+    assert next(model.backbone.parameters()).dtype == torch.float32, "half_precision returns a copy"
 
 
 @pytest.mark.slow
-def test_integers_have_a_scale_for_each_channel_and_single_precision_at_both_ends(
+def test_int8_has_a_scale_per_channel_and_fp32_at_both_ends(
     reduced: dict[str, Path],
 ) -> None:
     graph = onnx.load(reduced["int8"]).graph
     made_by = {name: node for node in graph.node for name in node.output}
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     first, *others = [node for node in graph.node if node.op_type == "Conv"]
-    assert first.input[1] in tensors, "weights as they are"
+    assert first.input[1] in tensors, "weights are not quantised"
     assert len(others) == 3
     for node in others:
         pixels, weights = (made_by[name] for name in node.input[:2])
@@ -141,15 +143,15 @@ def test_integers_have_a_scale_for_each_channel_and_single_precision_at_both_end
 
 
 @pytest.mark.slow
-def test_what_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) -> None:
-    """A channel a million times as large as the others takes all of the 8 bits."""
+def test_file_that_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) -> None:
+    """One channel a million times as large as the others uses up the range of 8 bits."""
     run = Run.open(untrained_run)
     config = settings.parse({**run.config.to_dict(), "seed": 5})
     spoilt = Run.start(tmp_path / "run", config)
     model = initial_model(config)
     with torch.no_grad():
         model.backbone.network[5].weight[0] *= 1e6  # of the second batch norm
-        model.backbone.network[8].weight[:, 0] *= 1e-6  # the third convolution takes it back
+        model.backbone.network[8].weight[:, 0] *= 1e-6  # the third convolution undoes it
     spoilt.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     out = tmp_path / "out" / "m.onnx"
     done = lookalike_here("export", str(spoilt.folder), "--out", str(out), "--precision", "int8", code=1)
@@ -157,7 +159,7 @@ def test_what_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) ->
     assert "not kept, int8 costs too much: the mean cosine to fp32 is 0." in line
     assert line.endswith("--accept-loss keeps it")
     assert list(out.parent.iterdir()) == []
-    kept = export_run(spoilt, out, precision="int8", accept_loss=True)
+    kept = export_run(spoilt, out, options=ExportOptions("int8", accept_loss=True))
     assert kept.cost is not None
     assert Embedder(out).provenance["cost"]["mean_cosine"] == kept.cost.mean_cosine < 0.98
 
@@ -176,25 +178,26 @@ def test_what_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) ->
 def test_limits(
     precision: str, cosine: float, recall: tuple[float | None, float | None], reasons: list[str]
 ) -> None:
-    both = (Measured(1, {1: 1.0, 32: 1.0}, value) for value in recall)
-    found = Cost(precision, "", "", *both, cosine, cosine).too_much
+    both = (Measurement(1, {1: 1.0, 32: 1.0}, value) for value in recall)
+    found = Cost(precision, "", "", *both, cosine, cosine).violations
     assert len(found) == len(reasons)
     assert all(text.startswith(start) for text, start in zip(found, reasons, strict=True))
 
 
-def test_without_pictures_only_noise_that_was_asked_for(untrained_run: Path, tmp_path: Path) -> None:
+def test_missing_data_set_needs_explicit_noise_for_int8(untrained_run: Path, tmp_path: Path) -> None:
     run = Run.open(untrained_run)
     config = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere"})
     moved = Run.start(tmp_path / "run", config)
     model = initial_model(config)
     moved.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     with pytest.raises(InputError, match="/nowhere"):
-        export_run(moved, tmp_path / "m.onnx", precision="int8")
-    exported = export_run(moved, tmp_path / "m.onnx", precision="int8", on="noise", accept_loss=True)
-    assert exported.calibration == "256 pictures of noise"
+        export_run(moved, tmp_path / "m.onnx", options=ExportOptions("int8"))
+    options = ExportOptions("int8", accept_loss=True)
+    exported = export_run(moved, tmp_path / "m.onnx", data="noise", options=options)
+    assert exported.calibration == "256 noise images"
     assert exported.cost is not None
     assert exported.cost.fp32.recall_at_1 is None
-    assert "Recall" not in exported.cost.table()
+    assert "Recall" not in exported.cost.to_text()
 
 
 @pytest.mark.slow
@@ -216,10 +219,9 @@ def test_families_in_smaller_precisions(
     monkeypatch.setattr(
         export.cost, "measure_latency", lambda embedder, batch, seconds: 1.0
     )  # how long is another test's
-    pictures = Pictures.of(f"folder:{shop}")
-    exported = export_model(
-        model, preprocess, tmp_path / "m.onnx", {}, pictures, precision=precision, accept_loss=True
-    )
+    samples = SampleImages.load(f"folder:{shop}")
+    options = ExportOptions(precision, accept_loss=True)
+    exported = export_model(model, preprocess, tmp_path / "m.onnx", {}, samples, options)
     assert exported.cost is not None
     assert exported.cost.mean_cosine > (0.9999 if precision == "fp16" else 0.98)
     types = Counter(tensor.data_type for tensor in onnx.load(tmp_path / "m.onnx").graph.initializer)

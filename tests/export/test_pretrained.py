@@ -1,4 +1,4 @@
-"""Embedders off the shelf: the same as the library's own network on the library's own pixels."""
+"""Exported pretrained backbones equal the library's network on the library's preprocessing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm.data import create_transform, resolve_data_config
 
-from export.pretrained import export_from_shelf
+from export.pretrained import PretrainedBackbone, export_backbone
 from retrieval import Embedder, InputError, Preprocess, metrics
 from tests.conftest import SHARED, draw, lookalike_here, unzip_shared
 from train import data, settings
@@ -28,18 +28,18 @@ GREY = (128 / 255,) * 3
 
 @pytest.fixture(scope="module")
 def pictures() -> list[Image.Image]:
-    """Smooth ones, not square: what two ways of resizing agree on."""
+    """Smooth, non-square images, on which two resizing implementations agree."""
     return [draw(seed, (7, 5), hue=seed).resize((420, 300), Image.Resampling.BICUBIC) for seed in range(4)]
 
 
 @torch.inference_mode()
 def by_library(network: torch.nn.Module, transform: object, pictures: list[Image.Image]) -> np.ndarray:
-    """Unit features float32 [N, D], with nothing of ours."""
+    """Unit features float32 [N, D], computed by the library alone."""
     features = network.eval()(torch.stack([transform(picture) for picture in pictures]))  # type: ignore[operator]
     return torch.nn.functional.normalize(features.flatten(1)).numpy()
 
 
-def test_timm_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
+def test_timm_backbone_equals_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model("test_efficientnet", num_classes=0)
     whole = timm.create_model("test_efficientnet")
@@ -59,12 +59,12 @@ def test_timm_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]
     assert settings.parse(embedder.provenance["config"]).model.embedding_dim == embedder.dim
 
 
-def test_class_token_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
+def test_exported_class_token_equals_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
     torch.manual_seed(0)
     whole = timm.create_model("test_vit")
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
     out, weights = tmp_path / "m.onnx", f"{tmp_path}/w.safetensors"
-    export_from_shelf("timm", "test_vit", out, weights=weights, pooling="cls")
+    export_backbone(PretrainedBackbone("timm", "test_vit", weights, pooling="cls"), out)
     embedder = Embedder(out)
     transform = create_transform(**resolve_data_config(model=whole))
     whole.forward = lambda planes: whole.forward_features(planes)[:, 0]  # type: ignore[method-assign]
@@ -73,7 +73,7 @@ def test_class_token_is_the_same_as_in_timm(tmp_path: Path, pictures: list[Image
     assert [o.name for o in onnx.load(out).graph.output] == ["embedding"]
 
 
-def test_torchvision_is_the_same_as_in_torchvision(tmp_path: Path, pictures: list[Image.Image]) -> None:
+def test_torchvision_backbone_equals_torchvision(tmp_path: Path, pictures: list[Image.Image]) -> None:
     torch.manual_seed(0)
     whole = torchvision.models.squeezenet1_1()
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
@@ -86,13 +86,12 @@ def test_torchvision_is_the_same_as_in_torchvision(tmp_path: Path, pictures: lis
     np.testing.assert_array_less(0.999, (Embedder(out).embed(pictures) * wanted).sum(1))
 
 
-def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
+def test_size_mean_and_pooling_override_the_defaults(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_file(torchvision.models.squeezenet1_1().state_dict(), tmp_path / "w.safetensors")
     out, weights = tmp_path / "m.onnx", f"{tmp_path}/w.safetensors"
-    export_from_shelf(
-        "torchvision", "squeezenet1_1", out, weights=weights, size=112, mean=GREY, pooling="gem"
-    )
+    backbone = PretrainedBackbone("torchvision", "squeezenet1_1", weights, 112, GREY, pooling="gem")
+    export_backbone(backbone, out)
     embedder = Embedder(out)
     assert embedder.preprocess == Preprocess(size=112, resize=128, interpolation="bilinear", mean=GREY)
     images = np.stack([embedder.pixels(draw(seed)) for seed in range(3)])
@@ -107,15 +106,12 @@ def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
     np.testing.assert_allclose(embedder.embed_pixels(images), wanted, atol=1e-4)
 
 
-def test_class_token_needs_one(tmp_path: Path) -> None:
+def test_cls_pooling_without_a_class_token_is_refused(tmp_path: Path) -> None:
     save_file(torchvision.models.squeezenet1_1().state_dict(), tmp_path / "w.safetensors")
+    weights = f"{tmp_path}/w.safetensors"
     with pytest.raises(InputError, match="squeezenet1_1 has no class token"):
-        export_from_shelf(
-            "torchvision",
-            "squeezenet1_1",
-            tmp_path / "m.onnx",
-            weights=f"{tmp_path}/w.safetensors",
-            pooling="cls",
+        export_backbone(
+            PretrainedBackbone("torchvision", "squeezenet1_1", weights, pooling="cls"), tmp_path / "m.onnx"
         )
     assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
 
@@ -128,7 +124,7 @@ REAL = [
 
 @pytest.fixture(scope="module")
 def cars(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
-    """Fourteen each of 14 models of car: every fourteenth of the data set."""
+    """14 images each of 14 car models, every fourteenth model of the data set."""
     folder = unzip_shared("cars196_256.zip", tmp_path_factory.mktemp("cars"))
     images = data.load(f"folder:{folder}").test
     return [
@@ -138,7 +134,7 @@ def cars(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("library", "name", "weights", "normalisation"), REAL)
-def test_real_features_find_cars(
+def test_pretrained_features_find_cars(
     library: str,
     name: str,
     weights: str,
@@ -150,7 +146,7 @@ def test_real_features_find_cars(
     file = SHARED / "weights" / f"{weights}.safetensors"
     if not file.is_file():
         pytest.skip(f"needs the weights {weights}, which are not on this machine")
-    export_from_shelf(library, name, tmp_path / "m.onnx", weights=str(file), **normalisation)
+    export_backbone(PretrainedBackbone(library, name, str(file), **normalisation), tmp_path / "m.onnx")
     embeddings = Embedder(tmp_path / "m.onnx").embed([image.path for image in cars])
     recall = metrics.recall_at_k(embeddings, data.class_numbers(cars), ks=(1,))[1]
     assert recall > 0.5
@@ -163,14 +159,17 @@ def test_real_features_find_cars(
         (("run", "--from-timm", "resnet18"), "give one of RUN"),
         (("run", "--pooling", "gem"), "--pooling is for --from-timm and --from-torchvision"),
         (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint is for runs"),
-        (("--from-timm", "resnet81"), "timm: there is no model called 'resnet81'; did you mean 'resnet18'?"),
+        (("--from-timm", "resnet81"), "timm: unknown model 'resnet81'; did you mean 'resnet18'?"),
         (("--from-torchvision", "resnet-50"), "did you mean 'resnet50'?"),
-        (("--from-torchvision", "conv4"), "there is no model called 'conv4'"),
-        (("--from-timm", "resnet18", "--precision", "int8"), "int8 has to be tried on pictures: give --data"),
+        (("--from-torchvision", "conv4"), "unknown model 'conv4'"),
+        (
+            ("--from-timm", "resnet18", "--precision", "int8"),
+            "int8: needs images to be checked on",
+        ),
         (("--from-torchvision", "resnet18", "--weights", "nowhere"), "nowhere: not a readable safetensors"),
     ],
 )
-def test_wrong_usage_is_explained_and_leaves_nothing(
+def test_wrong_usage_is_reported_and_leaves_no_file(
     words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     done = lookalike_here("export", *words, "--out", str(tmp_path / "new" / "m.onnx"), code=2)
@@ -179,24 +178,26 @@ def test_wrong_usage_is_explained_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_int8_of_the_shelf_is_calibrated_on_data(tmp_path: Path, shop: Path) -> None:
+def test_int8_backbone_is_calibrated_on_data(tmp_path: Path, shop: Path) -> None:
     torch.manual_seed(0)
     save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
     words = ("--weights", f"{tmp_path}/w.safetensors", "--size", "64", "--data", f"folder:{shop}", "--json")
     out = str(tmp_path / "m.onnx")
     last = ("--precision", "int8", "--accept-loss", "--out", out)
-    told = json.loads(lookalike_here("export", "--from-timm", "test_efficientnet", *words, *last).stdout)
-    assert told["calibration"] == f"24 training images of folder:{shop}"
-    assert Embedder(out).provenance["calibration"] == told["calibration"]
+    printed = json.loads(lookalike_here("export", "--from-timm", "test_efficientnet", *words, *last).stdout)
+    assert printed["calibration"] == f"24 training images of folder:{shop}"
+    assert Embedder(out).provenance["calibration"] == printed["calibration"]
 
 
-def test_it_is_evaluated_as_what_it_is(tmp_path: Path, shop: Path) -> None:
+def test_pretrained_backbone_is_evaluated_without_a_training_run(tmp_path: Path, shop: Path) -> None:
     torch.manual_seed(0)
     save_file(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.safetensors")
     out = tmp_path / "m.onnx"
-    export_from_shelf("timm", "test_efficientnet", out, weights=f"{tmp_path}/w.safetensors", size=64)
-    pictures = data.load(f"folder:{shop}")
-    report = evaluate_target(out, pictures, ["pixels"])
+    export_backbone(
+        PretrainedBackbone("timm", "test_efficientnet", f"{tmp_path}/w.safetensors", size=64), out
+    )
+    images = data.load(f"folder:{shop}")
+    report = evaluate_target(out, images, ["pixels"])
     assert [result.name for result in report.results] == ["raw pixels", "off the shelf"]
     with pytest.raises(InputError, match="not made by a training run"):
-        evaluate_target(out, pictures, ["untrained"])
+        evaluate_target(out, images, ["untrained"])
