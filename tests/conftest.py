@@ -1,4 +1,4 @@
-"""Real pictures, a real model file and a real gallery, made once for all tests."""
+"""Session fixtures: images, a run and its model file. Helpers to run commands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from PIL import Image
 
 from retrieval.cli import main
 
-# How long an example takes says more about the machine than about the code. New examples are for people who
-# can look into what they find; unattended runs repeat the same ones.
+# No deadline: the time of an example depends on the machine. Unattended runs repeat the same examples.
 settings.register_profile("lookalike", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("lookalike")
 
@@ -31,7 +30,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def draw(seed: int, size: tuple[int, int] = (48, 40), hue: int = 0) -> Image.Image:
-    """A picture of coloured blocks; the same seed gives the same picture, the same hue a family."""
+    """Return an image of coloured blocks, determined by the seed; images of one hue form a class."""
     random = np.random.default_rng([hue, seed])
     blocks = random.integers(0, 120, (5, 6, 3))
     blocks[..., hue % 3] += 110
@@ -40,7 +39,7 @@ def draw(seed: int, size: tuple[int, int] = (48, 40), hue: int = 0) -> Image.Ima
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of eight PNG pictures each, one folder a class."""
+    """Three classes of eight PNG images each, one folder per class."""
     folder = tmp_path_factory.mktemp("data") / "shop"
     for hue, name in enumerate(("red", "green", "blue")):
         (folder / name).mkdir(parents=True)
@@ -51,7 +50,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def untrained_run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
-    """A run of no epochs: a real checkpoint of the network that training would begin with."""
+    """A run of zero epochs: a checkpoint of the initial network."""
     folder = tmp_path_factory.mktemp("runs") / "untrained"
     words = ["train", "--data", f"folder:{shop}", "--out", str(folder), "--set", "epochs=0"]
     lookalike_here(*words, "--set", "preprocess.size=32", "--set", "model.embedding_dim=16")
@@ -60,54 +59,58 @@ def untrained_run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def model_file(untrained_run: Path) -> Path:
-    """An exported model."""
+    """The exported model of the untrained run."""
     file = untrained_run.with_name("model.onnx")
     lookalike_here("export", str(untrained_run), "--out", str(file))
     return file
 
 
 def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does, and insist on its exit code."""
+    """Run the command in a new process and check its exit code."""
     command = [sys.executable, "-m", "retrieval.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
-    assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, f"{words} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
 
 
 def lookalike_here(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """As `lookalike`, in this process, which imports torch once: where the process as such is not tested."""
-    printed, said = io.StringIO(), io.StringIO()
-    with contextlib.ExitStack() as as_before:
-        as_before.enter_context(contextlib.redirect_stdout(printed))
-        as_before.enter_context(contextlib.redirect_stderr(said))
-        as_before.enter_context(contextlib.chdir(cwd or Path.cwd()))
+    """Run the command in this process, which imports torch only once, and check its exit code."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as restored:
+        restored.enter_context(contextlib.redirect_stdout(stdout))
+        restored.enter_context(contextlib.redirect_stderr(stderr))
+        restored.enter_context(contextlib.chdir(cwd or Path.cwd()))
         if "torch" in sys.modules:  # training draws random numbers
-            as_before.enter_context(sys.modules["torch"].random.fork_rng(devices=[]))
-        left = as_before.enter_context(pytest.raises(SystemExit))
+            restored.enter_context(sys.modules["torch"].random.fork_rng(devices=[]))
+        exited = restored.enter_context(pytest.raises(SystemExit))
         main(words)
-    done = subprocess.CompletedProcess(words, int(left.value.code or 0), printed.getvalue(), said.getvalue())
-    assert done.returncode == code, f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    done = subprocess.CompletedProcess(
+        words, int(exited.value.code or 0), stdout.getvalue(), stderr.getvalue()
+    )
+    assert done.returncode == code, f"{words} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for something that comes about by itself."""
+    """Wait up to 30 seconds until a condition holds."""
     for _ in range(3000):
         if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("it did not come about within half a minute")
+    raise AssertionError("the condition did not hold within 30 seconds")
 
 
 def restore_signals() -> None:
-    """For a child process: below a shell that runs things in the background, SIGINT is ignored, and below
-    nohup SIGHUP."""
+    """Restore default signal handlers in a child process.
+
+    A shell's background jobs ignore SIGINT, and programs under nohup ignore SIGHUP.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def unzip_shared(name: str, target: Path) -> Path:
-    """Unpack an archive of real images; skip the test where the archives are not."""
+    """Unpack an archive of real images; skip the test if it is absent."""
     archive = SHARED / name
     if not archive.is_file():
         pytest.skip(f"needs the real images of {name}, which are not on this machine")

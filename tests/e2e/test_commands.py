@@ -1,4 +1,4 @@
-"""The commands as a user types them: results on stdout, one-line errors on stderr, exit codes."""
+"""Commands: results on stdout, one-line errors on stderr, exit codes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, model_file: Path, shop: Pa
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_help_teaches(words: list[str]) -> None:
-    """And as far as the list of commands says what a command does, it says so itself."""
+def test_help_explains_every_command(words: list[str]) -> None:
     shown = lookalike_here(*words, "--help").stdout
     assert f"Usage: lookalike {' '.join(words)}" in shown
     assert len(shown.splitlines()) > 5
@@ -46,14 +45,14 @@ def test_help_teaches(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["datasets", "recipes", "index", "model", "analyze"])
-def test_a_group_without_a_command_lists_what_it_has(name: str) -> None:
+def test_group_without_a_command_lists_its_commands(name: str) -> None:
     shown = lookalike_here(name, code=2)
     assert not shown.stdout
     assert len(shown.stderr.splitlines()) > 5
     assert f"Usage: lookalike {name}" in shown.stderr
 
 
-def test_search_finds_the_picture_itself(gallery: Path, shop: Path) -> None:
+def test_search_finds_the_query_image_itself(gallery: Path, shop: Path) -> None:
     query = shop / "green" / "4.png"
     (answer,) = json.loads(lookalike("search", str(gallery), str(query), "-k", "3", "--json").stdout)
     assert [len(answer["hits"]), answer["hits"][0]["path"]] == [3, str(query)]
@@ -63,9 +62,7 @@ def test_search_finds_the_picture_itself(gallery: Path, shop: Path) -> None:
     assert len(text.splitlines()) == 8
 
 
-def test_build_lists_bad_files_and_says_so_with_its_exit_code(
-    tmp_path: Path, model_file: Path, shop: Path
-) -> None:
+def test_build_lists_bad_files_and_exits_with_3(tmp_path: Path, model_file: Path, shop: Path) -> None:
     shutil.copytree(shop, tmp_path / "shop")
     (tmp_path / "shop" / "red" / "broken.jpg").write_bytes(b"<html>")
     words = ["index", "build", "g", "shop", "--model", str(model_file)]
@@ -81,10 +78,9 @@ def test_build_lists_bad_files_and_says_so_with_its_exit_code(
     assert (added["added"], added["images"], added["bad"]) == (1, 25, [])
 
 
-def test_evaluate_a_run_its_model_and_its_gallery_agree(
+def test_run_model_and_gallery_evaluate_to_the_same_numbers(
     untrained_run: Path, model_file: Path, gallery: Path, shop: Path, tmp_path: Path
 ) -> None:
-    """Three ways to the same embeddings."""
     results = []
     for target in (untrained_run, model_file, gallery):
         words = ["evaluate", str(target), "--data", f"folder:{shop}", "--out", str(tmp_path / "r"), "--json"]
@@ -98,7 +94,7 @@ def test_evaluate_a_run_its_model_and_its_gallery_agree(
     assert list(gallery.glob("reports/*/report.html")), "the gallery keeps its report"
 
 
-def test_queries_from_elsewhere_are_searched_in_the_gallery(gallery: Path, tmp_path: Path) -> None:
+def test_queries_outside_the_gallery_are_searched_in_it(gallery: Path, tmp_path: Path) -> None:
     for hue, name in enumerate(("red", "green", "blue")):
         (tmp_path / "q" / name).mkdir(parents=True)
         for seed in (100, 101):
@@ -200,20 +196,20 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
         while not metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        _, complaint = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert re.fullmatch(
-        r"lookalike: run: interrupted after step \d+, .*--resume continues", complaint.splitlines()[-1]
+        r"lookalike: run: interrupted after step \d+, .*--resume continues.*", stderr.splitlines()[-1]
     )
-    assert "Traceback" not in complaint
+    assert "Traceback" not in stderr
     facts = json.loads(lookalike_here("train", "--out", "run", "--resume", "--json", cwd=tmp_path).stdout)
     assert facts["epochs"] == 100
 
 
-def test_run_that_never_began_is_not_in_the_way(shop: Path, tmp_path: Path) -> None:
+def test_failed_start_leaves_no_run_folder(shop: Path, tmp_path: Path) -> None:
     words = ["train", "--data", f"folder:{shop}", "--out", "run", "--set", "epochs=0"]
     refused = lookalike(*words, "--set", "loss={name: tripled}", code=2, cwd=tmp_path)
-    assert len(refused.stderr.splitlines()) == 1, "nor do the libraries of a process of its own say more"
+    assert len(refused.stderr.splitlines()) == 1, "the libraries print nothing either"
     lookalike_here(*words, cwd=tmp_path)
     assert "--resume" in lookalike_here(*words, code=2, cwd=tmp_path).stderr
 
