@@ -21,7 +21,7 @@ class Settings(BaseModel):
 
 
 class SplitConfig(Settings):
-    """Validation classes: training classes held out to choose the best epoch."""
+    """Held-out classes: training classes set aside to choose the best epoch."""
 
     validation: float = Field(
         default=0.1,
@@ -278,7 +278,7 @@ class Config(Settings):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="Early stopping: epochs without a better Recall@1 on the validation classes. null: off.",
+        description="Early stopping: epochs without a better Recall@1 on the held-out classes. null: off.",
     )
     ema: float = Field(
         default=0.0,

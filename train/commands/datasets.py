@@ -1,4 +1,4 @@
-"""`lookalike datasets`."""
+"""The `lookalike datasets` group: list, fetch and inspect data sets."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from retrieval.cli import json_option, print_result, print_status
 from train import data as datasets_by_name
 from train.data import inspection
 
-_SHOWN = 10  # of each kind of problem; --json has them all
+_MOST_LISTED = 10  # problems of each kind; --json has them all
 
 
 @click.group()
 def datasets() -> None:
     """List, fetch and inspect data sets.
 
-    `info` says what any data holds, and what is wrong with it.
+    `info` counts images and classes, and finds problems: unusable files, duplicates, single images.
     """
 
 
 @datasets.command("list")
 @json_option
 def list_datasets(as_json: bool) -> None:
-    """List what --data accepts."""
+    """List the data that --data accepts."""
     known = datasets_by_name.KNOWN
     facts = [
         {
@@ -46,25 +46,30 @@ def list_datasets(as_json: bool) -> None:
         data = name if k.bundled else f"{name}:ROOT"
         rows += [(data, f"{k.images:,}", k.source, k.title), ("", "", "", f"  {k.protocol}")]
     rows += [
-        ("folder:DIR", "yours", "", "one folder a class at any depth; top folders train and test are splits"),
-        ("csv:FILE", "yours", "", "columns path,label and, if you like, split, role and coarse"),
+        (
+            "folder:DIR",
+            "yours",
+            "",
+            "one folder per class at any depth; top folders train, test: splits",
+        ),
+        ("csv:FILE", "yours", "", "columns path,label and optionally split, role and coarse"),
     ]
-    titles = ("data", "images", "source", "what it is, and the published protocol")
+    titles = ("data", "images", "source", "description and published protocol")
     lines = text.align_columns([titles, *rows], right={1})
     print_result(facts, as_json, "\n".join(lines))
 
 
 @datasets.command()
 @click.argument("name")
-@click.option("--root", required=True, type=click.Path(path_type=Path), help="Where to put it.")
+@click.option("--root", required=True, type=click.Path(path_type=Path), help="Folder to put it in.")
 def fetch(name: str, root: Path) -> None:
-    """Put the data set NAME under a folder, ready for --data NAME:ROOT.
+    """Download the data set NAME into a folder, for --data NAME:ROOT.
 
-    An interrupted download goes on where it stopped. Checksums are checked. Where there is no network, put
-    the archive under the folder yourself: it is used instead of a download.
+    An interrupted download is resumed, and checksums are verified. Without network access, put the archive
+    into the folder by hand: it is used in place of a download.
     """
     datasets_by_name.fetch(name, root, show_progress=True)
-    print_status(f"{root}: ready for --data {name}:{root}")
+    print_status(f"{root}: ready; use it with --data {name}:{root}")
 
 
 @datasets.command()
@@ -72,10 +77,10 @@ def fetch(name: str, root: Path) -> None:
 @json_option
 @click.pass_context
 def info(ctx: click.Context, data: str, as_json: bool) -> None:
-    """Say what DATA holds, and what is wrong with it.
+    """Count the images and classes of DATA, and find problems.
 
-    DATA is what --data takes: folder:DIR, csv:FILE, NAME:ROOT or a bundled name. Every image is read once,
-    to find what is missing or damaged, the same picture twice, and classes with one image.
+    DATA is folder:DIR, csv:FILE, NAME:ROOT or a bundled name, as for --data. Every image is read once, to
+    find missing and damaged files, duplicates, and classes with a single image.
     """
     found = inspection.inspect_dataset(datasets_by_name.load(data), show_progress=True)
     print_result(_facts(found), as_json, "\n".join(_text(found)))
@@ -113,7 +118,7 @@ def _facts(found: inspection.Inspection) -> dict[str, Any]:
 def _text(found: inspection.Inspection) -> list[str]:
     lines = [f"{found.name}: {found.images:,} images of {found.classes:,} classes"]
     if found.coarse_name:
-        lines.append(f"coarser labels: {found.coarse_classes:,} ({found.coarse_name})")
+        lines.append(f"coarse labels: {found.coarse_classes:,} ({found.coarse_name})")
     rows = [
         (name, f"{s.images:,}", f"{s.classes:,}", f"{s.fewest:,}", f"{s.median:,g}", f"{s.most:,}")
         for name, s in found.splits.items()
@@ -122,11 +127,11 @@ def _text(found: inspection.Inspection) -> list[str]:
     lines += ["", *text.align_columns([titles, *rows], right=range(1, len(titles))), ""]
     problems = [
         *_problem("Unusable files", map(str, found.unusable)),
-        *_problem("Pictures more than once (the same bytes)", map(_duplicate, found.duplicates)),
+        *_problem("Duplicate images (the same bytes)", map(_duplicate, found.duplicates)),
     ]
     for split, labels in found.single.items():
         what = (
-            "Queries' classes that are not in the gallery" if split == "queries" else "Classes with one image"
+            "Classes of queries without a gallery image" if split == "queries" else "Classes with one image"
         )
         problems += _problem(f"{what} ({split})" if len(found.splits) > 1 else what, labels)
     return lines + (problems or ["No problems found."])
@@ -143,5 +148,6 @@ def _problem(what: str, each: Iterable[str]) -> list[str]:
     every = list(each)
     if not every:
         return []
-    rest = [f"  and {len(every) - _SHOWN:,} more; --json has them all"] if len(every) > _SHOWN else []
-    return [f"{what}: {len(every):,}", *(f"  {line}" for line in every[:_SHOWN]), *rest]
+    more = len(every) - _MOST_LISTED
+    rest = [f"  and {more:,} more; --json has them all"] if more > 0 else []
+    return [f"{what}: {len(every):,}", *(f"  {line}" for line in every[:_MOST_LISTED]), *rest]

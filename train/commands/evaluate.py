@@ -1,4 +1,4 @@
-"""`lookalike evaluate`."""
+"""The `lookalike evaluate` command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("target", type=click.Path(path_type=Path), metavar="RUN|MODEL|GALLERY")
 @click.option(
     "--data",
-    help=DATA_HELP + " Its test split is used, or all of it. A gallery alone may do without.",
+    help=f"Labelled images: {DATA_HELP} Their test split is used, or all of them. Optional for a gallery.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for report.json and report.html.")
 @click.option(
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     "baselines",
     multiple=True,
     type=click.Choice(["pixels", "untrained"]),
-    help="Measure this too: raw pixels, or the network as it was before training. Repeatable.",
+    help="Also measure raw pixels, or the network before training. Repeatable.",
 )
 @click.option(
     "--which",
     type=click.Choice(["best", "last"]),
-    help="Of a run: the best epoch on held-out classes, or the last. Without this, both where they differ.",
+    help="Checkpoint of a run: the best epoch on held-out classes, or the last; by default both.",
 )
 @click.option(
     "--linear-probe",
     is_flag=True,
-    help="Embed the training images too, and classify the test images, of the same classes, from them.",
+    help="Also classify the test images by a linear classifier on the embeddings of the training images.",
 )
 @json_option
 @click.pass_context
@@ -54,16 +54,15 @@ def evaluate(
 ) -> None:
     """Measure a run, a model or a gallery on labelled images.
 
-    A run or a model searches the images of the data set among themselves, each without itself, or in the
-    gallery of the data set, where it has one. What a recipe of a paper has trained is shown beside the
-    published numbers. A gallery is searched with the images of the data set; an image that is in the gallery
-    does not find itself. Without --data it is measured on its own labelled images: each searches the gallery
-    with its stored embedding, itself left out; no image is read. A gallery also keeps the report, and shows
-    it in the browser.
+    With a run or a model, every image of the data is a query among the others, or in the data's gallery if
+    it has one. Runs of a paper's recipe are shown beside the published numbers. A gallery is searched with
+    the images of the data; an image that is in the gallery does not retrieve itself. Without --data, the
+    gallery's own labelled images are the queries, by their stored embeddings; no image is read. A gallery
+    also stores the report and shows it in the browser.
 
-    The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, how
-    similar classes are, which ones are taken for each other, the hardest queries with what they found, and
-    every class. `lookalike compare` puts several reports side by side.
+    The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, the
+    similarities of classes, the classes that are confused, the hardest queries with their results, and a
+    table of all classes. `lookalike compare` puts several reports side by side.
 
     \b
       lookalike evaluate run --data folder:shop --out report
@@ -75,8 +74,10 @@ def evaluate(
 
     if data is None:
         if baselines or which or linear_probe:
-            raise click.UsageError("--baseline, --which and --linear-probe embed images: name them by --data")
-        report = _by_itself(target)
+            raise click.UsageError(
+                "--baseline, --which and --linear-probe embed images; name them with --data"
+            )
+        report = _evaluate_stored(target)
     else:
         from train.experiments import evaluation
 
@@ -90,19 +91,17 @@ def evaluate(
     if out is not None:
         print_status(f"report: {out / 'report.html'}")
     if report.bad_files:
-        print_status(
-            f"{len(report.bad_files)} files could not be read and were left out; the report lists them"
-        )
+        print_status(f"{len(report.bad_files)} files could not be read and were left out; see the report")
         ctx.exit(3)
 
 
-def _by_itself(target: Path) -> Report:
+def _evaluate_stored(target: Path) -> Report:
     from retrieval.gallery import Gallery
     from retrieval.reports.folder import evaluate_and_keep
 
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
     if not (target / "gallery.db").exists():
-        what = f"{target}: --data says which images to measure it on; only a gallery has images of its own"
+        what = f"{target}: a run or a model needs images to measure it on; name them with --data"
         raise InputError(what)
     return evaluate_and_keep(Gallery(target), show_progress=True)

@@ -1,4 +1,4 @@
-"""`lookalike losses`."""
+"""The `lookalike losses` command."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1)
 @json_option
 def losses(names: tuple[str, ...], as_json: bool) -> None:
-    """List losses, negatives, miners and regularizers, or explain those named.
+    """List losses, negatives, miners and regularizers, or describe the named ones.
 
     \b
-    They combine freely in the `loss` setting of a recipe or of --set:
+    They can be combined in the `loss` setting of a recipe or of --set:
       lookalike train ... --set "loss={name: n-pair, negatives: symmetric}"
       lookalike train ... --set "loss={name: triplet, negatives: optimal, margin: 0.2,
                                        regularizers: [{name: wasserstein, weight: 0.5}]}"
       lookalike train ... --set "loss={name: triplet-nca, mining: {positive: easy, negative: semi-hard}}"
 
-    A loss of pytorch-metric-learning is called "pml:" and its class, as in pml:CircleLoss.
+    Losses of pytorch-metric-learning are available by class name, as in pml:CircleLoss.
     """
     from train.losses import builder  # torch takes seconds to import
 

@@ -1,4 +1,4 @@
-"""`lookalike recipes`."""
+"""The `lookalike recipes` group: list recipes and show one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train import settings
 
 @click.group()
 def recipes() -> None:
-    """List the experiments that come with Lookalike, and show one.
+    """List the experiments that come with Lookalike, or show one.
 
     \b
       lookalike recipes list
@@ -25,7 +25,7 @@ def recipes() -> None:
 @recipes.command("list")
 @json_option
 def list_recipes(as_json: bool) -> None:
-    """List the recipes, with the Recall@1 of their papers."""
+    """List the recipes, with the Recall@1 published in the papers."""
     facts = [_facts(name) for name in settings.recipes()]
     columns = ("name", "data", "backbone", "loss", "recall_at_1")
     titles = ("recipe", "data set", "backbone", "loss", "published R@1")
@@ -37,35 +37,35 @@ def list_recipes(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show the settings of the recipe NAME, and how to run it."""
-    text, values = settings.recipe_file(name).read_text(), settings.read_recipe(name)
-    command = f"lookalike train --recipe {name} --data {_place(values.get('data'))} --out run"
+    """Show the settings of the recipe NAME and the command that runs it."""
+    content, values = settings.recipe_file(name).read_text(), settings.read_recipe(name)
+    command = f"lookalike train --recipe {name} --data {_data_argument(values.get('data'))} --out run"
     facts = {"name": name, "run": command, "settings": values}
-    print_result(facts, as_json, f"{text.rstrip()}\n\n# To run it: {command}")
+    print_result(facts, as_json, f"{content.rstrip()}\n\n# To run it: {command}")
 
 
 def _facts(name: str) -> dict[str, Any]:
     values = settings.read_recipe(name)
-    theirs = values.get("published") or {}
+    published = values.get("published") or {}
     return {
         "name": name,
         "data": values.get("data"),
         "backbone": values["model"]["backbone"],
-        "loss": _in_short(values["loss"]),
-        "recall_at_1": theirs.get("recall", {}).get(1),
-        "source": theirs.get("source"),
+        "loss": _loss_summary(values["loss"]),
+        "recall_at_1": published.get("recall", {}).get(1),
+        "source": published.get("source"),
     }
 
 
-def _in_short(loss: dict[str, Any]) -> str:
-    """A loss by its names: "triplet, optimal + wasserstein"."""
+def _loss_summary(loss: dict[str, Any]) -> str:
+    """Return a loss by its names, as in "triplet, optimal + wasserstein"."""
     words = [loss["name"], loss.get("negatives")]
     extra = [regularizer["name"] for regularizer in loss.get("regularizers", ())]
     return " + ".join([", ".join(word for word in words if word), *extra])
 
 
-def _place(data: str | None) -> str:
-    """What to write after --data."""
+def _data_argument(data: str | None) -> str:
+    """Return the value of --data."""
     from train.data import KNOWN
 
     if data is None:

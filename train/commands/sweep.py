@@ -1,4 +1,4 @@
-"""`lookalike sweep`."""
+"""The `lookalike sweep` command."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from train.commands import DATA_HELP
 
 @click.command()
 @click.option("--data", help=DATA_HELP)
-@click.option("--recipe", help="A recipe by name, or a YAML file of settings.")
+@click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of all variants; repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of all variants. Repeatable.",
 )
 @click.option(
     "--variant",
     "words",
     multiple=True,
     metavar="NAME[:KEY=VALUE;...]",
-    help="A variant and the settings that it changes; repeatable, with the same name for more settings.",
+    help="Variant and the settings that it changes. Repeatable; the same name again adds settings.",
 )
 @click.option(
     "--variants",
     "file",
     type=click.Path(path_type=Path),
-    help="YAML: the name of each variant and, below it, its settings as in a recipe.",
+    help="YAML file: names of variants, each with its settings as in a recipe.",
 )
-@click.option("--baseline", help="The variant to compare with; the first one if not given.")
-@click.option("--seeds", help="How many (3 if not given), or which: 0,1,2.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The sweep's folder.")
+@click.option("--baseline", help="Variant to compare the others with; by default the first.")
+@click.option("--seeds", help="Number of seeds, by default 3, or a list of seeds: 0,1,2.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the sweep.")
 @json_option
 @click.pass_context
 def sweep(
@@ -48,7 +52,7 @@ def sweep(
 ) -> None:
     """Train variants over several seeds and compare them.
 
-    Each is trained on the training split and measured on the test split.
+    Every variant is trained on the training split and measured on the test split.
 
     \b
       lookalike sweep --data cars196:cars --recipe loop/cars196-triplet --out sweep \\
@@ -56,14 +60,14 @@ def sweep(
           --variant "sct:loss={name: sct}" --variant "sct-slow:loss={name: sct}; optimizer.lr=1e-5"
       lookalike sweep --out sweep --seeds 5 --variant wide:loss.margin=0.4
 
-    `loss.margin=0.4` changes one key of the loss, `loss={...}` replaces it. A seed changes the batches, the
-    new layer of the network, the classes held out and wrong labels.
+    `loss.margin=0.4` changes one key of the loss, `loss={...}` replaces it. The seed determines the batches,
+    the initial embedding layer, the held-out classes and the label noise.
 
-    The same command again goes on where it was interrupted, and tries again what failed. Variants and seeds
-    can be added to a sweep, as in the second line; the rest of it stays.
+    Repeat the command to resume an interrupted sweep and to retry failed runs. Variants and seeds can be
+    added to a sweep, as in the second example; the other settings are fixed.
 
     DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline and a
-    figure; DIR/results.json has every number; DIR/NAME/seed-0 is a run like any other.
+    figure; DIR/results.json has all numbers; DIR/NAME/seed-0 is an ordinary run.
     """
     from train import settings
     from train.experiments.comparison import sweep_table
@@ -82,12 +86,10 @@ def sweep(
     print_status(f"results: {out / 'results.md'}")
     if found.failed:
         count = f"{len(found.failed)} of {len(found.outcomes)} runs failed"
-        print_status(
-            f"{count}; failure.txt in the folder of each says why, and the same command tries them again"
-        )
+        print_status(f"{count}; see failure.txt in their folders, and repeat the command to retry them")
         ctx.exit(1)
     if found.bad_files:
         print_status(
-            f"{len(found.bad_files)} files could not be read and were left out; each report lists its own"
+            f"{len(found.bad_files)} files could not be read and were left out; see the reports of the runs"
         )
         ctx.exit(3)

@@ -1,4 +1,4 @@
-"""`lookalike train`."""
+"""The `lookalike train` command."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from train import settings
 from train.commands import DATA_HELP
 
 
-@click.command(epilog="\b\nThe settings, with their defaults:\n" + textwrap.indent(settings.explain(), "  "))
+@click.command(epilog="\b\nSettings and their defaults:\n" + textwrap.indent(settings.explain(), "  "))
 @click.option("--data", help=DATA_HELP)
-@click.option("--recipe", help="A recipe by name (`lookalike recipes list`), or a YAML file of settings.")
+@click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting; repeatable."
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run's folder.")
-@click.option("--resume", is_flag=True, help="Continue the run in --out from its last checkpoint.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--resume", is_flag=True, help="Resume the run in --out from its last checkpoint.")
 @json_option
 @click.pass_context
 def train(
@@ -44,17 +44,18 @@ def train(
       lookalike train --out run --resume
 
     \b
-    On several GPUs of a machine; the loss is that of the whole batch, as on one:
+    On several GPUs of a machine, with the loss of the global batch, as on one GPU:
       torchrun --nproc-per-node 4 --no-python lookalike train --data folder:shop --out run
 
-    Ctrl-C keeps what has been learnt; --resume goes on to the bit. A run is a folder: config.yaml with every
-    setting, metrics.jsonl, TensorBoard's events, and checkpoints. `lookalike export` makes a model of it.
+    Ctrl-C writes a checkpoint, and --resume continues with exactly the same results as an uninterrupted run.
+    A run is a folder with config.yaml (all settings), metrics.jsonl, TensorBoard events and checkpoints.
+    `lookalike export` turns it into a model file.
     """
     if not resume:
         config = settings.resolve(data, recipe, overrides)
         images = datasets_by_name.load(config.data)
     elif data or recipe or overrides:
-        raise InputError("--resume goes on as the run began: leave out --data, --recipe and --set")
+        raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
     from train.loop import trainer as loop
     from train.loop.process_group import join_process_group
@@ -85,7 +86,7 @@ def _in_words(out: Path, facts: dict[str, Any]) -> str:
         before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
         text += f"; Recall@1 on {facts['validation_classes']} held-out classes {before:.3f} -> {best:.3f}"
     if facts["stopped_early"]:
-        text += "; stopped early, it did not get better any more"
+        text += "; stopped early, without further improvement"
     if facts["collapsed_at"] is not None:
         text += f"; COLLAPSED since step {facts['collapsed_at']}: all embeddings are nearly equal"
     return text
