@@ -1,4 +1,4 @@
-"""The page: tabs over the search service. It holds no logic beyond showing what the service says."""
+"""The page: tabs over the search service. It has no logic but showing what the service returns."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Sequence
 import gradio as gr
 
 from serve.core.service import SearchService
-from serve.page import detail, moving, views
-from serve.page import evaluation as evaluation_tab
-from serve.page import gallery as gallery_tab
-from serve.page import search as search_tab
+from serve.page.assets import render, script
+from serve.page.detail import Dialog
+from serve.page.evaluation import EvaluationTab
+from serve.page.gallery import GalleryTab
+from serve.page.search import SearchTab
+from serve.page.tab import Shared, Tab
+from serve.page.visit import Visit
 
-_SESSIONS = 500  # visits that are kept: each may hold some megabytes of pictures for an hour
+TABS: tuple[type[Tab], ...] = (SearchTab, GalleryTab, EvaluationTab)
+_SESSIONS = 500  # visits that are kept: each may hold some megabytes of images for an hour
 
 
 def theme() -> gr.themes.Base:
-    """Quiet colours and the fonts that the visitor's system has."""
+    """Return quiet colours and the fonts of the visitor's system."""
     return gr.themes.Base(
         primary_hue="blue",
         neutral_hue="slate",
@@ -27,36 +31,54 @@ def theme() -> gr.themes.Base:
 
 
 def build(service: SearchService, names: Sequence[str]) -> gr.Blocks:
-    """The page over one gallery, to be mounted in a web application.
+    """Build the page over one gallery, to be mounted in a web application.
 
     Args:
-        service: the gallery.
-        names: of all galleries of the server, the first one's at the root.
+        service: The gallery.
+        names: Names of all galleries of the server; the first one's page is at the root.
     """
     # Nothing is reported home; uploads older than five minutes are deleted every minute.
     with gr.Blocks(
         title=f"Lookalike: {service.facts().name}", analytics_enabled=False, delete_cache=(60, 300)
     ) as blocks:
-        moving.lay_out()
-        header = gr.HTML(views.header(service.facts()), elem_id="header", apply_default_css=False)
+        _skip_link()
+        header = render("header", gallery=service.facts())
+        dialog = Dialog(service)
+        shared = Shared(
+            blocks,
+            header=gr.HTML(header, elem_id="header", apply_default_css=False),
+            visit=gr.State(Visit(), time_to_live=3600),
+            dialog=dialog.component,
+        )
         if len(names) > 1:
-            gr.HTML(views.galleries(names, service.name), elem_id="galleries", apply_default_css=False)
-        with gr.Tab("Search", elem_id="search-tab"):
-            parts = search_tab.lay_out(urls=service.permissions.urls)
-        with gr.Tab("Gallery", elem_id="gallery-tab") as gallery:
-            stock = gallery_tab.lay_out(changes=service.permissions.changes)
-        with gr.Tab("Evaluation", elem_id="evaluation-tab") as evaluated:
-            evaluation = evaluation_tab.lay_out()
-        dialog = detail.lay_out()
-
-        search = search_tab.Search(service)
-        search.listen(parts, blocks, header, dialog, evaluation.report, evaluation.figures)
-        detail.Detail(service).listen(dialog, parts.visit, parts.results, stock.browse, stock.duplicates)
-        for removed in gallery_tab.GalleryTab(service).listen(gallery, stock, header, dialog):
-            # What was removed may be among the results.
-            shown = [parts.visit, parts.asked, parts.status, parts.results, parts.trail]
-            removed.then(search.again, [parts.visit, parts.form], shown, api_visibility="private")
-        evaluation_tab.Evaluation(service).listen(evaluated, evaluation)
+            gr.HTML(_galleries(names, service.name), elem_id="galleries", apply_default_css=False)
+        tabs = [tab(service) for tab in TABS]
+        for tab in tabs:
+            with gr.Tab(tab.label, elem_id=tab.elem_id) as element:
+                tab.lay_out(shared, element)
+        dialog.component.render()
+        for tab in tabs:
+            tab.connect(shared)
+        dialog.connect(shared)
     blocks.state_session_capacity = _SESSIONS
     blocks.queue(max_size=64, default_concurrency_limit=4, api_open=False)
     return blocks
+
+
+def _skip_link() -> None:
+    """Create the first component: it skips to the content, and its script handles the keyboard."""
+    gr.HTML(
+        "",
+        elem_id="skip",
+        apply_default_css=False,
+        html_template=render("skip", content=" ".join(tab.content for tab in TABS)),
+        js_on_load=script("keyboard"),
+        padding=False,
+    )
+
+
+def _galleries(names: Sequence[str], shown: str) -> str:
+    """Return links to the pages of all galleries of the server."""
+    root = "./" if shown == names[0] else "../../"
+    links = [(name, root if name == names[0] else f"{root}galleries/{name}/") for name in names]
+    return render("galleries", links=links, shown=shown)

@@ -1,11 +1,45 @@
-"""Templates, scripts and styles of the page, read from `templates/` and `static/` when first used."""
+"""Templates, scripts and styles of the page: the files of `templates/` and `static/`."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-_STATIC = Path(__file__).parent / "static"
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from retrieval.text import pluralize
+
+_HERE = Path(__file__).parent
+_STATIC = _HERE / "static"
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(_HERE / "templates"),
+    autoescape=True,
+    auto_reload=False,  # each template is compiled once
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {
+    "base64": lambda data: base64.b64encode(data).decode(),
+    "decimals": lambda number, digits: f"{number:.{digits}f}",
+    "pluralize": pluralize,
+    "thousands": "{:,}".format,
+}
+
+
+def template_filter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a function as a filter of all templates, under its own name."""
+    _ENVIRONMENT.filters[function.__name__] = function
+    return function
+
+
+def render(template: str, **facts: object) -> Markup:
+    """Return the HTML of a template, named without `.html`; all facts are escaped but `Markup`."""
+    return Markup(_ENVIRONMENT.get_template(f"{template}.html").render(facts))
 
 
 @cache
@@ -15,10 +49,12 @@ def static(name: str) -> str:
 
 
 def script(*names: str) -> str:
-    """Return scripts of `static/` one after the other, in one scope: names without `.js`."""
+    """Return scripts of `static/` one after the other, in one scope; they are named without `.js`."""
     return "\n".join(static(f"{name}.js") for name in names)
 
 
+@cache
 def stylesheet() -> str:
-    """Return the styles of the page."""
-    return static("page.css")
+    """Return the styles of the page: those of all parts first, then one file for each part."""
+    parts = sorted(file.name for file in _STATIC.glob("*.css") if file.name != "page.css")
+    return "\n".join(static(name) for name in ("page.css", *parts))

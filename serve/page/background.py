@@ -1,96 +1,96 @@
-"""Work that takes longer than a visitor waits for an answer: in a thread, and seen by all who look."""
+"""Background work: a thread for work that takes longer than a request, with its progress for all visitors."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from typing import Generic, TypeVar
+
+from markupsafe import Markup
 
 from retrieval.gallery import Gallery
 from retrieval.progress import Stage, progress_listener
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
-from serve.page.failures import sentence
+from serve.page.assets import render
+from serve.page.messages import error_message
 
 T = TypeVar("T")
 
-# Whatever the work and the gallery, a process does one at a time: searches need the cores, too.
-_turn = threading.Lock()
+# A process does one work at a time, whatever its kind and gallery: searches need the cores, too.
+_slot = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Look(Generic[T]):
-    """What a visitor sees.
+class Status(Generic[T]):
+    """The state of background work.
 
     Attributes:
-        key: what the work is about.
-        running: whether it goes on.
-        stage: how far it is, where it says so.
-        result: what came of it.
-        failure: what went wrong, as HTML.
+        key: Identifies the work.
+        running: Whether it is still running.
+        stage: Its progress, if it reports any.
+        result: Its result, once it is done.
+        failure: The error message as HTML; None unless it failed.
     """
 
     key: str = ""
     running: bool = False
     stage: Stage | None = None
     result: T | None = None
-    failure: str = ""
+    failure: Markup | None = None
 
 
 class Background(Generic[T]):
-    """One kind of work about one gallery; what came of it last is kept.
+    """One kind of work on one gallery; the last result is kept.
 
     The thread is a daemon: a server that is stopped does not wait for it.
     """
 
     def __init__(self) -> None:
-        self._look: Look[T] = Look()
+        self._status: Status[T] = Status()
 
-    def look(self) -> Look[T]:
-        """How it stands."""
-        return self._look
+    def status(self) -> Status[T]:
+        """Return the state of the work that was started last."""
+        return self._status
 
-    def begin(self, key: str, work: Callable[[], T]) -> None:
-        """Begin, unless this very work goes on already.
+    def start(self, key: str, work: Callable[[], T]) -> None:
+        """Start work, unless work of the same key is running.
 
         Raises:
-            BusyError: other work goes on in this process.
+            BusyError: Other work is running in this process.
         """
-        if not _turn.acquire(blocking=False):
-            if self._look.running and self._look.key == key:
+        if not _slot.acquire(blocking=False):
+            if self._status.running and self._status.key == key:
                 return
             raise BusyError("other long work goes on in this server: try again when it is done")
-        self._look = Look(key, running=True)
+        self._status = Status(key, running=True)
         threading.Thread(target=self._run, args=(key, work), name="background", daemon=True).start()
 
     def _run(self, key: str, work: Callable[[], T]) -> None:
         try:
-            with progress_listener(lambda stage: self._tell(key, stage)):
-                self._look = Look(key, result=work())
+            with progress_listener(lambda stage: self._report(key, stage)):
+                self._status = Status(key, result=work())
         except Exception as error:
-            self._look = Look(key, failure=sentence(error))
+            self._status = Status(key, failure=error_message(error))
         finally:
-            _turn.release()
+            _slot.release()
 
-    def _tell(self, key: str, stage: Stage) -> None:
-        self._look = Look(key, running=True, stage=stage)
+    def _report(self, key: str, stage: Stage) -> None:
+        self._status = Status(key, running=True, stage=stage)
 
 
-def still(service: SearchService) -> Gallery:
-    """A state of the gallery that stays as it is while work goes through it, on one core."""
+def fixed_gallery(service: SearchService) -> Gallery:
+    """Open the gallery for background work: its state does not change, and it uses one core."""
     return Gallery(service.folder, threads=1)
 
 
-def progress(of: str, stage: Stage | None, before: str) -> str:
-    """How far work is, as HTML; `of` says of which of its works a component has to ask again."""
-    words, bar = before, "<progress></progress>"
-    if stage is not None:
-        words = f"{before}: {stage.what}"
-        if stage.total:
-            words += f", {stage.done:,} of {stage.total:,} {stage.unit}"
-        if stage.total and stage.done:
-            bar = f"<progress max='{stage.total}' value='{stage.done}'></progress>"
-    labelled = bar.replace("<progress", f"<progress aria-label='{escape(before)}'", 1)
-    return f"<p class='running' tabindex='-1' data-running='{of}'>{labelled}<span>{escape(words)}</span></p>"
+def progress(key: str, stage: Stage | None, title: str) -> Markup:
+    """Return a progress bar.
+
+    Args:
+        key: The work that the component asks about again, see `poll.js`.
+        stage: How far the work is; None if it has not started or reports nothing.
+        title: What is being done: "Evaluating".
+    """
+    return render("progress", key=key, stage=stage, title=title)

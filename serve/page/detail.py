@@ -1,101 +1,125 @@
-"""The dialog that shows one picture in large: chosen among results, or while browsing."""
+"""The dialog that shows one image: alone, beside the query, or with heatmaps of where the two look alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import gradio as gr
+from markupsafe import Markup
+from PIL import Image
 
 from retrieval.analysis.heatmaps import heatmaps, overlay
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.storage.records import StoredItem
-from serve.core.service import SearchService
-from serve.page import detail_view
-from serve.page.asking import REBUILT, Part
-from serve.page.assets import script
-from serve.page.changing import remove_button
-from serve.page.failures import sentence
-from serve.page.visit import Visit
+from serve.core.service import Facts, SearchService
+from serve.core.thumbnails import Thumbnail, encode
+from serve.page.assets import render, script
+from serve.page.messages import error_message
+from serve.page.query import REBUILT
+from serve.page.tab import Shared, events
+from serve.page.visit import QueryImage, Visit
 
 
-def lay_out() -> gr.HTML:
-    """Make the component; its `submit` says which picture to search with, its `include` which one as well."""
-    return gr.HTML(
-        "",
-        elem_id="detail",
-        apply_default_css=False,
-        html_template="<i hidden></i>",
-        js_on_load=script("confirm", "dialog"),
-    )
+class Query(NamedTuple):
+    """The query as the dialog shows it.
+
+    Attributes:
+        image: The image.
+        name: Its name: "the query".
+        score: Its cosine similarity to the item.
+    """
+
+    image: Thumbnail
+    name: str
+    score: float
 
 
-class Detail:
-    """What happens in the dialog."""
+class Actions(NamedTuple):
+    """The buttons for an item: whether it can join the query, and whether it can be removed."""
+
+    include: bool = False
+    remove: bool = False
+
+
+_NO_ACTIONS = Actions()
+
+
+class Dialog:
+    """The dialog; its `submit` names an item to search with, its `include` one to add to the query."""
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
+        self.component = gr.HTML(
+            "",
+            elem_id="detail",
+            apply_default_css=False,
+            html_template=render("empty"),
+            js_on_load=script("confirm", "dialog"),
+            render=False,
+        )
 
-    def listen(self, detail: gr.HTML, visit: gr.State, results: gr.HTML, *others: gr.HTML) -> None:
-        """Connect the component with the lists that open it."""
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        results.select(self.show, [visit], [detail], **quiet)
-        for other in others:
-            other.select(self.show_alone, [visit], [detail], **quiet)
-        detail.compare(self.compare, [visit], [detail], **quiet)
-        detail.restore(self.show, [visit], [detail], **quiet)
+    def connect(self, shared: Shared) -> None:
+        """Attach the event handlers to the dialog and to the lists that open it."""
+        inputs, outputs = [shared.visit], [self.component]
+        for results in shared.results:
+            results.select(self.show, inputs, outputs, **events())
+        for items in shared.lists:
+            items.select(self.show_alone, inputs, outputs, **events())
+        self.component.compare(self.compare, inputs, outputs, **events())
+        self.component.restore(self.show, inputs, outputs, **events())
 
     def show(self, visit: Visit, event: gr.EventData) -> str:
-        """A result in large, beside the query."""
-        return _guarded(lambda: self._shown(int(event.item), visit, beside=True))
+        """Show an item beside the query."""
+        return _html_or_error(lambda: self._show(int(event.item), visit, beside=True))
 
     def show_alone(self, visit: Visit, event: gr.EventData) -> str:
-        """A picture of the gallery in large."""
-        return _guarded(lambda: self._shown(int(event.item), visit, beside=False))
+        """Show an item alone."""
+        return _html_or_error(lambda: self._show(int(event.item), visit, beside=False))
 
     def compare(self, visit: Visit, event: gr.EventData) -> str:
-        """Where a result and the query look alike."""
-        return _guarded(lambda: self._compared(int(event.item), visit))
+        """Show heatmaps of where an item and the query look alike."""
+        return _html_or_error(lambda: self._compare(int(event.item), visit))
 
-    def _shown(self, number: int, visit: Visit, *, beside: bool) -> str:
-        item = self._item(number)
-        show = partial(detail_view.detail, item, self._service.facts(), more=self._more(number, visit))
-        if not visit.asked or not beside:
-            return show(None, None, compares=False)
-        part = visit.asked[visit.shown]
+    def _show(self, number: int, visit: Visit, *, beside: bool) -> Markup:
+        item, actions, facts = self._item(number), self._actions(number, visit), self._service.facts()
+        if not visit.images or not beside:
+            return item_view(item, facts, None, compares=False, actions=actions)
+        image = visit.images[visit.shown]
         embedder = self._embedder()
         compares = embedder is not None and embedder.has_map
-        return show((part.picture, _name(visit)), self._cosine(part, number), compares=compares)
+        query = Query(image.searched, _name(visit), self._cosine(image, number))
+        return item_view(item, facts, query, compares=compares, actions=actions)
 
-    def _compared(self, number: int, visit: Visit) -> str:
+    def _compare(self, number: int, visit: Visit) -> Markup:
         embedder = self._embedder()
-        if not visit.asked or embedder is None:
+        if not visit.images or embedder is None:
             raise InputError("there is nothing to compare with: search again")
-        part = visit.asked[visit.shown]
+        image = visit.images[visit.shown]
         item = self._item(number)
-        found = heatmaps(embedder, part.image, self._service.image(number))
-        query = overlay(found.pixels_a, found.contributions_a, found.limit)
-        result = overlay(found.pixels_b, found.contributions_b, found.limit)
-        score, more = self._cosine(part, number), self._more(number, visit)
-        return detail_view.compared(item, score, (query, _name(visit)), result, more=more)
+        found = heatmaps(embedder, image.pixels(), self._service.image(number))
+        maps = (
+            overlay(found.pixels_a, found.contributions_a, found.limit),
+            overlay(found.pixels_b, found.contributions_b, found.limit),
+        )
+        score, actions = self._cosine(image, number), self._actions(number, visit)
+        return heatmap_view(item, self._service.facts(), _name(visit), score, maps, actions=actions)
 
-    def _more(self, number: int, visit: Visit) -> str:
-        """What else can be done with a picture."""
-        more = detail_view.include(number) if visit.asked and not _has(visit, number) else ""
-        if self._service.permissions.changes:
-            more += remove_button([number], self._service.facts(), "Remove")
-        return more
+    def _actions(self, number: int, visit: Visit) -> Actions:
+        items = {image.query.item.id for image in visit.images if image.query.item is not None}
+        return Actions(
+            include=bool(visit.images) and number not in items, remove=self._service.permissions.changes
+        )
 
     def _item(self, number: int) -> StoredItem:
-        self._service.item(number)  # refuses one that is not there
+        self._service.item(number)  # raises if there is no such item
         (item,) = self._service.gallery.store.items([number])
         return item
 
-    def _cosine(self, part: Part, number: int) -> float:
+    def _cosine(self, image: QueryImage, number: int) -> float:
         gallery = self._service.gallery
-        query = part.query
+        query = image.query
         if query.fingerprint != gallery.fingerprint:
             raise InputError(REBUILT)
         vector = query.vector
@@ -109,18 +133,80 @@ class Detail:
         return gallery.embedder if gallery.store.manifest.has_model else None
 
 
-def _has(visit: Visit, number: int) -> bool:
-    return any(part.query.item is not None and part.query.item.id == number for part in visit.asked)
+def item_view(
+    item: StoredItem, gallery: Facts, query: Query | None, *, compares: bool, actions: Actions = _NO_ACTIONS
+) -> Markup:
+    """Return an item with all its facts.
+
+    Args:
+        item: The item.
+        gallery: The gallery.
+        query: The query, shown beside it; None to show the item alone.
+        compares: Whether heatmaps of the two can be computed.
+        actions: Further buttons.
+    """
+    return render(
+        "detail",
+        item=item,
+        gallery=gallery,
+        query=query and query.image,
+        query_name=query and query.name,
+        score=query and query.score,
+        heatmaps=None,
+        compares=compares,
+        actions=actions,
+        facts=_facts(item),
+    )
+
+
+def heatmap_view(
+    item: StoredItem,
+    gallery: Facts,
+    query_name: str,
+    score: float,
+    maps: tuple[Image.Image, Image.Image],
+    *,
+    actions: Actions = _NO_ACTIONS,
+) -> Markup:
+    """Return an item with the heatmaps of the query and of itself in place of the images."""
+    return render(
+        "detail",
+        item=item,
+        gallery=gallery,
+        query=None,
+        query_name=query_name,
+        score=score,
+        heatmaps=[encode(image) for image in maps],
+        compares=True,
+        actions=actions,
+        facts=_facts(item),
+    )
+
+
+def message_view(message: Markup, title: str = "Not shown") -> Markup:
+    """Return an error message in place of an item."""
+    return render("dialog_message", message=message, title=title)
+
+
+def _facts(item: StoredItem) -> list[tuple[str, object]]:
+    known = {
+        "item": item.id,
+        "key": "" if item.key in (item.path, str(item.full)) else item.key,
+        "path": item.path,
+        "size": f"{item.width} × {item.height}" if item.width else "",
+        **item.metadata,
+    }
+    return [(name, value) for name, value in known.items() if value != ""]
 
 
 def _name(visit: Visit) -> str:
-    """What the picture of the query is called: one of several is compared by itself."""
-    several = len(visit.asked) > 1
-    return f"query picture {visit.shown + 1} of {len(visit.asked)}" if several else "the query"
+    """Return what the query is called: one of several images is compared alone."""
+    several = len(visit.images) > 1
+    return f"query picture {visit.shown + 1} of {len(visit.images)}" if several else "the query"
 
 
-def _guarded(make: Callable[[], str]) -> str:
+def _html_or_error(build: Callable[[], Markup]) -> Markup:
     try:
-        return make()
+        return build()
     except Exception as error:
-        return detail_view.failed(sentence(error))
+        return message_view(error_message(error))

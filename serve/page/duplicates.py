@@ -1,23 +1,29 @@
-"""Near-duplicates of a gallery, as visitors look for them."""
+"""Near-duplicates of a gallery: the search for them, and the groups that it found."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from markupsafe import Markup
 
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
 from retrieval.upkeep.duplicates import Group, find_duplicates
 from serve.core.lru_cache import LRUCache
-from serve.core.service import SearchService
-from serve.page.background import Background, Look, still
-from serve.page.failures import nameless
+from serve.core.service import Facts, SearchService
+from serve.page.assets import render
+from serve.page.background import Background, Status, fixed_gallery
+from serve.page.messages import hide_paths
 
-LOWEST = 0.8  # below it, groups are large and say little
-MOST = 300_000  # pictures, which keep one core busy for two minutes; the work grows with their square
-_KEPT = 4  # thresholds: several visitors may look at once
+LOWEST = 0.8  # below it, groups are large and mean little
+MAX_IMAGES = 300_000  # keep one core busy for two minutes; the work grows with their square
+PAGE_SIZE = 20  # groups
+_MEMBERS = 24  # of a group that are shown
+_LABELS = 5  # of a group that are listed
+_CACHED = 4  # thresholds: several visitors may look at once
 
 
 @dataclass(frozen=True)
@@ -30,56 +36,55 @@ class _Found:
 
 
 class Duplicates:
-    """The near-duplicates of one gallery: what was found last is kept. Threads may share it."""
+    """The near-duplicates of one gallery, with the last results cached. Thread-safe."""
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
         self._work: Background[None] = Background()
-        self._found: LRUCache[str, _Found] = LRUCache(_KEPT)  # by threshold
+        self._found: LRUCache[str, _Found] = LRUCache(_CACHED)  # by threshold
 
-    def begin(self, min_score: float) -> None:
-        """Look for them, unless that goes on or was done for the gallery as it is.
+    def start(self, min_score: float) -> None:
+        """Search for them, unless that is running or the result for the current state is cached.
 
         Raises:
-            InputError: a threshold below `LOWEST` or above 1, or a gallery too large to be compared here.
-            BusyError: other long work goes on.
-            UnavailableError: the gallery cannot be read.
+            InputError: The threshold is below `LOWEST` or above 1, or the gallery is too large.
+            BusyError: Other long work is running.
+            UnavailableError: The gallery cannot be read.
         """
         if not LOWEST <= min_score <= 1:
             raise InputError(f"the lowest similarity has to be from {LOWEST:g} to 1")
         gallery, known = self._service.gallery, self._found.get(str(min_score))
-        if len(gallery) > MOST:
-            what = f"more than {MOST:,} pictures are not compared here"
+        if len(gallery) > MAX_IMAGES:
+            what = f"more than {MAX_IMAGES:,} pictures are not compared here"
             raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
         if known is None or known.state != state_of(gallery):
-            self._work.begin(str(min_score), lambda: self._find(min_score))
+            self._work.start(str(min_score), lambda: self._find(min_score))
 
-    def look(self, min_score: float) -> Look[list[Group]]:
-        """How that stands; at last the groups, as `find_duplicates` has them, less the pictures gone since.
+    def status(self, min_score: float) -> Status[list[Group]]:
+        """Return the state of the search; at last the groups, without the images removed since.
 
         Raises:
-            InputError: what was found is forgotten, or was found in another gallery.
-            UnavailableError: the gallery cannot be read.
+            InputError: The result is not cached any more, or is that of another gallery.
+            UnavailableError: The gallery cannot be read.
         """
-        gallery, look, key = self._service.gallery, self._work.look(), str(min_score)
-        if look.key == key and (look.running or look.failure):
-            return Look(key, look.running, look.stage, None, look.failure)
+        gallery, status, key = self._service.gallery, self._work.status(), str(min_score)
+        if status.key == key and (status.running or status.failure):
+            return Status(key, status.running, status.stage, None, status.failure)
         found = self._found.get(key)
         if found is None or found.uuid != gallery.store.manifest.uuid:
             raise InputError("this was found in another gallery, or is forgotten by now: look again")
-        left = (_alive(group, gallery) for group in found.groups)
-        return Look(key, result=[group for group in left if len(group.members) > 1])
+        left = (_without_removed(group, gallery) for group in found.groups)
+        return Status(key, result=[group for group in left if len(group.members) > 1])
 
     def _find(self, min_score: float) -> None:
-        with nameless(self._service):
-            gallery = still(self._service)
+        with hide_paths(self._service):
+            gallery = fixed_gallery(self._service)
             uuid = gallery.store.manifest.uuid
             found = _Found(find_duplicates(gallery, min_score), uuid, state_of(gallery))
         self._found.put(str(min_score), found)
 
 
-def _alive(group: Group, gallery: Gallery) -> Group:
-    """A group without the pictures that are gone."""
+def _without_removed(group: Group, gallery: Gallery) -> Group:
     numbers = np.array([item.id for item in group.members])
     rows = gallery.snapshot.rows_of(numbers)
     if (rows >= 0).all():
@@ -87,3 +92,30 @@ def _alive(group: Group, gallery: Gallery) -> Group:
     vectors = gallery.snapshot.vectors(rows[rows >= 0])
     members = tuple(item for item, row in zip(group.members, rows.tolist(), strict=True) if row >= 0)
     return replace(group, members=members, lowest=float((vectors @ vectors.T).min(initial=1)))
+
+
+def groups_view(groups: Sequence[Group], score: str, page: int, gallery: Facts, *, removes: bool) -> Markup:
+    """Return one page of the groups.
+
+    Args:
+        groups: All groups.
+        score: The threshold with which they were found.
+        page: Number of the page, from 0; the last page if there are fewer.
+        gallery: The gallery.
+        removes: Whether all but the first image of a group can be removed.
+    """
+    page = min(max(page, 0), max(0, (len(groups) - 1) // PAGE_SIZE))
+    return render(
+        "duplicates",
+        groups=groups[page * PAGE_SIZE : (page + 1) * PAGE_SIZE],
+        total=len(groups),
+        members=sum(len(group.members) for group in groups),
+        disagreeing=sum(len(group.labels) > 1 for group in groups),
+        score=score,
+        page=page,
+        size=PAGE_SIZE,
+        gallery=gallery,
+        removes=removes,
+        max_members=_MEMBERS,
+        max_labels=_LABELS,
+    )

@@ -1,4 +1,4 @@
-"""The evaluation tab: measure the gallery, look at the reports it keeps, and at its embeddings."""
+"""The evaluation tab: evaluate the gallery, show its reports and figures of its embeddings."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from markupsafe import Markup
 
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels, state_of
 from retrieval.reports.folder import evaluate_and_keep
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
-from serve.page import evaluation_view, views
-from serve.page import figures as figures_tab
-from serve.page.assets import script
-from serve.page.background import Background, progress, still
-from serve.page.failures import guarded, nameless, sentence
-from serve.page.report_choice import Choice, Reports
+from serve.page.assets import render, script
+from serve.page.background import Background, fixed_gallery, progress
+from serve.page.figures import Figures
+from serve.page.messages import error_message, hide_paths, html_or_error, note
+from serve.page.reports import ReportChoice, Reports
+from serve.page.tab import Shared, Tab, events
 
-# What a visitor can set off is bounded: queries x images, but as many queries as say something.
-_COMPARISONS, _FEWEST = 400_000_000, 1000
-
-_CHOICE = """
-<form novalidate autocomplete="off">
-  <label>Report (times are UTC)<select name="report"></select></label>
-  <label>Compare with<select name="against"></select></label>
-</form>
-"""
+# What a visitor can start is bounded: queries x images, but enough queries for a meaningful result.
+_MAX_COMPARISONS, _MIN_QUERIES = 400_000_000, 1000
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The components; a `submit` of the report or of the figures says which picture to search with."""
+class _Parts:
+    """The components."""
 
     measure: gr.HTML
     figures: gr.HTML
@@ -40,100 +34,106 @@ class Parts:
     report: gr.HTML
 
 
-def lay_out() -> Parts:
-    """Make the components, where the caller has opened the tab."""
-    plain: dict[str, Any] = {"apply_default_css": False}
-    measure = gr.HTML("", elem_id="measure", js_on_load=script("poll", "measure"), **plain)
-    figures = figures_tab.lay_out()
-    choice = gr.HTML(
-        Choice().form, elem_id="choice", html_template=_CHOICE, js_on_load=script("report_choice"), **plain
-    )
-    report = gr.HTML("", elem_id="report", js_on_load=script("search_item"), **plain)
-    return Parts(measure, figures, choice, report)
+class EvaluationTab(Tab):
+    """Evaluate the gallery, and look at its reports and figures."""
 
-
-class Evaluation:
-    """What happens on the evaluation tab."""
+    label, elem_id, content = "Evaluation", "evaluation-tab", "report"
 
     def __init__(self, service: SearchService) -> None:
-        self._service = service
+        super().__init__(service)
         self._work: Background[None] = Background()
         self._reports = Reports(service)
+        self._figures = Figures(service)
 
-    def listen(self, tab: gr.Tab, parts: Parts) -> None:
-        """Connect the components with what happens."""
-        still: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        # One after the other, so that what a visitor chose last is what he sees.
-        quiet = {
-            **still,
-            "show_progress": "minimal",
-            "show_progress_on": [parts.report],
-            "concurrency_id": "reports",
-            "concurrency_limit": 1,
-        }
-        shown = [parts.measure, parts.choice, parts.report]
-        tab.select(self.opened, [parts.choice], shown, **quiet)
-        parts.measure.submit(self.begin, None, [parts.measure], **still)
-        parts.measure.tick(self.look, None, shown, **still)
-        parts.choice.submit(self.shown, [parts.choice], [parts.report], trigger_mode="always_last", **quiet)
-        figures_tab.Figures(self._service).listen(parts.figures)
+    def lay_out(self, shared: Shared, tab: gr.Tab) -> None:
+        """Create the components; the `submit` of figures and report names an item to search with."""
+        plain: dict[str, Any] = {"apply_default_css": False}
+        self._tab = tab
+        measure = gr.HTML("", elem_id="measure", js_on_load=script("poll", "measure"), **plain)
+        self._parts = parts = _Parts(
+            measure,
+            figures=self._figures.component(),
+            choice=gr.HTML(
+                ReportChoice().fields(),
+                elem_id="choice",
+                html_template=render("report_choice"),
+                js_on_load=script("report_choice"),
+                **plain,
+            ),
+            report=gr.HTML("", elem_id="report", js_on_load=script("search_item"), **plain),
+        )
+        shared.pickers += [parts.report, parts.figures]
 
-    def opened(self, choice: Any) -> tuple[str, Any, str]:
-        """All there is, with the report that was chosen before; the newest where that is gone."""
-        before = Choice.of(choice)
-        now = self._reports.among(before)
-        # The form is left alone where there is nothing new: the visitor may be choosing already.
-        return self._measure(), gr.skip() if now == before else now.form, self.shown(now)
+    def connect(self, shared: Shared) -> None:
+        """Attach the event handlers."""
+        parts, hidden = self._parts, events()
+        # One after the other, so that the visitor sees the last choice.
+        shown = events(
+            "minimal", show_progress_on=[parts.report], concurrency_id="reports", concurrency_limit=1
+        )
+        outputs = [parts.measure, parts.choice, parts.report]
+        self._tab.select(self.open, [parts.choice], outputs, **shown)
+        parts.measure.submit(self.start, None, [parts.measure], **hidden)
+        parts.measure.tick(self.poll, None, outputs, **hidden)
+        parts.choice.submit(
+            self.show_report, [parts.choice], [parts.report], trigger_mode="always_last", **shown
+        )
+        self._figures.connect(parts.figures)
 
-    def shown(self, choice: Any) -> str:
-        """The report that was chosen, alone or beside another."""
+    def open(self, choice: Any) -> tuple[str, Any, str]:
+        """Open the tab, with the report that was chosen before, or the newest."""
+        before = ReportChoice.parse(choice)
+        now = self._reports.current(before)
+        # The form is left alone if there is nothing new: the visitor may be choosing already.
+        return self._measure(), gr.skip() if now == before else now.fields(), self.show_report(now)
 
-        def make() -> str:
-            with nameless(self._service):
-                return self._reports.shown(Choice.of(choice))
+    def show_report(self, choice: Any) -> str:
+        """Show the chosen report, alone or beside another one."""
 
-        return guarded(make)
+        def build() -> Markup:
+            with hide_paths(self._service):
+                return self._reports.view(ReportChoice.parse(choice))
 
-    def begin(self) -> str:
-        """Evaluate the gallery, unless that goes on already."""
-        return guarded(self._begin)
+        return html_or_error(build)
 
-    def look(self) -> tuple[str, Any, Any]:
-        """How the evaluation stands, and the newest report when it is done."""
-        if self._work.look().running:
+    def start(self) -> str:
+        """Start an evaluation, unless one is running."""
+        return html_or_error(self._start)
+
+    def poll(self) -> tuple[str, Any, Any]:
+        """Return the progress of the evaluation, and the newest report when it is done."""
+        if self._work.status().running:
             return self._measure(), gr.skip(), gr.skip()
-        return self.opened(Choice())
+        return self.open(ReportChoice())
 
-    def _begin(self) -> str:
+    def _start(self) -> Markup:
         state = state_of(self._service.gallery)
-        if not self._work.look().running and not self._is_measured(state):
+        if not self._work.status().running and not self._is_evaluated(state):
             try:
-                self._work.begin(state, self._evaluate)
+                self._work.start(state, self._evaluate)
             except BusyError as error:
-                return evaluation_view.offered(sentence(error))
+                return render("measure", done=False, failure=error_message(error))
         return self._measure()
 
     def _evaluate(self) -> None:
-        with nameless(self._service):
-            gallery = still(self._service)
-            evaluate_and_keep(gallery, limit=max(_FEWEST, _COMPARISONS // max(1, len(gallery))))
+        with hide_paths(self._service):
+            gallery = fixed_gallery(self._service)
+            evaluate_and_keep(gallery, limit=max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery))))
 
-    def _measure(self) -> str:
-        """How the evaluation stands, and whether there is one to do."""
-        return guarded(self._standing)
+    def _measure(self) -> Markup:
+        """Return the progress of the evaluation, or the button that starts one."""
+        return html_or_error(self._measure_or_raise)
 
-    def _standing(self) -> str:
-        look, gallery = self._work.look(), self._service.gallery
-        if look.running:
-            return progress("evaluation", look.stage, "Evaluating")
+    def _measure_or_raise(self) -> Markup:
+        status, gallery = self._work.status(), self._service.gallery
+        if status.running:
+            return progress("evaluation", status.stage, "Evaluating")
         try:
-            with nameless(self._service):
+            with hide_paths(self._service):
                 check_labels(gallery)
         except InputError as error:
-            return views.note(f"{error}.")
-        if self._is_measured(state_of(gallery)):
-            return evaluation_view.done()
-        return evaluation_view.offered(look.failure)
+            return note(f"{error}.")
+        return render("measure", done=self._is_evaluated(state_of(gallery)), failure=status.failure)
 
-    def _is_measured(self, state: str) -> bool:
-        return any(report.state == state for report in self._reports.listed())
+    def _is_evaluated(self, state: str) -> bool:
+        return any(report.state == state for report in self._reports.summaries())

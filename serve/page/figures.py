@@ -1,96 +1,130 @@
-"""The figures of a gallery's embeddings, on demand."""
+"""Figures of a gallery's embeddings, computed on demand: the triplet diagram and the t-SNE map."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from html import escape
 
 import gradio as gr
+import numpy as np
+from markupsafe import Markup
 
+from retrieval.analysis import triplets, tsne
 from retrieval.analysis.embeddings import embeddings_of
-from retrieval.analysis.triplets import triplets
-from retrieval.analysis.tsne import SHOWN, tsne_map
-from retrieval.analysis.tsne_marks import WALK
+from retrieval.analysis.tsne_marks import WALK, marks
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels, state_of
+from retrieval.reports.figures import render_figure
+from retrieval.reports.pages import figure_fragment
 from serve.core.errors import BusyError
-from serve.core.service import SearchService
-from serve.page import figures_view
-from serve.page.assets import script
-from serve.page.background import Background, progress, still
-from serve.page.failures import guarded, nameless
+from serve.core.service import Facts, SearchService
+from serve.page.assets import render, script
+from serve.page.background import Background, fixed_gallery, progress
+from serve.page.messages import hide_paths, html_or_error, note
+from serve.page.tab import events
 
-_MAPPED = 2000  # t-SNE of more takes minutes
-_COMPARED = 10_000
+_TITLES = {"triplets": "Triplet diagram", "map": "Map (t-SNE)"}
+_MAPPED = 2000  # images: t-SNE of more takes minutes
+_COMPARED = 10_000  # images
 _UNLABELLED = "no label"
-
-_SCRIPT = "\n".join([script("poll", "search_item"), WALK, script("figures")])
-
-
-def lay_out() -> gr.HTML:
-    """Make the component; its `submit` says which picture to search with."""
-    return gr.HTML(figures_view.panel("", ""), elem_id="figures", apply_default_css=False, js_on_load=_SCRIPT)
 
 
 class Figures:
-    """What happens with the figures. Each is computed once for a state of the gallery."""
+    """The figures; each is computed once for each state of the gallery."""
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
-        self._makers: dict[str, Callable[[], str]] = {"triplets": self._triplets, "map": self._map}
-        self._works: dict[str, Background[str]] = {name: Background() for name in self._makers}
+        self._builders: dict[str, Callable[[], Markup]] = {"triplets": self._triplets, "map": self._map}
+        self._works: dict[str, Background[Markup]] = {name: Background() for name in self._builders}
 
-    def listen(self, figures: gr.HTML) -> None:
-        """Connect the component with what happens."""
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        figures.select(self.open, None, [figures], **quiet)
-        figures.tick(self.look, None, [figures], **quiet)
+    def component(self) -> gr.HTML:
+        """Create the component; its `submit` names an item to search with."""
+        scripts = "\n".join([script("poll", "search_item"), WALK, script("figures")])
+        return gr.HTML(panel("", Markup()), elem_id="figures", apply_default_css=False, js_on_load=scripts)
+
+    def connect(self, component: gr.HTML) -> None:
+        """Attach the event handlers."""
+        component.select(self.open, None, [component], **events())
+        component.tick(self.poll, None, [component], **events())
 
     def open(self, event: gr.EventData) -> str:
-        """A figure, or none, was chosen."""
-        return guarded(lambda: self._shown(str(event.of), again=True))
+        """Open a figure, or close it."""
+        return html_or_error(lambda: self._panel(str(event.of), retry=True))
 
-    def look(self, event: gr.EventData) -> str:
-        """How the figure stands that is being made."""
-        return guarded(lambda: self._shown(str(event.of), again=False))
+    def poll(self, event: gr.EventData) -> str:
+        """Return the progress of a figure, or the figure."""
+        return html_or_error(lambda: self._panel(str(event.of), retry=False))
 
-    def _shown(self, name: str, *, again: bool) -> str:
+    def _panel(self, name: str, *, retry: bool) -> Markup:
         if name not in self._works:
-            return figures_view.panel("", "")
-        return figures_view.panel(name, guarded(lambda: self._made(name, again)))
+            return panel("", Markup())
+        return panel(name, html_or_error(lambda: self._figure(name, retry)))
 
-    def _made(self, name: str, again: bool) -> str:
-        """The figure of the gallery as it is; `again`: also where it failed before."""
+    def _figure(self, name: str, retry: bool) -> Markup:
+        """Return the figure of the gallery's current state, started again after a failure with `retry`."""
         work, state = self._works[name], state_of(self._service.gallery)
-        look = work.look()
-        if not look.running and (look.key != state or (again and look.failure)):
+        status = work.status()
+        if not status.running and (status.key != state or (retry and status.failure)):
             with suppress(BusyError):
-                work.begin(state, self._makers[name])
-            look = work.look()
-        if look.running:
-            return progress(name, look.stage, "Computing")
-        if look.key != state:
+                work.start(state, self._builders[name])
+            status = work.status()
+        if status.running:
+            return progress(name, status.stage, "Computing")
+        if status.key != state:
             return progress(name, None, "Waiting for other work to end")
-        return look.failure or str(look.result)
+        return status.failure or status.result or Markup()
 
-    def _triplets(self) -> str:
-        with nameless(self._service):
-            gallery = still(self._service)
+    def _triplets(self) -> Markup:
+        with hide_paths(self._service):
+            gallery = fixed_gallery(self._service)
             check_labels(gallery)
             found = gallery.embeddings(labelled=True, limit=_COMPARED)
-            return figures_view.triplet_diagram(
-                triplets(embeddings_of(gallery, found, self._service.name)), found.total
-            )
+            embeddings = embeddings_of(gallery, found, self._service.name)
+            return triplet_diagram(triplets.triplets(embeddings), found.total)
 
-    def _map(self) -> str:
-        with nameless(self._service):
-            gallery = still(self._service)
+    def _map(self) -> Markup:
+        with hide_paths(self._service):
+            gallery = fixed_gallery(self._service)
             found = gallery.embeddings(limit=_MAPPED)
             if not found.total:
                 raise InputError("there are no pictures yet")
-            largest = Counter(label for label in found.labels if label).most_common(SHOWN)
+            largest = Counter(label for label in found.labels if label).most_common(tsne.SHOWN)
             embeddings = embeddings_of(gallery, found, self._service.name, _UNLABELLED)
-            placed = tsne_map(embeddings, shown=sorted(label for label, _ in largest))
-            return figures_view.map_of(placed, found.ids.tolist(), found.total, self._service.facts())
+            placed = tsne.tsne_map(embeddings, shown=sorted(label for label, _ in largest))
+            return map_view(placed, found.ids.tolist(), found.total, self._service.facts())
+
+
+def panel(chosen: str, content: Markup) -> Markup:
+    """Return the buttons that open the figures, and the one that is open; empty for none."""
+    return render("figures", titles=_TITLES, chosen=chosen, content=content)
+
+
+def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
+    """Return the similarity of each labelled image to the nearest of its own and of another class."""
+    count = len(found.positive)
+    sampled = count + found.left_out < total
+    of = f", a random sample of {total:,}, compared among themselves" if sampled else ""
+    alone = f" {found.left_out:,} are alone in their class and left out." if found.left_out else ""
+    draw = partial(triplets.draw, {"labelled": [found]})
+    label = f"Triplet diagram: of {100 * found.hard_share:.1f}% of the images another class is nearer"
+    words = note(
+        f"{count:,} labelled images{of}: to the right those near one of their class, upwards those near "
+        f"another class. Above the diagonal another class is nearer, so that Recall@1 fails.{alone}"
+    )
+    drawing = render_figure(draw, *triplets.size(1)).decode()
+    return words + Markup(figure_fragment(drawing, label))
+
+
+def map_view(found: tsne.Map, ids: list[int], total: int, facts: Facts) -> Markup:
+    """Return the map, with a place for the image that is pointed at."""
+    labels = found.embeddings.labels
+    numbers = np.unique(labels, return_inverse=True)[1].tolist()
+    attributes = [
+        f'data-item="{item}" data-class="{number}" data-label="{escape(label)}"'
+        for item, number, label in zip(ids, numbers, labels.tolist(), strict=True)
+    ]
+    drawn = marks(found, attributes)
+    return render("map", drawn=drawn, shown=len(ids), total=total, first=ids[0], gallery=facts)

@@ -1,4 +1,4 @@
-"""The gallery tab: what there is, what it consists of, and all of it to look through."""
+"""The gallery tab: summary, statistics, near-duplicates, and all images in pages."""
 
 from __future__ import annotations
 
@@ -7,149 +7,151 @@ from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from markupsafe import Markup
 
 from serve.core.service import SearchService
-from serve.page import changing, detail_view, duplicates_view, gallery_view
-from serve.page.assets import script
+from serve.page.assets import render, script
 from serve.page.background import progress
-from serve.page.changing import Changing, shown
-from serve.page.duplicates import LOWEST, Duplicates
-from serve.page.failures import guarded, sentence
-
-_BROWSE = """
-<form novalidate autocomplete="off" role="search">
-  <label>Filter<input name="where" type="text" maxlength="4096" spellcheck="false"
-    autocapitalize="off"></label>
-</form>
-<div class="pages">${value}</div>
-"""
-_STATISTICS = "<template><summary>Statistics</summary><div class='made' tabindex='-1'></div></template>"
-_DUPLICATES = f"""<template><summary>Near-duplicates</summary>
-<form novalidate autocomplete="off">
-  <label>Lowest similarity<input name="score" type="number" min="{LOWEST}" max="1" step="0.01"
-    value="0.95"></label>
-  <button>Find</button>
-</form>
-<div class="made" tabindex="-1"></div></template>
-"""
+from serve.page.changes import AddForm, Changes, add_form
+from serve.page.contents import images_or_error, summary
+from serve.page.detail import message_view
+from serve.page.duplicates import LOWEST, Duplicates, groups_view
+from serve.page.messages import error_message, html_or_error
+from serve.page.tab import Shared, Tab, events
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The components that others listen to or answer; `add` is `None` where nothing may be changed."""
+class _Parts:
+    """The components; `add` is None unless the gallery may be changed."""
 
-    stock: gr.HTML
-    add: changing.Parts | None
+    summary: gr.HTML
+    add: AddForm | None
     statistics: gr.HTML
     duplicates: gr.HTML
     browse: gr.HTML
 
 
-def lay_out(*, changes: bool) -> Parts:
-    """Make the components, where the caller has opened the tab."""
+class GalleryTab(Tab):
+    """Look through the gallery, and change it if that is allowed."""
 
-    def part(name: str, template: str, script: str | None) -> gr.HTML:
-        return gr.HTML("", elem_id=name, apply_default_css=False, html_template=template, js_on_load=script)
-
-    return Parts(
-        stock=part("stock", "${value}", None),
-        add=changing.lay_out() if changes else None,
-        statistics=part("statistics", _STATISTICS, script("fold", "statistics")),
-        duplicates=part("duplicates", _DUPLICATES, script("fold", "poll", "confirm", "duplicates")),
-        browse=part("browse", _BROWSE, script("select_item", "coalesce", "browse")),
-    )
-
-
-class GalleryTab:
-    """What happens on the gallery tab."""
+    label, elem_id, content = "Gallery", "gallery-tab", "browse"
 
     def __init__(self, service: SearchService) -> None:
-        self._service = service
-        self._changing = Changing(service)
+        super().__init__(service)
+        self._changes = Changes(service)
         self._duplicates = Duplicates(service)
 
-    def listen(self, tab: gr.Tab, parts: Parts, header: gr.HTML, detail: gr.HTML) -> list[Any]:
-        """Connect the components with what happens -> the events that remove pictures."""
-        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
-        still = {**quiet, "show_progress": "hidden"}
-        anew = [header, parts.stock, parts.statistics, parts.browse]
-        tab.select(
-            self.opened, [parts.browse], [parts.stock, parts.browse], js=script("gallery_place"), **quiet
+    def lay_out(self, shared: Shared, tab: gr.Tab) -> None:
+        """Create the components."""
+
+        def part(name: str, template: Markup, *scripts: str) -> gr.HTML:
+            return gr.HTML(
+                "",
+                elem_id=name,
+                apply_default_css=False,
+                html_template=template,
+                js_on_load=script(*scripts),
+            )
+
+        duplicates = render("duplicates_panel", lowest=LOWEST)
+        self._tab = tab
+        self._parts = parts = _Parts(
+            summary=gr.HTML("", elem_id="stock", apply_default_css=False, js_on_load=None),
+            add=add_form() if self._service.permissions.changes else None,
+            statistics=part("statistics", render("statistics_panel"), "fold", "statistics"),
+            duplicates=part("duplicates", duplicates, "fold", "poll", "confirm", "duplicates"),
+            browse=part("browse", render("browse"), "select_item", "coalesce", "browse"),
+        )
+        shared.lists += [parts.browse, parts.duplicates]
+
+    def connect(self, shared: Shared) -> None:
+        """Attach the event handlers."""
+        parts, hidden, shown = self._parts, events(), events("minimal")
+        refreshed = [shared.header, parts.summary, parts.statistics, parts.browse]
+        # The tab opens with the page that it showed last.
+        self._tab.select(
+            self.open, [parts.browse], [parts.summary, parts.browse], js=script("gallery_place"), **shown
         )
         for part in (parts.browse, parts.statistics):
-            part.submit(self.turned, None, [parts.browse], trigger_mode="multiple", **quiet)
-        parts.statistics.expand(self._changing.counted, None, [parts.statistics], **still)
-        parts.duplicates.submit(self.compared, None, [parts.duplicates], **still)
-        parts.duplicates.tick(self.looked, None, [parts.duplicates], **still)
-        parts.duplicates.turn(self.groups_turned, None, [parts.duplicates], **still)
+            part.submit(self.show_page, None, [parts.browse], trigger_mode="multiple", **shown)
+        parts.statistics.expand(self._changes.statistics, None, [parts.statistics], **hidden)
+        parts.duplicates.submit(self.find_duplicates, None, [parts.duplicates], **hidden)
+        parts.duplicates.tick(self.poll_duplicates, None, [parts.duplicates], **hidden)
+        parts.duplicates.turn(self.show_groups, None, [parts.duplicates], **hidden)
         if parts.add is None:
-            return []
+            return
         add = parts.add
         adding = add.go.click(
-            self._changing.add,
+            self._changes.add,
             [add.files, add.label],
-            [add.outcome, add.files, *anew],
+            [add.outcome, add.files, *refreshed],
             show_progress_on=[add.outcome],
-            **quiet,
+            **shown,
         )
-        adding.failure(self._changing.missed, None, [add.outcome, add.files], **still)
-        return [
-            parts.duplicates.remove(self.thinned, None, [parts.duplicates, *anew], **still),
-            detail.remove(self.removed, None, [detail, parts.duplicates, *anew], **still),
+        adding.failure(self._changes.upload_failed, None, [add.outcome, add.files], **hidden)
+        removals = [
+            parts.duplicates.remove(self.remove_others, None, [parts.duplicates, *refreshed], **hidden),
+            shared.dialog.remove(
+                self.remove_one, None, [shared.dialog, parts.duplicates, *refreshed], **hidden
+            ),
         ]
+        if shared.search_again is not None:  # removed items may be among the results
+            for removal in removals:
+                removal.then(*shared.search_again, api_visibility="private")
 
-    def opened(self, place: Any) -> tuple[str, str]:
-        """The tab was opened, with the place in it that is to be shown."""
+    def open(self, place: Any) -> tuple[str, str]:
+        """Open the tab, at the filter and page that it showed last."""
         at = place if isinstance(place, Mapping) else {}
         where, number = str(at.get("where", "")), str(at.get("number", ""))
-        pictures = shown(self._service, where, int(number) if number.isdecimal() else 0)
-        return guarded(lambda: gallery_view.stock(self._service.gallery)), pictures
+        images = images_or_error(self._service, where, int(number) if number.isdecimal() else 0)
+        return html_or_error(lambda: summary(self._service.gallery)), images
 
-    def turned(self, event: gr.EventData) -> str:
-        """Other pictures are wanted."""
-        return shown(self._service, str(event.where).strip(), int(event.page))
+    def show_page(self, event: gr.EventData) -> str:
+        """Show another page, or the images of another filter."""
+        return images_or_error(self._service, str(event.where).strip(), int(event.page))
 
-    def compared(self, event: gr.EventData) -> str:
-        """Near-duplicates are wanted."""
+    def find_duplicates(self, event: gr.EventData) -> str:
+        """Start the search for near-duplicates."""
 
-        def begin() -> str:
-            self._duplicates.begin(float(event.score))
+        def build() -> Markup:
+            self._duplicates.start(float(event.score))
             return self._groups(float(event.score), 0)
 
-        return guarded(begin)
+        return html_or_error(build)
 
-    def looked(self, event: gr.EventData) -> str:
-        """How far the comparison has come, or what came of it."""
-        return guarded(lambda: self._groups(float(event.of), 0))
+    def poll_duplicates(self, event: gr.EventData) -> str:
+        """Return the progress of the search for near-duplicates, or its result."""
+        return html_or_error(lambda: self._groups(float(event.of), 0))
 
-    def groups_turned(self, event: gr.EventData) -> str:
-        """Another page of near-duplicates is wanted."""
-        return guarded(lambda: self._groups(float(event.score), int(event.group_page)))
+    def show_groups(self, event: gr.EventData) -> Markup:
+        """Show another page of near-duplicates."""
+        return html_or_error(lambda: self._groups(float(event.score), int(event.group_page)))
 
-    def thinned(self, event: gr.EventData) -> tuple[Any, ...]:
-        """All but the first of a group are to go."""
+    def remove_others(self, event: gr.EventData) -> tuple[Any, ...]:
+        """Remove all but the first image of a group."""
         try:
-            self._changing.remove(event)
+            self._changes.remove(event)
         except Exception as error:
-            return sentence(error) + self.groups_turned(event), *([gr.skip()] * 4)
-        return self.groups_turned(event), *self._anew(event)
+            return error_message(error) + self.show_groups(event), *([gr.skip()] * 4)
+        return self.show_groups(event), *self._refresh(event)
 
-    def removed(self, event: gr.EventData) -> tuple[Any, ...]:
-        """The picture in the detail view is to go."""
+    def remove_one(self, event: gr.EventData) -> tuple[Any, ...]:
+        """Remove the image in the dialog."""
         try:
-            self._changing.remove(event)
+            self._changes.remove(event)
         except Exception as error:
-            return detail_view.failed(sentence(error), "Not removed"), *([gr.skip()] * 5)
-        groups = self.groups_turned(event) if event.score else gr.skip()
-        return "", groups, *self._anew(event)
+            return message_view(error_message(error), "Not removed"), *([gr.skip()] * 5)
+        groups = self.show_groups(event) if event.score else gr.skip()
+        return "", groups, *self._refresh(event)
 
-    def _anew(self, event: gr.EventData) -> tuple[str, str, Any, str]:
-        return self._changing.anew(str(event.where), int(event.page))
+    def _refresh(self, event: gr.EventData) -> tuple[str, str, Any, str]:
+        return self._changes.refresh(str(event.where), int(event.page))
 
-    def _groups(self, min_score: float, page: int) -> str:
-        look, facts = self._duplicates.look(min_score), self._service.facts()
-        if look.running:
-            return progress(look.key, look.stage, "Comparing all pictures with each other")
+    def _groups(self, min_score: float, page: int) -> Markup:
+        status, facts = self._duplicates.status(min_score), self._service.facts()
+        if status.running:
+            return progress(status.key, status.stage, "Comparing all pictures with each other")
+        if status.failure:
+            return status.failure
         removes = self._service.permissions.changes
-        found = duplicates_view.groups(look.result or [], page, facts, removes=removes)
-        return look.failure or f"<div data-score='{look.key}' data-number='{page}'>{found}</div>"
+        return groups_view(status.result or [], status.key, page, facts, removes=removes)

@@ -1,4 +1,4 @@
-"""The search tab: pictures, how to search with them, and what is found."""
+"""The search tab: the query, the search form, and the results."""
 
 from __future__ import annotations
 
@@ -8,297 +8,305 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from markupsafe import Markup
 
 from retrieval.errors import InputError
+from serve.core.fetch_url import MAX_URL_LENGTH
 from serve.core.queries import MAX_TOGETHER, Region
-from serve.core.service import SearchService
-from serve.page import form, query_box, query_view, search_view, trail, views, web_picture
-from serve.page.address import Address
-from serve.page.asking import Asked, Part, of_item, of_part, of_upload, search
-from serve.page.assets import script
-from serve.page.examples import examples
-from serve.page.failures import guarded, sentence
-from serve.page.newest import fresh
-from serve.page.visit import Visit
-from serve.page.wishes import Wishes
+from serve.page.assets import render, script
+from serve.page.messages import error_message, html_or_error, note, problem
+from serve.page.query import download, from_item, from_upload, search, with_region
+from serve.page.results import examples, history_list, query_images, result_list, status_line
+from serve.page.tab import Handler, Shared, Tab, events, fresh
+from serve.page.visit import MAX_K, Address, QueryImage, QueryImages, SearchForm, Visit
 
 _HINT = "Drop, paste or choose a picture to see what looks like it."
 _ITEMS = "Choose a picture of the gallery to see what looks like it: there is no model here for other ones."
 _FORGOTTEN = "That search was made with a picture that is not kept any more: drop it again."
-# What an event answers: the visit, the query's pictures, status, results, and other ways into a search.
-Shown = tuple[Visit, str, str, str, str]
+# The outputs of most handlers: the visit, the query's images, status, results, and history.
+Outputs = tuple[Visit, str, str, str, str]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The components that others listen to or answer."""
+class _Parts:
+    """The components; `url` is None unless images may be downloaded from URLs."""
 
-    visit: gr.State
-    picture: gr.Image
-    asked: gr.HTML
+    image: gr.Image
+    query: gr.HTML
     more: gr.UploadButton
-    address: gr.HTML | None
+    url: gr.HTML | None
     form: gr.HTML
     status: gr.HTML
-    trail: gr.HTML
+    history: gr.HTML
     results: gr.HTML
 
 
-def lay_out(*, urls: bool) -> Parts:
-    """Make the components, where the caller has opened the tab.
+class SearchTab(Tab):
+    """Search with images; failures become a status line."""
 
-    Args:
-        urls: whether a picture may be named by its address on the web.
-    """
-    visit = gr.State(Visit(), time_to_live=3600)
-    with gr.Row(equal_height=False):
-        with gr.Column(scale=1, min_width=260, elem_id="ask"):
-            asked = query_box.make()
-            picture = gr.Image(
-                label="Query picture",
-                show_label=False,
-                elem_id="query",
-                alt_text="The picture that is being sent",
-                type="filepath",
-                image_mode=None,
-                sources=["upload", "clipboard", "webcam"],
-                buttons=[],
-                height=280,
-                placeholder="Drop a picture here",
-            )
-            more = gr.UploadButton(
-                "Add another picture", file_count="multiple", file_types=["image"], size="sm", elem_id="more"
-            )
-            address = web_picture.make() if urls else None
-            fields = form.make()
-        with gr.Column(scale=3, min_width=300):
-            status = gr.HTML(
-                elem_id="status",
-                apply_default_css=False,
-                html_template="<div role='status' aria-live='polite'>${value}</div>",
-                js_on_load=script("coalesce", "address_bar", "camera"),
-            )
-            others = trail.make()
-            results = gr.HTML(
-                "", elem_id="results", apply_default_css=False, js_on_load=script("select_item", "download")
-            )
-    # Our own loader decodes, for the same pixels and the same reasons for refusal everywhere. This holds as
-    # long as no event answers these with an update: the framework would then make them anew.
-    picture.preprocess = lambda payload: None if payload is None else payload.path
-    more.preprocess = lambda payload: [file.path for file in payload or []]
-    return Parts(visit, picture, asked, more, address, fields, status, others, results)
+    label, elem_id, content = "Search", "search-tab", "results"
 
+    # ---- components
 
-class Search:
-    """What happens on the search tab. Failures become a line of status."""
+    def lay_out(self, shared: Shared, tab: gr.Tab) -> None:
+        """Create the components."""
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, min_width=260, elem_id="ask"):
+                query = _html("asked", "empty", "coalesce", "query_box")
+                image, more = _image_box(), _more_button()
+                url = None
+                if self._service.permissions.urls:
+                    url = _html("address", "url_form", "url_form", max_length=MAX_URL_LENGTH)
+                form = _form()
+            with gr.Column(scale=3, min_width=300):
+                status = _html("status", "live_region", "coalesce", "address_bar", "camera")
+                past = _html("trail", None, "coalesce", "history")
+                found = _html("results", None, "select_item", "download")
+        self._parts = parts = _Parts(image, query, more, url, form, status, past, found)
+        self._outputs = [shared.visit, query, status, found, past]
+        shared.pickers.append(parts.history)
+        shared.results.append(parts.results)
+        shared.search_again = Handler(self.again, [shared.visit, form], self._outputs)
 
-    def __init__(self, service: SearchService) -> None:
-        self._service = service
-
-    def listen(
-        self, parts: Parts, blocks: gr.Blocks, header: gr.HTML, dialog: gr.HTML, *pickers: gr.HTML
-    ) -> None:
-        """Connect the components with what happens; the `submit` of `pickers` says what to search with."""
-        shown = [parts.visit, parts.asked, parts.status, parts.results, parts.trail]
-        given = [parts.visit, parts.form]
-        quiet: dict[str, Any] = {
-            "api_visibility": "private",
-            "show_progress": "minimal",
-            "show_progress_on": [parts.results],
-        }
-        # Each is sent at once, as it is: what the framework makes wait, it asks for with old data.
+    def connect(self, shared: Shared) -> None:
+        """Attach the event handlers."""
+        parts, outputs, given = self._parts, self._outputs, [shared.visit, self._parts.form]
+        quiet = events("minimal", show_progress_on=[parts.results])
+        # Each is sent at once, as it is: Gradio sends what it makes wait with old data.
         each: dict[str, Any] = {"trigger_mode": "multiple", **quiet}
-        blocks.load(self.arrive, None, [header, parts.form, *shown], **quiet)
-        # The box is empty again for the next picture; the one that was sent is shown above it.
-        # Pictures from the clipboard and from a camera come with no other event than `change`. The next one
+        shared.blocks.load(self.on_load, None, [shared.header, parts.form, *outputs], **quiet)
+        # The box is emptied for the next image; the one that was sent is shown above it.
+        # Images from the clipboard and from a camera come with no other event than `change`. The next one
         # may come while the box is being emptied, which is a change of it, too.
-        parts.picture.change(self.upload, [parts.picture, *given], [*shown, parts.picture], **each)
-        parts.more.upload(self.add, [parts.more, *given], shown, **quiet)
-        parts.asked.crop(self.crop, given, shown, **each)
-        parts.asked.omit(self.omit, given, shown, **quiet)
-        parts.asked.enlarge(self.enlarge, [parts.visit], [parts.visit, parts.asked], **each)
-        parts.form.submit(self.again, given, shown, trigger_mode="always_last", **quiet)
-        parts.trail.repeat(self.repeat, given, [parts.form, *shown], **each)
-        parts.status.turn(self.turn, [parts.visit], [parts.form, *shown], **each)
-        dialog.include(self.include, given, shown, **quiet)
-        for picker in (dialog, parts.trail, *pickers):
-            picker.submit(self.pick, given, shown, **each)
-        if parts.address is not None:
-            parts.address.submit(self.fetch, given, shown, **quiet)
+        parts.image.change(self.upload, [parts.image, *given], [*outputs, parts.image], **each)
+        parts.more.upload(self.add, [parts.more, *given], outputs, **quiet)
+        parts.query.crop(self.crop, given, outputs, **each)
+        parts.query.remove(self.remove_image, given, outputs, **quiet)
+        parts.query.select(self.select_image, [shared.visit], [shared.visit, parts.query], **each)
+        parts.form.submit(self.again, given, outputs, trigger_mode="always_last", **quiet)
+        parts.history.repeat(self.repeat, given, [parts.form, *outputs], **each)
+        parts.status.navigate(self.on_popstate, [shared.visit], [parts.form, *outputs], **each)
+        shared.dialog.include(self.include, given, outputs, **quiet)
+        for picker in (shared.dialog, *shared.pickers):
+            picker.submit(self.pick, given, outputs, **each)
+        if parts.url is not None:
+            parts.url.submit(self.fetch, given, outputs, **quiet)
 
-    # ---- a page is opened, or an address returned to
+    # ---- the page is opened, or navigates to an address
 
-    def arrive(self, request: gr.Request) -> tuple[str, dict[str, Any], *Shown]:
-        """A visitor opens the page, perhaps at an address that names a search."""
-        address = Address.of(str(request.query_params))
+    def on_load(self, request: gr.Request) -> tuple[str, dict[str, Any], *Outputs]:
+        """Open the page, perhaps at the address of a search."""
+        address = Address.parse(str(request.query_params))
         visit = Visit()
         try:
             described = self._service.describe()
-            header, fields = views.header(described.facts), address.wishes.form(described.columns)
+            header = render("header", gallery=described.facts)
+            fields = address.form.fields(described.columns)
         except Exception as error:
-            return "", address.wishes.form([]), visit, "", sentence(error), "", ""
+            return "", address.form.fields([]), visit, "", error_message(error), "", ""
         return header, fields, *self._at(address, visit)
 
-    def turn(self, visit: Visit, event: gr.EventData) -> tuple[dict[str, Any], *Shown]:
-        """The browser went back or forth to an address of this page."""
-        address = Address.of(str(event.address))
-        return self._fields(address.wishes), *self._at(address, visit)
+    def on_popstate(self, visit: Visit, event: gr.EventData) -> tuple[dict[str, Any], *Outputs]:
+        """Go to an address of this page that the browser went back or forward to."""
+        address = Address.parse(str(event.address))
+        return self._fields(address.form), *self._at(address, visit)
 
-    def _at(self, address: Address, visit: Visit) -> Shown:
+    def _at(self, address: Address, visit: Visit) -> Outputs:
         if address.items:
-            return self._show(
-                visit, lambda: tuple(of_item(self._service, *one) for one in address.items), address.wishes
+            return self._search(
+                visit, lambda: tuple(from_item(self._service, *item) for item in address.items), address.form
             )
-        entry = visit.entry(address.number)
+        entry = visit.entry(address.entry)
         if entry is not None:
-            return self._show(visit, lambda: entry.asked, address.wishes)
-        return self._empty(visit, _FORGOTTEN if address.number else None)
+            return self._search(visit, lambda: entry.images, address.form)
+        return self._empty(visit, _FORGOTTEN if address.entry else None)
 
-    def repeat(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> tuple[dict[str, Any], *Shown]:
-        """A search of this visit was chosen."""
+    def repeat(self, visit: Visit, form: SearchForm, event: gr.EventData) -> tuple[dict[str, Any], *Outputs]:
+        """Repeat a search of the history."""
         entry = visit.entry(int(event.entry))
         if entry is None:
-            return self._fields(wishes), *self._empty(visit, _FORGOTTEN)
-        return self._fields(entry.wishes), *self._show(visit, lambda: entry.asked, entry.wishes)
+            return self._fields(form), *self._empty(visit, _FORGOTTEN)
+        return self._fields(entry.form), *self._search(visit, lambda: entry.images, entry.form)
 
-    def _fields(self, wishes: Wishes) -> dict[str, Any]:
+    def _fields(self, form: SearchForm) -> dict[str, Any]:
         try:
-            return wishes.form(self._service.describe().columns)
-        except Exception:  # the search says what is wrong
-            return wishes.form([])
+            return form.fields(self._service.describe().columns)
+        except Exception:  # the search reports what is wrong
+            return form.fields([])
 
     # ---- another query
 
-    def upload(self, path: str | None, visit: Visit, wishes: Wishes) -> tuple[*Shown, None]:
-        """A picture was dropped, pasted, chosen or taken."""
+    def upload(self, path: str | None, visit: Visit, form: SearchForm) -> tuple[*Outputs, None]:
+        """Search with an image that was dropped, pasted, chosen or taken."""
         if path is None:  # the box was emptied
             return gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip(), None
-        return *self._show(visit, lambda: (of_upload(self._service, Path(path)),), wishes), None
+        return *self._search(visit, lambda: (from_upload(self._service, Path(path)),), form), None
 
-    def fetch(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
-        """The address of a picture was given."""
-        return self._show(
-            visit, lambda: (of_upload(self._service, web_picture.fetched(str(event.address))),), wishes
-        )
+    def fetch(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
+        """Search with the image at a URL."""
+        return self._search(visit, lambda: (from_upload(self._service, download(str(event.address))),), form)
 
-    def pick(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
-        """A picture of the gallery was chosen to search with."""
-        return self._show(visit, lambda: (of_item(self._service, int(event.item)),), wishes)
+    def pick(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
+        """Search with an image of the gallery."""
+        return self._search(visit, lambda: (from_item(self._service, int(event.item)),), form)
 
     # ---- the query changes
 
-    def add(self, paths: list[str], visit: Visit, wishes: Wishes) -> Shown:
-        """More pictures were sent."""
-        return self._more(
-            visit, wishes, lambda: tuple(of_upload(self._service, Path(path)) for path in paths)
-        )
+    def add(self, paths: list[str], visit: Visit, form: SearchForm) -> Outputs:
+        """Add uploads to the query."""
+        return self._add(visit, form, lambda: tuple(from_upload(self._service, Path(path)) for path in paths))
 
-    def include(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
-        """A picture of the gallery joins the query."""
-        return self._more(visit, wishes, lambda: (of_item(self._service, int(event.item)),))
+    def include(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
+        """Add an image of the gallery to the query."""
+        return self._add(visit, form, lambda: (from_item(self._service, int(event.item)),))
 
-    def _more(self, visit: Visit, wishes: Wishes, make: Callable[[], Asked]) -> Shown:
-        def joined() -> Visit:
-            asked = visit.asked + make()
-            if len(asked) > MAX_TOGETHER:
+    def _add(self, visit: Visit, form: SearchForm, load: Callable[[], QueryImages]) -> Outputs:
+        def added() -> Visit:
+            images = visit.images + load()
+            if len(images) > MAX_TOGETHER:
                 raise InputError(f"a query is made of {MAX_TOGETHER} pictures at most: remove some first")
-            return visit.asking(asked, len(asked) - 1)
+            return visit.with_query(images, len(images) - 1)
 
-        return self._change(visit, joined, wishes)
+        return self._change(visit, added, form)
 
-    def crop(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
-        """A region of a picture was drawn, or all of it taken again."""
+    def crop(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
+        """Search with a region of an image of the query, or with all of it."""
 
         def cropped() -> Visit:
             number = int(event.part)
-            part = _part(visit, number)
             region = None if event.region is None else Region.of(event.region)
-            other = of_part(self._service, part, region)
-            return visit.asking((*visit.asked[:number], other, *visit.asked[number + 1 :]), number)
+            image = with_region(self._service, _image(visit, number), region)
+            return visit.with_query((*visit.images[:number], image, *visit.images[number + 1 :]), number)
 
-        return self._change(visit, cropped, wishes)
+        return self._change(visit, cropped, form)
 
-    def omit(self, visit: Visit, wishes: Wishes, event: gr.EventData) -> Shown:
-        """A picture was taken away."""
-        if len(visit.asked) < 2:
+    def remove_image(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
+        """Remove an image from the query."""
+        if len(visit.images) < 2:
             return self._empty(visit)
 
         def fewer() -> Visit:
             number = int(event.part)
-            _part(visit, number)
+            _image(visit, number)
             shown = visit.shown - (number < visit.shown)
-            return visit.asking((*visit.asked[:number], *visit.asked[number + 1 :]), shown)
+            return visit.with_query((*visit.images[:number], *visit.images[number + 1 :]), shown)
 
-        return self._change(visit, fewer, wishes)
+        return self._change(visit, fewer, form)
 
-    def enlarge(self, visit: Visit, event: gr.EventData) -> tuple[Visit, str]:
-        """Another picture of the query is to be shown in large."""
-        visit = visit.asking(visit.asked, int(event.part))
-        return self._answer(visit, "")[:2]
+    def select_image(self, visit: Visit, event: gr.EventData) -> tuple[Visit, str]:
+        """Show another image of the query in large."""
+        visit = visit.with_query(visit.images, int(event.part))
+        return self._output(visit, Markup())[:2]
 
-    def again(self, visit: Visit, wishes: Wishes) -> Shown:
-        """The form changed."""
-        return self._show(visit, lambda: visit.asked, wishes, visit.shown)
+    def again(self, visit: Visit, form: SearchForm) -> Outputs:
+        """Search again: the form, or the gallery, has changed."""
+        return self._search(visit, lambda: visit.images, form, visit.shown)
 
-    # ---- answers
+    # ---- outputs
 
-    def _change(self, visit: Visit, make: Callable[[], Visit], wishes: Wishes) -> Shown:
-        """A search with the query as it is then; what goes wrong leaves it, and its results, as they are."""
+    def _change(self, visit: Visit, change: Callable[[], Visit], form: SearchForm) -> Outputs:
+        """Search with the changed query; a failed change leaves the query and its results as they are."""
         try:
-            changed = make()
+            changed = change()
         except Exception as error:
-            return *self._answer(visit, _kept(error))[:3], gr.skip(), gr.skip()
-        return self._show(visit, lambda: changed.asked, wishes, changed.shown)
+            return *self._output(visit, _without_address(error))[:3], gr.skip(), gr.skip()
+        return self._search(visit, lambda: changed.images, form, changed.shown)
 
-    def _show(self, visit: Visit, make: Callable[[], Asked], wishes: Wishes, shown: int = 0) -> Shown:
-        visit, before = visit.asking(()), visit
+    def _search(
+        self, visit: Visit, load: Callable[[], QueryImages], form: SearchForm, shown: int = 0
+    ) -> Outputs:
+        visit, before = visit.with_query(()), visit
         try:
             if not self._service.facts().images:
                 return self._empty(before)
-            asked = make()
-            if not asked:
+            images = load()
+            if not images:
                 return self._empty(before)
-            visit = visit.asking(asked, shown)
-            found = search(self._service, [part.query for part in asked], wishes)
-            visit = visit.searched(wishes)
-            address = found.link or wishes.address([("q", str(visit.past[0].number))])
-            results = search_view.results(found, self._service.facts())
-            return self._answer(visit, search_view.status(found, address), results)
+            visit = visit.with_query(images, shown)
+            result = search(self._service, [image.query for image in images], form)
+            visit = visit.with_search(form)
+            address = result.link or form.url_query([("q", str(visit.history[0].number))])
+            hits = result_list(result, self._service.facts())
+            return self._output(visit, status_line(result, address), hits)
         except Exception as error:
-            # What was wrong with the form can be put right: a picture that was understood stays.
-            return self._answer(visit, _kept(error) if visit.asked else sentence(error))
+            # The visitor can correct the form: an image that could be read stays.
+            return self._output(visit, _without_address(error) if visit.images else error_message(error))
 
-    def _empty(self, visit: Visit, why: str | None = None) -> Shown:
-        """No query, why there is none, and what to do about it."""
-        return self._answer(visit.asking(()), guarded(lambda: self._hint(why)))
+    def _empty(self, visit: Visit, reason: str | None = None) -> Outputs:
+        """Return no query, and the reason or a hint."""
+        return self._output(visit.with_query(()), html_or_error(lambda: self._hint(reason)))
 
-    def _hint(self, why: str | None) -> str:
+    def _hint(self, reason: str | None) -> Markup:
         gallery = self._service.gallery
         if not len(gallery):
             here = ", or the Gallery tab" if self._service.permissions.changes else ""
-            return views.trouble(
-                f"This gallery is empty: `lookalike index add GALLERY IMAGES` fills it{here}."
-            )
-        return views.note(why or (_HINT if gallery.store.manifest.has_model else _ITEMS))
+            return problem(f"This gallery is empty: `lookalike index add GALLERY IMAGES` fills it{here}.")
+        return note(reason or (_HINT if gallery.store.manifest.has_model else _ITEMS))
 
-    def _answer(self, visit: Visit, status: str, results: str = "") -> Shown:
-        """Status and results, with what else is shown of the visit."""
+    def _output(self, visit: Visit, status: Markup, results: str = "") -> Outputs:
         try:
             gallery, facts = self._service.gallery, self._service.facts()
-            crops = gallery.store.manifest.has_model
-            asked = query_view.query(visit, facts, crops=crops)
-            others = trail.trail(visit, facts, () if visit.asked else examples(gallery))
+            query = query_images(visit, facts, crops=gallery.store.manifest.has_model)
+            others = history_list(visit, facts, () if visit.images else examples(gallery))
         except Exception as error:  # the gallery cannot be read just now
-            return visit, "", sentence(error), "", ""
-        return visit, fresh(asked), fresh(status), results, fresh(others)
+            return visit, "", error_message(error), "", ""
+        return visit, fresh(query), fresh(status), results, fresh(others)
 
 
-def _kept(error: Exception) -> str:
-    """A line of status that leaves the address of the search before."""
-    return f"<div data-kept>{sentence(error)}</div>"
+def _html(name: str, template: str | None, *scripts: str, **facts: object) -> gr.HTML:
+    html_template = {} if template is None else {"html_template": render(template, **facts)}
+    return gr.HTML("", elem_id=name, apply_default_css=False, js_on_load=script(*scripts), **html_template)
 
 
-def _part(visit: Visit, number: int) -> Part:
-    if not 0 <= number < len(visit.asked):
+def _image_box() -> gr.Image:
+    box = gr.Image(
+        label="Query picture",
+        show_label=False,
+        elem_id="query",
+        alt_text="The picture that is being sent",
+        type="filepath",
+        image_mode=None,
+        sources=["upload", "clipboard", "webcam"],
+        buttons=[],
+        height=280,
+        placeholder="Drop a picture here",
+    )
+    # Our own loader decodes, so that pixels and errors are the same everywhere. This holds as long as no
+    # event answers the component with an update: Gradio would then create it again.
+    box.preprocess = lambda payload: None if payload is None else payload.path
+    return box
+
+
+def _more_button() -> gr.UploadButton:
+    button = gr.UploadButton(
+        "Add another picture", file_count="multiple", file_types=["image"], size="sm", elem_id="more"
+    )
+    button.preprocess = lambda payload: [file.path for file in payload or []]  # as for the image box
+    return button
+
+
+def _form() -> gr.HTML:
+    """Create the form, whose value handlers get as a `SearchForm`; every change is a `submit`.
+
+    This holds as long as no event answers it with an update: Gradio would then create it again.
+    """
+    form = gr.HTML(
+        SearchForm().fields([]),
+        elem_id="form",
+        apply_default_css=False,
+        html_template=render("search_form", max_k=MAX_K, k=SearchForm.k),
+        js_on_load=script("search_form"),
+    )
+    form.preprocess = SearchForm.parse
+    return form
+
+
+def _without_address(error: Exception) -> Markup:
+    """Return an error that leaves the address of the search before, see `address_bar.js`."""
+    return render("kept", message=error_message(error))
+
+
+def _image(visit: Visit, number: int) -> QueryImage:
+    if not 0 <= number < len(visit.images):
         raise InputError("the picture is not part of the query any more")
-    return visit.asked[number]
+    return visit.images[number]

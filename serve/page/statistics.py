@@ -1,4 +1,4 @@
-"""What is known about a gallery's pictures, in numbers: labels, sizes, columns."""
+"""Statistics of a gallery: its labels, image sizes and metadata columns."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 
 from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
 from retrieval.storage.queries import image_sizes, label_counts, value_counts
 from retrieval.storage.store import Store
+from serve.page.assets import render, template_filter
 
-SHOWN = 12  # labels
-_COLUMNS = 30  # that are looked into: each takes half a second of a million pictures
+_LABELS = 12  # labels that are shown
+_COLUMNS = 30  # columns that are counted: each takes half a second for a million images
+_TEXT_LENGTH = 60  # characters of a value
+NO_LABEL = "label is null or label = ''"
 
 
 @dataclass(frozen=True)
 class Labels:
-    """How the pictures are distributed over labels.
+    """The distribution of images over labels.
 
     Attributes:
-        count: of different labels.
-        most: the largest, with their pictures, largest first.
-        least: the smallest.
-        without: pictures that have none.
+        count: Number of different labels.
+        most: The largest labels with their number of images, largest first.
+        least: The smallest label.
+        without: Number of images without a label.
     """
 
     count: int
@@ -35,7 +39,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Width and height, in pixels, of the smallest picture, of the one in the middle and of the largest."""
+    """Width and height in pixels of the smallest, the median and the largest image, by area."""
 
     smallest: tuple[int, int]
     median: tuple[int, int]
@@ -44,13 +48,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Column:
-    """What a column of metadata holds.
+    """The values of a metadata column.
 
     Attributes:
-        filled: pictures that have a value.
-        distinct: different values.
-        numbers: the least, the median and the greatest; `None` for text.
-        most: the most frequent value of text, and how often it is there.
+        name: Name of the column.
+        filled: Number of images with a value.
+        distinct: Number of different values.
+        numbers: Minimum, median and maximum; None for text.
+        most: The most frequent text, and how often it occurs; None for numbers.
     """
 
     name: str
@@ -62,7 +67,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Statistics:
-    """All of it; `sizes` is `None` where none is known, `left_out` are columns that were not looked into."""
+    """The statistics of a gallery.
+
+    Attributes:
+        images: Number of images.
+        labels: Their labels.
+        sizes: Their sizes; None if none is known.
+        columns: Their metadata.
+        left_out: Number of columns that were not counted.
+    """
 
     images: int
     labels: Labels
@@ -71,39 +84,39 @@ class Statistics:
     left_out: int
 
 
-def count(gallery: Gallery) -> Statistics:
-    """Go through all pictures: seconds for a million of them."""
+def gallery_statistics(gallery: Gallery) -> Statistics:
+    """Compute the statistics from all images: seconds for a million of them."""
     store, names = gallery.store, gallery.store.columns()
     columns = [_column(store, name) for name in names[:_COLUMNS]]
     return Statistics(len(gallery), _labels(store), _sizes(store), columns, max(0, len(names) - _COLUMNS))
 
 
-class Counted:
-    """The statistics of one gallery, counted once for each state of it. Threads may share it."""
+class CachedStatistics:
+    """The statistics of one gallery, computed once for each state of it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: tuple[str, Statistics] | None = None
+        self._cached: tuple[str, Statistics] | None = None
 
     @property
     def used(self) -> bool:
-        """Whether anybody has looked at them."""
-        return self._found is not None
+        """Whether a visitor has opened them."""
+        return self._cached is not None
 
     def of(self, gallery: Gallery) -> Statistics:
-        """The statistics of the state that the gallery shows."""
-        with self._lock:  # whoever comes meanwhile waits for the same
+        """Return the statistics of the gallery's current state."""
+        with self._lock:  # concurrent requests wait for the same computation
             state = state_of(gallery)
-            if self._found is None or self._found[0] != state:
-                self._found = state, count(gallery)
-            return self._found[1]
+            if self._cached is None or self._cached[0] != state:
+                self._cached = state, gallery_statistics(gallery)
+            return self._cached[1]
 
 
 def _labels(store: Store) -> Labels:
     found = label_counts(store)
     labels = [(label, n) for label, n in found if label]
     without = sum(n for label, n in found if not label)
-    return Labels(len(labels), labels[:SHOWN], labels[-1] if labels else None, without)
+    return Labels(len(labels), labels[:_LABELS], labels[-1] if labels else None, without)
 
 
 def _sizes(store: Store) -> Sizes | None:
@@ -126,3 +139,26 @@ def _column(store: Store, name: str) -> Column:
     values, often = np.array(found, np.float64).T
     median = float(np.median(np.repeat(values, often.astype(np.int64))))
     return Column(name, filled, len(found), (float(values.min()), median, float(values.max())), None)
+
+
+def statistics_view(statistics: Statistics) -> Markup:
+    """Return labels, sizes and columns as HTML; a label is a button that filters the images by it."""
+    return render("statistics", statistics=statistics, no_label=NO_LABEL)
+
+
+@template_filter
+def label_filter(label: str) -> str:
+    """Return the filter condition for images of one label."""
+    return "label = '{}'".format(label.replace("'", "''"))
+
+
+@template_filter
+def number(value: float) -> str:
+    """Return a number of a column: large ones have thousands separators, years have not."""
+    return f"{value:,.6g}" if abs(value) >= 10_000 else f"{value:.6g}"
+
+
+@template_filter
+def shorten(text: str) -> str:
+    """Return the beginning of a long text."""
+    return text if len(text) <= _TEXT_LENGTH else f"{text[: _TEXT_LENGTH - 1]}…"

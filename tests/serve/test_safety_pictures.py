@@ -21,9 +21,8 @@ from serve.app import create_app
 from serve.core import fetch_url
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
-from serve.page.search import Search
-from serve.page.visit import Visit
-from serve.page.wishes import Wishes
+from serve.page.search import SearchTab
+from serve.page.visit import SearchForm, Visit
 from tests.conftest import draw, unzip_shared
 from tests.retrieval.images.bombs import BOMBS, chunk, saved
 from tests.serve.listening import answering
@@ -126,10 +125,10 @@ def test_awkward_pictures_are_shown_or_refused_on_the_page(
 ) -> None:
     files = sorted(path for path in unzip_shared("bad_inputs.zip", tmp_path).rglob("*") if path.is_file())
     assert len(files) > 200
-    search = Search(SearchService(shop_gallery))
+    search = SearchTab(SearchService(shop_gallery))
     found = {}
     for file in files:
-        answer = search.upload(str(file), Visit(), Wishes(k=3))
+        answer = search.upload(str(file), Visit(), SearchForm(k=3))
         found[file] = _check(" ".join(map(str, answer[1:])), tmp_path)
     assert {*found.values()} == {True, False}
     for file in files[::25]:  # and as a browser sends them

@@ -144,14 +144,14 @@ def test_who_comes_when_all_places_are_taken_is_told_when_to_come_back(
 def test_the_page_keeps_what_it_fetched_within_the_bounds_of_uploads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve.page import web_picture
+    from serve.page import query
 
-    monkeypatch.setattr(web_picture, "get_upload_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(query, "get_upload_folder", lambda: str(tmp_path))
     monkeypatch.setattr(upload_limit, "_MAX_FILES", 2)
-    monkeypatch.setattr(web_picture, "fetch", lambda address: address.encode())
-    assert [web_picture.fetched(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
+    monkeypatch.setattr(query, "fetch", lambda address: address.encode())
+    assert [query.download(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
     with pytest.raises(BusyError):
-        web_picture.fetched("2")
+        query.download("2")
 
 
 @pytest.mark.slow

@@ -22,5 +22,5 @@ addEventListener('popstate', () => {
   if (location.search === shown) return;
   shown = location.search;
   turned = true;
-  want('turn', {address: location.search});
+  want('navigate', {address: location.search});
 });

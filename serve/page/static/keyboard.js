@@ -1,4 +1,4 @@
-const pages = ['results', 'browse', 'report'];
+const contents = element.querySelector('button').dataset.content.split(' ');
 const reach = part => {
   part?.focus();
   if (!part || part === document.activeElement) return;
@@ -6,7 +6,7 @@ const reach = part => {
   part.focus();
 };
 const shown = part => Boolean(part && part.getClientRects().length);
-const content = () => pages.map(id => document.getElementById(id)).find(shown);
+const content = () => contents.map(id => document.getElementById(id)).find(shown);
 element.addEventListener('click', () => reach(content()));
 
 document.addEventListener('keydown', event => {

@@ -41,8 +41,8 @@ box.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (!button) return;
   if ('whole' in button.dataset) whole();
-  else if ('omit' in button.dataset) trigger('omit', {part: Number(button.dataset.omit)});
-  else if ('enlarge' in button.dataset) want('enlarge', {part: Number(button.dataset.enlarge)});
+  else if ('omit' in button.dataset) trigger('remove', {part: Number(button.dataset.omit)});
+  else if ('enlarge' in button.dataset) want('select', {part: Number(button.dataset.enlarge)});
 });
 box.addEventListener('dragstart', event => event.preventDefault());
 const place = event => {

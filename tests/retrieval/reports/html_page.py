@@ -13,7 +13,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.feed(page.read_text(encoding="utf-8") if isinstance(page, Path) else page)
+        self.feed(page.read_text(encoding="utf-8") if isinstance(page, Path) else str(page))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))

@@ -14,15 +14,15 @@ from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError,
 from retrieval.search.query import SearchOptions
 from serve.core.service import Query, SearchService
 from serve.core.thumbnails import MISSING, encode, shrink
-from serve.page import asking
-from serve.page.asking import Found
-from serve.page.wishes import Wishes
+from serve.page import query as page_query
+from serve.page.query import SearchResult
+from serve.page.visit import SearchForm
 from tests.conftest import draw
 from tests.serve.model import write_model
 
 
-def search(service: SearchService, query: Query, k: int) -> Found:
-    return asking.search(service, [query], Wishes(k))
+def search(service: SearchService, query: Query, k: int) -> SearchResult:
+    return page_query.search(service, [query], SearchForm(k))
 
 
 @pytest.fixture(scope="module")

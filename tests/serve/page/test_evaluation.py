@@ -26,9 +26,9 @@ from retrieval.reports.folder import evaluate_and_keep, save_report
 from serve.core.service import SearchService
 from serve.page import figures as figures_tab
 from serve.page.background import Background
-from serve.page.evaluation import Evaluation
+from serve.page.evaluation import EvaluationTab
 from serve.page.figures import Figures
-from serve.page.report_choice import Choice, Reports
+from serve.page.reports import ReportChoice, Reports
 from tests.conftest import draw
 from tests.retrieval.filling import bare_gallery, commit, new_items, unit_vectors
 from tests.retrieval.reports.html_page import Page
@@ -63,8 +63,8 @@ def until(look: Callable[[], str], *, running: bool = False) -> str:
     raise AssertionError(text)
 
 
-def opened(service: SearchService, choice: Choice | None = None) -> tuple[str, dict[str, object], str]:
-    return Evaluation(service).opened(choice or Choice())
+def opened(service: SearchService, choice: ReportChoice | None = None) -> tuple[str, dict[str, object], str]:
+    return EvaluationTab(service).open(choice or ReportChoice())
 
 
 def searching(page: Page) -> list[tuple[int, str | None]]:
@@ -80,46 +80,46 @@ def searching(page: Page) -> list[tuple[int, str | None]]:
 
 
 def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchService) -> None:
-    tab = Evaluation(service)
-    measure, _, report = tab.opened(Choice())
+    tab = EvaluationTab(service)
+    measure, _, report = tab.open(ReportChoice())
     assert "data-evaluate" in measure
     assert "no evaluation yet" in report
-    tab.begin()
-    until(lambda: tab.look()[0])
-    measure, form, report = tab.opened(Choice())
+    tab.start()
+    until(lambda: tab.poll()[0])
+    measure, form, report = tab.open(ReportChoice())
     assert "data-evaluate" not in measure
     assert "as it is now" in measure
     (folder,) = kept_reports(service.folder)
     assert form["report"] == folder.name
     assert "Recall@1" in report
-    tab.begin()
+    tab.start()
     assert kept_reports(service.folder) == [folder], "what is known is not measured again"
     assert "as it is now" in opened(service)[0], "nor by who comes later"
     service.gallery.remove([1])
     assert "data-evaluate" in opened(service)[0]
-    tab.begin()
-    until(lambda: tab.opened(Choice())[0])
+    tab.start()
+    until(lambda: tab.open(ReportChoice())[0])
     assert len(kept_reports(service.folder)) == 2
 
 
 def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_path: Path) -> None:
     """And nothing else of the kind begins in this process, whichever gallery it is about."""
-    tab, other, go = Evaluation(service), Background[str](), threading.Event()
-    other.begin("long", lambda: "done" if go.wait(30) else "")
-    told = tab.begin()
+    tab, other, go = EvaluationTab(service), Background[str](), threading.Event()
+    other.start("long", lambda: "done" if go.wait(30) else "")
+    told = tab.start()
     assert "other long work goes on" in told
     assert "data-evaluate" in told
     figures = Figures(service)
     assert "Waiting" in figures.open(SimpleNamespace(of="triplets"))  # type: ignore[arg-type]
     go.set()
-    while other.look().running:
+    while other.status().running:
         time.sleep(0.01)
-    assert other.look().result == "done"
-    shown = [tab.begin() for _ in range(5)]
+    assert other.status().result == "done"
+    shown = [tab.start() for _ in range(5)]
     assert all("data-running" in one or "as it is now" in one for one in shown)
-    until(lambda: tab.opened(Choice())[0])
+    until(lambda: tab.open(ReportChoice())[0])
     assert len(kept_reports(service.folder)) == 1
-    assert "<figure>" in until(lambda: figures.look(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
+    assert "<figure>" in until(lambda: figures.poll(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
 
 
 def test_labels_that_say_nothing_are_no_fault_of_the_visitor(tmp_path: Path, model_file: Path) -> None:
@@ -136,14 +136,14 @@ def test_labels_that_say_nothing_are_no_fault_of_the_visitor(tmp_path: Path, mod
 def test_a_failure_says_what_to_do_and_not_where_it_is(service: SearchService, tmp_path: Path) -> None:
     shutil.rmtree(service.folder / "reports")
     (service.folder / "reports").touch()
-    tab = Evaluation(service)
-    tab.begin()
+    tab = EvaluationTab(service)
+    tab.start()
     said = until(lambda: tab._measure())
     assert "cannot keep a report" in said
     assert "data-evaluate" in said, "it can be tried again"
     assert str(tmp_path) not in said
     (service.folder / "reports").unlink()
-    tab.begin()
+    tab.start()
     assert "as it is now" in until(lambda: tab._measure())
 
 
@@ -174,22 +174,22 @@ def test_reports_are_chosen_and_compared(service: SearchService) -> None:
         service.gallery.remove([service.gallery.embeddings().ids[-1].item()])
     old, new = kept_reports(service.folder)
     reports = Reports(service)
-    listed = reports.listed()
+    listed = reports.summaries()
     assert [report.name for report in listed] == [new.name, old.name], "newest first"
     recall = Report.load(new).headline.values["recall_at_1"]
     assert f"Recall@1 {100 * recall:.1f}%" in listed[0].title
     titles = tuple((report.name, report.title) for report in listed)
-    assert reports.among(Choice()) == Choice(new.name, "", titles)
-    assert reports.among(Choice(old.name, new.name)) == Choice(old.name, new.name, titles)
-    assert reports.among(Choice("gone", new.name)) == Choice(new.name, "", titles)
-    tab = Evaluation(service)
-    alone, both = tab.shown(Choice(old.name)), tab.shown(Choice(new.name, old.name))
+    assert reports.current(ReportChoice()) == ReportChoice(new.name, "", titles)
+    assert reports.current(ReportChoice(old.name, new.name)) == ReportChoice(old.name, new.name, titles)
+    assert reports.current(ReportChoice("gone", new.name)) == ReportChoice(new.name, "", titles)
+    tab = EvaluationTab(service)
+    alone, both = tab.show_report(ReportChoice(old.name)), tab.show_report(ReportChoice(new.name, old.name))
     assert "24 query images" in alone
-    assert "23 query images" in tab.shown(Choice(new.name))
+    assert "23 query images" in tab.show_report(ReportChoice(new.name))
     assert "difference to" in both
     assert "difference to" not in alone
     assert " differs from " in both
-    assert tab.shown(Choice(old.name)) is alone, "it is drawn once"
+    assert tab.show_report(ReportChoice(old.name)) is alone, "it is drawn once"
 
 
 def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService, tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService
         save_report(report, service.folder / "reports" / name)
     (service.folder / "reports" / "broken").mkdir()
     (service.folder / "reports" / "broken" / "report.json").write_text("{}")
-    tab, name = Evaluation(service), kept_reports(service.folder)[0].name
-    assert "not evaluated on the same data" in tab.shown(Choice("other", name))
-    assert "evaluate again" in tab.shown(Choice("broken"))
-    assert str(tmp_path) not in tab.shown(Choice("broken"))
+    tab, name = EvaluationTab(service), kept_reports(service.folder)[0].name
+    assert "not evaluated on the same data" in tab.show_report(ReportChoice("other", name))
+    assert "evaluate again" in tab.show_report(ReportChoice("broken"))
+    assert str(tmp_path) not in tab.show_report(ReportChoice("broken"))
     titles = [title for _, title in opened(service)[1]["reports"]]  # type: ignore[misc]
     assert "broken: not readable" in titles
 
@@ -211,24 +211,24 @@ def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService
 def test_no_visitor_names_a_path(service: SearchService) -> None:
     save_report(evaluate_and_keep(service.gallery), service.folder.parent / "shop")
     (folder,) = kept_reports(service.folder)
-    tab = Evaluation(service)
+    tab = EvaluationTab(service)
     for name in ("../../shop", "/etc", "..", "nowhere", "\0"):
-        for choice in (Choice(name), Choice(folder.name, name)):
-            _, form, _ = tab.opened(choice)
+        for choice in (ReportChoice(name), ReportChoice(folder.name, name)):
+            _, form, _ = tab.open(choice)
             assert (form["report"], form["against"]) == (folder.name, "")
-            assert "not there any more" in tab.shown(choice)
+            assert "not there any more" in tab.show_report(choice)
 
 
 def test_what_a_browser_sends_is_read_with_care() -> None:
     sent = {"report": "a", "against": None, "more": 1, "reports": [["x"], 7, [1, "title"], ["a", "b"]]}
-    assert Choice.of(sent) == Choice("a", "None", (("1", "title"), ("a", "b")))
+    assert ReportChoice.parse(sent) == ReportChoice("a", "None", (("1", "title"), ("a", "b")))
     for value in (None, "x", [], {}, {"reports": 5}):
-        assert Choice.of(value) == Choice()
+        assert ReportChoice.parse(value) == ReportChoice()
 
 
-@given(st.builds(Choice, st.text(), st.text(), st.lists(st.tuples(st.text(), st.text())).map(tuple)))
-def test_a_choice_survives_the_way_to_the_browser_and_back(choice: Choice) -> None:
-    assert Choice.of(json.loads(json.dumps(choice.form))) == choice
+@given(st.builds(ReportChoice, st.text(), st.text(), st.lists(st.tuples(st.text(), st.text())).map(tuple)))
+def test_a_choice_survives_the_way_to_the_browser_and_back(choice: ReportChoice) -> None:
+    assert ReportChoice.parse(json.loads(json.dumps(choice.fields()))) == choice
 
 
 def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: SearchService) -> None:
@@ -237,7 +237,7 @@ def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: Sear
     (folder,) = kept_reports(service.folder)
     findings = Report.load(folder).findings
     assert findings is not None
-    page = Evaluation(service).shown(Choice(folder.name))
+    page = EvaluationTab(service).show_report(ReportChoice(folder.name))
     found = searching(Page(page))
     assert len(found) == page.count("<img")
     for item, name in found:
@@ -249,7 +249,7 @@ def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: Sear
     assert "A click on a picture" in page
     item = found[0][0]
     service.gallery.remove([item])
-    page = Evaluation(service).shown(Choice(folder.name))
+    page = EvaluationTab(service).show_report(ReportChoice(folder.name))
     assert item not in [one for one, _ in searching(Page(page))]
     assert "not in this gallery" in page
 
@@ -264,7 +264,7 @@ def test_pictures_that_the_gallery_lacks_are_no_buttons(
     others = Gallery.create(tmp_path / "others.gallery", model_file)
     others.add([tmp_path / "others"])
     save_report(evaluate_and_keep(others), service.folder / "reports" / "others")
-    page = Evaluation(service).shown(Choice("others"))
+    page = EvaluationTab(service).show_report(ReportChoice("others"))
     assert "<img" in page
     assert searching(Page(page)) == []
     assert "are not in this gallery, so they cannot" in page
@@ -276,7 +276,7 @@ def test_pictures_that_the_gallery_lacks_are_no_buttons(
 def figure(figures: Figures, name: str) -> str:
     event = SimpleNamespace(of=name)
     figures.open(event)  # type: ignore[arg-type]
-    return until(lambda: figures.look(event))  # type: ignore[arg-type]
+    return until(lambda: figures.poll(event))  # type: ignore[arg-type]
 
 
 def test_the_triplet_diagram_is_of_the_labelled_images(service: SearchService) -> None:
@@ -286,7 +286,7 @@ def test_the_triplet_diagram_is_of_the_labelled_images(service: SearchService) -
     shown = figure(Figures(service), "triplets")
     assert f"of {100 * share:.1f}% of the images another class is nearer" in shown
     assert "24 labelled images" in shown
-    assert "data-figure='triplets' aria-pressed='true'" in shown
+    assert 'data-figure="triplets" aria-pressed="true"' in shown
 
 
 def test_the_map_has_every_picture_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,13 +311,13 @@ def test_the_map_has_every_picture_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_figure_is_made_once_for_each_state(service: SearchService) -> None:
     figures = Figures(service)
     figure(figures, "map")
-    made = figures._works["map"].look().result
+    made = figures._works["map"].status().result
     assert figure(figures, "map").endswith(str(made))
-    assert figures._works["map"].look().result is made
+    assert figures._works["map"].status().result is made
     service.gallery.remove([1])
     assert "t-SNE of 23 images" in figure(figures, "map")
-    assert "aria-pressed='true'" not in figures.open(SimpleNamespace(of=""))  # type: ignore[arg-type]
-    assert "aria-pressed='true'" not in figures.open(SimpleNamespace(of="other"))  # type: ignore[arg-type]
+    assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of=""))  # type: ignore[arg-type]
+    assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of="other"))  # type: ignore[arg-type]
 
 
 def test_too_few_pictures_for_a_figure_say_so(tmp_path: Path) -> None:

@@ -22,9 +22,16 @@ from serve.core import changes
 from serve.core.errors import BusyError, UnavailableError
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
-from serve.page import browsing, duplicates, statistics_view
+from serve.page import duplicates
+from serve.page.contents import image_page
 from serve.page.duplicates import Duplicates
-from serve.page.statistics import Counted, count
+from serve.page.statistics import (
+    NO_LABEL,
+    CachedStatistics,
+    gallery_statistics,
+    label_filter,
+    statistics_view,
+)
 from tests.conftest import draw, wait_until
 from tests.retrieval.filling import bare_gallery, unit_vectors
 
@@ -57,7 +64,7 @@ def test_the_statistics_are_right(given: list[dict[str, object]]) -> None:
             gallery.store.commit(unit_vectors(len(items)), items)
             gallery.store.remove(n for n, one in enumerate(given, 1) if one["gone"])
         gallery.refresh()
-        found = count(gallery)
+        found = gallery_statistics(gallery)
         there = [one for one in given if not one["gone"]]
         assert found.images == len(there)
         labels = Counter(one["label"] for one in there if one["label"])
@@ -84,15 +91,15 @@ def test_the_statistics_are_right(given: list[dict[str, object]]) -> None:
             if column.most:
                 assert column.most[1] == Counter(values)[column.most[0]] == max(Counter(values).values())
         for label, n in found.labels.most:
-            assert browsing.page(gallery, statistics_view.condition(label), 0).total == n
+            assert image_page(gallery, label_filter(label), 0).total == n
         if found.labels.without:
-            assert browsing.page(gallery, statistics_view.NO_LABEL, 0).total == found.labels.without
-        assert "<é" not in statistics_view.statistics(found)
+            assert image_page(gallery, NO_LABEL, 0).total == found.labels.without
+        assert "<é" not in statistics_view(found)
 
 
 def test_they_are_counted_once_for_each_state(tmp_path: Path) -> None:
     gallery = bare_gallery(tmp_path / "g")
-    counted = Counted()
+    counted = CachedStatistics()
     first = counted.of(gallery)
     assert counted.of(gallery) is first
     with gallery.store.writing():
@@ -103,7 +110,7 @@ def test_they_are_counted_once_for_each_state(tmp_path: Path) -> None:
 
 def test_any_label_makes_a_condition() -> None:
     for label in ("it's", '"', "' or 1 = 1 --", "\\"):
-        parse(statistics_view.condition(label))
+        parse(label_filter(label))
 
 
 # ---- near-duplicates
@@ -123,9 +130,9 @@ def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
 
 def found(looked: Duplicates, min_score: float) -> list[Group]:
     """Look for them, and wait."""
-    looked.begin(min_score)
-    wait_until(lambda: not looked.look(min_score).running)
-    look = looked.look(min_score)
+    looked.start(min_score)
+    wait_until(lambda: not looked.status(min_score).running)
+    look = looked.status(min_score)
     assert not look.failure
     assert look.result is not None
     return look.result
@@ -149,7 +156,7 @@ def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch:
     assert len(calls) == 2
     gone = groups[0].members[0].id
     changes.remove(service, [gone])
-    left = looked.look(0.999).result
+    left = looked.status(0.999).result
     assert len(calls) == 2  # nothing is compared again
     assert left == find_duplicates(service.gallery, 0.999)
     assert gone not in {item.id for group in left for item in group.members}
@@ -157,9 +164,9 @@ def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch:
     assert len(calls) == 3
     for score in (0.95, 0.9, 0.85):
         found(looked, score)
-    assert looked.look(0.999).result == left  # of another visitor, perhaps
+    assert looked.status(0.999).result == left  # of another visitor, perhaps
     with pytest.raises(InputError, match="look again"):
-        looked.look(0.99)
+        looked.status(0.99)
 
 
 def test_only_one_search_runs_at_a_time(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,17 +178,17 @@ def test_only_one_search_runs_at_a_time(service: SearchService, monkeypatch: pyt
 
     monkeypatch.setattr(duplicates, "find_duplicates", slow)
     looked, other = Duplicates(service), Duplicates(service)
-    looked.begin(0.95)
+    looked.start(0.95)
     try:
-        assert looked.look(0.95).running
+        assert looked.status(0.95).running
         with pytest.raises(BusyError):
-            other.begin(0.95)
+            other.start(0.95)
         with pytest.raises(BusyError):
-            looked.begin(0.9)
+            looked.start(0.9)
         with pytest.raises(InputError, match="look again"):
-            looked.look(0.9)
-        looked.begin(0.95)  # the same: it goes on
-        assert looked.look(0.95).running
+            looked.status(0.9)
+        looked.start(0.95)  # the same: it goes on
+        assert looked.status(0.95).running
     finally:
         go.set()
     assert found(looked, 0.95) == found(other, 0.95) == find_duplicates(service.gallery, 0.95)
@@ -194,9 +201,9 @@ def test_a_failure_is_told_and_forgotten(service: SearchService, monkeypatch: py
     looked = Duplicates(service)
     with monkeypatch.context() as patch:
         patch.setattr(duplicates, "find_duplicates", broken)
-        looked.begin(0.95)
-        wait_until(lambda: not looked.look(0.95).running)
-        assert "it is gone" in looked.look(0.95).failure
+        looked.start(0.95)
+        wait_until(lambda: not looked.status(0.95).running)
+        assert "it is gone" in looked.status(0.95).failure
     assert found(looked, 0.95)
 
 
@@ -207,25 +214,27 @@ def test_what_was_found_in_another_gallery_is_not_shown(service: SearchService) 
     bare_gallery(service.folder)
     wait_until(lambda: not len(service.gallery))
     with pytest.raises(InputError, match="look again"):
-        looked.look(0.95)
+        looked.status(0.95)
 
 
 @pytest.mark.parametrize("score", [0.79, 1.01, float("nan"), -1])
 def test_a_threshold_that_says_little_is_refused(service: SearchService, score: float) -> None:
     with pytest.raises(InputError):
-        Duplicates(service).begin(score)
+        Duplicates(service).start(score)
 
 
 def test_a_gallery_too_large_is_refused(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "MOST", 10)
+    monkeypatch.setattr(duplicates, "MAX_IMAGES", 10)
     with pytest.raises(InputError, match="more than 10 pictures"):
-        Duplicates(service).begin(0.95)
+        Duplicates(service).start(0.95)
 
 
 def test_what_is_left_of_a_group_says_how_alike_it_is(service: SearchService) -> None:
     looked = Duplicates(service)
     large = next(group for group in found(looked, 0.9) if len(group.members) > 4)
     changes.remove(service, [item.id for item in large.members[:3]])
-    (left,) = [group for group in looked.look(0.9).result or [] if group.members[0].id == large.members[3].id]
+    (left,) = [
+        group for group in looked.status(0.9).result or [] if group.members[0].id == large.members[3].id
+    ]
     vectors = np.array([service.gallery.vector(item.id) for item in left.members])
     assert left.lowest == pytest.approx(float((vectors @ vectors.T).min()), abs=1e-6)

@@ -18,12 +18,16 @@ from retrieval.gallery import Hit, Item
 from retrieval.storage.records import IndexSpec, StoredItem
 from serve.core.service import Facts, Query, SearchService
 from serve.core.thumbnails import encode
-from serve.page import browsing, detail_view, gallery_view, search_view, views
-from serve.page.address import Address
-from serve.page.asking import Found
-from serve.page.search import Search
-from serve.page.visit import Visit
-from serve.page.wishes import MAX_K, Wishes
+from serve.page import contents
+from serve.page.assets import render
+from serve.page.contents import ImagePage, image_page, images, summary
+from serve.page.detail import Query as DialogQuery
+from serve.page.detail import heatmap_view, item_view
+from serve.page.messages import note, problem
+from serve.page.query import SearchResult
+from serve.page.results import result_list, status_line
+from serve.page.search import SearchTab
+from serve.page.visit import MAX_K, Address, SearchForm, Visit
 from tests.retrieval.reports.html_page import Page
 
 _SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
@@ -44,11 +48,13 @@ def _found(
     *hits: Hit,
     item: Item | None = None,
     embed_ms: float = 0.0,
-    wishes: Wishes | None = None,
-    best: float | None = None,
-) -> Found:
+    form: SearchForm | None = None,
+    best_score: float | None = None,
+) -> SearchResult:
     vector = None if item else np.zeros(2, np.float32)
-    return Found([Query(vector, item, "f", embed_ms)], wishes or Wishes(), list(hits), 3.14159, best)
+    return SearchResult(
+        [Query(vector, item, "f", embed_ms)], form or SearchForm(), list(hits), 3.14159, best_score
+    )
 
 
 def _stored(name: str) -> StoredItem:
@@ -60,18 +66,18 @@ def _stored(name: str) -> StoredItem:
 
 def test_names_are_shown_as_text_wherever_they_come_from() -> None:
     hit = Hit(7, f"/shop/{_NASTY}", _NASTY, {_NASTY: _NASTY}, _NASTY, score=0.5)
-    page = _Parsed(search_view.results(_found(hit), _SHOP))
+    page = _Parsed(result_list(_found(hit), _SHOP))
     (image,) = page.all("img")
     assert image["src"] == "/v1/images/7/thumbnail?v=abc"
     assert image["alt"] == f"1 · 0.5000 · {_NASTY}"
     assert not page.scripted
     # On the card: label, name and value of the metadata, file name. In the table: the same, a key.
     assert page.text.count(_NASTY) == 8
-    for text in (views.note(_NASTY), views.trouble(_NASTY), views.header(Facts(_NASTY, 1, "f", "u", "/v1"))):
+    for text in (note(_NASTY), problem(_NASTY), render("header", gallery=Facts(_NASTY, 1, "f", "u", "/v1"))):
         assert _NASTY in _Parsed(text).text
         assert "<img" not in text
     item = Item(3, "", "red")
-    link = _Parsed(search_view.status(_found(hit, item=item, wishes=Wishes(where=_NASTY)), _NASTY)).all("a")
+    link = _Parsed(status_line(_found(hit, item=item, form=SearchForm(where=_NASTY)), _NASTY)).all("a")
     assert parse_qs(str(link[0]["href"]).removeprefix("?"))["where"] == [_NASTY]
 
 
@@ -80,7 +86,7 @@ def test_a_result_shows_rank_score_label_metadata_and_key() -> None:
         Hit(7, "/shop/red/a.png", "red", {"price": 3}, "red/a.png", score=1.0),
         Hit(9, "/shop/b.png", None, {}, "/shop/b.png", score=-0.25),
     ]
-    html = search_view.results(_found(*hits), _SHOP)
+    html = result_list(_found(*hits), _SHOP)
     page = _Parsed(html)
     assert [a["alt"] for a in page.all("img")] == ["1 · 1.0000 · red", "2 · -0.2500 · no label"]
     assert [card["data-item"] for card in page.cards] == ["7", "9"]
@@ -93,38 +99,38 @@ def test_a_result_shows_rank_score_label_metadata_and_key() -> None:
 
 def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:
     hits = [Hit(1, "a", "red", score=0.9), Hit(2, "b", "blue", score=0.8), Hit(3, "c", None, score=0.7)]
-    page = _Parsed(search_view.results(_found(*hits, item=Item(4, "d", "red")), _SHOP))
+    page = _Parsed(result_list(_found(*hits, item=Item(4, "d", "red")), _SHOP))
     assert [card["class"] for card in page.cards] == ["right", "wrong", ""]
     assert [str(a["alt"]).split(" · ")[3:] for a in page.all("img")] == [["same label"], ["other label"], []]
     assert page.text.count("✓") == page.text.count("✗") == 1
     for unknown in (Item(4, "d", None), None):
-        page = _Parsed(search_view.results(_found(*hits, item=unknown), _SHOP))
+        page = _Parsed(result_list(_found(*hits, item=unknown), _SHOP))
         assert {card["class"] for card in page.cards} == {""}
 
 
 def test_the_status_splits_the_time_and_names_the_item() -> None:
-    one = _Parsed(search_view.status(_found(Hit(1, "a", None), embed_ms=12.34), "?q=1")).text
+    one = _Parsed(status_line(_found(Hit(1, "a", None), embed_ms=12.34), "?q=1")).text
     assert "1 result" in one
     assert "1 results" not in one
     assert "embedding 12.3 ms" in one
     assert "search 3.1 ms" in one
-    by_item = _Parsed(search_view.status(_found(item=Item(24, "a", None)), "?id=24")).text
+    by_item = _Parsed(status_line(_found(item=Item(24, "a", None)), "?id=24")).text
     assert "0 results" in by_item
     assert "like item 24" in by_item
 
 
 def test_nothing_found_is_explained_and_leaves_nothing_behind() -> None:
-    assert search_view.results(_found(), _SHOP) == ""
-    low = search_view.status(_found(wishes=Wishes(min_score=0.95), best=0.87654), "")
+    assert result_list(_found(), _SHOP) == ""
+    low = status_line(_found(form=SearchForm(min_score=0.95), best_score=0.87654), "")
     assert "Nothing scores 0.95 or more: the best score there is 0.8765" in low
-    assert "No picture fulfils the filter" in search_view.status(_found(wishes=Wishes(where="id = 0")), "")
-    assert "no other picture" in search_view.status(_found(), "")
+    assert "No picture fulfils the filter" in status_line(_found(form=SearchForm(where="id = 0")), "")
+    assert "no other picture" in status_line(_found(), "")
 
 
 # ---- what a browser sends
 
-_wishes = st.builds(
-    Wishes,
+_forms = st.builds(
+    SearchForm,
     k=st.integers(1, MAX_K),
     where=st.text().map(str.strip),
     min_score=st.none() | st.floats(-1, 1),
@@ -132,19 +138,19 @@ _wishes = st.builds(
 )
 
 
-@given(_wishes, st.integers(1, 2**62))
-def test_a_link_and_the_form_mean_what_they_were_made_of(wishes: Wishes, item: int) -> None:
-    address = Address.of(wishes.address([("id", str(item))]))
-    assert (address.items, address.wishes, address.number) == (((item, None),), wishes, 0)
-    assert Wishes.of(wishes.form(["brand"])) == wishes
+@given(_forms, st.integers(1, 2**62))
+def test_a_link_and_the_form_mean_what_they_were_made_of(form: SearchForm, item: int) -> None:
+    address = Address.parse(form.url_query([("id", str(item))]))
+    assert (address.items, address.form, address.entry) == (((item, None),), form, 0)
+    assert SearchForm.parse(form.fields(["brand"])) == form
 
 
 def test_k_alone_and_what_is_no_number_are_understood() -> None:
-    assert Wishes.of(3) == Wishes(k=3)
-    assert Wishes.of({"k": "", "min_score": "high", "where": None}) == Wishes()
-    assert [Wishes.of({"k": k}).k for k in ("0", "1e9", "nan", "2.9", [1])] == [1, MAX_K, 10, 2, 10]
+    assert SearchForm.parse(3) == SearchForm(k=3)
+    assert SearchForm.parse({"k": "", "min_score": "high", "where": None}) == SearchForm()
+    assert [SearchForm.parse({"k": k}).k for k in ("0", "1e9", "nan", "2.9", [1])] == [1, MAX_K, 10, 2, 10]
     with pytest.raises(InputError, match="from -1 to 1"):
-        Wishes(min_score=1.5).options()
+        SearchForm(min_score=1.5).options()
 
 
 # ---- one picture, the gallery, its evaluation
@@ -152,46 +158,48 @@ def test_k_alone_and_what_is_no_number_are_understood() -> None:
 
 def test_a_picture_in_large_shows_all_names_as_text() -> None:
     picture = Image.new("RGB", (4, 3), "red")
-    shown = _Parsed(detail_view.detail(_stored(_NASTY), _SHOP, (encode(picture), _NASTY), 0.5, compares=True))
+    shown = _Parsed(
+        item_view(_stored(_NASTY), _SHOP, DialogQuery(encode(picture), _NASTY, 0.5), compares=True)
+    )
     assert [image["alt"] for image in shown.all("img")] == ["the query", f"item 7, {_NASTY}"]
     assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")
-    compared = _Parsed(detail_view.compared(_stored(_NASTY), 0.5, (picture, _NASTY), picture))
+    compared = _Parsed(heatmap_view(_stored(_NASTY), _SHOP, _NASTY, 0.5, (picture, picture)))
     for page in (shown, compared):
         # Title, twice the name of the query, path (which is the key), and the metadata's name and value.
         assert page.text.count(_NASTY) == 6
         assert "0.5000" in page.text
         assert not page.scripted
     other = replace(_stored(_NASTY), key=f"key {_NASTY}")
-    assert f"key {_NASTY}" in _Parsed(detail_view.detail(other, _SHOP, None, None, compares=False)).text
+    assert f"key {_NASTY}" in _Parsed(item_view(other, _SHOP, None, compares=False)).text
 
 
 def test_pages_hold_every_picture_once_and_conditions_are_those_of_the_search(
     shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(browsing, "SIZE", 10)
+    monkeypatch.setattr(contents, "PAGE_SIZE", 10)
     gallery = Gallery(shop_gallery)
-    pages = [browsing.page(gallery, "", number) for number in range(3)]
+    pages = [image_page(gallery, "", number) for number in range(3)]
     assert [item.id for page in pages for item in page.items] == list(range(1, 25))
     assert {page.total for page in pages} == {24}
-    assert browsing.page(gallery, "", 99).number == 2
-    assert browsing.page(gallery, "", -1).number == 0
+    assert image_page(gallery, "", 99).number == 2
+    assert image_page(gallery, "", -1).number == 0
     for where in ("label = 'red' or id > 20", "not path like '%1.png'", "width > 1e6"):
         (found,) = gallery.search_vectors(gallery.vector(1)[None], k=24, where=where)
         expected = {hit.id for hit in found}
-        page = browsing.page(gallery, where, 0)
+        page = image_page(gallery, where, 0)
         assert page.total == len(expected)
         assert {item.id for item in page.items} == set(sorted(expected)[:10])
     with pytest.raises(InputError, match="no column 'prize'"):
-        browsing.page(gallery, "prize < 3", 0)
+        image_page(gallery, "prize < 3", 0)
 
 
 def test_the_gallery_is_described_with_names_as_text(shop_gallery: Path) -> None:
     gallery = Gallery(shop_gallery)
-    stock = _Parsed(gallery_view.stock(gallery))
+    stock = _Parsed(summary(gallery))
     assert "24" in stock.text
     assert gallery.fingerprint[:12] in stock.text
-    page = browsing.Page([Item(7, f"/{_NASTY}", _NASTY)], _NASTY, 0, 1)
-    shown = _Parsed(gallery_view.pictures(_SHOP, gallery.store.columns(), page))
+    page = ImagePage([Item(7, f"/{_NASTY}", _NASTY)], _NASTY, 0, 1)
+    shown = _Parsed(images(_SHOP, gallery.store.columns(), page))
     assert shown.all("div")[0]["data-where"] == _NASTY
     assert not shown.scripted
     assert shown.text.count(_NASTY) == 2  # label and file name
@@ -200,9 +208,9 @@ def test_the_gallery_is_described_with_names_as_text(shop_gallery: Path) -> None
 def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) -> None:
     gallery = Gallery.create(tmp_path / "empty.gallery", model_file)
     service = SearchService(gallery.folder)
-    search = Search(service)
-    assert "lookalike index add" in search.again(Visit(), Wishes())[2]
-    assert "no pictures yet" in gallery_view.pictures(_SHOP, [], browsing.page(gallery, "", 0))
+    search = SearchTab(service)
+    assert "lookalike index add" in search.again(Visit(), SearchForm())[2]
+    assert "no pictures yet" in images(_SHOP, [], image_page(gallery, "", 0))
 
 
 def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:
@@ -212,4 +220,4 @@ def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path,
         gallery.build_index(IndexSpec("hnsw"))
     assert gallery.index is not None
     recall = gallery.index.card["recall"]
-    assert f"hnsw, measured recall {recall:.4f}" in gallery_view.stock(gallery)
+    assert f"hnsw, measured recall {recall:.4f}" in summary(gallery)

@@ -18,13 +18,18 @@ from retrieval.gallery import Hit, Item
 from serve.core.queries import MAX_TOGETHER, Region
 from serve.core.service import Facts, Query, SearchService
 from serve.core.thumbnails import MAX_SIDE, encode
-from serve.page import query_view, trail
-from serve.page.address import Address
-from serve.page.asking import Asked, Found, Part, named, of_item, of_part, of_upload
-from serve.page.examples import examples
-from serve.page.search import Search
-from serve.page.visit import LONGEST, Visit
-from serve.page.wishes import Wishes
+from serve.page.query import SearchResult, from_item, from_upload, with_region
+from serve.page.results import examples, history_list, query_images
+from serve.page.search import SearchTab
+from serve.page.visit import (
+    MAX_ENTRIES,
+    Address,
+    QueryImage,
+    QueryImages,
+    SearchForm,
+    Visit,
+    url_parameters,
+)
 from tests.conftest import draw
 
 _SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
@@ -36,11 +41,11 @@ def service(shop_gallery: Path) -> SearchService:
     return SearchService(shop_gallery)
 
 
-def _part(item: int | None = None, label: str | None = None, region: Region | None = None) -> Part:
+def _part(item: int | None = None, label: str | None = None, region: Region | None = None) -> QueryImage:
     picture = encode(Image.new("RGB", (4, 3), "red"))
     vector = np.zeros(2, np.float32) if item is None or region else None
     query = Query(vector, None if item is None else Item(item, "", label), "f", 0.0, region)
-    return Part(query, picture, picture, picture, 4 / 3)
+    return QueryImage(query, picture, picture, picture, 4 / 3)
 
 
 # ---- addresses
@@ -59,8 +64,8 @@ _regions = st.builds(
 def test_an_address_names_items_and_regions_and_is_understood(
     wanted: list[tuple[int, Region | None]],
 ) -> None:
-    name = named([_part(item, region=region).query for item, region in wanted])
-    assert Address.of(Wishes(k=7).address(name)) == Address(tuple(wanted), 0, Wishes(k=7))
+    name = url_parameters([_part(item, region=region).query for item, region in wanted])
+    assert Address.parse(SearchForm(k=7).url_query(name)) == Address(tuple(wanted), 0, SearchForm(k=7))
 
 
 @given(
@@ -68,15 +73,15 @@ def test_an_address_names_items_and_regions_and_is_understood(
     | st.lists(st.sampled_from(["id=5", "region=0,0,1", "region=a", "q=²", "&", "k=x"])).map("&".join)
 )
 def test_any_text_is_some_address(text: str) -> None:
-    address = Address.of(text)
+    address = Address.parse(text)
     assert len(address.items) <= MAX_TOGETHER
-    assert address.number >= 0
+    assert address.entry >= 0
 
 
 def test_a_query_with_a_picture_from_outside_has_no_name() -> None:
-    assert named([_part(5).query, _part().query]) == []
-    assert Found([_part().query], Wishes(), [], 1.0).link is None
-    link = Found([_part(5, region=Region(0.1, 0.2, 0.5, 0.6)).query], Wishes(), [], 1.0).link
+    assert url_parameters([_part(5).query, _part().query]) == []
+    assert SearchResult([_part().query], SearchForm(), [], 1.0).link is None
+    link = SearchResult([_part(5, region=Region(0.1, 0.2, 0.5, 0.6)).query], SearchForm(), [], 1.0).link
     assert link == "?id=5&region=0.1,0.2,0.5,0.6&k=10"
     assert parse_qs(str(link).removeprefix("?"))["region"] == ["0.1,0.2,0.5,0.6"]
 
@@ -96,9 +101,9 @@ def test_a_query_with_a_picture_from_outside_has_no_name() -> None:
     ],
 )
 def test_hits_are_judged_where_all_pictures_of_the_query_have_one_label(
-    query: list[Part], right: bool | None
+    query: list[QueryImage], right: bool | None
 ) -> None:
-    found = Found([part.query for part in query], Wishes(), [], 1.0)
+    found = SearchResult([part.query for part in query], SearchForm(), [], 1.0)
     assert found.is_right(Hit(9, "", "red")) is right
     assert found.is_right(Hit(9, "", None)) is None
 
@@ -108,35 +113,40 @@ def test_hits_are_judged_where_all_pictures_of_the_query_have_one_label(
 
 def test_a_search_is_remembered_once_and_the_oldest_are_forgotten() -> None:
     visit = Visit()
-    asked: list[Asked] = [(_part(number),) for number in range(1, 31)]
+    asked: list[QueryImages] = [(_part(number),) for number in range(1, 31)]
     for one in asked:
-        visit = visit.asking(one).searched(Wishes())
-        visit = visit.searched(Wishes(k=3))  # the same in another way
-    assert [entry.number for entry in visit.past] == list(range(30, 30 - LONGEST, -1))
-    assert {entry.wishes.k for entry in visit.past} == {3}
+        visit = visit.with_query(one).with_search(SearchForm())
+        visit = visit.with_search(SearchForm(k=3))  # the same in another way
+    assert [entry.number for entry in visit.history] == list(range(30, 30 - MAX_ENTRIES, -1))
+    assert {entry.form.k for entry in visit.history} == {3}
     assert visit.entry(1) is None
-    again = visit.asking((_part(25),)).searched(Wishes())  # chosen anew: it is the same picture
-    assert [entry.number for entry in again.past][:3] == [25, 30, 29]
-    assert again.last == 30
-    assert again.entry(25) is again.past[0]
-    outside = visit.asking((_part(),)).searched(Wishes()).asking((_part(),)).searched(Wishes())
-    assert [entry.number for entry in outside.past][:2] == [32, 31]  # two uploads are two searches
+    again = visit.with_query((_part(25),)).with_search(SearchForm())  # chosen anew: it is the same picture
+    assert [entry.number for entry in again.history][:3] == [25, 30, 29]
+    assert again.last_number == 30
+    assert again.entry(25) is again.history[0]
+    outside = (
+        visit.with_query((_part(),))
+        .with_search(SearchForm())
+        .with_query((_part(),))
+        .with_search(SearchForm())
+    )
+    assert [entry.number for entry in outside.history][:2] == [32, 31]  # two uploads are two searches
 
 
 def test_searches_of_many_pictures_are_forgotten_sooner() -> None:
     visit = Visit()
-    for _ in range(LONGEST):
-        visit = visit.asking(tuple(_part() for _ in range(MAX_TOGETHER))).searched(Wishes())
-    assert [len(entry.asked) for entry in visit.past] == [MAX_TOGETHER]
+    for _ in range(MAX_ENTRIES):
+        visit = visit.with_query(tuple(_part() for _ in range(MAX_TOGETHER))).with_search(SearchForm())
+    assert [len(entry.images) for entry in visit.history] == [MAX_TOGETHER]
 
 
 def test_what_is_kept_of_a_picture_is_small(service: SearchService, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
-    part = of_part(service, of_upload(service, tmp_path / "noise.png"), Region(0.1, 0.1, 0.9, 0.9))
-    for made in (part.whole, part.picture, part.icon):
+    part = with_region(service, from_upload(service, tmp_path / "noise.png"), Region(0.1, 0.1, 0.9, 0.9))
+    for made in (part.whole, part.searched, part.icon):
         assert max(Image.open(io.BytesIO(made.data)).size) <= MAX_SIDE
-    assert len(part.whole.data) + len(part.picture.data) + len(part.icon.data) < 600_000  # of pure noise
+    assert len(part.whole.data) + len(part.searched.data) + len(part.icon.data) < 600_000  # of pure noise
     assert part.aspect == pytest.approx(4 / 3)
 
 
@@ -146,35 +156,35 @@ def test_a_region_is_cut_from_the_upload_and_from_its_small_copy_once_that_is_de
     path = tmp_path / "upload.png"
     draw(3, (900, 600)).save(path)
     region = Region(0.2, 0.2, 0.7, 0.7)
-    whole = of_upload(service, path)
-    sharp = of_part(service, whole, region)
-    assert sharp.image.size == (450, 300)
-    assert not sharp.small
+    whole = from_upload(service, path)
+    sharp = with_region(service, whole, region)
+    assert sharp.pixels().size == (450, 300)
+    assert not sharp.from_thumbnail
     path.unlink()
-    small = of_part(service, sharp, region)
-    assert small.small
+    small = with_region(service, sharp, region)
+    assert small.from_thumbnail
     assert small.query.vector is not None
     assert sharp.query.vector is not None
     assert float(small.query.vector @ sharp.query.vector) > 0.99
-    shown = query_view.query(Visit().asking((small,)), _SHOP, crops=True)
+    shown = query_images(Visit().with_query((small,)), _SHOP, crops=True)
     assert "Drop it again for a sharper one" in shown
-    assert not of_part(service, small, None).small  # all of it looks as it did
+    assert not with_region(service, small, None).from_thumbnail  # all of it looks as it did
 
 
 # ---- what is shown
 
 
 def test_names_in_queries_and_history_are_shown_as_text(service: SearchService) -> None:
-    visit = Visit().asking((_part(7, _NASTY), _part(8, _NASTY))).searched(Wishes(where=_NASTY))
-    visit = visit.asking((_part(9, _NASTY),)).searched(Wishes())
-    shown = trail.trail(visit, _SHOP, ()) + query_view.query(visit, _SHOP, crops=True)
-    shown += trail.trail(Visit(), _SHOP, [Item(7, "", _NASTY)])
+    visit = Visit().with_query((_part(7, _NASTY), _part(8, _NASTY))).with_search(SearchForm(where=_NASTY))
+    visit = visit.with_query((_part(9, _NASTY),)).with_search(SearchForm())
+    shown = history_list(visit, _SHOP, ()) + query_images(visit, _SHOP, crops=True)
+    shown += history_list(Visit(), _SHOP, [Item(7, "", _NASTY)])
     assert "<img src=x" not in shown
     assert shown.count("&lt;img src=x") >= 4
 
 
 def test_a_gallery_without_a_model_offers_no_region() -> None:
-    shown = query_view.query(Visit().asking((_part(7),)), _SHOP, crops=False)
+    shown = query_images(Visit().with_query((_part(7),)), _SHOP, crops=False)
     assert "region" not in shown
     assert "Drag" not in shown
 
@@ -182,11 +192,11 @@ def test_a_gallery_without_a_model_offers_no_region() -> None:
 def test_an_item_is_shown_from_the_server_and_an_upload_in_the_page(
     service: SearchService, shop: Path
 ) -> None:
-    item = query_view.query(Visit().asking((of_item(service, 5),)), _SHOP, crops=True)
+    item = query_images(Visit().with_query((from_item(service, 5),)), _SHOP, crops=True)
     assert "/v1/images/5/thumbnail" in item
     assert "data:" not in item
-    outside = of_upload(service, shop / "red" / "1.png")
-    assert "data:image/webp" in query_view.query(Visit().asking((outside,)), _SHOP, crops=True)
+    outside = from_upload(service, shop / "red" / "1.png")
+    assert "data:image/webp" in query_images(Visit().with_query((outside,)), _SHOP, crops=True)
 
 
 def test_a_gallery_that_is_gone_leaves_a_sentence_whatever_is_done(
@@ -195,19 +205,19 @@ def test_a_gallery_that_is_gone_leaves_a_sentence_whatever_is_done(
     folder = tmp_path / "own.gallery"
     shutil.copytree(shop_gallery, folder)
     service = SearchService(folder)
-    search = Search(service)
-    visit, _, status, results, _ = search.upload(str(shop / "red" / "1.png"), Visit(), Wishes())[:5]
+    search = SearchTab(service)
+    visit, _, status, results, _ = search.upload(str(shop / "red" / "1.png"), Visit(), SearchForm())[:5]
     assert "10 results" in status
     assert results
     shutil.rmtree(folder)
     for answer in (
-        search.again(visit, Wishes()),
-        search.again(Visit(), Wishes()),
-        search.add([str(shop / "red" / "2.png")], visit, Wishes()),
+        search.again(visit, SearchForm()),
+        search.again(Visit(), SearchForm()),
+        search.add([str(shop / "red" / "2.png")], visit, SearchForm()),
     ):
         assert "trouble" in answer[2]
         assert str(tmp_path) not in answer[2]
-        assert answer[0].asked in (visit.asked, ())
+        assert answer[0].images in (visit.images, ())
 
 
 # ---- examples

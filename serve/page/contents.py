@@ -1,0 +1,107 @@
+"""What a gallery contains, as HTML: its summary, and its images in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from markupsafe import Markup
+
+from retrieval.gallery import Gallery, Item
+from retrieval.search.where import parse
+from retrieval.storage.queries import item_page
+from retrieval.text import pluralize
+from serve.core.service import Facts, SearchService
+from serve.page.assets import render, template_filter
+from serve.page.messages import html_or_error
+from serve.page.tab import fresh
+from serve.page.visit import filter_example
+
+PAGE_SIZE = 60
+_BAD_FILES = 100  # files that are listed
+
+
+@dataclass(frozen=True)
+class ImagePage:
+    """One page of the gallery's images.
+
+    Attributes:
+        items: The images of this page.
+        where: The filter; empty for none.
+        number: Number of the page, from 0.
+        total: Number of images on all pages.
+    """
+
+    items: list[Item]
+    where: str
+    number: int
+    total: int
+
+
+def image_page(gallery: Gallery, where: str, number: int) -> ImagePage:
+    """Return a page of the images that fulfil a filter, oldest first; the last page if there are fewer.
+
+    Raises:
+        InputError: The filter is not valid, or names a column that does not exist.
+    """
+    listed = item_page(gallery.store, parse(where) if where else None, number, PAGE_SIZE)
+    items = gallery.items(listed.ids)
+    return ImagePage([items[i] for i in listed.ids if i in items], where, listed.number, listed.total)
+
+
+def images(gallery: Facts, columns: Sequence[str], page: ImagePage) -> Markup:
+    """Return a page of images as buttons, with buttons for the pages before and after it."""
+    return render(
+        "images",
+        gallery=gallery,
+        page=page,
+        items=page.items,
+        size=PAGE_SIZE,
+        example=filter_example(columns),
+    )
+
+
+def images_or_error(service: SearchService, where: str, page: int) -> Markup:
+    """Return a page of images as HTML, or the error."""
+
+    def build() -> Markup:
+        gallery = service.gallery
+        return images(service.facts(), gallery.store.columns(), image_page(gallery, where, page))
+
+    return fresh(html_or_error(build))
+
+
+def summary(gallery: Gallery) -> Markup:
+    """Return counts, model, index, columns, files that could not be read, and the last runs."""
+    info = gallery.info()
+    return render(
+        "gallery",
+        info=info,
+        index=_index(info["index"], info["outside_index"]),
+        bad_files=gallery.bad_files() if info["bad_files"] else [],
+        listed=_BAD_FILES,
+    )
+
+
+def _index(index: Mapping[str, Any], outside: int) -> str:
+    if index["kind"] == "flat":
+        return "flat: all vectors are compared, nothing is missed"
+    text = f"{index['kind']}, measured recall {index['recall']:.4f}"
+    return f"{text}; {pluralize(outside, 'vector')} not in it yet, compared one by one" if outside else text
+
+
+@template_filter
+def minute(time: str) -> str:
+    """Return an ISO time without seconds."""
+    return time[:16].replace("T", " ")
+
+
+@template_filter
+def duration(run: Mapping[str, Any]) -> str:
+    """Return how long a run took."""
+    if not run["ended"]:
+        return "not finished"
+    seconds = (datetime.fromisoformat(run["ended"]) - datetime.fromisoformat(run["started"])).total_seconds()
+    return f"{seconds:,.0f} s"

@@ -1,0 +1,55 @@
+"""Status messages: notes, problems, and errors in words that do not reveal where files are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from markupsafe import Markup
+
+from retrieval.errors import ImageError, InputError
+from serve.core.errors import ServerError
+from serve.core.service import SearchService
+from serve.page.assets import render
+
+_UNEXPECTED = "Something went wrong here; the server's log has the details."
+_log = logging.getLogger("lookalike.serve")
+
+
+def note(text: str) -> Markup:
+    """Return a status line."""
+    return render("message", text=text, problem=False)
+
+
+def problem(text: str) -> Markup:
+    """Return a status line about something that went wrong, with what to do about it."""
+    return render("message", text=text, problem=True)
+
+
+def error_message(error: Exception) -> Markup:
+    """Return an error as a status line; errors that are not the visitor's are logged and not detailed."""
+    if isinstance(error, ImageError):
+        return problem(f"This picture cannot be used: {error.detail}. Choose another one.")
+    if isinstance(error, InputError | ServerError):  # their messages are written for visitors
+        return problem(str(error))
+    # This includes damage on the disk, whose messages name paths of the server.
+    _log.error("an event of the page failed", exc_info=error)
+    return problem(_UNEXPECTED)
+
+
+def html_or_error(build: Callable[[], Markup]) -> Markup:
+    """Return the HTML that a function builds, or its error as a status line."""
+    try:
+        return build()
+    except Exception as error:
+        return error_message(error)
+
+
+@contextmanager
+def hide_paths(service: SearchService) -> Iterator[None]:
+    """Replace the gallery's folder by its name in the errors raised inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(str(service.folder), service.name)) from error

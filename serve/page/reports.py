@@ -1,0 +1,157 @@
+"""The evaluation reports that a gallery keeps: the list of them, and one or two side by side as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from retrieval.errors import InputError
+from retrieval.evaluation.comparison import TESTED, Contender, compare_reports
+from retrieval.evaluation.gallery import state_of
+from retrieval.evaluation.report import Report, kept_reports
+from retrieval.reports.comparison import render_comparison
+from retrieval.reports.report import render_report
+from retrieval.reports.text_tables import percent
+from retrieval.text import pluralize
+from serve.core.service import SearchService
+from serve.page.messages import note
+
+_SUMMARIES = 256  # cached
+_RENDERED = 4  # cached: some hundred kilobytes each
+
+
+@dataclass(frozen=True)
+class ReportSummary:
+    """A report in one line.
+
+    Attributes:
+        name: Name of its folder.
+        title: Its time (UTC), Recall@1 and data.
+        state: State of the gallery, if its own images were evaluated; None for other images.
+    """
+
+    name: str
+    title: str
+    state: str | None
+
+
+@dataclass(frozen=True)
+class ReportChoice:
+    """The reports that a visitor chose.
+
+    Attributes:
+        report: Name of a report; empty for none.
+        against: Name of a report to compare it with; empty for none.
+        titles: Name and title of all reports that could be chosen.
+    """
+
+    report: str = ""
+    against: str = ""
+    titles: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, value: Any) -> ReportChoice:
+        """Read what a browser sent; a choice is returned as it is."""
+        if isinstance(value, ReportChoice):
+            return value
+        fields = value if isinstance(value, Mapping) else {}
+        given = fields.get("reports")
+        pairs = given if isinstance(given, list) else []
+        titles = tuple((str(p[0]), str(p[1])) for p in pairs if isinstance(p, list) and len(p) == 2)
+        return cls(str(fields.get("report", "")), str(fields.get("against", "")), titles)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the value of the form component."""
+        reports = [list(pair) for pair in self.titles]
+        return {"reports": reports, "report": self.report, "against": self.against}
+
+
+class Reports:
+    """The reports of one gallery, newest first."""
+
+    def __init__(self, service: SearchService) -> None:
+        self._service = service
+        self._render = lru_cache(_RENDERED)(self._render_uncached)  # takes seconds
+
+    def summaries(self) -> list[ReportSummary]:
+        """Return all reports, newest first."""
+        return [_summary(folder, _mtime(folder)) for folder in reversed(kept_reports(self._service.folder))]
+
+    def current(self, choice: ReportChoice) -> ReportChoice:
+        """Return the choice among the current reports; the newest if the chosen one is gone."""
+        titles = {report.name: report.title for report in self.summaries()}
+        report = choice.report if choice.report in titles else next(iter(titles), "")
+        against = choice.against if choice.against in titles and choice.against != report else ""
+        return ReportChoice(report, against, tuple(titles.items()))
+
+    def view(self, choice: ReportChoice) -> Markup:
+        """Return one report, or two side by side.
+
+        Raises:
+            InputError: A report does not exist or is not readable, or the two cannot be compared.
+        """
+        if not choice.report:
+            how = "`lookalike evaluate GALLERY --data DATA` makes one with other images"
+            return note(f"There is no evaluation yet. {how}.")
+        folders = {folder.name: folder for folder in kept_reports(self._service.folder)}
+        try:
+            chosen = [folders[name] for name in (choice.report, choice.against) if name]
+        except KeyError:
+            raise InputError("this report is not there any more: open the tab again") from None
+        return self._render(
+            tuple((folder, _mtime(folder)) for folder in chosen), state_of(self._service.gallery)
+        )
+
+    def _render_uncached(self, folders: tuple[tuple[Path, int], ...], _state: str) -> Markup:
+        reports = [Report.load(folder) for folder, _ in folders]
+        gallery = self._service.gallery
+        found: dict[Path, int | None] = {}
+
+        def find_item(path: Path) -> int | None:
+            if path not in found:
+                found[path] = gallery.item_at(path)
+            return found[path]
+
+        alone = len(reports) == 1
+        html = render_report(reports[0], find_item) if alone else _side_by_side(reports, find_item)
+        return _image_note(list(found.values())) + Markup(html)
+
+
+def _side_by_side(reports: list[Report], find_item: Callable[[Path], int | None]) -> str:
+    """Compare the first report with the second one."""
+    names = [report.created[:19].replace("T", " ") for report in reports]
+    if names[0] == names[1]:
+        names = [f"{name} ({which})" for name, which in zip(names, ("this", "the other"), strict=True)]
+    this, other = (Contender(name, (report,)) for name, report in zip(names, reports, strict=True))
+    return render_comparison(compare_reports([other, this]), find_item)
+
+
+def _image_note(items: Sequence[int | None]) -> Markup:
+    """Return what a click on a report's images does; None stands for images that the gallery lacks."""
+    if not items:
+        return Markup()
+    missing = sum(item is None for item in items)
+    if missing == len(items):
+        return note("The pictures shown are not in this gallery, so they cannot be searched with.")
+    rest = f" {pluralize(missing, 'picture')} shown {'is' if missing == 1 else 'are'} not in this gallery."
+    return note(f"A click on a picture searches with it.{rest if missing else ''}")
+
+
+def _mtime(folder: Path) -> int:
+    return (folder / "report.json").stat().st_mtime_ns
+
+
+@lru_cache(_SUMMARIES)
+def _summary(folder: Path, _mtime: int) -> ReportSummary:
+    try:
+        report = Report.load(folder)
+    except InputError:
+        return ReportSummary(folder.name, f"{folder.name}: not readable", None)
+    recall = percent(report.headline.values.get(TESTED)) if report.results else "-"
+    when = report.created[:16].replace("T", " ")
+    return ReportSummary(folder.name, f"{when} · Recall@1 {recall}% · {report.data}", report.gallery_state)

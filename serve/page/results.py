@@ -1,0 +1,182 @@
+"""What the search tab shows of a search: status line, results, the query's images, history and examples."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from retrieval.gallery import Gallery, Hit, Item
+from retrieval.storage.records import KEPT
+from retrieval.text import pluralize
+from serve.core.service import Facts
+from serve.page.assets import render, template_filter
+from serve.page.messages import note, problem
+from serve.page.query import SearchResult
+from serve.page.visit import HistoryEntry, SearchForm, Visit
+
+_METADATA_ON_CARD = 2  # values; the table and the dialog have all
+_FILTER_LENGTH = 24  # characters of a filter in the history
+_EXAMPLES = 6
+_EXAMPLE_CANDIDATES = 64
+
+
+class _Mark(NamedTuple):
+    kind: str = ""
+    symbol: str = ""
+    text: str = ""
+
+
+_MARKS = {True: _Mark("right", "✓", "same label"), False: _Mark("wrong", "✗", "other label"), None: _Mark()}
+
+
+class _Card(NamedTuple):
+    rank: int
+    hit: Hit
+    mark: _Mark
+
+
+@template_filter
+def display_name(item: Item) -> str:
+    """Return the file name of an item; its key if it has no file, or one that the gallery named."""
+    name = os.path.basename(item.path)  # much faster than a Path
+    return item.key if not name or KEPT.fullmatch(name) else name
+
+
+@template_filter
+def public_key(item: Item) -> str:
+    """Return the key of an item: the path below the indexed folder, not where that folder is."""
+    return os.path.basename(item.key) if item.key == item.path else item.key
+
+
+def status_line(result: SearchResult, address: str) -> Markup:
+    """Return the number of results, the durations and what was searched for.
+
+    Args:
+        result: The search.
+        address: The address of this search in this visit, from its `?` on.
+    """
+    judged = [right for right in map(result.is_right, result.hits) if right is not None]
+    items = [query.item.id for query in result.queries if query.item is not None]
+    return render(
+        "status",
+        result=result,
+        address=address,
+        right=sum(judged),
+        judged=len(judged),
+        items=len(items),
+        item=items[0] if items else None,
+        region=result.queries[0].region,
+        stored=all(query.vector is None for query in result.queries),
+        explanation=_no_hits(result),
+    )
+
+
+def _no_hits(result: SearchResult) -> str:
+    if result.hits:
+        return ""
+    if result.best_score is not None:
+        lowest, best = result.form.min_score, result.best_score
+        return problem(f"Nothing scores {lowest:g} or more: the best score there is {best:.4f}.")
+    if result.form.where:
+        return problem("No picture fulfils the filter.")
+    return note("There is no other picture.")
+
+
+def result_list(result: SearchResult, gallery: Facts) -> Markup:
+    """Return the hits as a grid of buttons, and as a table with their metadata and keys."""
+    if not result.hits:
+        return Markup()
+    return render(
+        "results",
+        cards=[_Card(rank, hit, _MARKS[result.is_right(hit)]) for rank, hit in enumerate(result.hits, 1)],
+        columns=list(dict.fromkeys(name for hit in result.hits for name in hit.metadata)),
+        json=_json(result.hits),
+        gallery=gallery,
+        metadata_on_card=_METADATA_ON_CARD,
+    )
+
+
+def _json(hits: Sequence[Hit]) -> str:
+    return json.dumps(
+        [
+            {
+                "rank": rank,
+                "score": hit.score,
+                "id": hit.id,
+                "key": public_key(hit),
+                "label": hit.label,
+                "metadata": hit.metadata,
+            }
+            for rank, hit in enumerate(hits, 1)
+        ],
+        ensure_ascii=False,
+    )
+
+
+def query_images(visit: Visit, gallery: Facts, *, crops: bool) -> Markup:
+    """Return the query: one image in large with its region, and all of them in small.
+
+    Args:
+        visit: The visit.
+        gallery: The gallery.
+        crops: Whether there is a model to embed regions and images from outside.
+    """
+    return render("query", visit=visit, gallery=gallery, crops=crops)
+
+
+def history_list(visit: Visit, gallery: Facts, examples: Sequence[Item]) -> Markup:
+    """Return other searches: those of this visit, and examples before the first one."""
+    # One search alone is no history.
+    entries = visit.history if len(visit.history) > 1 or not visit.images else ()
+    return render(
+        "history",
+        examples=() if visit.images else examples,
+        entries=entries,
+        titles={entry.number: _title(entry) for entry in entries},
+        current=visit.images,
+        gallery=gallery,
+    )
+
+
+def _title(entry: HistoryEntry) -> str:
+    """Return the query and the fields of a search in a few words."""
+    first = entry.images[0].query
+    name = (first.item.label or f"item {first.item.id}") if first.item else "picture"
+    if len(entry.images) > 1:
+        name = pluralize(len(entry.images), "picture")
+    elif first.region is not None:
+        name = f"part of {name}"
+    form = entry.form
+    where = form.where if len(form.where) <= _FILTER_LENGTH else form.where[: _FILTER_LENGTH - 1] + "…"
+    fields = [
+        where,
+        f"K {form.k}" if form.k != SearchForm().k else "",
+        f"≥ {form.min_score:g}" if form.min_score is not None else "",
+        f"one for each {form.group_by}" if form.group_by else "",
+    ]
+    return " · ".join(filter(None, [name, *fields]))
+
+
+def examples(gallery: Gallery) -> list[Item]:
+    """Return a few items, always the same ones: from all over the gallery, of many labels."""
+    ids = gallery.snapshot.ids
+    ids = np.sort(ids[ids > 0])
+    if not len(ids):
+        return []
+    places = np.linspace(0, len(ids) - 1, min(_EXAMPLE_CANDIDATES, len(ids))).astype(int)
+    found = gallery.items(ids[places].tolist())
+    seen: Counter[str | None] = Counter()
+    ranked = []  # with the number of items of its label before it
+    for _, item in sorted(found.items()):
+        ranked.append((seen[item.label], item))
+        seen[item.label] += 1
+    first = [item for rank, item in ranked if not rank]
+    if len(first) >= _EXAMPLES:
+        return [first[i] for i in np.linspace(0, len(first) - 1, _EXAMPLES).astype(int)]
+    return [item for _, item in sorted(ranked, key=lambda pair: (pair[0], pair[1].id))][:_EXAMPLES]
