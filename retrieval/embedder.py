@@ -1,4 +1,4 @@
-"""Run a Lookalike model file: pictures in, unit vectors out."""
+"""Embedder: run an exported ONNX model; images in, unit vectors out."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FORMAT_VERSION = 1
 _PREFIX = "lookalike."
 _PARTS = ("format", "preprocess", "embedding", "provenance")
 
-# What of a batch runs at once: memory grows with it; a CPU is no faster beyond 8, a GPU wants more.
-_LARGEST_RUN = 64
+# Images per call of the graph. Memory grows with it; a CPU is no faster beyond 8, a GPU needs more.
+_MAX_RUN = 64
 _MIN_REPETITIONS = 3  # of a latency measurement
 
 _CPU = "CPUExecutionProvider"
-# By our name: ONNX Runtime's name, and what it takes to have it.
+# Our name -> ONNX Runtime's name, requirements.
 _ACCELERATORS = {
     "tensorrt": (
         "TensorrtExecutionProvider",
@@ -42,39 +42,40 @@ _ACCELERATORS = {
         "CUDAExecutionProvider",
         "an NVIDIA GPU with driver, CUDA and cuDNN, and `uv pip install 'lookalike[gpu]'`",
     ),
-    "coreml": ("CoreMLExecutionProvider", "a Mac, where onnxruntime comes with it"),
-    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino in place of onnxruntime"),
+    "coreml": ("CoreMLExecutionProvider", "a Mac"),
+    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino instead of onnxruntime"),
 }
 _AUTO = ("cuda", "coreml", "openvino")
 PROVIDERS = ("auto", *_ACCELERATORS, "cpu")
 
 
 class Embedder:
-    """An ONNX file made by `lookalike export`, ready to embed pictures.
+    """Model file written by `lookalike export`, loaded for inference.
 
     Args:
-        file: the model file.
-        provider: what to run it on: "tensorrt", "cuda", "coreml", "openvino", "cpu"; or "auto", the first
-            that works of CUDA, CoreML, OpenVINO and the CPU. Where the one asked for does not work, a line
-            on stderr says so and the CPU takes over.
-        threads: threads inside one inference on the CPU; `None` lets ONNX Runtime choose.
+        file: Model file.
+        provider: Execution provider: "tensorrt", "cuda", "coreml", "openvino" or "cpu"; "auto" takes the
+            first of CUDA, CoreML, OpenVINO and the CPU that works. If the provider does not work, the CPU
+            runs the model, with one line on stderr.
+        threads: Threads per inference on the CPU; `None` lets ONNX Runtime choose.
 
     Attributes:
+        path: Path of the file.
         fingerprint: SHA-256 of the file.
-        preprocess: how to make pixels of a picture for it.
-        dim: length D of an embedding.
-        has_map: whether the graph also gives `embedding_map`, float32 [N, h, w, D].
-        metadata: what the file says about itself, by part: "format", "preprocess", "embedding", "provenance".
-        provenance: where the model comes from.
+        preprocess: Preprocessing of the model's input.
+        dim: Length D of an embedding.
+        has_map: The graph has the output `embedding_map`, float32 [N, h, w, D].
+        metadata: Metadata of the file, by part: "format", "preprocess", "embedding", "provenance".
+        provenance: Origin of the model: training run or pretrained backbone.
 
     Raises:
-        InputError: no such file, not ONNX, damaged, not one of ours, or made by a newer version; or a
-            provider that does not exist, or fewer than one thread.
+        InputError: The file does not exist, is damaged, is not a Lookalike model or has a newer format; or
+            the provider is unknown, or `threads` is below 1.
     """
 
     def __init__(self, file: str | Path, *, provider: str = "auto", threads: int | None = None) -> None:
         if provider not in PROVIDERS:
-            raise InputError(f"provider {provider!r}: no such thing; known: {', '.join(PROVIDERS)}")
+            raise InputError(f"provider {provider!r}: unknown; known: {', '.join(PROVIDERS)}")
         if threads is not None and threads < 1:
             raise InputError(f"threads must be at least 1, got {threads}")
         self.path = Path(file)
@@ -93,17 +94,22 @@ class Embedder:
 
     @property
     def provider(self) -> str:
-        """The execution provider in use, in ONNX Runtime's words."""
+        """Execution provider in use, by ONNX Runtime's name."""
         return str(self._session.get_providers()[0])
 
     def embed(self, images: Iterable[ImageSource], *, batch_size: int = 32) -> np.ndarray:
-        """Pictures (paths, bytes, Pillow images or arrays) -> float32 [N, dim], unit length.
+        """Embed images.
 
-        A single picture may be passed as it is and gives [1, dim]. Memory is bounded by `batch_size`.
+        Args:
+            images: Paths, bytes of files, Pillow images or arrays; or one image, which gives [1, dim].
+            batch_size: Images in memory at a time.
+
+        Returns:
+            Embeddings of unit length, float32 [N, dim].
 
         Raises:
-            ImageError: the first picture that cannot be read.
-            InputError: a batch size below 1.
+            ImageError: An image cannot be read.
+            InputError: The batch size is below 1.
         """
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
@@ -113,61 +119,74 @@ class Embedder:
         return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
 
     def pixels(self, image: ImageSource) -> np.ndarray:
-        """Load and preprocess one picture -> uint8 [S, S, 3], as the model takes it."""
+        """Load and preprocess one image; return the model input, uint8 [S, S, 3]."""
         return self.preprocess(load_image(image, side=self.preprocess.scaled))
 
     def embed_pixels(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-        """Preprocessed pictures uint8 [N, S, S, 3] -> float32 [N, dim], unit length.
+        """Embed preprocessed images. Thread-safe; large N runs in several parts to bound the memory.
 
-        Any N: many are run in several parts, so that memory stays bounded. Threads may share it.
+        Args:
+            pixels: Preprocessed images, uint8 [N, S, S, 3].
+
+        Returns:
+            Embeddings of unit length, float32 [N, dim].
 
         Raises:
-            InputError: pixels of another type or shape; or a model that is not what its metadata say.
-            LookalikeError: the model fails on this machine, as where a GPU has too little memory.
+            InputError: The pixels have another type or shape, or the model contradicts its metadata.
+            LookalikeError: The model fails on this machine, for example because a GPU is out of memory.
         """
-        starts = range(0, len(pixels), _LARGEST_RUN)
-        parts = [self._run(pixels[start : start + _LARGEST_RUN], "embedding")[0] for start in starts]
+        starts = range(0, len(pixels), _MAX_RUN)
+        parts = [self._run(pixels[start : start + _MAX_RUN], "embedding")[0] for start in starts]
         return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
 
     def embed_maps(self, pixels: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Preprocessed pictures uint8 [N, S, S, 3] -> embeddings [N, dim] and their maps [N, h, w, dim].
+        """Embed preprocessed images with their per-location embeddings, in one run.
 
-        The mean of a map over its places, scaled to unit length, is the embedding. All run at once.
+        The mean of a map over its locations, normalized, is the embedding.
+
+        Args:
+            pixels: Preprocessed images, uint8 [N, S, S, 3].
+
+        Returns:
+            Embeddings, float32 [N, dim], and embedding maps, float32 [N, h, w, dim].
 
         Raises:
-            InputError, LookalikeError: as `embed_pixels`; and a model without a map.
+            InputError: The model has no embedding map; or as for `embed_pixels`.
+            LookalikeError: As for `embed_pixels`.
         """
         if not self.has_map:
-            what = "its embedding is not the mean over places; use one trained with model.pooling mean"
-            raise InputError(f"{self.path}: this model has no embedding map: {what}")
+            raise InputError(
+                f"{self.path}: this model has no embedding map, because its embedding is not a mean over "
+                "locations; use a model trained with model.pooling mean"
+            )
         vectors, maps = self._run(pixels, "embedding", "embedding_map")
         return vectors, maps
 
     def _run(self, pixels: Sequence[np.ndarray] | np.ndarray, *outputs: str) -> list[np.ndarray]:
-        """The outputs of the graph, of which the first is the embedding."""
+        """Run the graph and return the named outputs, of which the first is the embedding."""
         side = self.preprocess.size
         try:
             images = np.ascontiguousarray(pixels)  # [n, S, S, 3]
         except ValueError as error:  # NumPy finds no common shape
-            raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got various shapes") from error
+            raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got different shapes") from error
         if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
             got = f"{images.dtype} {list(images.shape)}"
             raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got {got}")
         try:
             found = self._session.run(list(outputs), {"images": images})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
-            what = f"the model failed on {self.provider} with {len(images)} pictures ({_reason(error)})"
-            other = "export it again" if self.provider == _CPU else "free the device's memory, or use the CPU"
-            raise LookalikeError(f"{self.path}: {what}; {other}") from error
-        if found[0].shape != (len(images), self.dim):  # a graph need not declare it
-            got = f"it gives {list(found[0].shape)} for {len(images)} pictures"
-            raise InputError(
-                f"{self.path}: {got}, and its metadata say {self.dim} a picture; export it again"
+            what = f"the model failed on {self.provider} with {len(images)} images ({_reason(error)})"
+            remedy = (
+                "export it again" if self.provider == _CPU else "free the device's memory, or use the CPU"
             )
+            raise LookalikeError(f"{self.path}: {what}; {remedy}") from error
+        if found[0].shape != (len(images), self.dim):  # a graph need not declare it
+            got = f"the output is {list(found[0].shape)} for {len(images)} images"
+            raise InputError(f"{self.path}: {got}, but the metadata has dim {self.dim}; export it again")
         return found
 
     def _check_graph(self) -> None:
-        """Refuse a graph that is not what the metadata say."""
+        """Raise an `InputError` if the graph does not have the inputs and outputs of the metadata."""
         side = self.preprocess.size
         wanted = {
             "images": ("tensor(uint8)", ("N", side, side, 3)),
@@ -182,7 +201,7 @@ class Embedder:
                 got = "missing" if end is None else f"{end.type} {end.shape}"
                 need = f"should be {kind} [{', '.join(map(str, shape))}], but is {got}"
                 raise InputError(
-                    f"{self.path}: its graph does not fit its metadata: {name} {need}; export it again"
+                    f"{self.path}: the graph contradicts the metadata: {name} {need}; export it again"
                 )
 
 
@@ -220,7 +239,7 @@ def _batches(items: Iterable[np.ndarray], size: int) -> Iterator[list[np.ndarray
 
 
 def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
-    """Whether a declared shape can be the wanted one: "N" has to be free, other names may be anything."""
+    """Return whether a declared shape matches: dimension "N" must be dynamic, other names match anything."""
     return len(shape) == len(wanted) and all(
         not isinstance(have, int) or (want != "N" if isinstance(want, str) else have == want)
         for have, want in zip(shape, wanted, strict=True)
@@ -231,23 +250,23 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        what = "there is no such model file; `lookalike export RUN --out FILE` makes one"
+        what = "there is no such model file; create one with `lookalike export RUN --out FILE`"
         raise InputError(f"{path}: {what}") from error
     except IsADirectoryError as error:
-        what = "a folder, not a model file; `lookalike export RUN --out FILE` makes one of a training run"
+        what = "a folder, not a model file; export a training run with `lookalike export RUN --out FILE`"
         raise InputError(f"{path}: {what}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-# ---- what it runs on
+# ---- execution providers
 
 
 def _session(path: Path, data: bytes, provider: str, threads: int | None) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4  # what goes wrong comes as an exception too
+    options.log_severity_level = 4  # errors are raised as exceptions as well
     # Idle threads that spin cost more than they save next to a web server or a decoder pool.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     offered = ort.get_available_providers()
@@ -263,24 +282,26 @@ def _session(path: Path, data: bytes, provider: str, threads: int | None) -> ort
     except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
         raise InputError(f"{path}: not a complete ONNX model ({_reason(error)}); export it again") from error
     for name in candidates:
-        _say_once(f"{name} does not work here, so the CPU runs the model; it takes {_ACCELERATORS[name][1]}")
+        _print_once(
+            f"{name} does not work here, so the CPU runs the model; it needs {_ACCELERATORS[name][1]}"
+        )
     return session
 
 
 def _accelerated(
     data: bytes, options: ort.SessionOptions, kind: str, offered: Sequence[str]
 ) -> ort.InferenceSession | None:
-    """A session on an accelerator; `None` where that cannot be, whether it raises or is passed over."""
+    """Return a session on an accelerator; `None` if ONNX Runtime fails or silently falls back."""
     if kind not in offered:
         return None
-    # What the accelerator leaves over goes to CUDA (for TensorRT), and then to the CPU.
+    # Operators that the accelerator does not support run on CUDA (for TensorRT) or the CPU.
     rest = [other for other in ("CUDAExecutionProvider", _CPU) if other in offered and other != kind]
-    ort.set_default_logger_severity(4)  # it tells of missing libraries at length
+    ort.set_default_logger_severity(4)  # it logs missing libraries at length
     try:
         if "CUDAExecutionProvider" in offered:
-            with redirect_stdout(io.StringIO()):  # results are for stdout
-                ort.preload_dlls()  # CUDA as pip installs it, which no loader finds by itself
-        # Its own fallback prints on stdout.
+            with redirect_stdout(io.StringIO()):  # stdout is for results
+                ort.preload_dlls()  # CUDA libraries from pip packages, which the dynamic loader does not find
+        # ONNX Runtime's own fallback would print on stdout.
         session = ort.InferenceSession(data, options, providers=[kind, *rest], enable_fallback=0)
     except Exception:
         return None
@@ -290,7 +311,7 @@ def _accelerated(
 
 
 @cache
-def _say_once(line: str) -> None:
+def _print_once(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -298,27 +319,29 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
 
 
-# ---- what it says about itself
+# ---- metadata
 
 
 def _metadata(path: Path, session: ort.InferenceSession) -> dict[str, Any]:
-    """All of the file's own metadata, by part."""
+    """Return the Lookalike metadata of the file, by part."""
     properties = session.get_modelmeta().custom_metadata_map
     if _PREFIX + "format" not in properties:
-        raise InputError(f"{path}: an ONNX model, but not one made by `lookalike export`")
-    ours = {key.removeprefix(_PREFIX): text for key, text in properties.items() if key.startswith(_PREFIX)}
+        raise InputError(f"{path}: an ONNX model, but not one written by `lookalike export`")
+    texts = {key.removeprefix(_PREFIX): text for key, text in properties.items() if key.startswith(_PREFIX)}
     try:
-        version = int(json.loads(ours["format"])["version"])
+        version = int(json.loads(texts["format"])["version"])
         if version <= FORMAT_VERSION:
-            metadata = {part: json.loads(ours[part]) for part in dict.fromkeys((*_PARTS, *ours))}
+            metadata = {part: json.loads(texts[part]) for part in dict.fromkeys((*_PARTS, *texts))}
             if all(isinstance(part, dict) for part in metadata.values()):
                 return metadata
-            raise TypeError("a list or a value in place of an object")
+            raise TypeError("expected objects")
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error
-    raise InputError(f"{path}: format {version}, this program reads up to {FORMAT_VERSION}; update lookalike")
+    raise InputError(
+        f"{path}: format {version} is newer than {FORMAT_VERSION}, the newest supported; update lookalike"
+    )
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
     reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return InputError(f"{path}: its metadata are damaged ({reason}); export it again")
+    return InputError(f"{path}: the metadata is damaged ({reason}); export it again")

@@ -1,1 +1,1 @@
-"""Images: loading, preprocessing, decoding ahead of the model, and limits on hostile files."""
+"""Images: loading, preprocessing, multi-threaded decoding, and checks for decompression bombs."""

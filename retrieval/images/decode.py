@@ -1,8 +1,7 @@
-"""Many files at once: read and decode in threads while the model works on what is ready.
+"""Read-ahead: read and decode files in a thread pool while the model processes the previous batch.
 
-Memory holds, besides the model: the bytes of one file (at most `images.MAX_BYTES`) for every decoding thread;
-of decoded pictures `PIXELS_IN_FLIGHT` pixels, at 3 to 7 bytes each, or one picture that has more; and two
-batches of preprocessed ones.
+Memory use besides the model: one file per decoding thread (at most `load.MAX_BYTES` bytes); decoded images of
+`PIXELS_IN_FLIGHT` pixels in all, at 3 to 7 bytes per pixel, or one larger image; two preprocessed batches.
 """
 
 from __future__ import annotations
@@ -32,9 +31,16 @@ PIXELS_IN_FLIGHT = 64_000_000
 
 @dataclass(frozen=True)
 class Decoded:
-    """One file, read once."""
+    """A decoded file.
 
-    pixels: np.ndarray  # uint8 [H, W, 3], preprocessed
+    Attributes:
+        pixels: Preprocessed image, uint8 [H, W, 3].
+        content_sha256: SHA-256 of the file.
+        width: Width of the full upright image, in pixels.
+        height: Height of the full upright image, in pixels.
+    """
+
+    pixels: np.ndarray
     content_sha256: str
     width: int
     height: int
@@ -42,31 +48,38 @@ class Decoded:
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A file whose bytes are known already; it was not decoded."""
+    """A file whose SHA-256 is known, so that it was not decoded."""
 
     content_sha256: str
 
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """The files that could be embedded, and those that could not."""
+    """Embeddings of files.
 
-    vectors: np.ndarray  # float32 [n, D]
-    positions: np.ndarray  # int64 [n], which of the files each row is
-    contents: list[str]  # SHA-256 of each file's bytes, [n]
+    Attributes:
+        vectors: Embeddings, float32 [n, D].
+        positions: Position among the given files of each row, int64 [n].
+        contents: SHA-256 of the file of each row, [n].
+        bad: Errors of the unusable files.
+    """
+
+    vectors: np.ndarray
+    positions: np.ndarray
+    contents: list[str]
     bad: list[ImageError]
 
 
 class _Budget:
-    """So many pixels may be in decoding at once; a larger picture has them all to itself."""
+    """Limit on the pixels being decoded at a time; a larger image takes the whole budget."""
 
     def __init__(self, pixels: int) -> None:
-        self._all = self._free = pixels
+        self._total = self._free = pixels
         self._changed = Condition()
 
     @contextmanager
     def holding(self, pixels: int) -> Iterator[None]:
-        share = min(pixels, self._all)
+        share = min(pixels, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= share)
             self._free -= share
@@ -84,12 +97,12 @@ def decode_ahead(
     *,
     side: int | None = None,
 ) -> Iterator[Decoded | ImageError]:
-    """Decode files in threads, in order; the module says how much memory that takes.
+    """Decode files in threads and yield them in order. See the module for the memory use.
 
     Args:
-        preprocess: an upright RGB image -> uint8 [H, W, 3]; a `Preprocess`, or what else is wanted of it.
-        side: what `preprocess` scales the shorter side down to, which large JPEGs are decoded for; see
-            `retrieval.images.load.load_image`.
+        paths: Image files.
+        preprocess: Function from an upright RGB image to uint8 [H, W, 3], such as a `Preprocess`.
+        side: Length to which `preprocess` scales the shorter side; see `retrieval.images.load.load_image`.
     """
     for file in read_ahead(paths, preprocess, side=side, known=lambda _: False):
         assert not isinstance(file, KnownFile)
@@ -103,7 +116,7 @@ def read_ahead(
     side: int | None,
     known: Callable[[str], bool],
 ) -> Iterator[Decoded | KnownFile | ImageError]:
-    """As `decode_ahead`, but a file whose SHA-256 is `known` is not decoded."""
+    """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`."""
     budget = _Budget(PIXELS_IN_FLIGHT)
 
     def read(path: Path) -> Decoded | KnownFile | ImageError:
@@ -119,18 +132,18 @@ def read_ahead(
         except ImageError as error:
             return error
 
-    waiting: deque[Future[Decoded | KnownFile | ImageError]] = deque()
+    queue: deque[Future[Decoded | KnownFile | ImageError]] = deque()
     files = iter(paths)
     with ThreadPoolExecutor(cores(), thread_name_prefix="decode") as pool:
         try:
             while True:
-                for path in islice(files, 2 * BATCH - len(waiting)):
-                    waiting.append(pool.submit(read, path))
-                if not waiting:
+                for path in islice(files, 2 * BATCH - len(queue)):
+                    queue.append(pool.submit(read, path))
+                if not queue:
                     return
-                yield waiting.popleft().result()
+                yield queue.popleft().result()
         finally:
-            for future in waiting:
+            for future in queue:
                 future.cancel()
 
 
@@ -140,7 +153,14 @@ def embed_files(
     embed_pixels: Callable[[np.ndarray], np.ndarray],
     progress: Progress,
 ) -> EmbeddedFiles:
-    """Embed files with any model: `embed_pixels` takes uint8 [N, H, W, 3] and gives float32 [N, D]."""
+    """Embed files.
+
+    Args:
+        paths: Image files.
+        preprocess: Preprocessing of the model.
+        embed_pixels: Model, a function from uint8 [N, H, W, 3] to float32 [N, D].
+        progress: Progress to update.
+    """
     vectors: list[np.ndarray] = []
     positions: list[int] = []
     contents: list[str] = []
@@ -159,5 +179,5 @@ def embed_files(
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,19 +1,19 @@
-"""The one image loader: training, indexing, searching and serving all see the same pixels.
+"""Image loader, the only one: training, indexing, searching and serving all see the same pixels.
 
-Policy (version `DECODE_POLICY`; a gallery records the version it was made with):
+Decoding policy (version `DECODE_POLICY`, recorded in each gallery):
 
-* the EXIF orientation is applied; a broken EXIF block is ignored;
-* every Pillow mode becomes 8-bit RGB; transparency is laid over white; 16-bit grey is divided by 257,
-  32-bit integers are read as 16-bit values, floats as 0..1 (or as 0..255 where they exceed 1);
-* of an animation or a multi-page file the first frame is taken;
-* a JPEG that is far larger than what is wanted of it (`side`) is decoded at 1/2, 1/4 or 1/8 of its size, so
-  that its shorter side still has twice the pixels wanted. Scaled down the rest of the way, photographs differ
-  from those decoded in full by up to 1 grey level on average and their embeddings (MobileNetV2) by a cosine
-  of 0.999; pages of fine print by 2 levels and 0.995. Galleries of version 1, which had no such rule,
-  therefore stay searchable;
-* files above a pixel limit are refused from their header, before anything is decoded, and files above a
-  size limit before anything is read; so are files that are small and would take minutes or gigabytes
-  (`retrieval.images.bombs`).
+* The EXIF orientation is applied; a broken EXIF block is ignored.
+* All Pillow modes are converted to 8-bit RGB. Transparent pixels are blended with white; 16-bit grey is
+  divided by 257; 32-bit integers are read as 16-bit values; floats are in 0..1, or in 0..255 if any exceeds
+  1.
+* Of an animation or a multi-page file, the first frame is used.
+* A JPEG much larger than required (`side`) is decoded at 1/2, 1/4 or 1/8 of its size, so that its shorter
+  side has at least twice the required pixels. After the final scaling, photographs differ from those decoded
+  in full by up to 1 grey level on average, and their embeddings (MobileNetV2) have a cosine of 0.999; for
+  pages of small print it is 2 levels and 0.995. Galleries of version 1, which had no such rule, therefore
+  remain searchable.
+* Files above the pixel limit are rejected by their header before decoding, files above the size limit before
+  reading, and decompression bombs (`retrieval.images.bombs`) before opening.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ SUFFIXES = (
     *(".bmp", ".dib", ".tif", ".tiff", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
 )
 
-_RAW_EXIF, _MOST_RAW_EXIF = "Raw profile type exif", 2**17  # in hexadecimal, as some PNG files have it
-_BAND = 2**20  # pixels that are converted at a time
+_RAW_EXIF, _MAX_RAW_EXIF = "Raw profile type exif", 2**17  # hexadecimal EXIF, in some PNG files
+_BAND = 2**20  # pixels per converted band
 
 ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
 
-# Pillow warns about size (load_image refuses earlier, with a reason) and about broken metadata (which says
-# nothing about the pixels); in a run over many files that would bury what matters.
+# Pillow warns about large images (load_image rejects them earlier) and about broken metadata (irrelevant to
+# the pixels); in a run over many files these warnings would hide the important messages.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A picture whose header was read, and whose pixels were not.
+class OpenedImage:
+    """An image of which only the header has been read.
 
     Attributes:
-        size: width and height as they are stored, all of it.
-        pixels: how many will be decoded.
+        image: Pillow image, not loaded yet.
+        name: Name in error messages.
+        size: Stored (width, height) of the full image, in pixels.
     """
 
     image: Image.Image
@@ -71,46 +72,48 @@ class Opened:
 
     @property
     def pixels(self) -> int:
+        """Number of pixels that `decode` will decode."""
         return self.image.width * self.image.height
 
     @property
     def suffix(self) -> str:
-        """Of a file of its format, such as ".jpg"."""
+        """File suffix of the image format, such as ".jpg"."""
         return _SUFFIX_OF.get(str(self.image.format), ".jpg")
 
     @property
-    def upright(self) -> tuple[int, int]:
-        """The width and height that the whole picture has when it is upright."""
-        return self.size[::-1] if _orientation(self.image) >= 5 else self.size  # on its side
+    def upright_size(self) -> tuple[int, int]:
+        """(width, height) of the full image after applying the EXIF orientation, in pixels."""
+        return self.size[::-1] if _orientation(self.image) >= 5 else self.size  # rotated by 90 degrees
 
     def decode(self) -> tuple[Image.Image, tuple[int, int]]:
-        """8-bit RGB, upright, and the (width, height) that the whole picture has then.
+        """Decode to 8-bit RGB, upright; return the image and `upright_size`.
 
         Raises:
-            ImageError: the pixels are damaged.
+            ImageError: The pixels are damaged.
         """
         try:
             self.image.load()
-            if len(self.image.info.get(_RAW_EXIF, "")) > _MOST_RAW_EXIF:
+            if len(self.image.info.get(_RAW_EXIF, "")) > _MAX_RAW_EXIF:
                 del self.image.info[_RAW_EXIF]
-            size = self.upright
+            size = self.upright_size
             return _to_rgb(_upright(self.image)), size
-        except Exception as error:  # what a decoder raises depends on the format
+        except Exception as error:  # decoders raise many kinds of errors
             raise _damaged(self.name, error) from error
 
 
 def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode one picture to 8-bit RGB, upright.
+    """Load an image as 8-bit RGB, upright.
 
     Args:
-        source: a path (also of a picture inside a tar file, as in `shard.tar/a/x.jpg`), the bytes of a file,
-            a Pillow image, or an array uint8 [H, W], [H, W, 3] or [H, W, 4].
-        side: what its shorter side will be scaled down to, in pixels: a JPEG may then come out smaller than
-            it is, with at least twice that. For a model it is `Preprocess.scaled`. `None`: as it is.
-        max_pixels: the largest width x height accepted, in pixels.
+        source: Path, which may be inside a tar file (`shard.tar/a/x.jpg`); bytes of a file; Pillow image; or
+            array, uint8 [H, W], [H, W, 3] or [H, W, 4].
+        side: Length in pixels to which the caller will scale the shorter side, `Preprocess.scaled` for a
+            model. A JPEG may then be decoded at a reduced size, of at least twice that. `None` decodes at
+            full size.
+        max_pixels: Largest accepted width x height, in pixels.
 
     Raises:
-        ImageError: whatever is wrong with the file, with the reason.
+        ImageError: The image cannot be used; see its `reason`.
     """
     if isinstance(source, Image.Image):
         return _opened(source, "image", max_pixels).decode()[0]
@@ -123,7 +126,7 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of an image file, or of one inside a tar file; an `ImageError` where it cannot be read."""
+    """Read an image file, which may be inside a tar file; raise an `ImageError` if that fails."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -131,22 +134,34 @@ def read_bytes(path: Path) -> bytes:
                 data = file.read() if size else file.read(MAX_BYTES + 1)  # a pipe has no size
                 if len(data) <= MAX_BYTES:
                     return data
-        detail = f"it is over the limit of {MAX_BYTES // 2**20} MB for a file"
+        detail = f"the file is over the limit of {MAX_BYTES // 2**20} MB"
         raise ImageError(str(path), ImageError.TOO_LARGE, detail)
     except FileNotFoundError:
         raise ImageError(str(path), ImageError.MISSING, "there is no such file") from None
-    except NotADirectoryError:  # what looks like a folder is a file
+    except NotADirectoryError:  # a folder of the path is a file, perhaps a tar file
         return shards.read_bytes(path)
     except PermissionError:
-        raise ImageError(str(path), ImageError.PERMISSION, "permission to read it is missing") from None
+        raise ImageError(str(path), ImageError.PERMISSION, "there is no permission to read it") from None
     except IsADirectoryError:
         raise ImageError(str(path), ImageError.NOT_AN_IMAGE, "it is a folder, not an image file") from None
     except (OSError, ValueError) as error:
         raise ImageError(str(path), ImageError.MISSING, f"it cannot be read ({error})") from error
 
 
-def open_bytes(data: bytes, name: str, *, side: int | None = None, max_pixels: int = MAX_PIXELS) -> Opened:
-    """Read the header of a picture; `name` is what an error calls it, the rest is as for `load_image`."""
+def open_bytes(
+    data: bytes, name: str, *, side: int | None = None, max_pixels: int = MAX_PIXELS
+) -> OpenedImage:
+    """Read the header of an image.
+
+    Args:
+        data: Bytes of the file.
+        name: Name in error messages.
+        side: See `load_image`.
+        max_pixels: See `load_image`.
+
+    Raises:
+        ImageError: It is not an image, is damaged or exceeds a limit.
+    """
     if not data:
         raise ImageError(name, ImageError.NOT_AN_IMAGE, "the file is empty")
     if problem := bomb_reason(data):
@@ -162,19 +177,19 @@ def open_bytes(data: bytes, name: str, *, side: int | None = None, max_pixels: i
         raise _damaged(name, error) from error
     opened = _opened(image, name, max_pixels, side)
     if image.format in ("JPEG", "MPO") and has_too_many_scans(data, opened.size[0] * opened.size[1]):
-        raise ImageError(name, ImageError.TOO_LARGE, "it is a JPEG of too many scans: save it anew")
+        raise ImageError(name, ImageError.TOO_LARGE, "it is a JPEG with too many scans: save it again")
     return opened
 
 
-def _opened(image: Image.Image, name: str, max_pixels: int, side: int | None = None) -> Opened:
+def _opened(image: Image.Image, name: str, max_pixels: int, side: int | None = None) -> OpenedImage:
     width, height = image.size
     if width * height > max_pixels:
         raise _too_large(name, image.size, max_pixels)
     if width * height == 0:
         raise ImageError(name, ImageError.NOT_AN_IMAGE, f"it has no pixels ({width} x {height})")
     if side is not None:
-        image.draft(None, (2 * side, 2 * side))  # only JPEG heeds it, and never goes below this
-    return Opened(image, name, (width, height))
+        image.draft(None, (2 * side, 2 * side))  # affects only JPEG, and never goes below this size
+    return OpenedImage(image, name, (width, height))
 
 
 def _damaged(name: str, error: Exception) -> ImageError:
@@ -182,8 +197,8 @@ def _damaged(name: str, error: Exception) -> ImageError:
 
 
 def _too_large(name: str, size: tuple[int, int] | None, max_pixels: int) -> ImageError:
-    what = f"{size[0]} x {size[1]} pixels" if size else "it"
-    detail = f"{what} is over the limit of {max_pixels / 1e6:g} megapixels: scale it down"
+    dimensions = f"{size[0]} x {size[1]} pixels" if size else "it"
+    detail = f"{dimensions} is over the limit of {max_pixels / 1e6:g} megapixels: scale it down"
     return ImageError(name, ImageError.TOO_LARGE, detail)
 
 
@@ -192,18 +207,18 @@ def _brief(error: Exception) -> str:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8."""
+    """Return the EXIF orientation, 1 to 8."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
         return value if isinstance(value, int) and 1 <= value <= 8 else 1
-    except Exception:  # a broken EXIF block says nothing about the pixels
+    except Exception:  # a broken EXIF block is irrelevant to the pixels
         return 1
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the pixels
+    except Exception:  # a broken EXIF block is irrelevant to the pixels
         return image
 
 
@@ -213,14 +228,14 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         brightest = max(float(_finite(band).max()) for _, band in _bands(image))
         return _by_bands(image, lambda band: _grey(_finite(band) * (255.0 if brightest <= 1.0 else 1.0)))
-    if image.mode.startswith("I"):  # `Image.convert` would clip it to white or black without a word
+    if image.mode.startswith("I"):  # `Image.convert` would clip it to white or black
         return _by_bands(image, lambda band: _grey(np.asarray(band) / 257.0))
     if image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
         assert converted is not None  # only in-place conversion returns nothing
         return converted
-    if image.mode == "La":  # Pillow converts it to nothing else
+    if image.mode == "La":  # Pillow cannot convert it to anything else
         image = image.convert("LA")
     return _by_bands(image, _opaque) if image.has_transparency_data else image.convert("RGB")
 
@@ -239,19 +254,19 @@ def _grey(values: np.ndarray) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[tuple[int, int, int, int], Image.Image]]:
-    """An image in bands of a few rows, with the place of each."""
+    """Yield the image in bands of a few rows, each with its box."""
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
-        place = (0, top, image.width, min(top + rows, image.height))
-        yield place, image.crop(place)
+        box = (0, top, image.width, min(top + rows, image.height))
+        yield box, image.crop(box)
 
 
 def _by_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Convert to RGB band by band: all at once, a large image would be in memory several times."""
-    found = Image.new("RGB", image.size)
-    for place, band in _bands(image):
-        found.paste(convert(band), place)
-    return found
+    """Convert to RGB band by band, which avoids several full copies of a large image in memory."""
+    result = Image.new("RGB", image.size)
+    for box, band in _bands(image):
+        result.paste(convert(band), box)
+    return result
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

@@ -1,4 +1,4 @@
-"""The one preprocessing function, and the description of it that travels inside the model file."""
+"""Preprocessing, the only one, with its description that is stored in the model file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from retrieval.errors import InputError
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FITS = ("crop", "squeeze")
-_STRIP = 8  # a picture so many times as long as it is wide is not kept whole
+_MAX_ASPECT = 8  # aspect ratio above which `whole` crops
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocess:
-    """Scale the shorter side (or, squeezed, both) to `resize`, take the central `size` x `size` square.
+    """Scale the shorter side (or both, with "squeeze") to `resize`, crop the central `size` x `size` square.
 
     Args:
-        size: side of the square that the model sees, in pixels.
-        resize: length of the shorter side before the crop, in pixels; null: `size` (no margin).
-        fit: "crop" keeps proportions, and of a long picture the middle; "squeeze" makes all of it a square.
-        interpolation: "bilinear" or "bicubic"; both are antialiased.
-        mean, std: per RGB channel, of values in 0..1. The model applies them itself; they are kept here
-            because they belong to the same description.
+        size: Side of the model's square input, in pixels.
+        resize: Length of the shorter side before the crop, in pixels; `None` for `size`.
+        fit: "crop" keeps the aspect ratio and crops the centre; "squeeze" scales the full image to a square.
+        interpolation: "bilinear" or "bicubic", both antialiased.
+        mean: Mean of each RGB channel, for values in 0..1. The model's graph applies mean and std; they are
+            part of this description only.
+        std: Standard deviation of each RGB channel, above 0.
+
+    Raises:
+        InputError: A value is out of range or unknown.
     """
 
     size: int = 224
@@ -40,11 +44,13 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.size < 1 or self.scaled < self.size:
             raise InputError(
-                f"preprocess: need 1 <= size <= resize, got size {self.size}, resize {self.resize}"
+                f"preprocess: must have 1 <= size <= resize, got size {self.size}, resize {self.resize}"
             )
         for name, known in (("interpolation", tuple(_FILTERS)), ("fit", _FITS)):
             if getattr(self, name) not in known:
-                raise InputError(f"preprocess: {name} is {' or '.join(known)}, not {getattr(self, name)!r}")
+                raise InputError(
+                    f"preprocess: {name} must be {' or '.join(known)}, got {getattr(self, name)!r}"
+                )
         for name in ("mean", "std"):
             values = tuple(float(v) for v in getattr(self, name))
             if (
@@ -52,7 +58,9 @@ class Preprocess:
                 or not all(map(math.isfinite, values))
                 or (name == "std" and min(values) <= 0)
             ):
-                raise InputError(f"preprocess: {name} needs three finite numbers (std above 0), got {values}")
+                raise InputError(
+                    f"preprocess: {name} must be three finite numbers (std above 0), got {values}"
+                )
             object.__setattr__(self, name, values)
 
     @property
@@ -61,37 +69,37 @@ class Preprocess:
         return self.size if self.resize is None else self.resize
 
     def __call__(self, image: Image.Image) -> np.ndarray:
-        """An upright RGB image -> uint8 [size, size, 3]."""
-        # Resizing only the part that survives the crop is the same resampling with less work.
+        """Return an upright RGB image as model input, uint8 [size, size, 3]."""
+        # Resampling only the box that survives the crop gives the same pixels with less work.
         sides = image.size if self.fit == "squeeze" else 2 * (min(image.size),)
         width, height = (side * self.size / self.scaled for side in sides)
         return self._resized(image, (width, height), (self.size, self.size))
 
     def whole(self, image: Image.Image) -> np.ndarray:
-        """An upright RGB image -> all of it, uint8 [h, w, 3]; the shorter side (or both) is `scaled` pixels.
+        """Return the full image without the crop, uint8 [h, w, 3], with a shorter side of `scaled` pixels.
 
-        Of a strip, the middle part: a picture one pixel wide would become as long as memory.
+        Strips are cropped to an aspect ratio of 8: an image one pixel wide would become too large.
         """
         if self.fit == "squeeze":
             return self._resized(image, image.size, (self.scaled, self.scaled))
         shorter = min(image.size)
-        width, height = (min(side, _STRIP * shorter) for side in image.size)
+        width, height = (min(side, _MAX_ASPECT * shorter) for side in image.size)
         shape = (round(width * self.scaled / shorter), round(height * self.scaled / shorter))
         return self._resized(image, (width, height), shape)
 
     def _resized(self, image: Image.Image, part: tuple[float, float], shape: tuple[int, int]) -> np.ndarray:
-        """The middle of an image, of `part` (width, height), resampled to `shape`."""
+        """Return the centre of an image, of `part` = (width, height), resampled to `shape`."""
         left, top = ((whole - side) / 2 for whole, side in zip(image.size, part, strict=True))
         box = (left, top, left + part[0], top + part[1])
         return np.asarray(image.resize(shape, _FILTERS[self.interpolation], box=box))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON and YAML: plain numbers, lists and strings."""
+        """Return numbers, lists and strings for JSON and YAML."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        """The inverse of `to_dict`; an `InputError` names a key that this version does not know."""
+        """Inverse of `to_dict`; raise an `InputError` for an unknown key."""
         unknown = set(values) - {f.name for f in dataclasses.fields(cls)}
         if unknown:
             raise InputError(f"preprocess: unknown key {sorted(unknown)[0]!r}")

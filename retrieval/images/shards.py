@@ -1,6 +1,6 @@
-"""Pictures inside tar files, read where they lie and never unpacked.
+"""Tar shards: images read directly from tar files, without unpacking.
 
-A picture in a tar file has a path like one in a folder: `shards/00.tar/a/x.jpg`.
+The path of an image in a tar file looks like a path in a folder: `shards/00.tar/a/x.jpg`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from pathlib import Path, PurePosixPath
 from retrieval.errors import ImageError, InputError
 
 SUFFIX = ".tar"
-_OPENED = 64  # tables of contents kept
+_CACHED = 64  # cached tables of contents
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file in a tar file: its name, and where its bytes are."""
+    """A file in a tar file.
+
+    Attributes:
+        name: Name in the tar file.
+        start: Offset of its bytes.
+        size: Size in bytes.
+    """
 
     name: str
     start: int
@@ -28,10 +34,10 @@ class Member:
 
 
 def members(tar: Path) -> Iterator[Member]:
-    """The regular files of a tar file, in its order; reads the headers alone.
+    """Yield the regular files of a tar file, in order. Only headers are read.
 
     Raises:
-        InputError: it is no tar file, or a compressed one. A damaged end is noticed after the last whole one.
+        InputError: It is not a tar file or is compressed; or, after the last intact member, it is damaged.
     """
     try:
         with tarfile.open(tar, "r:") as archive:
@@ -46,23 +52,23 @@ def members(tar: Path) -> Iterator[Member]:
 
 
 def is_within(name: str) -> bool:
-    """Whether a member's name stays inside the tar file."""
+    """Return whether a member name is a relative path without `..`."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def stat(path: Path) -> tuple[int, int]:
-    """Size of a picture in a tar file, and when the tar file was changed, in nanoseconds.
+    """Return the size of an image in a tar file, and the modification time of the tar file in nanoseconds.
 
     Raises:
-        OSError, InputError: there is none of this path.
+        OSError, InputError: There is no such member.
     """
     _, member, mtime_ns = _find(path)
     return member.size, mtime_ns
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a picture in a tar file; an `ImageError` where there is none of this path."""
+    """Read an image in a tar file; raise an `ImageError` if there is no such member."""
     try:
         tar, member, _ = _find(path)
         return read_member(tar, member.start, member.size)
@@ -75,26 +81,26 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_member(tar: Path, start: int, size: int) -> bytes:
-    """Bytes out of the middle of a file; fewer than `size` where it ends before."""
+    """Read `size` bytes from an offset of a file; fewer at its end."""
     with tar.open("rb") as file:
         return os.pread(file.fileno(), size, start)
 
 
 def _find(path: Path) -> tuple[Path, Member, int]:
-    """The tar file that a path leads into, the file there, and when the tar file was changed."""
+    """Return the tar file in a path, the member and the modification time of the tar file in nanoseconds."""
     tar = next((parent for parent in path.parents if parent.is_file()), None)
     if tar is None or tar.suffix.lower() != SUFFIX:
         raise ImageError(str(path), ImageError.MISSING, "there is no such file")
     status = tar.stat()
     member = _contents(tar, status.st_size, status.st_mtime_ns).get(path.relative_to(tar).as_posix())
     if member is None:
-        raise ImageError(str(path), ImageError.MISSING, f"{tar.name} holds no such file")
+        raise ImageError(str(path), ImageError.MISSING, f"{tar.name} contains no such file")
     return tar, member, status.st_mtime_ns
 
 
-@lru_cache(_OPENED)
+@lru_cache(_CACHED)
 def _contents(tar: Path, size: int, mtime_ns: int) -> dict[str, Member]:
-    """Every file in a tar file of this size and time, by name; of a damaged one those before the damage."""
+    """Return the members by name, up to any damage. Size and time only make the cache key change."""
     found: dict[str, Member] = {}
     try:
         for member in members(tar):

@@ -119,7 +119,7 @@ def _write_files(
         status = file.stat()
         stamp = FileStamp(OWN, file.name, status.st_size, status.st_mtime_ns, label)
         key = _key(store, upload.name, digest, opened.suffix, items)
-        items[key] = NewItem(stamp, digest, *opened.upright, metadata, key)
+        items[key] = NewItem(stamp, digest, *opened.upright_size, metadata, key)
     return list(items.values())
 
 

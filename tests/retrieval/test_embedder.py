@@ -1,4 +1,4 @@
-"""The model file as the runtime sees it."""
+"""Tests of the embedder: vectors, invalid model files, execution providers."""
 
 from __future__ import annotations
 
@@ -51,28 +51,28 @@ def test_pixels_of_any_number_give_the_same_vectors(model_file: Path) -> None:
     )
 
 
-def test_nothing_gives_no_vectors(model_file: Path) -> None:
+def test_empty_input_gives_no_vectors(model_file: Path) -> None:
     embedder = Embedder(model_file)
-    for nothing in (
+    for empty in (
         embedder.embed([]),
         embedder.embed_pixels([]),
         embedder.embed_pixels(np.empty((0, 32, 32, 3), np.uint8)),
     ):
-        assert nothing.shape == (0, 16)
-        assert nothing.dtype == np.float32
+        assert empty.shape == (0, 16)
+        assert empty.dtype == np.float32
 
 
 def test_large_batches_run_in_parts(tmp_path: Path) -> None:
-    """The graph itself tells how many pictures it was given at once."""
+    """The graph returns its batch size."""
     nodes = [
-        *count_pictures(),
+        *batch_size_nodes(),
         helper.make_node("Cast", ["n"], ["number"], to=TensorProto.FLOAT),
         helper.make_node("Expand", ["number", "shape"], ["embedding"]),
     ]
     embedder = Embedder(write(tmp_path / "m.onnx", nodes))
-    given = embedder.embed_pixels(np.zeros((1000, SIDE, SIDE, 3), np.uint8))
-    assert given.shape == (1000, 1)
-    assert given.max() <= 64
+    sizes = embedder.embed_pixels(np.zeros((1000, SIDE, SIDE, 3), np.uint8))
+    assert sizes.shape == (1000, 1)
+    assert sizes.max() <= 64
     assert embedder.embed_pixels(np.zeros((3, SIDE, SIDE, 3), np.uint8)).tolist() == [[3], [3], [3]]
 
 
@@ -83,39 +83,39 @@ def test_large_batches_run_in_parts(tmp_path: Path) -> None:
         (np.zeros((2, 3, 32, 32), np.uint8), r"uint8 \[2, 3, 32, 32\]"),
         (np.zeros((2, 31, 32, 3), np.uint8), r"uint8 \[2, 31, 32, 3\]"),
         (np.zeros((32, 32, 3), np.uint8), r"uint8 \[32, 32, 3\]"),
-        ([np.zeros((32, 32, 3), np.uint8), np.zeros((16, 16, 3), np.uint8)], "various shapes"),
+        ([np.zeros((32, 32, 3), np.uint8), np.zeros((16, 16, 3), np.uint8)], "different shapes"),
     ],
     ids=["type", "channels first", "size", "no batch", "ragged"],
 )
-def test_pixels_that_do_not_fit_are_refused(model_file: Path, pixels: Any, got: str) -> None:
+def test_pixels_of_wrong_type_or_shape_are_rejected(model_file: Path, pixels: Any, got: str) -> None:
     with pytest.raises(InputError, match=rf"pixels must be uint8 \[N, 32, 32, 3\], got {got}"):
         Embedder(model_file).embed_pixels(pixels)
 
 
-def test_unreadable_picture_is_refused(model_file: Path, tmp_path: Path) -> None:
+def test_unreadable_image_raises(model_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ImageError):
         Embedder(model_file).embed([draw(0), tmp_path / "missing.png"])
 
 
-def test_model_that_fails_when_it_runs_says_so_in_a_line(
+def test_failure_at_run_time_is_reported_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nodes = [
-        *count_pictures(),
+        *batch_size_nodes(),
         helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["numbers"], ["flat"]),  # [N, 192]
         helper.make_node("Slice", ["flat", "zero", "one", "one"], ["first"]),  # [N, 1]
-        helper.make_node("Gather", ["first", "n"], ["embedding"], axis=1),  # there is no column n
+        helper.make_node("Gather", ["first", "n"], ["embedding"], axis=1),  # column n does not exist
     ]
     embedder = Embedder(write(tmp_path / "m.onnx", nodes))
-    with pytest.raises(LookalikeError, match=r"m\.onnx: the model failed on CPU.* with 2 pictures") as caught:
+    with pytest.raises(LookalikeError, match=r"m\.onnx: the model failed on CPU.* with 2 images") as caught:
         embedder.embed_pixels(np.zeros((2, SIDE, SIDE, 3), np.uint8))
-    assert not isinstance(caught.value, InputError), "the pictures are not to blame"
+    assert not isinstance(caught.value, InputError), "the input is valid"
     assert len(str(caught.value).splitlines()) == 1
     assert capfd.readouterr() == ("", "")
 
 
-def test_width_that_only_shows_when_it_runs_is_checked_too(tmp_path: Path) -> None:
+def test_output_width_is_checked_at_run_time(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["images"], ["numbers"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["numbers"], ["flat"]),  # [N, 192]
@@ -127,9 +127,7 @@ def test_width_that_only_shows_when_it_runs_is_checked_too(tmp_path: Path) -> No
     pixels = np.zeros((2, SIDE, SIDE, 3), np.uint8)
     pixels[:, 0, 0, 0] = 9
     assert embedder.embed_pixels(pixels).tolist() == [[9], [9]]
-    with pytest.raises(
-        InputError, match=r"gives \[2, 192\] for 2 pictures, and its metadata say 1 a picture"
-    ):
+    with pytest.raises(InputError, match=r"output is \[2, 192\] for 2 images, but the metadata has dim 1"):
         embedder.embed_pixels(pixels + np.uint8(1))
 
 
@@ -146,18 +144,18 @@ def test_fingerprint_is_the_sha256_of_the_file(model_file: Path) -> None:
         (lambda model: b"", "not a complete ONNX model"),
         (lambda model: b"not a model", "not a complete ONNX model"),
         (lambda model: model.read_bytes()[:5000], "not a complete ONNX model"),
-        (lambda model: without_metadata(model), "not one made by"),
-        (lambda model: changed(model, format={"version": 2}), "format 2, .*update lookalike"),
-        (lambda model: changed(model, format={"version": 2}, embedding=[]), "format 2, .*update lookalike"),
-        (lambda model: changed(model, format={}), r"metadata are damaged \(no 'version'\)"),
-        (lambda model: changed(model, format=1), "metadata are damaged"),
-        (lambda model: changed(model, preprocess={"size": "32"}), "metadata are damaged"),
-        (lambda model: changed(model, preprocess={"side": 32}), "metadata are damaged .*'side'"),
-        (lambda model: changed(model, embedding={}), r"metadata are damaged \(no 'dim'\)"),
-        (lambda model: changed(model, embedding={"dim": "many"}), "metadata are damaged"),
-        (lambda model: changed(model, provenance=["a list"]), "metadata are damaged"),
-        (lambda model: changed(model, provenance=None), r"metadata are damaged \(no 'provenance'\)"),
-        (lambda model: cut_metadata(model), "metadata are damaged"),
+        (lambda model: without_metadata(model), "not one written by"),
+        (lambda model: changed(model, format={"version": 2}), "format 2 .*update lookalike"),
+        (lambda model: changed(model, format={"version": 2}, embedding=[]), "format 2 .*update lookalike"),
+        (lambda model: changed(model, format={}), r"metadata is damaged \(no 'version'\)"),
+        (lambda model: changed(model, format=1), "metadata is damaged"),
+        (lambda model: changed(model, preprocess={"size": "32"}), "metadata is damaged"),
+        (lambda model: changed(model, preprocess={"side": 32}), "metadata is damaged .*'side'"),
+        (lambda model: changed(model, embedding={}), r"metadata is damaged \(no 'dim'\)"),
+        (lambda model: changed(model, embedding={"dim": "many"}), "metadata is damaged"),
+        (lambda model: changed(model, provenance=["a list"]), "metadata is damaged"),
+        (lambda model: changed(model, provenance=None), r"metadata is damaged \(no 'provenance'\)"),
+        (lambda model: cut_metadata(model), "metadata is damaged"),
         (
             lambda model: changed(model, embedding={"dim": 17}),
             r"embedding should be .*\[N, 17\], but is .*16",
@@ -167,7 +165,7 @@ def test_fingerprint_is_the_sha256_of_the_file(model_file: Path) -> None:
         (lambda model: renamed_output(model), "embedding should be .*, but is missing"),
     ],
 )
-def test_unusable_files_say_why(
+def test_invalid_model_file_is_rejected_with_the_reason(
     tmp_path: Path, model_file: Path, content: Callable[[Path], bytes], message: str
 ) -> None:
     path = tmp_path / "m.onnx"
@@ -179,12 +177,12 @@ def test_unusable_files_say_why(
 
 
 @pytest.mark.parametrize(("name", "message"), [("m.onnx", "no such model file"), ("", "a folder")])
-def test_what_is_no_file_says_how_to_make_one(tmp_path: Path, name: str, message: str) -> None:
+def test_missing_model_file_hints_at_export(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=f"{message}.*lookalike export"):
         Embedder(tmp_path / name)
 
 
-def test_model_without_a_map_does_everything_else(model_file: Path, tmp_path: Path, shop: Path) -> None:
+def test_model_without_a_map_embeds_and_searches(model_file: Path, tmp_path: Path, shop: Path) -> None:
     model = onnx.load(model_file)
     del model.graph.output[1]
     onnx.save(model, tmp_path / "m.onnx")
@@ -197,11 +195,11 @@ def test_model_without_a_map_does_everything_else(model_file: Path, tmp_path: Pa
     assert gallery.search(paths[5], 1)[0].path == str(paths[5])
 
 
-# ---- what it runs on
+# ---- execution providers
 
 
-def test_accelerator_that_is_not_there_leaves_it_to_the_cpu(model_file: Path) -> None:
-    """Asked for twice, it is said once, in a line that tells what it takes."""
+def test_missing_accelerator_falls_back_to_the_cpu(model_file: Path) -> None:
+    """Requested twice, it prints one line, with the requirements."""
     program = (
         "import sys; from retrieval import Embedder\n"
         "for name in sys.argv[2:]: print(name, Embedder(sys.argv[1], provider=name).provider)"
@@ -214,13 +212,13 @@ def test_accelerator_that_is_not_there_leaves_it_to_the_cpu(model_file: Path) ->
     missing = [name for name, kind in runs_on.items() if name != "cpu" and kind == "CPUExecutionProvider"]
     assert len(done.stderr.splitlines()) == len(missing)
     for name, line in zip(missing, done.stderr.splitlines(), strict=True):
-        assert line.startswith(f"{name} does not work here, so the CPU runs the model; it takes ")
+        assert line.startswith(f"{name} does not work here, so the CPU runs the model; it needs ")
 
 
-def test_accelerators_give_the_vectors_of_the_cpu(model_file: Path) -> None:
+def test_accelerators_agree_with_the_cpu(model_file: Path) -> None:
     cpu = Embedder(model_file, provider="cpu")
-    all_of_them = [Embedder(model_file, provider=name) for name in ("tensorrt", "cuda", "coreml", "openvino")]
-    working = [embedder for embedder in all_of_them if embedder.provider != cpu.provider]
+    accelerated = [Embedder(model_file, provider=name) for name in ("tensorrt", "cuda", "coreml", "openvino")]
+    working = [embedder for embedder in accelerated if embedder.provider != cpu.provider]
     if not working:
         pytest.skip("needs an accelerator, and the ONNX Runtime for it")
     pixels = np.random.default_rng(0).integers(0, 256, (70, 32, 32, 3), np.uint8)
@@ -228,7 +226,7 @@ def test_accelerators_give_the_vectors_of_the_cpu(model_file: Path) -> None:
         assert (embedder.embed_pixels(pixels) * cpu.embed_pixels(pixels)).sum(1).min() > 0.999
 
 
-def test_by_itself_it_takes_the_cpu_where_nothing_else_is_offered(model_file: Path) -> None:
+def test_auto_uses_the_cpu_without_accelerators(model_file: Path) -> None:
     if {"CUDAExecutionProvider", "CoreMLExecutionProvider", "OpenVINOExecutionProvider"} & set(
         ort.get_available_providers()
     ):
@@ -237,7 +235,7 @@ def test_by_itself_it_takes_the_cpu_where_nothing_else_is_offered(model_file: Pa
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs a system that lists threads")
-def test_threads_are_as_many_as_asked_for(model_file: Path) -> None:
+def test_number_of_threads(model_file: Path) -> None:
     program = (
         "import os, sys; from retrieval import Embedder\n"
         "count = lambda: len(os.listdir('/proc/self/task'))\n"
@@ -250,18 +248,18 @@ def test_threads_are_as_many_as_asked_for(model_file: Path) -> None:
     assert done.stdout.split() == ["1", "4"]
 
 
-def test_impossible_wishes_are_refused(model_file: Path) -> None:
+def test_invalid_arguments_are_rejected(model_file: Path) -> None:
     with pytest.raises(InputError, match=r"provider 'gpu': .*known: auto, tensorrt, cuda"):
         Embedder(model_file, provider="gpu")
     with pytest.raises(InputError, match="threads must be at least 1"):
         Embedder(model_file, threads=0)
 
 
-# ---- making files
+# ---- model files
 
 
-def count_pictures() -> list[onnx.NodeProto]:
-    """Nodes from `images` to their number `n` [1] and to the shape [n, 1]."""
+def batch_size_nodes() -> list[onnx.NodeProto]:
+    """Return nodes that compute the batch size `n` [1] and the shape [n, 1] from `images`."""
     return [
         helper.make_node("Shape", ["images"], ["all"]),
         helper.make_node("Slice", ["all", "zero", "one"], ["n"]),
@@ -270,7 +268,7 @@ def count_pictures() -> list[onnx.NodeProto]:
 
 
 def write(path: Path, nodes: list[onnx.NodeProto]) -> Path:
-    """A model of the right form, dim 1, whose nodes lead from `images` to `embedding`."""
+    """Write a model of dim 1 from nodes that lead from `images` to `embedding`."""
     numbers = {"zero": [0], "one": [1]}
     graph = helper.make_graph(
         nodes,
@@ -292,7 +290,7 @@ def write(path: Path, nodes: list[onnx.NodeProto]) -> Path:
 
 
 def changed(model_file: Path, **parts: object) -> bytes:
-    """The model with parts of its metadata replaced; `None` takes one away."""
+    """Return the model with parts of its metadata replaced; `None` deletes a part."""
     model = onnx.load(model_file)
     kept = {p.key: p.value for p in model.metadata_props}
     kept |= {f"lookalike.{name}": json.dumps(value) for name, value in parts.items()}
@@ -320,7 +318,7 @@ def fixed_batch(model_file: Path) -> bytes:
 
 
 def renamed_output(model_file: Path) -> bytes:
-    """Only the map is left to come out."""
+    """Return the model with the embedding map as its only output."""
     model = onnx.load(model_file)
     del model.graph.output[0]
     return model.SerializeToString()

@@ -1,4 +1,4 @@
-"""How long a batch takes, by a clock that the test turns."""
+"""Tests of the latency measurement, with a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrieval.embedder import measure_latency
 
 
 class Slow:
-    """Takes the given seconds, one after the other, and the last for ever after."""
+    """Fake embedder whose runs take the given seconds; the last duration repeats."""
 
     preprocess = Preprocess(size=4)
 
@@ -29,12 +29,12 @@ class Slow:
         self.runs += 1
 
 
-def test_first_run_and_outliers_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_run_and_outliers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Slow(monkeypatch, 100, 0.2, 7, 0.3, 0.1, 0.25)
     assert measure_latency(model, 5, seconds=8) == pytest.approx(0.25)
 
 
-def test_time_is_used_and_at_least_three_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Slow(monkeypatch, 9, 0.125)
     assert measure_latency(quick, 5, seconds=2) == 0.125
     assert quick.runs == 1 + 16
@@ -43,13 +43,13 @@ def test_time_is_used_and_at_least_three_runs(monkeypatch: pytest.MonkeyPatch) -
     assert slow.runs == 1 + 3
 
 
-def test_real_model_takes_some_time_but_not_more_than_all_of_it(model_file: Path) -> None:
+def test_real_model(model_file: Path) -> None:
     embedder = Embedder(model_file)
     start = time.perf_counter()
     measured = measure_latency(embedder, 2, seconds=0)
     assert 0 < measured < time.perf_counter() - start
 
 
-def test_empty_batch_is_refused(model_file: Path) -> None:
+def test_empty_batch_is_rejected(model_file: Path) -> None:
     with pytest.raises(InputError, match="at least 1"):
         measure_latency(Embedder(model_file), 0)

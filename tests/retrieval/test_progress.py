@@ -1,4 +1,4 @@
-"""Progress, as it looks where there is no terminal."""
+"""Tests of progress output without a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retrieval import progress
 from retrieval.progress import Progress
 
 
-def test_lines_tell_how_far_how_fast_and_how_long(
+def test_lines_have_count_rate_and_remaining_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -30,7 +30,7 @@ def test_lines_tell_how_far_how_fast_and_how_long(
     assert re.fullmatch(r"training: 610/1000 steps, .*", lines[3])
 
 
-def test_what_is_over_in_a_moment_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("blinking", 10) as bar:
         bar.update(10)
     assert not capsys.readouterr().err
