@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from retrieval.images.decode import cores
 from serve.addresses import API, api_of, page_of
-from serve.api import changes, errors, openapi, routes
+from serve.api import changes, errors, evaluation, openapi, routes
 from serve.api.context import Context, set_context
 from serve.core.service import SearchService
 from serve.core.workers import Limits, Workers
@@ -88,6 +88,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
         api.include_router(routes.galleries_router)
     api.include_router(routes.router)
     api.include_router(changes.router)
+    api.include_router(evaluation.router)
     errors.install(api, context.service.telemetry)
     openapi.describe(api, routes.operations_router)
     return api

@@ -105,6 +105,55 @@ class ServedGallery:
     address: str
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A metric of an evaluation: the key of its values, its title and its meaning."""
+
+    key: str
+    title: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """Values of one model in an evaluation.
+
+    Attributes:
+        title: Name of the model.
+        by: Labels that count as classes, if they are not those of the gallery.
+        values: Metric key -> value in 0..1.
+        intervals: Metric key -> 95% confidence interval.
+    """
+
+    title: str
+    by: str | None
+    values: dict[str, float]
+    intervals: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The newest evaluation of a gallery; see `GET /v1/evaluation`.
+
+    Attributes:
+        created: Time of the evaluation, ISO 8601, UTC.
+        data: Query images.
+        protocol: Searched set.
+        images: Number of query images.
+        classes: Number of their classes.
+        results: Published results first, then baselines, the model of the gallery last.
+        metrics: Metrics of the results.
+    """
+
+    created: str
+    data: str
+    protocol: str
+    images: int
+    classes: int
+    results: list[Result]
+    metrics: list[Metric]
+
+
 @dataclass(eq=False)
 class ApiError(Exception):
     """What a server says is wrong (RFC 9457), or that what answered is no Lookalike server.
@@ -295,6 +344,20 @@ class Client:
     def gallery(self) -> Gallery:
         """What is searched."""
         return self._ask(partial(_made, Gallery), "GET", "/gallery")
+
+    def evaluation(self) -> Evaluation:
+        """Return the newest evaluation of the gallery.
+
+        Raises:
+            ApiError: "no-evaluation" if the gallery keeps none.
+        """
+
+        def read(answer: Any) -> Evaluation:
+            results = [_made(Result, one) for one in answer["results"]]
+            metrics = [_made(Metric, one) for one in answer["metrics"]]
+            return _made(Evaluation, {**answer, "results": results, "metrics": metrics})
+
+        return self._ask(read, "GET", "/evaluation")
 
     def galleries(self) -> list[ServedGallery]:
         """All galleries of the server; the first is what is searched where none is named."""

@@ -139,6 +139,14 @@ class NotFoundError(ServerError):
     title = "No such address"
 
 
+class NoEvaluationError(ServerError):
+    """The gallery keeps no evaluation report."""
+
+    code = "no-evaluation"
+    status = 404
+    title = "No evaluation"
+
+
 class MethodNotAllowedError(ServerError):
     """The route does not support the method."""
 

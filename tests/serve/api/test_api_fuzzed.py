@@ -29,6 +29,7 @@ OPERATIONS = [
     ("POST", "/embed"),
     ("GET", "/gallery"),
     ("GET", "/galleries"),
+    ("GET", "/evaluation"),
     ("GET", "/images/by-key"),
     ("GET", "/images/{number}"),
     ("GET", "/images/{number}/thumbnail"),
@@ -43,7 +44,7 @@ RIGHT = [(method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS]
 WRONG = [
     (method, path, GenerationMode.NEGATIVE)
     for method, path in OPERATIONS
-    if path not in ("/gallery", "/galleries", "/healthz", "/readyz", "/metrics")
+    if path not in ("/gallery", "/galleries", "/evaluation", "/healthz", "/readyz", "/metrics")
 ]
 
 

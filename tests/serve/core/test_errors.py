@@ -16,6 +16,7 @@ PROBLEMS = {
     "urls-not-allowed": (403, "Addresses of images are not fetched"),
     "not-found": (404, "No such address"),
     "no-such-image": (404, "No such image"),
+    "no-evaluation": (404, "No evaluation"),
     "method-not-allowed": (405, "The address has no such method"),
     "too-slow": (408, "The request took too long to arrive"),
     "model-mismatch": (409, "The vector is of another model"),
