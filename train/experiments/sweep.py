@@ -1,4 +1,4 @@
-"""Every variant under every seed: trained, measured on the test split and compared. Goes on where it was."""
+"""Sweep: train every variant with every seed, measure it on the test split, compare; resumable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ _FAILURE = "failure.txt"
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One run of a sweep.
+
+    Attributes:
+        variant: Name of the variant.
+        seed: Seed of the run.
+        folder: Folder of the run.
+        config: Settings of the run.
+    """
 
     variant: str
     seed: int
@@ -42,41 +49,43 @@ class Trial:
         return f"{self.variant}, seed {self.seed}"
 
     def report(self) -> Report | None:
-        """What was measured; `None` before it was: report.json is written last of all."""
+        """Return the report; `None` if the run is unfinished, because report.json is written last."""
         return Report.load(self.folder) if (self.folder / "report.json").is_file() else None
 
     def outcome(self) -> Outcome:
-        """What became of it, as its folder says."""
+        """Read the outcome from the folder of the run."""
         report, failure = self.report(), self.folder / _FAILURE
         if report is None:
             error = failure.read_text().partition("\n")[0] if failure.is_file() else None
             return Outcome(self.variant, self.seed, error=error)
         rows = {result.name: result for result in report.results if result.by is None}
         held_out = any("recall_at_1" in record for record in Run(self.folder).metrics())
-        found = {
+        results = {
             "before": rows.get(BEFORE),
             "last": rows.get(LAST_EPOCH) or rows[AFTER],
             "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
         }
-        scores = {which: result for which, result in found.items() if result is not None}
+        scores = {which: result for which, result in results.items() if result is not None}
         return Outcome(self.variant, self.seed, scores)
 
 
 def run_sweep(
-    folder: Path, plan: Plan, tell: Callable[[str], None], *, show_progress: bool = False
+    folder: Path, plan: Plan, log: Callable[[str], None], *, show_progress: bool = False
 ) -> SweepComparison:
-    """Do what is left of a sweep, one run after the other, seed by seed.
+    """Execute the unfinished runs of a sweep, one after the other, seed by seed.
 
-    A run that fails is noted and the others go on; asked again, it is tried again. results.json, results.md
-    and results.svg are kept up to date after every run.
+    A failed run is recorded and does not stop the others; the next call retries it. results.json, results.md
+    and results.svg are updated after every run.
 
     Args:
-        tell: hears which run begins, and which one failed.
-        show_progress: the progress of each run, on stderr.
+        folder: Folder of the sweep.
+        plan: Runs of the sweep.
+        log: Receives a message when a run starts or fails.
+        show_progress: Show the progress of each run on stderr.
 
     Raises:
-        InputError: settings that cannot be used, found before the first run begins.
-        LookalikeError: another process is at this sweep.
+        InputError: settings that cannot be used; all are checked before the first run.
+        LookalikeError: another process runs this sweep.
     """
     configs = plan.configs()
     trials = [
@@ -90,7 +99,9 @@ def run_sweep(
     folder.mkdir(parents=True, exist_ok=True)
 
     def refuse(_: object) -> NoReturn:
-        raise LookalikeError(f"{folder}: another process is at this sweep; wait for it") from None
+        raise LookalikeError(
+            f"{folder}: another process is running this sweep; wait for it to finish"
+        ) from None
 
     with file_lock(folder / "LOCK", refuse):
         plan.save(folder)
@@ -98,15 +109,15 @@ def run_sweep(
         for count, trial in enumerate(waiting):
             number = len(trials) - len(waiting) + count + 1
             left = (time.monotonic() - began) / count * (len(waiting) - count) if count else None
-            tell(f"run {number} of {len(trials)}: {trial}{_in_words(left)}")
+            log(f"run {number} of {len(trials)}: {trial}{_remaining_time(left)}")
             try:
                 _run(trial, trials, dataset, show_progress)
             except KeyboardInterrupt as error:
-                detail = "interrupted; the same command again goes on from there"
+                detail = "interrupted; repeat the command to resume"
                 raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
             except Exception as error:
-                tell(f"  failed: {_note_failure(trial, error)}")
-            gc.collect()  # what a run held on a device is free before the next one begins
+                log(f"  failed: {_record_failure(trial, error)}")
+            gc.collect()  # frees the device memory of this run before the next one starts
             _compare(folder, plan, trials).save(folder)
         comparison = _compare(folder, plan, trials)
         comparison.save(folder)
@@ -114,7 +125,7 @@ def run_sweep(
 
 
 def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) -> None:
-    """Find out before the first run what could be found out in the last."""
+    """Check all settings before the first run, so that none fails late."""
     for trial in trials:
         if Run(trial.folder).has_checkpoint("last"):
             changed = differences(Run.open(trial.folder).config, trial.config)
@@ -135,7 +146,7 @@ def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) 
 
 
 def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress: bool) -> None:
-    """Train, or go on with it, and measure; report.json is what makes a run count as done."""
+    """Train or resume a run and measure it; a run is finished once it has a report.json."""
     begun = Run(trial.folder).has_checkpoint("last")
     run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
     (trial.folder / _FAILURE).unlink(missing_ok=True)
@@ -150,18 +161,19 @@ def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress:
 
 
 def _untrained(trial: Trial, trials: Sequence[Trial]) -> list[Result]:
-    """The rows of the untrained network, if a run that began with the same one has been measured."""
-    ours = trial.config
+    """Return the results of the untrained network, if another run with the same network has them."""
+    config = trial.config
     for other in trials:
-        theirs = other.config
-        same = (ours.model, ours.preprocess, ours.seed) == (theirs.model, theirs.preprocess, theirs.seed)
+        same = all(
+            getattr(config, key) == getattr(other.config, key) for key in ("model", "preprocess", "seed")
+        )
         if same and (report := other.report()) is not None:
             return [result for result in report.results if result.name == BEFORE]
     return []
 
 
-def _note_failure(trial: Trial, error: Exception) -> str:
-    """Keep the message and, for those who look for the cause, the traceback."""
+def _record_failure(trial: Trial, error: Exception) -> str:
+    """Write message and traceback to failure.txt; return the message."""
     known = isinstance(error, LookalikeError)
     message = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
     trial.folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +189,7 @@ def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> SweepComparis
     notes = dict.fromkeys(note for report in reports for note in report.notes)
     if config.published is not None:
         numbers = [f"Recall@{k} {percent}" for k, percent in config.published.recall.items()]
-        notes[f"Of the recipe as it is, {config.published.source} reports {', '.join(numbers)}."] = None
+        notes[f"For the unchanged recipe, {config.published.source} reports {', '.join(numbers)}."] = None
     return SweepComparison(
         data=config.data,
         protocol=f"{reports[0].images} images, {reports[0].protocol}" if reports else "",
@@ -190,7 +202,7 @@ def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> SweepComparis
     )
 
 
-def _in_words(seconds: float | None) -> str:
+def _remaining_time(seconds: float | None) -> str:
     if seconds is None:
         return ""
     hours, minutes = divmod(round(seconds / 60), 60)
