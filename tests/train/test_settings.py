@@ -1,4 +1,4 @@
-"""Settings: recipes, overrides, and refusing what is not known."""
+"""Settings: recipes, overrides and validation errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from retrieval import InputError
 from train import settings
 
 
-def test_resolved_configuration_survives_yaml() -> None:
+def test_configuration_round_trips_through_yaml() -> None:
     ours = settings.resolve("digits", "demo", ["optimizer.lr=0.5", "preprocess.mean=[0.1, 0.2, 0.3]"])
     assert ours.optimizer.lr == 0.5
     assert ours.preprocess.mean == (0.1, 0.2, 0.3)
     assert settings.parse(yaml.safe_load(ours.to_yaml())) == ours
 
 
-def test_overrides_win_over_the_recipe_and_data_over_both() -> None:
+def test_overrides_take_precedence_over_recipe_and_data_over_both() -> None:
     ours = settings.resolve("folder:x", "demo", ["batch.per_class=3", "loss={name: n-pair}", "seed=7"])
     assert (ours.data, ours.batch.per_class, ours.loss, ours.seed) == ("folder:x", 3, {"name": "n-pair"}, 7)
 
@@ -55,19 +55,19 @@ def test_overrides_win_over_the_recipe_and_data_over_both() -> None:
         ("loss={", "not valid YAML"),
     ],
 )
-def test_wrong_settings_name_the_right_ones(override: str, message: str) -> None:
+def test_invalid_setting_error_names_the_valid_ones(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         settings.resolve("digits", None, [override])
 
 
-def test_unknown_recipe_names_those_there_are() -> None:
+def test_unknown_recipe_error_names_a_known_recipe() -> None:
     with pytest.raises(InputError, match="demo"):
         settings.resolve("digits", "dmeo", [])
     with pytest.raises(InputError, match="--data"):
         settings.resolve(None, None, [])
 
 
-def test_every_setting_is_explained_with_its_default() -> None:
+def test_every_setting_is_listed_with_default_and_description() -> None:
     text = settings.explain()
     for line in ("optimizer.lr = 0.001", "schedule.at = []", "model.weights = null", "preprocess.size = 64"):
         assert f"{line}\n    " in text
@@ -84,20 +84,20 @@ def test_every_setting_is_explained_with_its_default() -> None:
     assert all(after.startswith("    ") for line, after in follows if not line.startswith(" "))
 
 
-def test_numbers_may_be_written_as_people_write_them() -> None:
+def test_numbers_in_scientific_notation_and_lists_are_parsed() -> None:
     ours = settings.resolve("digits", None, ["optimizer.lr=1e-4", "schedule.at=[3, 5]", "batch.chunk=8"])
     assert ours.optimizer.lr == 1e-4
     assert ours.schedule.at == (3, 5)
     assert settings.resolve("digits", None, ["batch.chunk=null"]).batch.chunk is None
 
 
-def test_one_key_of_the_loss_may_be_changed() -> None:
+def test_single_key_of_the_loss_can_be_changed() -> None:
     changed = settings.resolve("digits", None, ["loss.margin=3e-1"]).loss
     assert changed == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
     assert settings.resolve("digits", None, []).loss["margin"] == 0.2, "the default is left alone"
 
 
-def test_published_numbers_stay_with_their_data_set(tmp_path: Path) -> None:
+def test_published_results_are_dropped_for_other_data(tmp_path: Path) -> None:
     recipe = tmp_path / "paper.yaml"
     recipe.write_text("data: digits\npublished: {source: 'a paper, Table 1', recall: {1: 61.7, 10: 90.0}}\n")
     kept = settings.resolve("digits:/somewhere", str(recipe), []).published

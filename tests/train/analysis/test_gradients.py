@@ -1,4 +1,4 @@
-"""The gradient field against steps on explicit vectors, by automatic differentiation of our losses."""
+"""Gradient field: compared with steps on explicit vectors by automatic differentiation."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ cosines = st.floats(-0.95, 0.99)
 
 
 def value(loss: str, x: Tensor) -> Tensor:
-    """The loss of anchor, positive and negative as the rows of x, of the vectors as they are."""
+    """Return the loss of anchor, positive and negative, the rows of x, without normalization."""
     if loss == "margin":
         of_batch = losses.build({"name": "triplet", "squared": True, "margin": 0.2, "normalize": False})
         return of_batch(x, torch.tensor([0, 0, 1]))
@@ -29,7 +29,7 @@ def value(loss: str, x: Tensor) -> Tensor:
 
 
 def simulate(loss: str, s_ap: float, s_an: float, gamma: float, step: float) -> tuple[float, float]:
-    """One step on vectors in three dimensions, brought back to the sphere -> changes of the cosines."""
+    """Take one step on vectors in three dimensions, normalize, and return the changes of the cosines."""
     up_p, up_n = np.sqrt(1 - s_ap**2), np.sqrt(1 - s_an**2)
     positive = [s_ap, up_p, 0.0]
     negative = [s_an, gamma * up_n, np.sqrt(1 - gamma**2) * up_n]
@@ -43,15 +43,15 @@ def simulate(loss: str, s_ap: float, s_an: float, gamma: float, step: float) -> 
 @example("margin", 0.2, 0.5, 1.0, 0.1)  # active
 @example("margin", 0.9, 0.1, 0.0, 0.1)  # not active
 @example("sct", 0.5, 0.95, 0.3, 0.1)
-def test_a_step_in_three_dimensions(
+def test_cosine_changes_match_a_step_in_three_dimensions(
     loss: gradients.TripletLoss, s_ap: float, s_an: float, gamma: float, step: float
 ) -> None:
     found = gradients.cosine_changes(loss, np.array(s_ap), np.array(s_an), step=step, gamma=gamma)
     np.testing.assert_allclose(found, simulate(loss, s_ap, s_an, gamma, step), atol=1e-12)
 
 
-def test_entanglement_turns_a_hard_negative_the_wrong_way() -> None:
-    """The triplet (0.5, 0.95): alone its negative goes away, in a network it comes closer."""
+def test_entanglement_brings_a_hard_negative_closer() -> None:
+    """The triplet (0.5, 0.95): without entanglement its negative is pushed away, with it it comes closer."""
     s_ap, s_an = np.array(0.5), np.array(0.95)
     alone = gradients.cosine_changes("nca", s_ap, s_an, step=0.1)
     together = gradients.entangle(s_ap, s_an, *alone, 1.0)
@@ -69,7 +69,7 @@ def test_only_hard_negatives_come_closer(loss: gradients.TripletLoss) -> None:
 
 
 @pytest.mark.parametrize("entanglement", [0.0, 0.5, 1.0])
-def test_sct_brings_no_negative_closer(entanglement: float) -> None:
+def test_sct_never_brings_a_negative_closer(entanglement: float) -> None:
     assert not gradients.gradient_field("sct", entanglement).wrong.any()
 
 
@@ -83,12 +83,12 @@ def test_sct_brings_no_negative_closer(entanglement: float) -> None:
         ({"loss": "nca", "step": 0.0}, "above 0"),
     ],
 )
-def test_unusable_values(arguments: dict[str, float], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         gradients.gradient_field(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_figure_has_the_same_bytes_again() -> None:
+def test_figure_is_deterministic() -> None:
     fields = [gradients.gradient_field("margin", p) for p in (0.0, 1.0)]
     first, second = (
         render_figure(lambda figure: gradients.gradient_field_figure(fields, figure), 8, 4.7)
@@ -98,7 +98,7 @@ def test_the_figure_has_the_same_bytes_again() -> None:
     assert b"<svg" in first
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_gradients_command(tmp_path: Path) -> None:
     out = tmp_path / "nca.svg"
     words = ["--out", str(out), "--entanglement", "0,1", "--json", "--png"]
     done = click.testing.CliRunner().invoke(command, words, catch_exceptions=False)

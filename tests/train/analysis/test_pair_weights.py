@@ -1,4 +1,4 @@
-"""Weight curves against the closed forms of RAW (eqs. 6, 8, 10, 11 and 13-16), written out entry by entry."""
+"""Pair weights: compared with the closed forms of RAW (eqs. 6, 8, 10, 11 and 13-16), term by term."""
 
 import math
 from collections.abc import Callable
@@ -16,9 +16,11 @@ from train.analysis.specs import read_losses
 from train.commands.analyze.losses import pair_weights as command
 
 SWEEP = np.array([-0.55, -0.15, 0.15, 0.25, 0.45, 0.55, 0.65, 0.85])
-TRIPLETS = sum(p * n for p, n in [(3, 6)] * 4 + [(1, 8)] * 6)  # of the whole batch: classes of 4, 2, 2 and 2
+TRIPLETS = sum(p * n for p, n in [(3, 6)] * 4 + [(1, 8)] * 6)  # in the batch, with classes of 4, 2, 2 and 2
 
-Weight = Callable[[float, list[float], list[float]], float]  # of s beside other positives and other negatives
+Weight = Callable[
+    [float, list[float], list[float]], float
+]  # weight of s, given the other positives and negatives
 
 
 def curves(spec: str) -> pair_weights.WeightCurves:
@@ -27,7 +29,7 @@ def curves(spec: str) -> pair_weights.WeightCurves:
 
 
 def check(spec: str, positive: Weight, negative: Weight) -> None:
-    """The curves of a loss are these functions of the swept cosine and of what else the anchor sees."""
+    """Compare the curves of a loss with functions of the swept cosine and the rest of the batch."""
     (p0, *p), (n0, *n) = pair_weights.POSITIVES, pair_weights.NEGATIVES
     found = curves(spec)
     np.testing.assert_allclose(found.positive, [positive(s, p, [n0, *n]) for s in SWEEP], atol=1e-12)
@@ -40,12 +42,12 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_contrastive() -> None:
+def test_contrastive_weights() -> None:
     check("contrastive", lambda s, p, n: 1, lambda s, p, n: float(s > 0.5))
 
 
-def test_triplet() -> None:
-    """The number of violated triplets that contain the pair, over the mean number of an anchor's triplets."""
+def test_triplet_weights() -> None:
+    """Number of violated triplets with the pair, divided by the mean number of triplets per anchor."""
     scale = (4 + 6) / TRIPLETS
     check(
         "triplet-cosine",
@@ -54,7 +56,7 @@ def test_triplet() -> None:
     )
 
 
-def test_lifted() -> None:
+def test_lifted_weights() -> None:
     """A softmax over positives and one over negatives, while the hinge is active (as it is here)."""
     check(
         "lifted-generalized",
@@ -63,7 +65,7 @@ def test_lifted() -> None:
     )
 
 
-def test_binomial() -> None:
+def test_binomial_deviance_weights() -> None:
     check(
         "binomial-deviance",
         lambda s, p, n: 2 * sigmoid(2 * (0.5 - s)) / 3,
@@ -79,11 +81,11 @@ def raw_negative(s: float, p: list[float], n: list[float]) -> float:
     return 1 / (math.exp(50 * (0.5 - s)) + sum(math.exp(50 * (k - s)) for k in [s, *n]))
 
 
-def test_raw() -> None:
+def test_raw_weights() -> None:
     check("{name: raw, mining: null}", raw_positive, raw_negative)
 
 
-def test_raw_with_its_miner() -> None:
+def test_raw_weights_with_its_miner() -> None:
     """Only positives below the hardest negative + 0.1, negatives above the hardest positive - 0.1."""
 
     def positive(s: float, p: list[float], n: list[float]) -> float:
@@ -98,13 +100,13 @@ def test_raw_with_its_miner() -> None:
 
 
 def test_sct_pushes_hard_negatives_with_full_weight() -> None:
-    """Nothing below the hardest other negative, 0.4; the weight of NCA up to the easiest positive, 0.7."""
+    """0 below the hardest other negative, 0.4; the weight of NCA up to the easiest positive, 0.7; then 1."""
     found = curves("sct").negative
     expected = [0 if s < 0.4 else sigmoid(s - 0.7) if s < 0.7 else 1 for s in SWEEP]
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_the_batch_is_one_of_unit_vectors() -> None:
+def test_anchor_batch_has_cosines_of_unit_vectors() -> None:
     cosines, labels = pair_weights.anchor_batch(pair_weights.POSITIVES, pair_weights.NEGATIVES)
     assert torch.equal(cosines, cosines.T)
     assert torch.linalg.eigvalsh(cosines).min() > 0
@@ -130,7 +132,7 @@ def test_random_miners_are_averaged_and_repeatable() -> None:
         ("pml:CircleLoss", "compares samples with each other"),
     ],
 )
-def test_losses_without_weights(spec: str, message: str) -> None:
+def test_losses_without_pair_weights_are_refused(spec: str, message: str) -> None:
     if spec.startswith("pml:"):
         pytest.importorskip("pytorch_metric_learning")
     words = ["--loss", spec, "--out", "weights.svg"]
@@ -138,7 +140,7 @@ def test_losses_without_weights(spec: str, message: str) -> None:
         click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
 
 
-def test_the_figure() -> None:
+def test_figure_is_deterministic_and_limits_the_losses() -> None:
     found = [curves("contrastive"), curves("triplet"), curves("{name: triplet, negatives: optimal}")]
     first, second = (
         render_figure(lambda figure: pair_weights.weight_curves_figure(found, figure), 10, 5)
@@ -149,7 +151,7 @@ def test_the_figure() -> None:
         render_figure(lambda figure: pair_weights.weight_curves_figure(found * 3, figure), 10, 5)
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_weights_command(tmp_path: Path) -> None:
     out = tmp_path / "weights.svg"
     words = ["--loss", "contrastive", "--loss", "{name: raw, alpha: 4.0}", "--out", str(out)]
     done = click.testing.CliRunner().invoke(command, words, catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""One step of a loss on the embeddings of a batch."""
+"""One gradient step of a loss on the embeddings of a batch."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def read(spec: str) -> NamedLoss:
     return of
 
 
-def test_a_batch_is_some_images_of_some_classes(images: Embeddings) -> None:
+def test_batch_has_p_classes_of_k_images(images: Embeddings) -> None:
     drawn = sample_batch(images, classes=5, per_class=4, seed=1)
     labels, counts = np.unique(drawn.labels, return_counts=True)
     assert len(labels) == 5
@@ -36,14 +36,14 @@ def test_a_batch_is_some_images_of_some_classes(images: Embeddings) -> None:
     assert (sample_batch(images, classes=5, per_class=4, seed=1).vectors == drawn.vectors).all()
     assert (
         len(np.unique(sample_batch(images, classes=50, per_class=4).labels)) == 7
-    )  # of the others there are too few
+    )  # the other classes are too small
 
 
 @pytest.mark.parametrize(
     "spec", ["triplet-nca", "sct", "raw", "{name: n-pair, negatives: optimal}", "proxy-nca"]
 )
-def test_a_small_step_lowers_the_loss_as_its_gradient_says(images: Embeddings, spec: str) -> None:
-    """By (root mean square of the gradient) x (size) x (batch), to first order."""
+def test_small_step_changes_the_loss_to_first_order_of_its_gradient(images: Embeddings, spec: str) -> None:
+    """By -(size) x (squared tangent gradient) / (root mean square of the gradient)."""
     drawn, of = sample_batch(images, classes=5, per_class=4), read(spec)
     labels = torch.from_numpy(drawn.classes)
     after = take_step(drawn, of, size=1e-4)
@@ -59,19 +59,19 @@ def test_a_small_step_lowers_the_loss_as_its_gradient_says(images: Embeddings, s
     assert value(after) - value(drawn) == pytest.approx(expected, rel=0.02)
 
 
-def test_the_size_is_how_far_embeddings_move(images: Embeddings) -> None:
+def test_size_is_the_root_mean_square_of_the_moves(images: Embeddings) -> None:
     drawn = sample_batch(images, classes=5, per_class=4)
     moved = take_step(drawn, read("triplet-nca"), size=0.01).vectors - drawn.vectors
     assert np.sqrt((moved**2).sum(1).mean()) == pytest.approx(0.01, rel=0.02)
 
 
-def test_a_loss_without_gradient_moves_nothing(images: Embeddings) -> None:
+def test_loss_without_gradient_moves_nothing(images: Embeddings) -> None:
     drawn = sample_batch(images, classes=5, per_class=4)
     after = take_step(drawn, read("{name: triplet, margin: -5.0}"))
     np.testing.assert_allclose(after.vectors, drawn.vectors, atol=1e-7)
 
 
-def test_unusable_batches(images: Embeddings) -> None:
+def test_invalid_batches_and_sizes_are_refused(images: Embeddings) -> None:
     with pytest.raises(InputError, match="at least 2 classes of 7 images; 0 of its classes"):
         sample_batch(images, classes=5, per_class=7)
     with pytest.raises(InputError, match="no positives"):
@@ -80,7 +80,7 @@ def test_unusable_batches(images: Embeddings) -> None:
         take_step(images, read("sct"), size=-1)
 
 
-def test_the_command(images: Embeddings, tmp_path: Path) -> None:
+def test_step_command(images: Embeddings, tmp_path: Path) -> None:
     file, out = tmp_path / "images.npz", tmp_path / "step.svg"
     images.save(file)
     words = [str(file), "--loss", "sct", "--loss", "{name: triplet, negatives: optimal}", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""Synthetic points by hand, and their recall by a loop."""
+"""Synthetic points: compared with their formulas, and their recall with a brute-force loop."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SOURCES: tuple[synthetic.PointSource, ...] = ("symmetric", "optimal", "interpola
 
 
 def clusters(seed: int = 0, sizes: tuple[int, ...] = (6, 5, 4, 2, 1, 7), noise: float = 0.5) -> Embeddings:
-    """Loose clusters of these sizes in shuffled order."""
+    """Return loose clusters of these sizes, shuffled."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
     vectors = random.normal(size=(len(sizes), 5))[labels] + noise * random.normal(size=(len(labels), 5))
@@ -52,7 +52,7 @@ def test_mirrored_points() -> None:
     np.testing.assert_allclose(made.vectors, expected, atol=1e-6)
 
 
-def test_a_mirrored_point_of_orthogonal_members_is_the_opposite() -> None:
+def test_mirrored_point_of_orthogonal_members_is_the_opposite() -> None:
     made = synthetic.synthesize_points(Embeddings("axes", np.eye(4), np.array([0, 0, 1, 1])), "symmetric")
     np.testing.assert_allclose(np.sort(made.vectors, 0), np.sort(-np.eye(4), 0), atol=1e-7)
 
@@ -68,8 +68,8 @@ def test_interpolated_points() -> None:
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_optimal_points_face_the_nearest_arc_of_another_class() -> None:
-    """Against a fine grid over all arcs."""
+def test_optimal_points_are_closest_to_an_arc_of_another_class() -> None:
+    """Compared with a fine grid over all arcs."""
     images = clusters(3)
     made = synthetic.synthesize_points(images, "optimal")
     share = np.linspace(0, 1, 400)[:, None]
@@ -92,7 +92,7 @@ def test_optimal_points_face_the_nearest_arc_of_another_class() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_recall_by_a_loop(source: synthetic.PointSource) -> None:
+def test_recall_matches_a_brute_force_loop(source: synthetic.PointSource) -> None:
     images = clusters(noise=1.0)
     made = synthetic.synthesize_points(images, source)
     found = synthetic.synthetic_recalls(images, made, source)
@@ -120,10 +120,12 @@ def test_recall_by_a_loop(source: synthetic.PointSource) -> None:
                 hits[k].append(any(other[1] == label for other in ranked[:k]))
         assert found.counts[name] == len(hits[1])
         assert found.recall[name] == pytest.approx({k: np.mean(hits[k]) for k in synthetic.KS})
-    assert found.counts[synthetic.ORIGINALS] < len(paired)  # the class of a single pair has nothing to find
+    assert found.counts[synthetic.ORIGINALS] < len(
+        paired
+    )  # a class with a single pair has nothing to retrieve
 
 
-def test_unusable_embeddings() -> None:
+def test_unusable_embeddings_are_refused() -> None:
     alone = Embeddings("alone", np.eye(3), np.arange(3))
     with pytest.raises(InputError, match="no class has two"):
         synthetic.synthesize_points(alone, "symmetric")
@@ -138,7 +140,7 @@ def test_unusable_embeddings() -> None:
         synthetic.synthetic_recalls(same, synthetic.synthesize_points(same, "optimal"), "optimal")
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_synthetic_command(tmp_path: Path) -> None:
     images, out, points = tmp_path / "images.npz", tmp_path / "synthetic.svg", tmp_path / "both.npz"
     clusters().save(images)
     words = [str(images), "--out", str(out), "--points", str(points), "--negatives", "interpolated"]
@@ -148,7 +150,7 @@ def test_the_command(tmp_path: Path) -> None:
     both = Embeddings.load(points)
     assert both.synthetic.sum() == 2 * len(pairs_by_hand(clusters()))
     assert len(both) == len(clusters()) + both.synthetic.sum()
-    # Points that are there already make no points of their own.
+    # Synthetic points in the input generate no further points.
     words[0], words[4] = str(points), str(tmp_path / "again.npz")
     assert click.testing.CliRunner().invoke(command, words, catch_exceptions=False).exit_code == 0
     assert len(Embeddings.load(tmp_path / "again.npz")) == len(both)
@@ -156,7 +158,7 @@ def test_the_command(tmp_path: Path) -> None:
         click.testing.CliRunner().invoke(command, [str(images), *words], catch_exceptions=False)
 
 
-def test_the_figure_has_the_same_bytes_again() -> None:
+def test_figure_is_deterministic() -> None:
     images = clusters()
     found = [
         synthetic.synthetic_recalls(images, synthetic.synthesize_points(images, source), source)

@@ -1,4 +1,4 @@
-"""What runs recorded, as numbers and as a figure."""
+"""Recorded metrics of runs, as numbers and as a figure."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from train.commands.analyze.losses import training as command
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
-    """A real run of four epochs, with a synthetic source and a held-out class."""
+    """A run of four epochs, with synthetic negatives and a held-out class."""
     folder = tmp_path_factory.mktemp("runs") / "loop"
     settings = {
         "epochs": "4",
@@ -41,7 +41,7 @@ def write(folder: Path, records: list[dict[str, float]]) -> Path:
 
 
 @pytest.mark.slow
-def test_a_real_run(run: Path) -> None:
+def test_history_of_a_real_run(run: Path) -> None:
     found = training.read_history(run, "loop")
     steps, values = found.series["loss"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -51,7 +51,7 @@ def test_a_real_run(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command(run: Path, tmp_path: Path) -> None:
+def test_training_command(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "training.svg"
     words = [str(run), "--out", str(out)]
     done = click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
@@ -60,14 +60,14 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert b"Synthetic points among negatives" in out.read_bytes()
 
 
-def test_only_what_was_recorded_has_a_panel(tmp_path: Path) -> None:
+def test_only_recorded_metrics_have_a_panel(tmp_path: Path) -> None:
     first = training.read_history(write(tmp_path / "a", [{"step": 10, "loss": 2.0, "lr": 0.1}]), "a")
     second = training.read_history(write(tmp_path / "b", [{"step": 5, "recall_at_1": 0.5}]), "b")
     assert training.recorded_metrics([first, second]) == ["loss", "recall_at_1", "lr"]
     assert second.to_dict()["series"] == {"recall_at_1": {"steps": [5], "values": [0.5]}}
 
 
-def test_running_means() -> None:
+def test_running_mean_matches_a_loop() -> None:
     values = np.random.default_rng(0).normal(size=50)
     found = training.running_mean(values, 7)
     for i in range(50):
@@ -76,10 +76,10 @@ def test_running_means() -> None:
     np.testing.assert_allclose(training.running_mean(values, 1), values)
     np.testing.assert_allclose(
         training.running_mean(np.arange(9.0), 5), np.arange(9.0)
-    )  # a line stays a line
+    )  # linear values are unchanged
 
 
-def test_long_runs_are_smoothed_and_say_so(tmp_path: Path) -> None:
+def test_long_runs_are_smoothed(tmp_path: Path) -> None:
     records = [{"step": step, "loss": 1 / step} for step in range(1, 1001)]
     found = training.read_history(write(tmp_path / "long", records), "long")
     assert training.running_mean_width([found]) == 11
@@ -87,7 +87,7 @@ def test_long_runs_are_smoothed_and_say_so(tmp_path: Path) -> None:
     assert training.running_mean_width([short]) == 1
 
 
-def test_unusable_runs(tmp_path: Path) -> None:
+def test_unusable_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a training run"):
         training.read_history(tmp_path, "none")
     with pytest.raises(InputError, match="no metrics recorded yet"):
@@ -99,7 +99,7 @@ def test_unusable_runs(tmp_path: Path) -> None:
         training.read_history(damaged, "damaged")
 
 
-def test_the_figure(tmp_path: Path) -> None:
+def test_figure_is_deterministic_and_limits_the_runs(tmp_path: Path) -> None:
     records = [{"step": 10 * i, "loss": 1.0 / i, "hard_share": 0.5 / i} for i in range(1, 20)]
     runs = [training.read_history(write(tmp_path / str(i), records), f"run $ {i}") for i in range(7)]
     first, second = (
@@ -111,8 +111,8 @@ def test_the_figure(tmp_path: Path) -> None:
         render_figure(lambda figure: training.training_figure(runs * 3, figure), 8, 8)
 
 
-def test_share_of_hard_anchors() -> None:
-    """Recorded by every loss: the anchors whose nearest neighbour in the batch is of another class."""
+def test_hard_anchor_share_is_recorded_by_a_loss() -> None:
+    """Share of the anchors whose nearest neighbour in the batch has another class."""
     x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
     y = torch.arange(24) // 4
     y[-1] = 9  # alone, so that it has no positive

@@ -1,4 +1,4 @@
-"""`lookalike analyze`: from a run, a model, a gallery and a file to figures, as a user calls it."""
+"""`lookalike analyze`: figures of a run, a model, a gallery and an .npz file, by the command line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from train.commands.analyze import analyze
 
 
 def analyze_here(*words: object, code: int = 0) -> tuple[str, str]:
-    """`lookalike analyze` in this process -> stdout and stderr."""
+    """Run `lookalike analyze` in this process; return stdout and stderr."""
     done = lookalike_here("analyze", *map(str, words), code=code)
     return done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
 def splits(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> str:
-    """The shop with red and green to train on and all to test on, as --data says it."""
+    """--data of the shop with two splits: red and green for training, all three classes for testing."""
     folder = tmp_path_factory.mktemp("splits")
     for split, names in (("train", ("red", "green")), ("test", ("red", "green", "blue"))):
         for name in names:
@@ -45,7 +45,7 @@ def is_svg(file: Path) -> bool:
     return ElementTree.parse(file).getroot().tag.endswith("svg")
 
 
-def test_every_command_says_what_the_list_says() -> None:
+def test_help_of_every_command_starts_with_its_line_in_the_list() -> None:
     context = click.Context(analyze)
     for name in analyze.list_commands(context):
         command = analyze.get_command(context, name)
@@ -61,7 +61,7 @@ def test_run_model_and_gallery_give_the_same_embeddings(
     data = ("--data", f"folder:{shop}")
     for name, words in {
         "run": (untrained_run, *data),
-        "untrained": (untrained_run, "--untrained", *data),  # of no epochs: the same
+        "untrained": (untrained_run, "--untrained", *data),  # trained for 0 epochs: the same
         "model": (model_file, *data),
         "gallery": (gallery,),
         "again": (gallery, *data),
@@ -106,7 +106,7 @@ def test_spectrum_of_several_targets(tmp_path: Path, model_file: Path, gallery: 
     targets = (tmp_path / "one" / "e.npz", tmp_path / "two" / "e.npz")
     printed, _ = analyze_here("spectrum", *targets, "--out", tmp_path / "s.svg", "--json")
     facts = json.loads(printed)
-    assert [found["name"] for found in facts] == ["one", "two"]  # what they do not share of their paths
+    assert [found["name"] for found in facts] == ["one", "two"]  # the parts of their paths that differ
     assert facts[0]["effective_rank"] == facts[1]["effective_rank"]
     assert set(facts[0]["classes"]) == {"red", "green", "blue"}
     assert is_svg(tmp_path / "s.svg")
@@ -123,7 +123,7 @@ def test_tsne_of_a_gallery(tmp_path: Path, gallery: Path) -> None:
     assert out.with_suffix(".html").read_text().count("data:image/webp;base64,") == 20
 
 
-def test_heatmap_of_two_pictures(tmp_path: Path, model_file: Path, shop: Path) -> None:
+def test_heatmap_of_two_images(tmp_path: Path, model_file: Path, shop: Path) -> None:
     pictures = (shop / "red" / "0.png", shop / "blue" / "1.png")
     words = ("heatmap", model_file, *pictures, "--out", tmp_path / "h.svg")
     facts = json.loads(analyze_here(*words, "--json")[0])
@@ -135,7 +135,7 @@ def test_heatmap_of_two_pictures(tmp_path: Path, model_file: Path, shop: Path) -
     assert analyze_here(*words)[0] == f"cosine similarity: {facts['cosine']:.4f}\n"
 
 
-def test_what_cannot_be_read_is_listed_and_left_out(tmp_path: Path, model_file: Path, shop: Path) -> None:
+def test_unreadable_images_are_listed_and_left_out(tmp_path: Path, model_file: Path, shop: Path) -> None:
     shutil.copytree(shop, tmp_path / "shop")
     (tmp_path / "shop" / "red" / "0.png").write_bytes(b"no picture")
     words = (model_file, "--data", f"folder:{tmp_path / 'shop'}", "--out", tmp_path / "e.npz")
@@ -173,7 +173,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     assert not (tmp_path / "x.svg").exists()
 
 
-def test_without_images_that_have_labels(tmp_path: Path, shop: Path, model_file: Path) -> None:
+def test_gallery_without_labels_is_refused(tmp_path: Path, shop: Path, model_file: Path) -> None:
     loose = tmp_path / "loose"
     loose.mkdir()
     shutil.copy(shop / "red" / "0.png", loose)

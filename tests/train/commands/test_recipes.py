@@ -1,4 +1,4 @@
-"""Recipes: every one can be run, says where its numbers come from, and shows itself."""
+"""Recipes: settings, published numbers and the commands `recipes list` and `recipes show`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config(name: str) -> Config:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_its_loss_learns_from_its_batch(name: str) -> None:
+def test_loss_has_a_finite_gradient_on_a_batch_of_the_recipe(name: str) -> None:
     ours = config(name)
     dim, batch = ours.model.embedding_dim, ours.batch
     loss = losses.build(ours.loss, num_classes=batch.classes, embedding_dim=dim)
@@ -40,12 +40,12 @@ def test_its_loss_learns_from_its_batch(name: str) -> None:
     assert value.isfinite()
     assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()
-    assert embeddings.grad.any(), "nothing to learn from such a batch"
+    assert embeddings.grad.any(), "the gradient of this batch is zero"
     assert not (loss.paired and batch.per_class % 2), "alternate pairs need an even number of each class"
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_it_names_exists(name: str) -> None:
+def test_backbone_exists_and_batch_fits_the_data_set(name: str) -> None:
     ours = config(name)
     backbone = ours.model.backbone
     if backbone.startswith("timm:"):
@@ -63,7 +63,7 @@ def test_what_it_names_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_numbers_can_be_true(name: str) -> None:
+def test_published_numbers_are_plausible(name: str) -> None:
     theirs = config(name).published
     assert theirs is not None
     assert theirs.source
@@ -74,8 +74,8 @@ def test_published_numbers_can_be_true(name: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "rounds"), [("sct", 5), ("loop", 10)])
-def test_epochs_are_as_long_as_the_authors(family: str, rounds: int) -> None:
-    """Theirs are counted in images of each class, ours in batches."""
+def test_epochs_are_as_long_as_in_the_released_code(family: str, rounds: int) -> None:
+    """The released code counts images of each class, the recipes count batches."""
     checked = 0
     for ours in (config(name) for name in ALL if name.startswith(f"{family}/")):
         counts = KNOWN[ours.data].counts.get("train")
@@ -85,7 +85,7 @@ def test_epochs_are_as_long_as_the_authors(family: str, rounds: int) -> None:
     assert checked
 
 
-def test_list_says_what_there_is() -> None:
+def test_list_has_every_recipe_with_published_recall() -> None:
     done = CliRunner().invoke(recipes, ["list", "--json"])
     facts = {fact["name"]: fact for fact in json.loads(done.output)}
     assert sorted(facts) == ALL
@@ -98,7 +98,7 @@ def test_list_says_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_show_gives_settings_and_a_command_that_runs_them(name: str) -> None:
+def test_show_prints_settings_and_a_working_command(name: str) -> None:
     text = CliRunner().invoke(recipes, ["show", name]).output
     assert yaml.safe_load(text) == settings.read_recipe(name)
     words = shlex.split(text.splitlines()[-1].partition(": ")[2])

@@ -1,4 +1,4 @@
-"""What people may write to say what a sweep compares."""
+"""Sweep plans: parsing of variants and seeds, sweep.yaml, and merging with a begun sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIGITS = Experiment(
 )
 
 
-def test_one_variant_in_every_spelling(tmp_path: Path) -> None:
+def test_all_spellings_of_a_variant_are_equivalent(tmp_path: Path) -> None:
     file = tmp_path / "variants.yaml"
     file.write_text("loop: {loss: {negatives: optimal, margin: 0.1}, optimizer: {lr: 1.0e-4}}\n")
     dotted = tmp_path / "dotted.yaml"
@@ -36,7 +36,7 @@ def test_one_variant_in_every_spelling(tmp_path: Path) -> None:
     assert configs.count(configs[0]) == len(configs)
 
 
-def test_a_loss_with_a_name_replaces_the_one_of_the_experiment(tmp_path: Path) -> None:
+def test_loss_with_a_name_replaces_the_experiment_loss(tmp_path: Path) -> None:
     file = tmp_path / "variants.yaml"
     file.write_text("sct: {loss: {name: sct, lam: 0.1}}\nplain:\n")
     found = parse_variants(["sct2:loss={name: sct, lam: 0.1}"], file)
@@ -47,12 +47,12 @@ def test_a_loss_with_a_name_replaces_the_one_of_the_experiment(tmp_path: Path) -
     assert DIGITS.config(found["plain"]) == DIGITS.config()
 
 
-def test_a_key_of_the_default_loss_can_be_changed() -> None:
+def test_key_of_the_default_loss_can_be_changed() -> None:
     config = Experiment("digits").config({"loss.margin": 0.3})
     assert config.loss == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
 
 
-def test_a_semicolon_within_a_value_does_not_end_it() -> None:
+def test_semicolon_within_a_value_does_not_end_it() -> None:
     assert parse_variants(['a:wandb="x; y"; epochs=2'])["a"] == {"wandb": "x; y", "epochs": 2}
 
 
@@ -71,13 +71,13 @@ def test_a_semicolon_within_a_value_does_not_end_it() -> None:
         ("a:epochs=3;lr", "did you mean|expected int|epochs"),
     ],
 )
-def test_what_is_not_a_variant_is_refused(word: str, message: str) -> None:
+def test_invalid_variant_is_refused(word: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         DIGITS.config(parse_variants([word])["a"])
 
 
 @pytest.mark.parametrize("text", ["[a, b]", "just words", "a: 3", "a: [loss]", "'x/y': {epochs: 1}", "{", ""])
-def test_what_is_not_a_file_of_variants_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_variants_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "variants.yaml"
     file.write_text(text)
     with pytest.raises(InputError, match=r"--variants .*variants\.yaml"):
@@ -89,17 +89,17 @@ def test_what_is_not_a_file_of_variants_is_refused(tmp_path: Path, text: str) ->
 @pytest.mark.parametrize(
     ("text", "seeds"), [("3", (0, 1, 2)), ("0,1,2", (0, 1, 2)), ("7, 5", (7, 5)), ("4,", (4,)), ("1,1", (1,))]
 )
-def test_seeds_are_counted_or_listed(text: str, seeds: tuple[int, ...]) -> None:
+def test_seeds_are_a_count_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0,-1", "three", "1.5", ",", "0-2"])
-def test_what_is_not_a_seed_is_refused(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="as in 0,1,2"):
         parse_seeds(text)
 
 
-def test_a_plan_is_kept_and_grows(tmp_path: Path) -> None:
+def test_plan_is_saved_and_extended(tmp_path: Path) -> None:
     first = make_plan(tmp_path, DIGITS, parse_variants(["a", "b:loss.margin=0.5"]), None, None)
     assert first == Plan(DIGITS, {"a": {}, "b": {"loss.margin": 0.5}}, (0, 1, 2), "a")
     first.save(tmp_path)
@@ -110,7 +110,7 @@ def test_a_plan_is_kept_and_grows(tmp_path: Path) -> None:
     assert grown.baseline == "b"
 
 
-def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+def test_invalid_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no variants to compare"):
         make_plan(tmp_path, DIGITS, {}, None, None)
     with pytest.raises(InputError, match="did you mean 'plain'"):
@@ -120,8 +120,8 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
         make_plan(tmp_path, DIGITS, {"plain": {}}, None, None)
 
 
-def test_sweep_file_holds_the_words_of_the_command_line(tmp_path: Path) -> None:
-    """Sweeps begun earlier must stay readable, and the printed command must plan the same sweep."""
+def test_sweep_file_and_command_reproduce_the_plan(tmp_path: Path) -> None:
+    """The format of sweep.yaml is fixed: a sweep begun by an earlier version can be resumed."""
     changes = parse_variants(
         ["b:loss={name: sct, lam: 0.1}; schedule.at=[3, 5]; wandb=null; optimizer.lr=1e-5"]
     )
@@ -138,11 +138,11 @@ def test_sweep_file_holds_the_words_of_the_command_line(tmp_path: Path) -> None:
     assert plan.command(tmp_path).endswith(f"--baseline b --seeds 4, --out {tmp_path}")
 
 
-def test_changes_of_one_variant_do_not_reach_another() -> None:
+def test_variants_do_not_share_changed_values() -> None:
     wide = DIGITS.config({"loss.margin": 0.9})
     assert (wide.loss["margin"], DIGITS.config().loss["margin"]) == (0.9, 0.4)
 
 
-def test_the_last_of_two_changes_of_one_setting_counts() -> None:
+def test_last_change_of_a_setting_takes_precedence() -> None:
     found = parse_variants(["a:loss.margin=0.1; loss={name: n-pair}; loss.margin=0.2", "a:epochs=1"])["a"]
     assert list(found.items()) == [("loss", {"name": "n-pair"}), ("loss.margin", 0.2), ("epochs", 1)]

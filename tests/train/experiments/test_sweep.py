@@ -1,4 +1,4 @@
-"""Sweeps: right numbers; they go on where they were, they grow, and they refuse what would spoil them."""
+"""Sweeps: scores, resuming, extension with variants and seeds, and refused changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Six classes of six pictures, two of each colour, hard to tell from each other."""
+    """Six classes of six images; two classes share each hue."""
     folder = tmp_path_factory.mktemp("twins")
     for hue in range(6):
         (folder / f"{hue}").mkdir()
@@ -66,19 +66,19 @@ def sweep(
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, twins: str) -> Path:
-    """Two variants under two seeds."""
+    """A finished sweep of two variants and two seeds."""
     folder = tmp_path_factory.mktemp("sweep") / "out"
     sweep(folder, twins)
     return folder
 
 
 def state(folder: Path) -> dict[str, bytes]:
-    """The files of every run."""
+    """Return the files of every run."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.glob("*/seed-*/**/*") if p.is_file()}
 
 
 def recall_at_1(run: Run, which: str, data: str) -> float:
-    """By hand: every picture on its own, every other one compared with it; of equal ones the wrong first."""
+    """Compute Recall@1 image by image; among ties a wrong class ranks first."""
     files = sorted(Path(data.partition(":")[2]).glob("*/*.png"))
     embed = pixel_embedder(run.trained(which) if which != "before" else run.untrained())
     pixels = [run.config.preprocess(Image.open(file).convert("RGB")) for file in files]
@@ -93,7 +93,7 @@ def recall_at_1(run: Run, which: str, data: str) -> float:
     return right / len(files)
 
 
-def test_every_run_is_measured_before_and_after(finished: Path, twins: str) -> None:
+def test_scores_before_and_after_match_a_brute_force_computation(finished: Path, twins: str) -> None:
     results = json.loads((finished / "results.json").read_text())
     assert [(r["variant"], r["seed"], r["status"]) for r in results["runs"]] == [
         (name, seed, "done") for seed in SEEDS for name in ("plain", "wide")
@@ -106,7 +106,7 @@ def test_every_run_is_measured_before_and_after(finished: Path, twins: str) -> N
             assert found["scores"][which]["recall_at_1"] == pytest.approx(recall_at_1(run, which, twins))
 
 
-def test_the_best_epoch_counts_where_classes_were_held_out(finished: Path) -> None:
+def test_best_epoch_is_compared_if_classes_were_held_out(finished: Path) -> None:
     results = json.loads((finished / "results.json").read_text())
     assert {variant["checkpoint"] for variant in results["variants"]} == {"best"}
     for variant in results["variants"]:
@@ -122,7 +122,7 @@ def test_the_best_epoch_counts_where_classes_were_held_out(finished: Path) -> No
     assert (finished / "results.svg").read_text().startswith("<?xml")
 
 
-def test_runs_of_one_seed_begin_with_the_same_network_measured_once(finished: Path) -> None:
+def test_untrained_network_of_a_seed_is_measured_once(finished: Path) -> None:
     before = {
         (name, seed): next(
             r for r in Report.load(finished / name / f"seed-{seed}").results if r.name == "before training"
@@ -134,7 +134,7 @@ def test_runs_of_one_seed_begin_with_the_same_network_measured_once(finished: Pa
     assert before["plain", 1] == before["wide", 1]
 
 
-def test_asked_again_it_does_nothing_again(finished: Path, twins: str) -> None:
+def test_repeated_sweep_changes_no_file_of_a_run(finished: Path, twins: str) -> None:
     before = state(finished)
     found = sweep(finished, None, words=(), seeds=None)
     assert state(finished) == before
@@ -144,7 +144,7 @@ def test_asked_again_it_does_nothing_again(finished: Path, twins: str) -> None:
 
 
 def test_variants_and_seeds_can_be_added(tmp_path: Path, twins: str) -> None:
-    quick = (*SMALL, "epochs=0", "split.validation=0.0")  # the network as it is
+    quick = (*SMALL, "epochs=0", "split.validation=0.0")  # no training
     sweep(tmp_path, twins, ["plain"], [0], overrides=quick)
     before = state(tmp_path)
     found = sweep(tmp_path, None, ["big:model.embedding_dim=16"], [3], baseline="big")
@@ -160,7 +160,7 @@ def test_variants_and_seeds_can_be_added(tmp_path: Path, twins: str) -> None:
     assert found.baseline == "big"
 
 
-def test_the_command_that_results_show_asks_for_all_of_it(finished: Path) -> None:
+def test_command_in_results_reproduces_the_sweep(finished: Path) -> None:
     kept = json.loads((finished / "results.json").read_text())
     assert f"\n```sh\n{kept['command']}\n```\n" in (finished / "results.md").read_text()
     before = state(finished)
@@ -169,7 +169,7 @@ def test_the_command_that_results_show_asks_for_all_of_it(finished: Path) -> Non
     assert state(finished) == before
 
 
-def test_other_settings_are_refused(finished: Path, twins: str) -> None:
+def test_changed_settings_are_refused(finished: Path, twins: str) -> None:
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="epochs 2, not 3; variants and seeds may be added"):
         sweep(finished, twins, overrides=(*SMALL, "epochs=3"))
@@ -197,7 +197,7 @@ def test_other_settings_are_refused(finished: Path, twins: str) -> None:
         ("odd:loss.margin=0.2", "plain and odd are the same"),
     ],
 )
-def test_a_wrong_variant_is_refused_before_the_first_run(
+def test_invalid_variant_is_refused_before_the_first_run(
     tmp_path: Path, twins: str, word: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -205,7 +205,7 @@ def test_a_wrong_variant_is_refused_before_the_first_run(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path: Path, twins: str) -> None:
+def test_failed_run_is_recorded_and_the_others_continue(tmp_path: Path, twins: str) -> None:
     words = ["sweep", "--data", twins, "--out", str(tmp_path), "--seeds", "0,", "--json"]
     words += [word for setting in SMALL for word in ("--set", setting)]
     words += ["--variant", "wild:optimizer={name: sgd, lr: 1.0e+30}", "--variant", "plain"]
@@ -213,7 +213,7 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path: Path, twins: s
     results = json.loads(done.stdout)
     assert [run["status"] for run in results["runs"]] == ["failed", "done"]
     message = results["runs"][0]["error"]
-    assert "lower" in message, "what to do about a loss that is not finite"
+    assert "lower" in message, "advice for a loss that is not finite"
     assert "run 2 of 2: plain, seed 0" in done.stderr
     assert "1 of 2 runs failed" in done.stderr
     failure = (tmp_path / "wild" / "seed-0" / "failure.txt").read_text()
@@ -225,7 +225,7 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path: Path, twins: s
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_a_run_it_goes_on_to_the_same_end(tmp_path: Path, twins: str) -> None:
+def test_killed_sweep_resumes_to_identical_results(tmp_path: Path, twins: str) -> None:
     long = (*SMALL, "epochs=12")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     program = (
@@ -246,7 +246,7 @@ def test_killed_in_the_middle_of_a_run_it_goes_on_to_the_same_end(tmp_path: Path
     first = {name: content for name, content in state(killed).items() if name.startswith("plain")}
     assert "plain/seed-0/report.json" in first
     sweep(killed, None, words=(), seeds=None)
-    assert first.items() <= state(killed).items(), "what was finished is not done again"
+    assert first.items() <= state(killed).items(), "finished runs are not repeated"
     sweep(whole, twins, [WORDS[1]], (0,), overrides=long)
     uninterrupted = Run(whole / "wide" / "seed-0")
     for which in ("best", "last"):
@@ -255,8 +255,8 @@ def test_killed_in_the_middle_of_a_run_it_goes_on_to_the_same_end(tmp_path: Path
     assert Report.load(second.folder).results == Report.load(uninterrupted.folder).results
 
 
-def test_a_run_does_not_depend_on_those_before_it(tmp_path: Path, twins: str) -> None:
-    """Also where the loss has parameters of its own, drawn at random."""
+def test_run_does_not_depend_on_earlier_runs(tmp_path: Path, twins: str) -> None:
+    """Including losses with randomly initialized parameters of their own."""
     proxies = "proxies:loss={name: proxy-anchor}"
     sweep(tmp_path / "second", twins, ["plain", proxies], (1,))
     sweep(tmp_path / "first", twins, [proxies], (1,))
@@ -264,7 +264,7 @@ def test_a_run_does_not_depend_on_those_before_it(tmp_path: Path, twins: str) ->
     assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 
-def test_two_processes_do_not_share_a_sweep(finished: Path) -> None:
+def test_concurrent_sweep_in_one_folder_is_refused(finished: Path) -> None:
     with (finished / "LOCK").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LookalikeError, match="another process"):
