@@ -1,9 +1,9 @@
-"""Take a gallery's vectors elsewhere, and take in vectors that were made elsewhere.
+"""Export of a gallery's vectors, and import of vectors computed by other programs.
 
-A Parquet file has a row for each picture: `id`, `path`, `label`, `width`, `height`, a column for each of the
-metadata, and `vector`. A `.npy` file has the vectors alone, [N, D], and a CSV file of the same name the rest
-(to be read again, every row must have a path). A `.npz` file has `vectors` and, if need be, an array [N] for
-each of the other columns.
+A Parquet file has one row per image with the columns `id`, `path`, `label`, `width`, `height`, the metadata
+columns and `vector`. A `.npy` file contains only the vectors, [N, D]; a CSV file of the same name has the
+other columns (to import it, every row needs a path). A `.npz` file has the array `vectors` and optionally an
+array [N] for each other column.
 """
 
 from __future__ import annotations
@@ -32,32 +32,44 @@ from retrieval.storage.store import Store
 
 BATCH = 4096
 _VECTOR, _VECTORS = "vector", "vectors"
-_FACTS = ("id", "path", "label", "width", "height")
+_COLUMNS = ("id", "path", "label", "width", "height")
 _SUFFIXES = (".parquet", ".npy", ".npz")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a source: what is known about each, and their vectors, float32 or float64 [n, D]."""
+    """Consecutive rows of a source.
+
+    Attributes:
+        start: Number of the first row, from 0.
+        values: Values of each row, by column.
+        vectors: Vectors, float32 or float64 [n, D].
+    """
 
     start: int
     values: list[dict[str, Any]]
     vectors: np.ndarray
 
 
-# ---- out
+# ---- export
 
 
 def export(gallery: Gallery, target: Path, *, show_progress: bool = False) -> int:
-    """Write everything alive to `target`, `.parquet` or `.npy` (with a CSV file beside it) -> how many.
+    """Export all items of a gallery, in batches of bounded memory; the files are written atomically.
 
-    Memory stays bounded; the files appear complete or not at all.
+    Args:
+        gallery: Gallery to export.
+        target: `.parquet` file, or `.npy` file with a CSV file beside it.
+        show_progress: Print progress on stderr.
+
+    Returns:
+        Number of items.
 
     Raises:
-        InputError: another suffix, or pyarrow is not installed for `.parquet`.
-        LookalikeError: something is damaged.
+        InputError: The suffix is another one, or pyarrow is not installed for `.parquet`.
+        LookalikeError: The gallery is damaged.
     """
-    columns = [*_FACTS, *gallery.store.columns()]
+    columns = [*_COLUMNS, *gallery.store.columns()]
     with Progress("exporting", len(gallery), "vectors", show=show_progress) as progress:
         batches = _batches_of(gallery, progress)
         if target.suffix == ".parquet":
@@ -65,7 +77,7 @@ def export(gallery: Gallery, target: Path, *, show_progress: bool = False) -> in
         elif target.suffix == ".npy":
             _write_arrays(gallery, target, columns, batches)
         else:
-            raise InputError(f"{target}: the name must end in .parquet or .npy")
+            raise InputError(f"{target}: the file name must end in .parquet or .npy")
     return len(gallery)
 
 
@@ -77,14 +89,14 @@ def _batches_of(gallery: Gallery, progress: Progress) -> Iterator[Batch]:
         ids = state.ids[some].tolist()
         found = {item.id: item for item in gallery.store.items(ids)}
         if len(found) < len(ids):
-            raise InputError(f"{gallery.folder}: it was compacted meanwhile; run the export again")
-        yield Batch(start, [_flat(gallery, found[i]) for i in ids], state.vectors(some))
+            raise InputError(f"{gallery.folder}: compacted during the export; run the export again")
+        yield Batch(start, [_row(gallery, found[i]) for i in ids], state.vectors(some))
         progress.update(len(some))
 
 
-def _flat(gallery: Gallery, item: StoredItem) -> dict[str, Value]:
-    facts = (item.key, gallery.paths.of(item), item.label, item.width, item.height)
-    return {**dict(zip(_FACTS, facts, strict=True)), **item.metadata}
+def _row(gallery: Gallery, item: StoredItem) -> dict[str, Value]:
+    values = (item.key, gallery.paths.of(item), item.label, item.width, item.height)
+    return {**dict(zip(_COLUMNS, values, strict=True)), **item.metadata}
 
 
 def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batches: Iterable[Batch]) -> None:
@@ -107,8 +119,8 @@ def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batche
 def _write_parquet(gallery: Gallery, target: Path, columns: Sequence[str], batches: Iterable[Batch]) -> None:
     pa, parquet = _pyarrow(target)
     types = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string()}
-    fields = [(name, pa.string()) for name in _FACTS[:3]] + [(name, pa.int64()) for name in _FACTS[3:]]
-    kinds = {name: column_type(gallery.store, name) or "integer" for name in columns[len(_FACTS) :]}
+    fields = [(name, pa.string()) for name in _COLUMNS[:3]] + [(name, pa.int64()) for name in _COLUMNS[3:]]
+    kinds = {name: column_type(gallery.store, name) or "integer" for name in columns[len(_COLUMNS) :]}
     fields += [(name, types[kind]) for name, kind in kinds.items()]
     dim = gallery.snapshot.stored.dim
     layout = pa.schema([*fields, (_VECTOR, pa.list_(pa.float32(), dim))])
@@ -127,7 +139,7 @@ def _cast(value: Value, kind: str | None) -> Value:
     return str(value) if kind == "text" and value is not None else value
 
 
-# ---- in
+# ---- import
 
 
 def import_vectors(
@@ -139,23 +151,28 @@ def import_vectors(
     root: Path | None = None,
     show_progress: bool = False,
 ) -> int:
-    """Take in vectors that were made elsewhere -> how many; they are normalised.
+    """Import vectors computed by another program; they are normalized.
 
-    The gallery is made if it is not there: for a model file, whose vectors they must be, or else for an
-    embedding that is known by name alone, whose gallery is searched by its items or by vectors. Rows are
-    `id` (or else `path`, or else the number of the row), and replace those with the same id.
+    The gallery is created if necessary. The key of an item is the column `id`, or else `path`, or else the
+    row number; an item with the same key is replaced.
 
     Args:
-        source: `.parquet`, `.npy` (with a CSV file of the same name beside it, if there is one) or `.npz`.
-        model: the model file that made the vectors.
-        name: what made them, where it is not a model file.
-        root: what paths are relative to; the folder of `source` where it is left out.
+        folder: Gallery folder.
+        source: `.parquet`, `.npy` (with an optional CSV file of the same name beside it) or `.npz` file.
+        model: Model file that computed the vectors.
+        name: Name of the embedding, if there is no model file; such a gallery can be searched by its items
+            and by vectors only.
+        root: Base folder of relative paths; by default the folder of `source`.
+        show_progress: Print progress on stderr.
+
+    Returns:
+        Number of vectors.
 
     Raises:
-        InputError: what is wrong with the source, and in which row; nothing is changed then.
+        InputError: The source is invalid; the message has the row. Nothing is changed.
     """
     if source.suffix not in _SUFFIXES or not source.is_file():
-        raise InputError(f"{source}: no file with the name of a source: {', '.join(_SUFFIXES)}")
+        raise InputError(f"{source}: not a file of type {', '.join(_SUFFIXES)}")
     count, dim = _check(source)
     gallery = _gallery(folder, dim, model, name)
     base = (root or source.parent).resolve()
@@ -175,32 +192,32 @@ def import_vectors(
 
 
 def _check(source: Path) -> tuple[int, int]:
-    """Look at every row before any is taken -> how many, and of how many dimensions."""
+    """Check all rows before the first is imported; return the number of vectors and their dimension."""
     count, dim, seen = 0, 0, set[str]()
     for batch in _read(source):
         vectors = batch.vectors
         if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
-            raise InputError(f"{source}: vectors must be numbers with a point, [N, D]; got {vectors.dtype}")
+            raise InputError(f"{source}: vectors must be floating-point, [N, D]; got {vectors.dtype}")
         dim = dim or vectors.shape[1]
         if vectors.shape[1] != dim:
-            raise InputError(f"{source}: vectors of {dim} and of {vectors.shape[1]} dimensions")
+            raise InputError(f"{source}: vectors of {dim} and {vectors.shape[1]} dimensions")
         norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        for wrong, what in ((~np.isfinite(norms), "is not finite"), (norms == 0, "is zero")):
-            if wrong.any():
-                row = batch.start + int(np.argmax(wrong)) + 1
-                raise InputError(f"{source}, row {row}: its vector {what}")
-        names = dict.fromkeys(name for values in batch.values for name in values if name not in _FACTS)
+        for invalid, problem in ((~np.isfinite(norms), "not finite"), (norms == 0, "zero")):
+            if invalid.any():
+                row = batch.start + int(np.argmax(invalid)) + 1
+                raise InputError(f"{source}, row {row}: the vector is {problem}")
+        names = dict.fromkeys(name for values in batch.values for name in values if name not in _COLUMNS)
         schema.check_columns(names, ())
         for number, values in enumerate(batch.values, batch.start):
             for name in names:
                 schema.check_value(name, values.get(name))
             key = schema.check_key(_key(values, number))
             if key in seen:
-                raise InputError(f"{source}, row {number + 1}: the id {key!r} is in use already")
+                raise InputError(f"{source}, row {number + 1}: the id {key!r} is already used")
             seen.add(key)
         count += len(vectors)
     if not count or not dim:
-        raise InputError(f"{source}: it has no vectors")
+        raise InputError(f"{source}: contains no vectors")
     return count, dim
 
 
@@ -210,8 +227,9 @@ def _gallery(folder: Path, dim: int, model: Path | None, name: str | None) -> Ga
         gallery = Gallery(folder)
         manifest = gallery.store.manifest
         if manifest.dim != dim:
-            what = f"{folder}: it holds vectors of {manifest.dim} dimensions, these have {dim}"
-            raise InputError(f"{what}; make a gallery of their own for them")
+            raise InputError(
+                f"{folder}: has vectors of {manifest.dim} dimensions, not {dim}; use another gallery"
+            )
         if embedder is not None:
             gallery.check_model(embedder)
         elif name != manifest.embedding:
@@ -220,21 +238,23 @@ def _gallery(folder: Path, dim: int, model: Path | None, name: str | None) -> Ga
                 if manifest.embedding
                 else "--model with the model file of the gallery"
             )
-            raise InputError(f"{folder}: say that the vectors are of the kind it holds: {hint}")
+            raise InputError(
+                f"{folder}: confirm that the vectors have the same origin as those in the gallery: {hint}"
+            )
         return gallery
     if embedder is not None:
         if embedder.dim != dim:
-            raise InputError(f"{model}: it makes {embedder.dim} dimensions, the vectors have {dim}")
+            raise InputError(f"{model}: has {embedder.dim} dimensions, but the vectors have {dim}")
         return Gallery.create(folder, embedder)
     if not name:
-        raise InputError("say what made the vectors: --model FILE, or --embedding NAME")
+        raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
     Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name))
     return Gallery(folder)
 
 
 def _key(values: Mapping[str, Any], number: int) -> str:
-    given = values.get("id") if values.get("id") is not None else values.get("path")
-    return str(number) if given in (None, "") else str(given)
+    key = values.get("id") if values.get("id") is not None else values.get("path")
+    return str(number) if key in (None, "") else str(key)
 
 
 def _item(values: Mapping[str, Any], number: int, base: Path, store: Store) -> NewItem:
@@ -243,23 +263,23 @@ def _item(values: Mapping[str, Any], number: int, base: Path, store: Store) -> N
         full = base / str(values["path"])
         root = base if full.is_relative_to(base) else Path(full.anchor)
         found = full.stat() if full.is_file() else None
-        facts = (found.st_size, found.st_mtime_ns) if found else (0, 0)
+        version = (found.st_size, found.st_mtime_ns) if found else (0, 0)
         if full.parent == store.own:
-            stamp = FileStamp(OWN, full.name, *facts)
+            stamp = FileStamp(OWN, full.name, *version)
         else:
-            stamp = FileStamp(str(root), full.relative_to(root).as_posix(), *facts)
+            stamp = FileStamp(str(root), full.relative_to(root).as_posix(), *version)
     label = values.get("label")
     stamp = replace(stamp, label=None if label is None else str(label))
-    metadata = {name: value for name, value in values.items() if name not in _FACTS}
+    metadata = {name: value for name, value in values.items() if name not in _COLUMNS}
     width, height = (int(values.get(side) or 0) for side in ("width", "height"))
     return NewItem(stamp, "", width, height, metadata, key=_key(values, number))
 
 
-# ---- sources
+# ---- readers
 
 
 def _read(source: Path) -> Iterator[Batch]:
-    """The rows of a source, a few thousand at a time."""
+    """Read a source in batches of a few thousand rows."""
     return _read_parquet(source) if source.suffix == ".parquet" else _read_arrays(source)
 
 
@@ -267,17 +287,17 @@ def _read_arrays(source: Path) -> Iterator[Batch]:
     try:
         loaded = np.load(source, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{source}: not a file of arrays that can be read ({error})") from error
+        raise InputError(f"{source}: cannot be read as a file of arrays ({error})") from error
     if source.suffix == ".npy":
-        vectors, rows = loaded, _beside(source, len(loaded) if loaded.ndim else 0)
+        vectors, rows = loaded, _sidecar_rows(source, len(loaded) if loaded.ndim else 0)
     else:
         arrays = {name: _array(source, loaded, name) for name in loaded.files}
         if _VECTORS not in arrays:
-            raise InputError(f"{source}: it has no array {_VECTORS!r}; there are: {', '.join(arrays)}")
+            raise InputError(f"{source}: no array {_VECTORS!r}; arrays: {', '.join(arrays)}")
         vectors = arrays.pop(_VECTORS)
         for name, array in arrays.items():
             if array.shape != vectors.shape[:1]:
-                raise InputError(f"{source}: array {name!r} is {list(array.shape)}, not one value a vector")
+                raise InputError(f"{source}: array {name!r} is {list(array.shape)}, not one value per vector")
         lists = {"id" if name == "ids" else name: array.tolist() for name, array in arrays.items()}
         rows = (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
         rows = rows if lists else ({} for _ in range(len(vectors)))
@@ -292,17 +312,19 @@ def _array(source: Path, loaded: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(loaded[name])
     except ValueError as error:
-        raise InputError(f"{source}: array {name!r} cannot be read without running code in it") from error
+        raise InputError(
+            f"{source}: array {name!r} contains pickled objects, which are not loaded"
+        ) from error
 
 
-def _beside(source: Path, count: int) -> Iterator[dict[str, Any]]:
-    """The rows of the CSV file beside a `.npy` file."""
+def _sidecar_rows(source: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Return the rows of the CSV file beside a `.npy` file; empty rows if there is none."""
     table = source.with_suffix(".csv")
     if not table.is_file():
         return ({} for _ in range(count))
     rows = [{"id": r.id, "path": r.path, "label": r.label, **r.metadata} for r in tables.read_table(table)]
     if len(rows) != count:
-        raise InputError(f"{table}: it has {len(rows)} rows, {source.name} has {count} vectors")
+        raise InputError(f"{table}: {len(rows)} rows, but {source.name} has {count} vectors")
     return iter(rows)
 
 
@@ -312,13 +334,15 @@ def _read_parquet(source: Path) -> Iterator[Batch]:
         file = parquet.ParquetFile(source)
         names = file.schema_arrow.names
         if _VECTOR not in names:
-            raise InputError(f"{source}: it has no column {_VECTOR!r}; there are: {', '.join(names[:10])}")
+            raise InputError(f"{source}: no column {_VECTOR!r}; columns: {', '.join(names[:10])}")
         start = 0
         for batch in file.iter_batches(BATCH):
             column = batch.column(_VECTOR)
             lengths = set(column.value_lengths().to_pylist()) if pa.types.is_list(column.type) else {1}
             if column.null_count or len(lengths) > 1:
-                raise InputError(f"{source}, rows from {start + 1} on: vectors of several lengths, or none")
+                raise InputError(
+                    f"{source}, rows from {start + 1}: missing vectors, or vectors of different lengths"
+                )
             flat = column.flatten().to_numpy(zero_copy_only=False)
             rows = batch.drop_columns([_VECTOR]).to_pylist()
             yield Batch(start, rows, flat.reshape(len(rows), -1))

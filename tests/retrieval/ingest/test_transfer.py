@@ -87,18 +87,18 @@ def broken(values: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"vectors": broken(np.nan)}, "row 5: its vector is not finite"),
-        ({"vectors": broken(np.inf)}, "row 5: its vector is not finite"),
-        ({"vectors": broken(0)}, "row 5: its vector is zero"),
-        ({"vectors": np.ones((2, DIM), np.int64)}, "with a point"),
+        ({"vectors": broken(np.nan)}, "row 5: the vector is not finite"),
+        ({"vectors": broken(np.inf)}, "row 5: the vector is not finite"),
+        ({"vectors": broken(0)}, "row 5: the vector is zero"),
+        ({"vectors": np.ones((2, DIM), np.int64)}, "floating-point"),
         ({"vectors": np.ones(3)}, r"\[N, D\]"),
         ({"vectors": np.ones((0, 3))}, "no vectors"),
         ({"other": np.ones((2, 3))}, "no array 'vectors'"),
-        ({"vectors": unit_vectors(2), "ids": np.array(["a", "a"])}, "row 2: the id 'a' is in use"),
-        ({"vectors": unit_vectors(2), "label": np.array(["a"])}, "not one value a vector"),
-        ({"vectors": unit_vectors(2), "x": np.array([{}, {}], object)}, "running code"),
+        ({"vectors": unit_vectors(2), "ids": np.array(["a", "a"])}, "row 2: the id 'a' is already used"),
+        ({"vectors": unit_vectors(2), "label": np.array(["a"])}, "not one value per vector"),
+        ({"vectors": unit_vectors(2), "x": np.array([{}, {}], object)}, "pickled objects"),
         ({"vectors": unit_vectors(2), "score": np.ones(2)}, "name is taken"),
-        ({"vectors": unit_vectors(2, 0)[:, :5]}, "48 dimensions, these have 5"),
+        ({"vectors": unit_vectors(2, 0)[:, :5]}, "48 dimensions, not 5"),
     ],
 )
 def test_what_cannot_be_used_changes_nothing(
@@ -146,7 +146,7 @@ def test_the_kind_of_vectors_must_be_said(gallery: Gallery, tmp_path: Path) -> N
     with pytest.raises(InputError, match="built with random"):
         import_vectors(gallery.folder, tmp_path / "in.npy", model=write_model(tmp_path / "m.onnx"))
     np.save(tmp_path / "in.npy", np.ones((2, 3)))
-    with pytest.raises(InputError, match="48 dimensions, the vectors have 3"):
+    with pytest.raises(InputError, match="48 dimensions, but the vectors have 3"):
         import_vectors(tmp_path / "new", tmp_path / "in.npy", model=tmp_path / "m.onnx")
 
 
