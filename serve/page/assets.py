@@ -55,6 +55,6 @@ def script(*names: str) -> str:
 
 @cache
 def stylesheet() -> str:
-    """Return the styles of the page: those of all parts first, then one file for each part."""
+    """Return the styles of the page: the shared ones, then those of each part."""
     parts = sorted(file.name for file in _STATIC.glob("*.css") if file.name != "page.css")
     return "\n".join(static(name) for name in ("page.css", *parts))

@@ -1,10 +1,12 @@
-let shown = location.search, turned = false;
+// The address bar follows the search; other parameters of the address stay. Another query is a new entry in the
+// browser's history: the server repeats the search from its address.
+let shown = location.search, navigated = false;
 const query = params => String(['id', 'region', 'q'].map(name => params.getAll(name)));
 watch('value', () => {
-  if (awaited) return;  // the visitor has gone on to another address
-  const returned = turned;
-  turned = false;
-  if (element.querySelector('[data-kept]')) return;  // the search is still the one before
+  if (sentAt) return;  // the visitor has already gone to another address
+  const returned = navigated;
+  navigated = false;
+  if (element.querySelector('[data-kept]')) return;  // the search has not changed
   const params = new URLSearchParams(location.search);
   const before = query(params);
   for (const name of ['id', 'region', 'q', 'k', 'where', 'min_score', 'group_by']) params.delete(name);
@@ -21,6 +23,6 @@ watch('value', () => {
 addEventListener('popstate', () => {
   if (location.search === shown) return;
   shown = location.search;
-  turned = true;
-  want('navigate', {address: location.search});
+  navigated = true;
+  triggerLatest('navigate', {address: location.search});
 });

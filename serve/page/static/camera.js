@@ -1,3 +1,4 @@
+// Report a camera that is refused: Gradio shows nothing. The component's value is a status line.
 const cameras = navigator.mediaDevices, open = cameras?.getUserMedia.bind(cameras);
 if (cameras) cameras.getUserMedia = async wanted => {
   try { return await open(wanted); }
@@ -6,6 +7,6 @@ if (cameras) cameras.getUserMedia = async wanted => {
       ? 'There is no camera here: drop or choose a picture.'
       : 'The camera cannot be used: allow it in the browser, or drop or choose a picture.';
     props.value = `<div data-kept><p class="trouble">${why}</p></div>`;
-    return new Promise(() => {});  // it goes on waiting: for another click, or for another way
+    return new Promise(() => {});  // stays pending until another click
   }
 };

@@ -1,10 +1,12 @@
+// The dialog that shows one image. It is not part of the template, because Gradio would close it when it renders.
+// Closing it clears the value, so that the same image can be shown again.
 const dialog = document.createElement('dialog');
 dialog.id = 'dialog';
 dialog.setAttribute('aria-labelledby', 'detail-title');
 element.append(dialog);
 let comparing = false, late = false;  // late: the dialog was closed before the answer came
 watch('value', () => {
-  if (!props.value) return dialog.close();  // the picture is gone
+  if (!props.value) return dialog.close();  // the image has been removed
   const unwanted = late;
   comparing = late = false;
   if (unwanted) { props.value = ''; return; }
@@ -35,5 +37,5 @@ dialog.addEventListener('click', event => {
   else if (button && button.dataset.include) search('include', button.dataset.include);
   else if (button && button.dataset.compare) compare('compare', button, button.dataset.compare);
   else if (button && button.dataset.show) compare('restore', button, button.dataset.show);
-  else if (button && button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
+  else if (button && button.dataset.remove && confirmed(button)) trigger('remove', removal(button));
 });

@@ -1,3 +1,5 @@
+// Download the results that are on the page, as CSV or JSON.
+// A spreadsheet evaluates cells that begin like a formula: such text gets an apostrophe in front.
 const cell = text => {
   const number = /^-?\d+(\.\d+)?(e[+-]?\d+)?$/i.test(text);
   const safe = !number && /^[=+\-@\t\r]/.test(text) ? "'" + text : text;

@@ -1,3 +1,4 @@
+// Find near-duplicates, and remove them.
 const form = details.querySelector('form');
 form.addEventListener('submit', event => {
   event.preventDefault();
@@ -11,5 +12,5 @@ made.addEventListener('click', event => {
     trigger('turn', {...place(), group_page: Number(button.dataset.groupPage)});
     details.scrollIntoView({block: 'start'});
   }
-  else if (button.dataset.remove && confirmed(button)) trigger('remove', wanted(button));
+  else if (button.dataset.remove && confirmed(button)) trigger('remove', removal(button));
 });

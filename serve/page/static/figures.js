@@ -1,3 +1,4 @@
+// Open figures of the embeddings, and walk on the map with the pointer or the arrow keys.
 element.addEventListener('click', event => {
   const button = event.target.closest('[data-figure]');
   if (button) trigger('select', {of: button.ariaPressed === 'true' ? '' : button.dataset.figure});

@@ -1,3 +1,5 @@
+// A panel that is folded up. It is not part of the template, because Gradio would fold it when it renders.
+// `made` holds the component's value, and keeps the focus when that changes.
 const details = document.createElement('details');
 details.innerHTML = element.querySelector('template').innerHTML;
 element.append(details);

@@ -1,3 +1,5 @@
+// Keyboard navigation that Gradio's markup lacks: the skip link, arrow keys on the tabs, and the focus. An answer
+// may replace or disable the button that was pressed: the focus goes to the button in its place, or to its part.
 const contents = element.querySelector('button').dataset.content.split(' ');
 const reach = part => {
   part?.focus();

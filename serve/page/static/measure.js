@@ -1,3 +1,4 @@
+// Start an evaluation; the focus stays where the button was.
 let pressed = false;
 element.addEventListener('click', event => {
   if (!event.target.closest('[data-evaluate]')) return;

@@ -1,3 +1,4 @@
+// Poll background work while the answer is a progress bar: soon at first, then once a second.
 let timer = 0, pause = 100;
 const poll = () => {
   clearTimeout(timer);

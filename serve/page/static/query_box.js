@@ -1,3 +1,6 @@
+// The query's images, and a rectangle on them: the region to search with. The template never changes, so that the
+// focus stays and nothing moves under the pointer. A region is left, top, right, bottom in fractions of the image;
+// null is all of it.
 const box = document.createElement('div');
 element.append(box);
 const STEP = 0.02, LEAST = 0.02, CLICK = 6, PAUSE = 700;
@@ -26,23 +29,23 @@ watch('value', () => {
   if (!drag && !timer) draw();
 });
 if (props.value) draw();
-const ask = () => {
+const search = () => {
   clearTimeout(timer);
   timer = 0;
   if (region) region = region.map(value => Math.round(1e4 * value) / 1e4);
   if (String(region) === sent) return;
   sent = String(region);
   const part = Number(box.querySelector('.cropping').dataset.part);
-  want('crop', {part, region});
+  triggerLatest('crop', {part, region});
 };
-const whole = () => { region = null; paint(); ask(); };
+const whole = () => { region = null; paint(); search(); };
 
 box.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (!button) return;
   if ('whole' in button.dataset) whole();
   else if ('omit' in button.dataset) trigger('remove', {part: Number(button.dataset.omit)});
-  else if ('enlarge' in button.dataset) want('select', {part: Number(button.dataset.enlarge)});
+  else if ('enlarge' in button.dataset) triggerLatest('select', {part: Number(button.dataset.enlarge)});
 });
 box.addEventListener('dragstart', event => event.preventDefault());
 const place = event => {
@@ -57,12 +60,12 @@ box.addEventListener('pointerdown', event => {
   shape().focus({preventScroll: true, focusVisible: false});
   const corner = event.target.closest('[data-corner]');
   const inside = region && event.target.closest('.region');
-  drag = {start: place(event), at: [event.clientX, event.clientY], before: region, way: 'new', moved: false};
+  drag = {start: place(event), at: [event.clientX, event.clientY], before: region, mode: 'new', moved: false};
   if (corner && region) {
-    const [left, top, right, bottom] = region;  // drawn anew from the corner opposite
+    const [left, top, right, bottom] = region;  // drawn again from the opposite corner
     drag.start = [corner.dataset.corner.includes('left') ? right : left,
                   corner.dataset.corner.includes('top') ? bottom : top];
-  } else if (inside) drag.way = 'move';
+  } else if (inside) drag.mode = 'move';
   frame.setPointerCapture(event.pointerId);
 });
 box.addEventListener('pointermove', event => {
@@ -70,7 +73,7 @@ box.addEventListener('pointermove', event => {
   drag.moved ||= Math.hypot(event.clientX - drag.at[0], event.clientY - drag.at[1]) >= CLICK;
   if (!drag.moved) return;
   const [x, y] = place(event), [u, v] = drag.start;
-  if (drag.way === 'move') {
+  if (drag.mode === 'move') {
     const [left, top, right, bottom] = drag.before;
     const across = between(x - u, -left, 1 - right), down = between(y - v, -top, 1 - bottom);
     region = [left + across, top + down, right + across, bottom + down];
@@ -83,7 +86,7 @@ const stop = keep => {
   if (!keep || !drag.moved || small) region = drag.before;
   drag = null;
   paint();
-  ask();
+  search();
 };
 box.addEventListener('pointerup', () => stop(true));
 box.addEventListener('pointercancel', () => stop(false));
@@ -95,7 +98,7 @@ box.addEventListener('keydown', event => {
     else whole();
     return;
   }
-  if (event.key === 'Enter') { ask(); return; }
+  if (event.key === 'Enter') { search(); return; }
   const [across, down] = {ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP],
                           ArrowDown: [0, STEP]}[event.key] || [0, 0];
   if (!across && !down) return;
@@ -113,5 +116,5 @@ box.addEventListener('keydown', event => {
   }
   paint();
   clearTimeout(timer);
-  timer = setTimeout(ask, PAUSE);  // once the keys rest
+  timer = setTimeout(search, PAUSE);  // when no key is pressed for a while
 });

@@ -1,3 +1,4 @@
+// Choose a report, and one to compare it with.
 const form = element.querySelector('form');
 const fill = () => {
   const {reports, report, against} = props.value;

@@ -1,7 +1,8 @@
+// The fields of a search; every change is submitted.
 const form = element.querySelector('form');
 const names = ['k', 'min_score', 'where', 'group_by'];
 let sent;
-// On a phone the results would begin below the fold: it folds what is as usual.
+// On a phone the results would begin below the fold: settings at their defaults are folded.
 const wide = matchMedia('(min-width: 46rem)');
 const unfold = () => { if (wide.matches) form.querySelector('details').open = true; };
 wide.addEventListener('change', unfold);
@@ -17,14 +18,14 @@ const fill = () => {
   for (const name of names) form.elements[name].value = given[name];
   sent = text();
 };
-const read = () => {  // also what is typed and not sent yet goes with the next picture
+const read = () => {  // also text that has not been submitted is used for the next image
   const now = {...props.value};
   for (const name of names) now[name] = form.elements[name].value;
   props.value = now;
 };
 const text = () => names.map(name => props.value[name]).join('\n');
 const send = () => {
-  const {value, min, max, defaultValue} = form.k;  // what is shown is what is searched for
+  const {value, min, max, defaultValue} = form.k;  // the value shown is the value used
   form.k.value = value === '' ? defaultValue : Math.min(Math.max(Math.trunc(value), min), max);
   read();
   if (text() === sent) return;

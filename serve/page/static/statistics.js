@@ -1,3 +1,4 @@
+// Count the statistics when their panel is opened; a click on a label filters the images by it.
 details.addEventListener('toggle', () => {
   if (!details.open) return;
   if (!made.firstChild) made.innerHTML = "<p role='status'>Counting …</p>";

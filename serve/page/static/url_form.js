@@ -1,3 +1,4 @@
+// Search with the image at a URL.
 const form = element.querySelector('form');
 form.addEventListener('submit', event => {
   event.preventDefault();
