@@ -1,4 +1,4 @@
-"""Ask a Lookalike server from Python.
+"""Python client of a Lookalike server.
 
     from serve.client import Client
 
@@ -6,8 +6,8 @@
         for hit in client.search("query.jpg", k=5, where="price < 30"):
             print(f"{hit.score:.3f}  {hit.key}  {hit.metadata}")
 
-What a server refuses raises an `ApiError`, whose `code` says what it is, and so does whatever else answers in
-its place, such as a proxy; a server that cannot be reached raises what `httpx` has for it.
+Error responses raise an `ApiError` with a stable `code`, which is empty if the response is not from a
+Lookalike server but, say, from a proxy. Connection errors are those of `httpx`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image as Pillow
 
-    Picture = str | Path | bytes | Pillow.Image
+    ImageSource = str | Path | bytes | Pillow.Image
     Vector = Sequence[float] | np.ndarray
 
-_SECONDS = 35.0  # a server gives up a little earlier, and says so
-_BYTES = {"Content-Type": "application/octet-stream"}
-_SHOWN = 100  # characters of an answer that is none of a Lookalike server
+_TIMEOUT_SECONDS = 35.0  # longer than the default deadline of the server
+_BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
+_MAX_EXCERPT = 100  # characters of a response that is not from a Lookalike server
 T = TypeVar("T")
 Rerank = Literal["none", "query-expansion", "k-reciprocal"]
 
@@ -46,9 +46,11 @@ class Image:
     """An image of the gallery.
 
     Attributes:
-        id: its number, which is never used again.
-        key: what its owner calls it, or its path in the folder that was indexed.
-        thumbnail: where a small picture of it is, on the server.
+        id: Number of the image, which is never reused.
+        key: Name of the image, or its path in the indexed folder.
+        label: Label, or None.
+        metadata: Metadata by column.
+        thumbnail: Path of its thumbnail on the server.
     """
 
     id: int
@@ -60,21 +62,21 @@ class Image:
 
 @dataclass(frozen=True)
 class Hit(Image):
-    """An image found; the score is 1 for the same picture."""
+    """An image that was found; the score is 1 for the same image."""
 
     score: float = 0.0
 
 
 @dataclass(frozen=True)
 class Added(Image):
-    """An image that was sent to be added; it is not new where the gallery had its bytes already."""
+    """The result of adding an image; it is not new if the gallery had its bytes already."""
 
     is_new: bool = True
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """A vector for each picture, in their order, and the fingerprint of the model they come from."""
+    """A vector for each image, in their order, and the fingerprint of their model."""
 
     vectors: list[list[float]]
     fingerprint: str
@@ -82,7 +84,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What is searched; see `GET /v1/gallery`."""
+    """Description of a gallery, see `GET /v1/gallery`."""
 
     name: str
     uuid: str
@@ -97,7 +99,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class ServedGallery:
-    """One of the galleries of a server; `Client(..., gallery=name)` asks it."""
+    """One of the galleries of a server, for `Client(..., gallery=name)`."""
 
     name: str
     images: int
@@ -156,16 +158,16 @@ class Evaluation:
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """What a server says is wrong (RFC 9457), or that what answered is no Lookalike server.
+    """An error response: a problem document (RFC 9457), or a response of another server.
 
     Attributes:
-        code: the kind of problem in a word that stays the same, such as "busy"; empty where the answer is not
-            from a Lookalike server.
-        status: the HTTP status.
-        detail: a sentence for people.
-        instance: names the occurrence, for whoever reads the server's log.
-        retry_after: seconds after which it may work, where the server knows.
-        more: what else the problem has, such as the `reason` why an image cannot be used.
+        code: Stable code of the problem, such as "busy"; empty if the response is not from a Lookalike
+            server.
+        status: HTTP status.
+        detail: One sentence for people.
+        instance: URI of the occurrence, which the server's log contains.
+        retry_after: Seconds after which a retry may succeed, if known.
+        more: Further members of the problem, such as the `reason` why an image is unusable.
     """
 
     code: str
@@ -180,15 +182,15 @@ class ApiError(Exception):
 
 
 class Client:
-    """One server. Threads may share it; it keeps connections open, which `close()` or `with` ends.
+    """Thread-safe client of one server. Keeps connections open until `close()` or the end of `with`.
 
     Args:
-        url: of the server, `http://127.0.0.1:7860`.
-        token: where the server asks for one.
-        user: name and password, where it asks for these.
-        gallery: the name of one of its galleries; without it, the first.
-        seconds: to wait for an answer.
-        transport: how to get there, if not over the network.
+        url: Address of the server, such as `http://127.0.0.1:7860`.
+        token: Token, if the server requires one.
+        user: User name and password, if the server requires them.
+        gallery: Name of a gallery; by default the first.
+        seconds: Timeout of a request.
+        transport: Transport of httpx, for tests without a network.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class Client:
         *,
         user: tuple[str, str] | None = None,
         gallery: str | None = None,
-        seconds: float = _SECONDS,
+        seconds: float = _TIMEOUT_SECONDS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -209,7 +211,7 @@ class Client:
 
     def search(
         self,
-        image: Picture | None = None,
+        image: ImageSource | None = None,
         *,
         id: int | str | None = None,
         vector: Vector | None = None,
@@ -223,26 +225,26 @@ class Client:
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
     ) -> list[Hit]:
-        """The images most like a picture, one of the gallery, a vector, or a picture on the web: give one.
+        """Return the images most similar to exactly one of an image, an item, a vector and a URL.
 
         Args:
-            image: a path, the bytes of a file, or a Pillow image, which is sent upright and in 8-bit RGB.
-            id: of an image of the gallery, or its key; it is not among its own hits.
-            vector: of the gallery's model.
-            url: where a picture is on the web, for the server to fetch, if it is one that does.
-            region: left, top, right and bottom of the part of the picture, or of the image of the gallery, to
-                search with, as fractions of its width and height.
-            fingerprint: of the model that made the vector, to have another one refused.
-            k: how many images to find, 1 to 1000.
-            where: a condition that hits fulfil, such as `label = 'red' and price < 30`.
-            min_score: the least score of a hit, -1 to 1.
-            group_by: a column, of whose values each gives its best hit alone, such as `label`.
-            exclude: ids or keys of images that are no hits.
-            rerank: how to order what was found, and with it what the score is; see `Rerank`.
+            image: Path, bytes of a file, or a Pillow image, which is sent upright and in 8-bit RGB.
+            id: Id or key of an image of the gallery, which is not among its own hits.
+            vector: Vector of the gallery's model.
+            url: URL of an image for the server to fetch, if it allows that.
+            region: Left, top, right and bottom of the region of the image to search with, as fractions of its
+                width and height.
+            fingerprint: Model of the vector; another one than the gallery's is refused.
+            k: Number of images to find, 1 to 1000.
+            where: Condition on the hits, such as `label = 'red' and price < 30`.
+            min_score: Lowest score of a hit, -1 to 1.
+            group_by: Column such as `label`; only the best hit for each of its values is returned.
+            exclude: Ids or keys of images to leave out.
+            rerank: Re-ranking of the hits, which also determines the score.
 
         Raises:
-            ApiError: the server refuses.
-            InputError: none of image, id, vector and url, or more than one; a Pillow image that is unusable.
+            ApiError: The server refuses the request.
+            InputError: Not exactly one of image, id, vector and url; or an unusable Pillow image.
         """
         if sum(one is not None for one in (image, id, vector, url)) != 1:
             raise InputError("search: give exactly one of image, id, vector and url")
@@ -250,16 +252,16 @@ class Client:
         if region is not None:
             given["region"] = [float(part) for part in region]
         if image is not None:
-            body: dict[str, Any] = {"params": given, "content": _bytes(image), "headers": _BYTES}
+            request: dict[str, Any] = {"params": given, "content": _bytes(image), "headers": _BYTES_HEADERS}
         else:
             numbers = None if vector is None else [float(number) for number in vector]
-            asked = {"id": id, "vector": numbers, "url": url, "fingerprint": fingerprint}
-            body = {"json": given | _given(asked)}
-        return self._ask(lambda answer: _hits(answer["hits"]), "POST", "/search", **body)
+            query = {"id": id, "vector": numbers, "url": url, "fingerprint": fingerprint}
+            request = {"json": given | _without_none(query)}
+        return self._request_json(lambda answer: _hits(answer["hits"]), "POST", "/search", **request)
 
     def search_batch(
         self,
-        images: Iterable[Picture],
+        images: Iterable[ImageSource],
         *,
         together: bool = False,
         k: int = 10,
@@ -269,81 +271,86 @@ class Client:
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
     ) -> list[list[Hit] | ApiError]:
-        """For each picture its hits, or what is wrong with it.
+        """Return the hits of each image, or its error.
 
         Args:
-            images: at most 64, each as for `search`; the options are as there, too.
-            together: all pictures are views of one thing: one list of hits, for the mean of them.
+            images: At most 64 images, each as for `search`.
+            together: Whether all images are views of one object: one list of hits, for their mean.
+            k, where, min_score, group_by, exclude, rerank: As for `search`.
 
         Raises:
-            ApiError: the server refuses all of them; one picture together that cannot be used is enough.
+            ApiError: The server refuses the request; with `together`, also for a single unusable image.
         """
         options = _options(k, where, min_score, group_by, exclude, rerank) | {"together": together}
-        body = {"params": options, "files": _files(images)}
-        return self._ask(lambda answer: [*map(_result, answer["results"])], "POST", "/search:batch", **body)
+        return self._request_json(
+            lambda answer: [*map(_batch_result, answer["results"])],
+            "POST",
+            "/search:batch",
+            params=options,
+            files=_files(images),
+        )
 
-    def embed(self, images: Iterable[Picture]) -> Vectors:
-        """The vectors of pictures, of unit length.
+    def embed(self, images: Iterable[ImageSource]) -> Vectors:
+        """Return the vectors of images, of unit length.
 
         Raises:
-            ApiError: the server refuses; one picture that cannot be used is enough.
+            ApiError: The server refuses the request, also for a single unusable image.
         """
-        return self._ask(partial(_made, Vectors), "POST", "/embed", files=_files(images))
+        return self._request_json(partial(_parse, Vectors), "POST", "/embed", files=_files(images))
 
     def image(self, id: int | str) -> Image:
-        """What is known about an image, by its id or key; an `ApiError` where the gallery has none."""
-        read = partial(_made, Image)
+        """Return an image of the gallery by its id or key; raise an `ApiError` if there is none."""
+        read = partial(_parse, Image)
         if isinstance(id, str):
-            return self._ask(read, "GET", "/images/by-key", params={"key": id})
-        return self._ask(read, "GET", f"/images/{id}")
+            return self._request_json(read, "GET", "/images/by-key", params={"key": id})
+        return self._request_json(read, "GET", f"/images/{id}")
 
     def thumbnail(self, id: int) -> bytes:
-        """A small picture of an image of the gallery, WebP, or SVG where its file is gone."""
+        """Return the thumbnail of an image: WebP, or SVG if its file is missing."""
         answer = self._send("GET", f"/images/{id}/thumbnail")
         if not answer.headers.get("Content-Type", "").startswith("image/"):
-            raise _foreign(answer)
+            raise _foreign_error(answer)
         return answer.content
 
     def add(
         self,
-        images: Iterable[Picture],
+        images: Iterable[ImageSource],
         *,
         label: str | None = None,
         metadata: Mapping[str, str | int | float | None] | None = None,
     ) -> list[Added | ApiError]:
-        """Add images to the gallery, where the server lets its visitors do that -> for each what it is now,
-        or what is wrong with it.
+        """Add images to the gallery, if the server allows it. Return the result of each, or its error.
 
         Args:
-            images: paths, whose last part they are then called by, the bytes of files, or Pillow images; at
-                most 64.
-            label, metadata: of all of them.
+            images: At most 64 paths, whose last part becomes the key, bytes of files, or Pillow images.
+            label: Label of all images.
+            metadata: Metadata of all images.
 
         Raises:
-            ApiError: the server refuses all of them.
+            ApiError: The server refuses the request.
         """
-        given = list(images)
-        names = [Path(one).name if isinstance(one, str | Path) else "" for one in given]
-        files = [base64.b64encode(_bytes(one)).decode() for one in given]
-        body = _given({"images": files, "names": names, "label": label, "metadata": metadata})
+        sources = list(images)
+        names = [Path(source).name if isinstance(source, str | Path) else "" for source in sources]
+        files = [base64.b64encode(_bytes(source)).decode() for source in sources]
+        body = _without_none({"images": files, "names": names, "label": label, "metadata": metadata})
         try:
-            return self._ask(
-                lambda answer: [*map(_addition, answer["results"])], "POST", "/images", json=body
+            return self._request_json(
+                lambda answer: [*map(_add_result, answer["results"])], "POST", "/images", json=body
             )
         except ApiError as error:
-            if len(given) == 1 and error.code == "unusable-image":
+            if len(sources) == 1 and error.code == "unusable-image":
                 return [error]
             raise
 
     def remove(self, id: int) -> None:
-        """Remove an image from the gallery; an `ApiError` where there is none, or the server refuses."""
+        """Remove an image from the gallery; raise an `ApiError` if there is none or the server refuses."""
         answer = self._send("DELETE", f"/images/{id}")
         if answer.status_code != 204:
-            raise _foreign(answer)
+            raise _foreign_error(answer)
 
     def gallery(self) -> Gallery:
-        """What is searched."""
-        return self._ask(partial(_made, Gallery), "GET", "/gallery")
+        """Return the description of the gallery."""
+        return self._request_json(partial(_parse, Gallery), "GET", "/gallery")
 
     def evaluation(self) -> Evaluation:
         """Return the newest evaluation of the gallery.
@@ -360,15 +367,15 @@ class Client:
         return self._ask(read, "GET", "/evaluation")
 
     def galleries(self) -> list[ServedGallery]:
-        """All galleries of the server; the first is what is searched where none is named."""
+        """Return all galleries of the server; the first is the default."""
 
         def read(answer: Any) -> list[ServedGallery]:
-            return [_made(ServedGallery, one) for one in answer["galleries"]]
+            return [_parse(ServedGallery, gallery) for gallery in answer["galleries"]]
 
-        return self._ask(read, "GET", "/galleries", api=API)
+        return self._request_json(read, "GET", "/galleries", api=API)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -379,12 +386,12 @@ class Client:
     ) -> None:
         self.close()
 
-    def _ask(self, read: Callable[[Any], T], method: str, path: str, **request: Any) -> T:
+    def _request_json(self, read: Callable[[Any], T], method: str, path: str, **request: Any) -> T:
         answer = self._send(method, path, **request)
         try:
             return read(answer.json())
-        except (ValueError, LookupError, TypeError, AttributeError):  # JSON of somebody else, if that
-            raise _foreign(answer) from None
+        except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, or of another server
+            raise _foreign_error(answer) from None
 
     def _send(self, method: str, path: str, api: str | None = None, **request: Any) -> httpx.Response:
         answer = self._http.request(method, (api or self._api) + path, **request)
@@ -393,10 +400,10 @@ class Client:
         try:
             problem = answer.json()
         except ValueError:
-            raise _foreign(answer) from None
+            raise _foreign_error(answer) from None
         if not (isinstance(problem, dict) and isinstance(problem.get("code"), str) and "detail" in problem):
-            raise _foreign(answer)
-        raise _error({**problem, "status": answer.status_code}, _seconds(answer))
+            raise _foreign_error(answer)
+        raise _error({**problem, "status": answer.status_code}, _retry_after(answer))
 
 
 def _options(
@@ -407,19 +414,27 @@ def _options(
     exclude: Iterable[int | str],
     rerank: Rerank,
 ) -> dict[str, Any]:
-    told = {"k": k, "where": where, "min_score": min_score, "group_by": group_by, "rerank": rerank}
-    return _given({**told, "exclude": list(exclude)})
+    return _without_none(
+        {
+            "k": k,
+            "where": where,
+            "min_score": min_score,
+            "group_by": group_by,
+            "rerank": rerank,
+            "exclude": list(exclude),
+        }
+    )
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _files(images: Iterable[Picture]) -> list[tuple[str, tuple[str, bytes]]]:
+def _files(images: Iterable[ImageSource]) -> list[tuple[str, tuple[str, bytes]]]:
     return [("images", (f"{number}", _bytes(image))) for number, image in enumerate(images)]
 
 
-def _bytes(image: Picture) -> bytes:
+def _bytes(image: ImageSource) -> bytes:
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | Path):
@@ -431,23 +446,24 @@ def _bytes(image: Picture) -> bytes:
     return buffer.getvalue()
 
 
-def _made(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Of what a server says, which may be a newer one, what is known here."""
-    return kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})  # type: ignore[arg-type]
+def _parse(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return a dataclass from a JSON object; unknown fields of a newer server are ignored."""
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: values[name] for name in known if name in values})
 
 
 def _hits(found: Iterable[Mapping[str, Any]]) -> list[Hit]:
-    return [_made(Hit, hit) for hit in found]
+    return [_parse(Hit, hit) for hit in found]
 
 
-def _result(result: Mapping[str, Any]) -> list[Hit] | ApiError:
+def _batch_result(result: Mapping[str, Any]) -> list[Hit] | ApiError:
     return _hits(result["hits"]) if "hits" in result else _error(result["problem"])
 
 
-def _addition(result: Mapping[str, Any]) -> Added | ApiError:
+def _add_result(result: Mapping[str, Any]) -> Added | ApiError:
     if "problem" in result:
         return _error(result["problem"])
-    return Added(**vars(_made(Image, result["image"])), is_new=result["added"])
+    return Added(**vars(_parse(Image, result["image"])), is_new=result["added"])
 
 
 def _error(problem: Mapping[str, Any], retry_after: float | None = None) -> ApiError:
@@ -456,15 +472,15 @@ def _error(problem: Mapping[str, Any], retry_after: float | None = None) -> ApiE
     return ApiError(**known, status=int(problem["status"]), retry_after=retry_after, more=more)
 
 
-def _foreign(answer: httpx.Response) -> ApiError:
-    """What is wrong with an answer that does not come from a Lookalike server."""
+def _foreign_error(answer: httpx.Response) -> ApiError:
+    """Return the error for a response that is not from a Lookalike server."""
     kind = answer.headers.get("Content-Type", "").partition(";")[0] or "no type"
-    shown = " ".join(answer.text[: 10 * _SHOWN].split())[:_SHOWN]
-    detail = f"{answer.reason_phrase}: not the answer of a Lookalike server, but {kind}: {shown!r}"
-    return ApiError("", answer.status_code, detail, retry_after=_seconds(answer))
+    shown = " ".join(answer.text[: 10 * _MAX_EXCERPT].split())[:_MAX_EXCERPT]
+    detail = f"{answer.reason_phrase}: not a response of a Lookalike server, but {kind}: {shown!r}"
+    return ApiError("", answer.status_code, detail, retry_after=_retry_after(answer))
 
 
-def _seconds(answer: httpx.Response) -> float | None:
-    """What an answer says to wait for; a date, as some proxies have it, is passed over."""
+def _retry_after(answer: httpx.Response) -> float | None:
+    """Return the seconds of the Retry-After header; None if absent or a date, as some proxies send."""
     given = answer.headers.get("Retry-After", "")
     return float(given) if given.isdecimal() else None
