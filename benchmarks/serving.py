@@ -196,10 +196,11 @@ def ratios(taken: Sequence[Mapping[str, Taken]]) -> dict[str, float]:
     """Return the medians over the rounds."""
 
     def of(part: str, one: str, *others: str) -> float:
-        return statistics.median(
+        found: list[float] = [
             getattr(t[one], part) / statistics.mean(getattr(t[other], part) for other in others)
             for t in taken
-        )
+        ]
+        return statistics.median(found)
 
     batches = ("batches", "batches again")
     return {
