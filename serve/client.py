@@ -360,11 +360,11 @@ class Client:
         """
 
         def read(answer: Any) -> Evaluation:
-            results = [_made(Result, one) for one in answer["results"]]
-            metrics = [_made(Metric, one) for one in answer["metrics"]]
-            return _made(Evaluation, {**answer, "results": results, "metrics": metrics})
+            results = [_parse(Result, one) for one in answer["results"]]
+            metrics = [_parse(Metric, one) for one in answer["metrics"]]
+            return _parse(Evaluation, {**answer, "results": results, "metrics": metrics})
 
-        return self._ask(read, "GET", "/evaluation")
+        return self._request_json(read, "GET", "/evaluation")
 
     def galleries(self) -> list[ServedGallery]:
         """Return all galleries of the server; the first is the default."""

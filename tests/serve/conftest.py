@@ -1,4 +1,4 @@
-"""A gallery of the shop's pictures, and one server over it for all tests of this folder."""
+"""Fixtures: a gallery of the shop's images and a server over it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.serve.serving import SERVE, Server, serving
 
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that needs no training, so that these tests need no torch."""
+    """A model file written without torch."""
     return write_model(tmp_path_factory.mktemp("model") / "model.onnx")
 
 
 @pytest.fixture(scope="session")
 def shop_gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Path:
-    """The shop, indexed; not to be changed."""
+    """Gallery of the shop; must not be modified."""
     folder = tmp_path_factory.mktemp("galleries") / "shop.gallery"
     Gallery.create(folder, model_file).add([shop])
     return folder
@@ -36,6 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path) -> Iter
 
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
-    """What a program would ask the server with."""
+    """HTTP client of the server."""
     with httpx.Client(base_url=server.url, timeout=30) as client:
         yield client

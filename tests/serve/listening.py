@@ -1,4 +1,4 @@
-"""A real server in a thread, over whatever application a test has."""
+"""Run an ASGI application on a real server in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serve.http.protocol import Protocol
 
 @contextmanager
 def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[int]:
-    """Serve the application on a port of this machine; one with a lifespan is left to end in order."""
+    """Serve an application and yield its port; with a lifespan, shut it down gracefully."""
     # Only where the protocol is known does asyncio send small answers at once.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
         bound.bind(("127.0.0.1", 0))
@@ -40,13 +40,13 @@ def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[
 
 @contextmanager
 def answering(app: ASGIApp) -> Iterator[str]:
-    """Serve an application with its lifespan; gives its address."""
+    """Serve an application with its lifespan and yield its URL."""
     with listening(app, lifespan="on") as port:
         yield f"http://127.0.0.1:{port}"
 
 
 async def measure(scope: Scope, receive: Receive, send: Send) -> None:
-    """An application that answers with the number of bytes it was sent."""
+    """Application that responds with the size of the request body."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -59,7 +59,7 @@ async def measure(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def ask(port: int, *parts: bytes) -> socket.socket:
-    """Send bytes and leave the connection open."""
+    """Send bytes and return the open connection."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     for part in parts:
         connection.sendall(part)
@@ -67,7 +67,7 @@ def ask(port: int, *parts: bytes) -> socket.socket:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """Everything the server sends until it closes the connection."""
+    """Return everything the server sends until it closes the connection."""
     found = b""
     try:
         while part := connection.recv(65536):
@@ -79,7 +79,7 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def get(app: ASGIApp, path: str = "/v1/gallery", client: str = "192.0.2.1", **headers: str) -> httpx.Response:
-    """Ask an application directly, as a client of some address."""
+    """Send a GET request to an application, without a network."""
 
     async def asked() -> httpx.Response:
         transport = httpx.ASGITransport(app, client=(client, 1))

@@ -1,4 +1,4 @@
-"""A small honest model file, written without a training run: the colours of sixteen squares of a picture."""
+"""A small model file, written without training: the mean colours of sixteen squares of an image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_PLACES = (
 
 
 def write_model(path: Path, note: str = "", maps: bool = False) -> Path:
-    """Write the model; another note gives another fingerprint.
+    """Write the model file.
 
     With `maps` it has an embedding map, too: the colours within each of the squares, of which the embedding
     is the mean over the places, scaled to unit length.

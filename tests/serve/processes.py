@@ -1,4 +1,4 @@
-"""What a server takes of the machine, as the kernel counts it."""
+"""Memory and processes of a server, according to the kernel."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tests.serve.serving import Server
 
 
 def processes(server: Server) -> list[Path]:
-    """The server's process and those it has started: where the kernel tells about each."""
+    """Return the /proc folders of the server and its child processes."""
     root = Path(f"/proc/{server.process.pid}")
     children = (root / f"task/{server.process.pid}/children").read_text().split()
     return [root, *(Path(f"/proc/{child}") for child in children)]
 
 
 def memory(server: Server) -> int:
-    """Bytes that they hold now."""
+    """Return the resident memory of all processes, in bytes."""
     pages = [int((process / "statm").read_text().split()[1]) for process in processes(server)]
     return sum(pages) * os.sysconf("SC_PAGESIZE")
 
 
 def most_memory(server: Server) -> int:
-    """Bytes that the server's own process held when it held most."""
+    """Return the peak resident memory of the main process, in bytes."""
     lines = (processes(server)[0] / "status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))

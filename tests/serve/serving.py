@@ -1,4 +1,4 @@
-"""Start the real server as a real process."""
+"""Run the server as a process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ APP = [sys.executable, str(ROOT / "app.py")]
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it answers, and where it may write."""
+    """A running server, its URL and its folder for temporary files."""
 
     url: str
     scratch: Path
     process: subprocess.Popen[str]
 
     def workers(self) -> set[int]:
-        """The processes that answer requests: its children that listen."""
+        """Return the ids of the worker processes."""
         own = self.process.pid
         children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
         return {
@@ -35,7 +35,7 @@ class Server:
         }
 
     def stop(self) -> tuple[int, str]:
-        """Press Ctrl-C -> the exit code, and what the server said on stderr."""
+        """Send SIGINT. Return the exit code and stderr."""
         self.process.send_signal(signal.SIGINT)
         _, said = self.process.communicate(timeout=30)
         return self.process.returncode, said
@@ -43,7 +43,7 @@ class Server:
 
 @contextmanager
 def serving(command: list[str], scratch: Path) -> Iterator[Server]:
-    """Run a command that serves, on a free port, and wait for its address."""
+    """Run a command on a free port, wait for its address and yield the server."""
     scratch.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         [*command, "--port", "0"],
@@ -66,5 +66,5 @@ def serving(command: list[str], scratch: Path) -> Iterator[Server]:
 
 
 def files_in(folder: Path) -> set[Path]:
-    """Every file below a folder."""
+    """Return all files below a folder."""
     return {path for path in folder.rglob("*") if path.is_file()}

@@ -32,7 +32,7 @@ def gallery(shop_gallery: Path) -> Gallery:
     return Gallery(shop_gallery)
 
 
-def test_a_picture_may_come_in_any_form(client: Client, gallery: Gallery, shop: Path) -> None:
+def test_search_accepts_every_image_source(client: Client, gallery: Gallery, shop: Path) -> None:
     path = shop / "green" / "3.png"
     expected = gallery.search(path, 4, where="label != 'red'")
     for picture in (path, str(path), path.read_bytes(), Image.open(path)):
@@ -53,7 +53,7 @@ def test_items_and_vectors_are_searched(client: Client, gallery: Gallery) -> Non
         assert [hit.id for hit in hits] == expected
 
 
-def test_several_pictures_have_an_answer_each(client: Client, shop: Path) -> None:
+def test_batch_returns_a_result_per_image(client: Client, shop: Path) -> None:
     pictures = [shop / "red" / "1.png", b"no picture", shop / "blue" / "2.png"]
     first, second, third = client.search_batch(pictures, k=2, exclude=[1, 2])
     assert [first, third] == [client.search(pictures[i], k=2, exclude=[1, 2]) for i in (0, 2)]
@@ -62,14 +62,14 @@ def test_several_pictures_have_an_answer_each(client: Client, shop: Path) -> Non
     assert second.more == {"reason": "not-an-image"}
 
 
-def test_vectors_come_with_their_models_fingerprint(client: Client, gallery: Gallery, shop: Path) -> None:
+def test_vectors_have_the_models_fingerprint(client: Client, gallery: Gallery, shop: Path) -> None:
     paths = [shop / "red" / "1.png", shop / "blue" / "2.png"]
     embedded = client.embed(paths)
     assert np.array_equal(np.array(embedded.vectors, np.float32), gallery.embedder.embed(paths))
     assert embedded.fingerprint == gallery.fingerprint == client.gallery().fingerprint
 
 
-def test_images_and_the_gallery_are_told_of(client: Client, gallery: Gallery) -> None:
+def test_images_and_gallery_are_described(client: Client, gallery: Gallery) -> None:
     image = client.image(5)
     assert (image.id, image.key, image.label) == (5, "blue/4.png", "blue")
     assert client.thumbnail(5).startswith(b"RIFF")
@@ -79,7 +79,7 @@ def test_images_and_the_gallery_are_told_of(client: Client, gallery: Gallery) ->
     assert (served.name, served.images, served.fingerprint) == (told.name, 24, told.fingerprint)
 
 
-def test_refusals_are_errors_that_say_all(client: Client) -> None:
+def test_refusals_raise_api_errors(client: Client) -> None:
     with pytest.raises(ApiError) as refused:
         client.search(id=1, k=0, where="x")
     error = refused.value
@@ -93,13 +93,13 @@ def test_refusals_are_errors_that_say_all(client: Client) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"id": 1, "vector": [1.0]}, {"image": b"x", "id": 1}])
-def test_a_query_is_one_thing(client: Client, given: dict[str, object]) -> None:
+def test_exactly_one_kind_of_query_is_required(client: Client, given: dict[str, object]) -> None:
     with pytest.raises(InputError, match="exactly one"):
         client.search(**given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "LA", "RGBA", "CMYK", "LAB", "F", "I;16"])
-def test_a_pillow_image_is_seen_as_its_file_is(client: Client, mode: str) -> None:
+def test_pillow_image_gives_the_result_of_its_file(client: Client, mode: str) -> None:
     image, file = _drawn(mode), io.BytesIO()
     image.save(file, "TIFF")
     sent, read = np.array(client.embed([image, file.getvalue()]).vectors)
@@ -107,13 +107,13 @@ def test_a_pillow_image_is_seen_as_its_file_is(client: Client, mode: str) -> Non
 
 
 @pytest.mark.parametrize("mode", ["HSV", "YCbCr", "La", "PA"])
-def test_a_pillow_image_of_a_kind_that_no_file_has_is_seen(client: Client, mode: str) -> None:
+def test_pillow_modes_without_file_format_are_accepted(client: Client, mode: str) -> None:
     image = _drawn("LA" if mode in ("La", "PA") else "RGB")
     same, plain = np.array(client.embed([image.convert(mode), image]).vectors)
     assert same @ plain > 0.999
 
 
-def test_a_pillow_image_is_sent_upright(client: Client, shop: Path) -> None:
+def test_pillow_image_is_sent_upright(client: Client, shop: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     lying = io.BytesIO()
@@ -135,11 +135,11 @@ def _drawn(mode: str) -> Image.Image:
     return found
 
 
-def test_credentials_are_sent_and_problems_of_a_proxy_are_understood() -> None:
+def test_credentials_are_sent_and_proxy_errors_are_parsed() -> None:
     heard: list[str | None] = []
 
     def proxy(request: httpx.Request) -> httpx.Response:
-        """What may stand before a server."""
+        """Responses of a proxy."""
         heard.append(request.headers.get("authorization"))
         problem = {"code": "busy", "status": 503, "detail": "wait", "instance": "urn:x"}
         return httpx.Response(503, json=problem, headers={"Retry-After": "7"})
@@ -188,9 +188,7 @@ def test_credentials_are_sent_and_problems_of_a_proxy_are_understood() -> None:
         lambda client: client.galleries(),
     ],
 )
-def test_answers_of_others_are_errors_that_say_what_came(
-    answer: httpx.Response, ask: Callable[[Client], object]
-) -> None:
+def test_foreign_responses_raise_api_errors(answer: httpx.Response, ask: Callable[[Client], object]) -> None:
     transport = httpx.MockTransport(lambda _: answer)
     with Client("http://lookalike", transport=transport) as client, pytest.raises(ApiError) as lost:
         ask(client)
@@ -201,7 +199,7 @@ def test_answers_of_others_are_errors_that_say_what_came(
     assert " ".join(answer.text.split())[:20] in error.detail
 
 
-def test_the_client_needs_nothing_heavy() -> None:
+def test_client_imports_nothing_heavy() -> None:
     code = (
         "import sys, serve.client\n"
         "heavy = ('numpy', 'PIL', 'faiss', 'onnxruntime', 'fastapi', 'gradio', 'torch', 'starlette')\n"

@@ -1,4 +1,4 @@
-"""`lookalike serve` and `python app.py`: the same server, and errors of one line."""
+"""The commands `lookalike serve` and `python app.py`, their settings and error messages."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _refused(*words: str, code: int) -> str:
     return said
 
 
-def test_a_missing_gallery_is_unusable_input(tmp_path: Path) -> None:
+def test_missing_gallery_is_an_input_error(tmp_path: Path) -> None:
     assert "not a gallery" in _refused(str(tmp_path / "nothing"), "--port", "0", code=2)
 
 
-def test_a_port_in_use_is_named_with_what_to_do(shop_gallery: Path) -> None:
+def test_port_in_use_is_reported_with_a_hint(shop_gallery: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         said = _refused(str(shop_gallery), "--port", port, code=1)
@@ -42,7 +42,7 @@ def test_a_port_in_use_is_named_with_what_to_do(shop_gallery: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
-def test_addresses_that_others_can_reach_need_insecure(shop_gallery: Path, host: str) -> None:
+def test_public_host_needs_insecure(shop_gallery: Path, host: str) -> None:
     assert "--insecure" in _refused(str(shop_gallery), "--host", host, "--port", "0", code=2)
 
 
@@ -67,14 +67,12 @@ def test_help_and_imports_load_no_framework() -> None:
 
 
 def _set(*words: str) -> Settings:
-    """What the command would run with."""
+    """Return the settings of a command line."""
     params = serve.make_context("serve", ["shop.gallery", *words]).params
     return settings(**params)
 
 
-def test_the_line_comes_before_the_environment_and_that_before_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(
         'port = 1\nrate = 1.5\nmax-body = 1\nlog_level = "info"\npage = false\nworkers = 2\n'
@@ -122,12 +120,12 @@ def test_the_line_comes_before_the_environment_and_that_before_the_file(
         ("workers = 0", "0 is not in the range"),
     ],
 )
-def test_mistakes_in_a_file_are_refused(shop_gallery: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_config_file_is_refused(shop_gallery: Path, tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "serve.toml").write_text(text)
     assert says in _refused(str(shop_gallery), "--config", str(tmp_path / "serve.toml"), code=2)
 
 
-def test_a_misspelt_variable_is_named(
+def test_misspelt_variable_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOOKALIKE_SERVE_PROT", "1")
@@ -152,18 +150,18 @@ def test_a_misspelt_variable_is_named(
         (["--token-file", "/nowhere"], "cannot be read"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(shop_gallery: Path, words: list[str], says: str) -> None:
+def test_invalid_settings_are_refused(shop_gallery: Path, words: list[str], says: str) -> None:
     assert says in _refused(str(shop_gallery), *words, "--port", "0", code=2)
 
 
-def test_a_token_alone_opens_no_page(tmp_path: Path) -> None:
+def test_page_needs_a_password_beside_a_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token-for-programs")
     with pytest.raises(InputError, match="--no-page"):
         _set("--token-file", str(tmp_path / "token"))
     assert _set("--token-file", str(tmp_path / "token"), "--no-page").credentials
 
 
-def test_limits_are_for_servers_that_others_can_reach() -> None:
+def test_rate_limit_defaults_to_public_servers() -> None:
     assert _set().rate == 0
     assert _set("--host", "localhost").rate == 0
     assert _set("--host", "0.0.0.0").rate > 0
@@ -171,14 +169,14 @@ def test_limits_are_for_servers_that_others_can_reach() -> None:
     assert _set("--host", "0.0.0.0", "--rate", "0").rate == 0
 
 
-def test_the_names_of_a_server_are_its_own() -> None:
+def test_host_names_default_to_local_names() -> None:
     assert _set().names == (*LOCAL_NAMES, "127.0.0.1")
     assert _set("--host", "0.0.0.0", "--insecure").names == ("*",)
     assert "*" not in _set("--host", "0.0.0.0", "--insecure", "--allow-host", "a.example").names
 
 
 def _without(modules: str, gallery: Path) -> list[str]:
-    """`lookalike serve`, where these modules are not installed."""
+    """Return a command that runs `lookalike serve` with some modules unimportable."""
     code = (
         f"import sys; sys.modules |= dict.fromkeys({modules.split()})\n"
         "from retrieval.cli import main; main(sys.argv[1:])"
@@ -187,7 +185,7 @@ def _without(modules: str, gallery: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_server_without_a_page_does_not_load_one(shop_gallery: Path, tmp_path: Path) -> None:
+def test_server_without_page_does_not_load_gradio(shop_gallery: Path, tmp_path: Path) -> None:
     command = [*_without("torch gradio", shop_gallery), "--no-page"]
     with serving(command, tmp_path / "scratch") as server:
         assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
@@ -196,7 +194,7 @@ def test_a_server_without_a_page_does_not_load_one(shop_gallery: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_both_commands_open_the_same_page_and_stop_with_ctrl_c(shop_gallery: Path, tmp_path: Path) -> None:
+def test_both_commands_serve_the_page_and_stop_with_ctrl_c(shop_gallery: Path, tmp_path: Path) -> None:
     pages = []
     for command in (_without("torch", shop_gallery), [*APP, "--gallery", str(shop_gallery)]):
         with serving(command, tmp_path / "scratch") as server:
@@ -215,7 +213,7 @@ def test_both_commands_open_the_same_page_and_stop_with_ctrl_c(shop_gallery: Pat
 
 
 @pytest.mark.slow
-def test_a_terminated_server_leaves_nothing_behind(shop_gallery: Path, tmp_path: Path) -> None:
+def test_terminated_server_deletes_its_files(shop_gallery: Path, tmp_path: Path) -> None:
     before = {*ROOT.rglob("*.pyi")}
     with serving([*SERVE, str(shop_gallery)], tmp_path / "scratch") as server:
         answer = httpx.post(f"{server.url}/gradio_api/upload", files={"files": ("a.png", b"x")}, timeout=30)
@@ -229,7 +227,7 @@ def test_a_terminated_server_leaves_nothing_behind(shop_gallery: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_insecure_answers_to_any_name(shop_gallery: Path, tmp_path: Path) -> None:
+def test_insecure_accepts_any_host(shop_gallery: Path, tmp_path: Path) -> None:
     command = [*SERVE, str(shop_gallery), "--no-page", "--host", "0.0.0.0", "--insecure"]
     with serving(command, tmp_path / "scratch") as server:
         answer = httpx.get(f"{server.url}/healthz", headers={"Host": "gallery.example"}, timeout=30)

@@ -1,4 +1,4 @@
-"""Several galleries in one server: each under its name, the first at the root."""
+"""Several galleries on one server: URLs, pages and names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.serve.serving import SERVE, Server, serving
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory, model_file: Path) -> Path:
-    """A gallery of five other pictures."""
+    """A gallery of five other images."""
     folder = tmp_path_factory.mktemp("others")
     for seed in range(5):
         draw(500 + seed).save(folder / f"{seed}.png")
@@ -58,7 +58,7 @@ def test_each_gallery_answers_under_its_name(both: Server, others: Path) -> None
     assert refused.value.code == "not-found"
 
 
-def test_the_galleries_are_listed(both: Server) -> None:
+def test_galleries_are_listed(both: Server) -> None:
     listed = httpx.get(f"{both.url}/v1/galleries").json()["galleries"]
     assert [(one["name"], one["images"]) for one in listed] == [("shop", 24), ("other-things", 5)]
     for one in listed:
@@ -93,7 +93,7 @@ def _galleries(config: dict[str, object]) -> str:
     return json.dumps([c for c in config["components"] if c["props"].get("elem_id") == "galleries"])  # type: ignore
 
 
-def test_addresses_that_mean_a_page_lead_there(both: Server) -> None:
+def test_page_urls_redirect(both: Server) -> None:
     for path, page in (
         ("/galleries/other-things?id=3", "/galleries/other-things/?id=3"),
         ("/galleries/shop/", "/"),
@@ -110,11 +110,11 @@ def test_addresses_that_mean_a_page_lead_there(both: Server) -> None:
         *("/galleries/other-things/gradio_api/proxy=x", "/galleries/other-things/monitoring/x"),
     ],
 )
-def test_nothing_else_is_there(both: Server, path: str) -> None:
+def test_other_paths_are_not_found(both: Server, path: str) -> None:
     assert httpx.get(both.url + path).status_code == 404
 
 
-def test_one_gallery_has_no_list_of_others(server: Server) -> None:
+def test_single_gallery_has_no_gallery_list(server: Server) -> None:
     assert _galleries(httpx.get(f"{server.url}/config").json()) == "[]"
     assert httpx.get(f"{server.url}/v1/galleries/shop/gallery").json()["images"] == 24
 
@@ -122,7 +122,7 @@ def test_one_gallery_has_no_list_of_others(server: Server) -> None:
 # ---- names
 
 
-def test_names_come_from_folders_or_are_given(tmp_path: Path) -> None:
+def test_names_come_from_folders_or_arguments(tmp_path: Path) -> None:
     with_sign = tmp_path / "a=b.gallery"
     with_sign.mkdir()
     words = ["/x/Birds.gallery", "cars=/y/all=cars", "/z/Ärger & co", str(with_sign)]
@@ -142,13 +142,13 @@ def test_names_come_from_folders_or_are_given(tmp_path: Path) -> None:
         ([f"{'a' * 65}=x"], "lower-case letters"),
     ],
 )
-def test_names_that_cannot_be_used_are_refused(words: list[str], says: str) -> None:
+def test_invalid_names_are_refused(words: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         parse_galleries(words)
 
 
 @given(st.text(max_size=100).filter(lambda text: "\0" not in text))
-def test_any_folder_has_a_name_that_an_address_can_hold(text: str) -> None:
+def test_every_folder_has_a_url_safe_name(text: str) -> None:
     (name,) = parse_galleries([f"/nowhere/x{text.replace('=', '')}"])
     address = httpx.URL(f"http://localhost{api_of(name)}/search")
     assert address.path == f"/v1/galleries/{name}/search"

@@ -1,4 +1,4 @@
-"""A client that goes away while its request waits: nobody works on it."""
+"""Disconnects of clients whose requests are queued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.serve.listening import answering
 
 
 @pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])
-def test_a_client_that_leaves_takes_its_request_along(shop_gallery: Path, shop: Path, kind: str) -> None:
+def test_disconnected_client_is_dequeued(shop_gallery: Path, shop: Path, kind: str) -> None:
     picture = (shop / "green" / "3.png").read_bytes()
     head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
     body = picture if kind == "image/png" else head + picture + b"\r\n--x--\r\n"

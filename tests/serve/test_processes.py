@@ -1,4 +1,4 @@
-"""One process or several: what was accepted is finished, and who dies is replaced."""
+"""Server processes: graceful shutdown, signals, restarts and logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _alive(process: int) -> bool:
 
 
 def _begin(server: Server, body: bytes) -> socket.socket:
-    """Send a search's head and half of its picture."""
+    """Send the headers of a search and half of its image."""
     where = urlsplit(server.url)
     assert where.hostname
     assert where.port
@@ -52,7 +52,7 @@ def _end(connection: socket.socket, body: bytes) -> str:
 @pytest.mark.parametrize(
     ("workers", "number"), [("1", signal.SIGTERM), ("1", signal.SIGHUP), ("2", signal.SIGTERM)]
 )
-def test_what_was_accepted_is_finished(
+def test_accepted_requests_are_finished(
     shop_gallery: Path, shop: Path, tmp_path: Path, workers: str, number: signal.Signals
 ) -> None:
     picture = (shop / "red" / "1.png").read_bytes()
@@ -79,14 +79,14 @@ def test_what_was_accepted_is_finished(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_started_it_with_nohup_may_hang_up(shop_gallery: Path, tmp_path: Path) -> None:
+def test_sighup_is_ignored_under_nohup(shop_gallery: Path, tmp_path: Path) -> None:
     with serving(["nohup", *SERVE, str(shop_gallery), "--no-page"], tmp_path) as server:
         server.process.send_signal(signal.SIGHUP)
         assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
         assert server.stop()[0] == 0
 
 
-def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_path: Path) -> None:
+def test_killed_worker_is_replaced(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--workers", "2"], tmp_path) as server:
         before = server.workers()
         assert len(before) == 2
@@ -112,14 +112,14 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(shop_gallery: Path, tmp_
         wait_until(lambda: not any(_alive(worker) for worker in before))
 
 
-def test_workers_do_not_outlive_a_killed_server(shop_gallery: Path, tmp_path: Path) -> None:
+def test_workers_end_with_a_killed_server(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
         workers = server.workers()
         server.process.kill()
         wait_until(lambda: not any(_alive(worker) for worker in workers))
 
 
-def test_the_log_is_json_line_by_line_and_has_no_query(shop_gallery: Path, tmp_path: Path) -> None:
+def test_json_log_has_one_object_per_line_and_no_query_string(shop_gallery: Path, tmp_path: Path) -> None:
     words = ["--no-page", "--log-level", "info", "--log-format", "json"]
     number = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
     with serving([*SERVE, str(shop_gallery), *words], tmp_path) as server:
@@ -144,8 +144,8 @@ def test_the_log_is_json_line_by_line_and_has_no_query(shop_gallery: Path, tmp_p
     assert "secret" not in said
 
 
-def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
-    """Else they would be started again and again; what is wrong was right when the server looked at it."""
+def test_server_ends_if_workers_cannot_start(tmp_path: Path) -> None:
+    """Otherwise they would be restarted forever; the gallery breaks after the check at start-up."""
     program = tmp_path / "program.py"
     program.write_text(
         "import socket\n"
@@ -157,7 +157,7 @@ def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
         "    settings = Settings({'none': Path('/nowhere')}, workers=2, page=False)\n"
         "    bound = socket.create_server(('127.0.0.1', 0))\n"
         "    try:\n"
-        "        processes.together(settings, bound, lambda: print('ready'))\n"
+        "        processes.run_workers(settings, bound, lambda: print('ready'))\n"
         "    except LookalikeError as error:\n"
         "        print(error)\n"
     )
@@ -170,5 +170,5 @@ def test_workers_that_cannot_start_end_the_server(tmp_path: Path) -> None:
         env=environment,
         timeout=60,
     )
-    assert done.stdout == "a worker process ended before it could answer; the lines above say why\n"
+    assert done.stdout == "a worker process ended before it was ready; see the lines above\n"
     assert "/nowhere: not a gallery" in done.stderr

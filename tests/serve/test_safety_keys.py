@@ -1,4 +1,4 @@
-"""Images by their keys, which may hold anything that a text may."""
+"""Image keys of arbitrary text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A server over vectors with these keys, whose ids are 1 to 7."""
+    """Client of a server over vectors with these keys and the ids 1 to 7."""
     folder = tmp_path_factory.mktemp("keys")
     np.save(folder / "v.npy", np.eye(len(KEYS), dtype=np.float32))
     with (folder / "v.csv").open("w", newline="") as file:
@@ -48,7 +48,7 @@ def test_every_key_finds_its_image_and_no_other(client: Client) -> None:
 
 @settings(max_examples=60)
 @given(key=st.text(min_size=1, max_size=30) | st.integers(0, 10**30).map(str) | st.sampled_from(KEYS))
-def test_what_is_no_key_finds_nothing(client: Client, key: str) -> None:
+def test_unknown_key_finds_nothing(client: Client, key: str) -> None:
     if key in KEYS:
         assert client.image(key).key == key
         return
@@ -58,7 +58,7 @@ def test_what_is_no_key_finds_nothing(client: Client, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 4097])
-def test_a_key_has_a_length(client: Client, key: str) -> None:
+def test_key_length_is_limited(client: Client, key: str) -> None:
     with pytest.raises(ApiError) as caught:
         client.image(key)
     assert caught.value.code == "invalid-request"

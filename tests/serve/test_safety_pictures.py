@@ -1,4 +1,4 @@
-"""Pictures that mean harm, through every entrance: the API, the page, and what a server fetches or keeps."""
+"""Malicious images in the API, the page, URL fetches and additions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BYTES = {"Content-Type": "application/octet-stream"}
 
 @pytest.fixture(scope="module")
 def api(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A server that takes pictures in every way there is, over a gallery of its own."""
+    """Server that allows URLs and changes, over a gallery of its own."""
     folder = shutil.copytree(shop_gallery, tmp_path_factory.mktemp("own") / "shop.gallery")
     service = SearchService(folder, permissions=Permissions(changes=True, urls=True))
     with (
@@ -69,7 +69,7 @@ ENTRANCES: dict[str, Send] = {
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 @pytest.mark.parametrize("case", BOMBS)
-def test_bombs_are_refused_at_every_entrance(
+def test_bombs_are_refused_by_every_route(
     api: httpx.Client, entrance: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = api.get("/gallery").json()["images"]
@@ -83,7 +83,7 @@ def test_bombs_are_refused_at_every_entrance(
     assert api.get("/gallery").json()["images"] == before
 
 
-def test_one_bomb_leaves_the_others_of_a_batch_alone(api: httpx.Client, shop: Path) -> None:
+def test_bomb_in_a_batch_does_not_affect_the_others(api: httpx.Client, shop: Path) -> None:
     good = (shop / "red" / "1.png").read_bytes()
     pictures = [content for bomb in BOMBS.values() for content in (bomb, good)][:16]
     answer = api.post("/search:batch", files=[("images", content) for content in pictures], params={"k": 1})
@@ -96,7 +96,7 @@ def test_one_bomb_leaves_the_others_of_a_batch_alone(api: httpx.Client, shop: Pa
 
 
 def _shown(client: httpx.Client, content: bytes) -> str:
-    """What the page answers to a picture, as text."""
+    """Return the page's response to an image, as text."""
     path = upload(client, "query.png", content).json()[0]
     outcome = search_with(client, {"path": path, "meta": {"_type": "gradio.FileData"}})
     assert outcome["success"], outcome
@@ -104,7 +104,7 @@ def _shown(client: httpx.Client, content: bytes) -> str:
 
 
 def _check(shown: str, folder: Path) -> bool:
-    """Whether a picture was searched with; else it is said in a sentence that it cannot be."""
+    """Return whether an image was searched; otherwise check the error message."""
     assert "Traceback" not in shown
     assert "Something went wrong" not in shown
     found = "3 results" in shown
@@ -120,7 +120,7 @@ def test_bombs_are_refused_on_the_page(client: httpx.Client, server: Server, cas
 
 
 @pytest.mark.slow
-def test_awkward_pictures_are_shown_or_refused_on_the_page(
+def test_bad_images_are_shown_or_refused_on_the_page(
     client: httpx.Client, server: Server, shop_gallery: Path, tmp_path: Path
 ) -> None:
     files = sorted(path for path in unzip_shared("bad_inputs.zip", tmp_path).rglob("*") if path.is_file())
@@ -139,7 +139,7 @@ def test_awkward_pictures_are_shown_or_refused_on_the_page(
 
 
 def _bomb(width: int, height: int) -> bytes:
-    """A PNG of a few megabytes at most that says it has so many pixels, and has them."""
+    """Return a PNG of at most a few megabytes with many pixels."""
     head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
     packer = zlib.compressobj(1)
     rows = b"".join(packer.compress(bytes(1 + 3 * width)) for _ in range(height)) + packer.flush()
@@ -147,7 +147,7 @@ def _bomb(width: int, height: int) -> bytes:
 
 
 def _originals(tmp_path: Path) -> list[bytes]:
-    """Small real files of every format that is opened, sound and broken."""
+    """Return small files of every supported format, valid and broken."""
     forms = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
     files = [saved(draw(seed), form) for seed, form in enumerate(forms)]
     folder = unzip_shared("bad_inputs.zip", tmp_path)
@@ -156,7 +156,7 @@ def _originals(tmp_path: Path) -> list[bytes]:
 
 
 def _mutations(originals: list[bytes], count: int) -> Iterator[bytes]:
-    """Files with a few bytes changed, cut off, repeated or swapped with those of another."""
+    """Yield files with bytes changed, truncated, repeated or mixed with those of another."""
     random = np.random.default_rng(0)
     for _ in range(count):
         content = bytearray(originals[random.integers(len(originals))])
@@ -182,7 +182,7 @@ def _mutations(originals: list[bytes], count: int) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_no_picture_breaks_the_server_or_stays_in_memory(
+def test_mutated_images_do_not_crash_the_server_or_leak_memory(
     shop_gallery: Path, shop: Path, tmp_path: Path
 ) -> None:
     originals = _originals(tmp_path / "files")
@@ -239,13 +239,13 @@ def _form(parts: list[tuple[str, Any]]) -> dict[str, Any]:
         ("/search:batch", [("images", b"x")] * 65),
     ],
 )
-def test_forms_have_so_many_parts(api: httpx.Client, path: str, parts: list[tuple[str, Any]]) -> None:
+def test_number_of_form_parts_is_limited(api: httpx.Client, path: str, parts: list[tuple[str, Any]]) -> None:
     answer = api.post(path, **_form(parts))
     assert answer.status_code in (400, 413, 422)
     assert answer.json()["code"] in ("malformed-body", "too-large", "invalid-request")
 
 
 @pytest.mark.slow
-def test_an_upload_to_the_page_has_so_many_files(client: httpx.Client) -> None:
+def test_number_of_files_per_upload_is_limited(client: httpx.Client) -> None:
     files = [("files", ("x.png", b"x"))] * 1001
     assert client.post("/gradio_api/upload", files=files).status_code >= 400

@@ -1,4 +1,4 @@
-"""Searching with a picture by its address: for those who are allowed to, and never into the inside."""
+"""Searching by URL: permission, SSRF protection and limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ADDRESS = "http://pictures.example/red.png"
 
 
 def _lead_to(there: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every name leads to one server, which counts as public."""
+    """Resolve every host name to one server, which counts as public."""
     found = partial(fetch_url.fetch_async, is_allowed=lambda _: True, look_up=there.look_up)
     monkeypatch.setattr(routes, "fetch_async", found)
 
@@ -46,7 +46,7 @@ def _search(server: str, /, **asked: Any) -> httpx.Response:
     return httpx.post(f"{server}/v1/search", json=asked, timeout=30)
 
 
-def test_a_server_fetches_nothing_unless_it_is_told_to(shop_gallery: Path) -> None:
+def test_urls_are_not_fetched_by_default(shop_gallery: Path) -> None:
     with web(http(b"")) as there, answering(create_app(SearchService(shop_gallery), page=False)) as url:
         for address in (f"http://127.0.0.1:{there.port}/", ADDRESS, "nonsense", ""):
             answer = _search(url, url=address)
@@ -55,7 +55,7 @@ def test_a_server_fetches_nothing_unless_it_is_told_to(shop_gallery: Path) -> No
     assert UrlsNotAllowedError.status == 403
 
 
-def test_a_picture_by_its_address_is_searched_like_its_bytes(
+def test_image_url_gives_the_result_of_its_bytes(
     allowing: str, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = (shop / "red" / "1.png").read_bytes()
@@ -70,7 +70,9 @@ def test_a_picture_by_its_address_is_searched_like_its_bytes(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>secret</html>", b"\x89PNG\r\n\x1a\n secret"])
-def test_what_is_no_picture_is_not_told(allowing: str, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_image_response_is_not_revealed(
+    allowing: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with web(http(body, Content_Type="image/png")) as there:
         _lead_to(there, monkeypatch)
         answer = _search(allowing, url=ADDRESS)
@@ -78,7 +80,7 @@ def test_what_is_no_picture_is_not_told(allowing: str, body: bytes, monkeypatch:
     assert "secret" not in answer.text
 
 
-def test_the_inside_is_refused_in_the_same_words_whatever_is_there(allowing: str) -> None:
+def test_private_urls_are_refused_with_the_same_message(allowing: str) -> None:
     said = set()
     with web(http(b"secret")) as there:
         for host in ("127.0.0.1", "localhost", "[::1]", "169.254.169.254", "2130706433", "nobody.invalid"):
@@ -99,17 +101,17 @@ def test_the_inside_is_refused_in_the_same_words_whatever_is_there(allowing: str
         {"url": "http://a/" + 2048 * "a"},
     ],
 )
-def test_an_address_is_one_way_of_several(allowing: str, asked: dict[str, Any]) -> None:
+def test_url_excludes_other_kinds_of_queries(allowing: str, asked: dict[str, Any]) -> None:
     answer = _search(allowing, **asked)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
 
 
-def test_one_address_a_request(allowing: str) -> None:
+def test_batch_accepts_no_urls(allowing: str) -> None:
     answer = httpx.post(f"{allowing}/v1/search:batch", json={"queries": [{"url": ADDRESS}]})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
 
 
-def test_who_waits_for_an_address_keeps_nobody_else_waiting(
+def test_slow_fetch_does_not_delay_other_requests(
     shop_gallery: Path, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, over = threading.Semaphore(0), threading.Event()
@@ -131,9 +133,7 @@ def test_who_waits_for_an_address_keeps_nobody_else_waiting(
         assert [one.result()[0].key for one in waiting] == ["red/1.png"] * 3
 
 
-def test_who_comes_when_all_places_are_taken_is_told_when_to_come_back(
-    allowing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_fetches_get_retry_after(allowing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_url, "_slots", threading.BoundedSemaphore(1))
     with fetch_url._slots:
         answer = _search(allowing, url=ADDRESS)
@@ -141,7 +141,7 @@ def test_who_comes_when_all_places_are_taken_is_told_when_to_come_back(
     assert int(answer.headers["retry-after"]) > 0
 
 
-def test_the_page_keeps_what_it_fetched_within_the_bounds_of_uploads(
+def test_fetched_images_count_toward_the_upload_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.page import query
@@ -155,7 +155,7 @@ def test_the_page_keeps_what_it_fetched_within_the_bounds_of_uploads(
 
 
 @pytest.mark.slow
-def test_what_was_asked_for_is_not_in_the_log(shop_gallery: Path, tmp_path: Path) -> None:
+def test_urls_are_not_in_the_log(shop_gallery: Path, tmp_path: Path) -> None:
     words = [str(shop_gallery), "--no-page", "--allow-urls", "--log-level", "debug"]
     with serving([*SERVE, *words], tmp_path) as server:
         for address in ("http://secret.invalid/path?word=1", "http://secret:word@127.0.0.1/path"):

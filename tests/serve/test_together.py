@@ -1,4 +1,4 @@
-"""Several processes are one server: they are counted together, and a client's limit is one limit."""
+"""Several processes: shared metrics and rate limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEARCHES = ("lookalike_requests_total", "/v1/search/by-id", "200", "POST")
 
 
 def _get(server: Server, path: str, **how: object) -> httpx.Response | None:
-    """An answer over a connection of its own, for any process may take it; `None` where that one died."""
+    """Return a response over a new connection, to any process; None if that process died."""
     try:
         return httpx.get(server.url + path, timeout=30, **how)  # type: ignore[arg-type]
     except httpx.TransportError:
@@ -30,7 +30,7 @@ def _get(server: Server, path: str, **how: object) -> httpx.Response | None:
 
 
 def _figures(server: Server) -> dict[tuple[str, ...], float]:
-    """Name and label values -> value, as Prometheus reads them; no figure twice."""
+    """Return the metrics by name and label values, checked for duplicates."""
     answer = _get(server, "/metrics")
     assert answer is not None
     families = text_string_to_metric_families(answer.text)
@@ -40,14 +40,14 @@ def _figures(server: Server) -> dict[tuple[str, ...], float]:
 
 
 def _kill_all(server: Server) -> None:
-    """Kill every process that answers, one after the other, and wait until others have taken their places."""
+    """Kill all workers one after the other and wait until they are replaced."""
     for worker in server.workers():
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: worker not in (now := server.workers()) and len(now) == 2)  # noqa: B023
         wait_until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
 
 
-def test_every_process_tells_the_figures_of_all(shop_gallery: Path, tmp_path: Path) -> None:
+def test_metrics_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", "2"], tmp_path) as server:
         for _ in range(30):
             asked = httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
@@ -72,7 +72,7 @@ def test_every_process_tells_the_figures_of_all(shop_gallery: Path, tmp_path: Pa
     assert files_in(tmp_path) == set()
 
 
-def test_who_has_died_is_not_at_work_any_more(shop_gallery: Path, tmp_path: Path) -> None:
+def test_dead_processes_leave_the_gauges(shop_gallery: Path, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     draw(1, size=(4000, 4000)).save(buffer, "PNG")
     files = [("images", (f"{number}.png", buffer.getvalue())) for number in range(64)]
@@ -91,9 +91,7 @@ def test_who_has_died_is_not_at_work_any_more(shop_gallery: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("what", ["requests", "wrong passwords"])
-def test_a_client_has_one_limit_whichever_process_it_meets(
-    shop_gallery: Path, tmp_path: Path, what: str
-) -> None:
+def test_rate_limit_is_shared_by_processes(shop_gallery: Path, tmp_path: Path, what: str) -> None:
     password = tmp_path / "password"
     password.write_text("long enough")
     password.chmod(0o600)

@@ -1,4 +1,4 @@
-"""A small web of servers of this machine that answer byte by byte as a test wants."""
+"""Local web servers with scripted raw responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[socket.socket], None]
 
 @dataclass
 class Web:
-    """One server: its port, and the heads of the requests it was sent."""
+    """A server: its port and the headers of its requests."""
 
     machine: str
     port: int
@@ -28,7 +28,7 @@ class Web:
         return self.machine, self.port
 
     def look_up(self, name: str, port: int) -> Sequence[Endpoint]:
-        """Every name leads here."""
+        """Resolve every host name to this server."""
         return [self.place]
 
 
@@ -36,7 +36,7 @@ class Web:
 def web(
     answer: Answer | bytes, machine: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> Iterator[Web]:
-    """Serve on a free port; each connection is answered once its request has come."""
+    """Serve on a free port; respond to each connection after its request."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -74,7 +74,7 @@ def web(
 
 
 def http(body: bytes = b"", status: int = 200, length: int | None = None, **headers: str) -> bytes:
-    """An answer as it goes over the line; a declared length of its own lies."""
+    """Return a raw response; `length` overrides the Content-Length."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     named.setdefault("Content-Length", str(len(body) if length is None else length))
     lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())

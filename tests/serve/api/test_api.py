@@ -1,4 +1,4 @@
-"""The HTTP API over a real gallery: its answers are those of a comparison with everything."""
+"""The HTTP API over a real gallery, compared with brute force."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BYTES = {"Content-Type": "application/octet-stream"}
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Gallery:
-    """The shop, with prices for two thirds of it."""
+    """Gallery of the shop, with prices for two thirds of it."""
     folder = tmp_path_factory.mktemp("api")
     files = sorted(shop.rglob("*.png"))
     prices = [f"{file},{10 * number}" for number, file in enumerate(files) if number % 3]
@@ -48,7 +48,7 @@ def api(gallery: Gallery) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def query() -> bytes:
-    """A picture that is not in the gallery."""
+    """An image that is not in the gallery."""
     buffer = io.BytesIO()
     draw(77, (90, 70), hue=1).save(buffer, "PNG")
     return buffer.getvalue()
@@ -60,7 +60,7 @@ def _found(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
-    """What the API says about hits of `Gallery.find`."""
+    """Return hits of `Gallery.find` as the API does."""
     return [
         {"id": hit.id, "key": hit.key, "label": hit.label, "metadata": hit.metadata, "score": hit.score}
         | {"thumbnail": _thumbnail(gallery, hit.id)}
@@ -69,13 +69,11 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
 
 
 def _thumbnail(gallery: Gallery, item: int) -> str:
-    """Where it is: another gallery in this one's place has others there."""
+    """Return the URL of a thumbnail, which depends on the gallery's UUID."""
     return f"/v1/images/{item}/thumbnail?v={gallery.store.manifest.uuid[:8]}"
 
 
-def test_every_way_of_sending_a_picture_finds_what_brute_force_finds(
-    api: httpx.Client, gallery: Gallery, query: bytes
-) -> None:
+def test_every_body_type_matches_brute_force(api: httpx.Client, gallery: Gallery, query: bytes) -> None:
     stored = gallery.embeddings()
     vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
     scores = vectors @ Embedder(gallery.folder / "model" / "model.onnx").embed(query)[0]
@@ -107,7 +105,7 @@ def test_every_way_of_sending_a_picture_finds_what_brute_force_finds(
         {"rerank": "query-expansion", "where": "label = 'green'"},
     ],
 )
-def test_options_mean_what_they_mean_for_a_gallery(
+def test_options_equal_those_of_the_gallery(
     api: httpx.Client, gallery: Gallery, query: bytes, options: dict[str, Any]
 ) -> None:
     vector = gallery.embedder.embed(query)
@@ -124,21 +122,19 @@ def test_options_mean_what_they_mean_for_a_gallery(
 
 
 @pytest.mark.parametrize("name", [5, "5", "blue/4.png"])
-def test_a_picture_of_the_gallery_is_not_among_its_own_hits(
-    api: httpx.Client, gallery: Gallery, name: int | str
-) -> None:
+def test_item_is_not_among_its_own_hits(api: httpx.Client, gallery: Gallery, name: int | str) -> None:
     expected = _as_told(gallery, gallery.search_id(name, 23))
     assert {hit["id"] for hit in expected} == set(range(1, 25)) - {5}
     assert _found(api.post("/v1/search", json={"id": name, "k": 100}))["hits"] == expected
     assert _found(api.post("/v1/search/by-id", json={"id": name, "k": 100}))["hits"] == expected
 
 
-def test_what_the_body_says_counts_before_the_query_string(api: httpx.Client) -> None:
+def test_body_overrides_the_query_string(api: httpx.Client) -> None:
     assert len(_found(api.post("/v1/search?k=2", json={"id": 1}))["hits"]) == 2
     assert len(_found(api.post("/v1/search?k=2", json={"id": 1, "k": 3}))["hits"]) == 3
 
 
-def test_a_vector_may_have_any_length(api: httpx.Client, gallery: Gallery) -> None:
+def test_vector_may_have_any_norm(api: httpx.Client, gallery: Gallery) -> None:
     vector = gallery.vector(7).astype(np.float64)
     told = [
         _found(api.post("/v1/search", json={"vector": (vector * length).tolist(), "k": 5}))["hits"]
@@ -149,7 +145,7 @@ def test_a_vector_may_have_any_length(api: httpx.Client, gallery: Gallery) -> No
     assert told[1][0]["score"] == pytest.approx(1, abs=1e-6)
 
 
-def test_a_batch_answers_each_query_as_if_it_came_alone(api: httpx.Client, query: bytes) -> None:
+def test_batch_results_equal_single_results(api: httpx.Client, query: bytes) -> None:
     text = base64.b64encode(query).decode()
     vector = _found(api.post("/v1/embed", content=query, headers=BYTES))["vectors"][0]
     queries: list[dict[str, Any]] = [{"image": text}, {"id": 3}, {"vector": vector}, {"id": "red/0.png"}]
@@ -161,7 +157,7 @@ def test_a_batch_answers_each_query_as_if_it_came_alone(api: httpx.Client, query
         assert [h["score"] for h in result["hits"]] == pytest.approx([h["score"] for h in alone], abs=1e-6)
 
 
-def test_what_is_wrong_with_one_of_a_batch_leaves_the_others_alone(api: httpx.Client, query: bytes) -> None:
+def test_problem_in_a_batch_does_not_affect_the_others(api: httpx.Client, query: bytes) -> None:
     files = [("images", (str(n), data)) for n, data in enumerate((query, b"no picture", query))]
     first, second, third = _found(api.post("/v1/search:batch?k=2", files=files))["results"]
     assert len(first["hits"]) == 2
@@ -173,7 +169,7 @@ def test_what_is_wrong_with_one_of_a_batch_leaves_the_others_alone(api: httpx.Cl
     assert [r.get("problem", {}).get("code") for r in results] == [None, "no-such-image", "invalid-request"]
 
 
-def test_vectors_are_those_of_the_model_to_the_last_bit(
+def test_vectors_equal_those_of_the_model_exactly(
     api: httpx.Client, gallery: Gallery, query: bytes, shop: Path
 ) -> None:
     other = (shop / "red" / "1.png").read_bytes()
@@ -185,8 +181,8 @@ def test_vectors_are_those_of_the_model_to_the_last_bit(
         assert _found(answer)["fingerprint"] == gallery.fingerprint
 
 
-def test_a_photograph_is_embedded_as_it_was_indexed(tmp_path: Path, model_file: Path) -> None:
-    """A large JPEG is decoded at a fraction of its size: for both, or the scores would not be 1."""
+def test_photo_is_embedded_as_it_was_indexed(tmp_path: Path, model_file: Path) -> None:
+    """A large JPEG is decoded at a fraction of its size in both cases, or the score would not be 1."""
     draw(5, (1600, 1200)).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "large.jpg")
     gallery = Gallery.create(tmp_path / "gallery", model_file)
     gallery.add([tmp_path / "large.jpg"])
@@ -208,7 +204,7 @@ def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Ga
     assert str(shop) not in api.post("/v1/search", json={"id": 18}).text
 
 
-def test_the_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
+def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
     told = _found(api.get("/v1/gallery"))
     assert told.pop("uuid") == gallery.store.manifest.uuid
     assert told == {
@@ -223,7 +219,7 @@ def test_the_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
     }
 
 
-def test_an_index_is_told_of_with_what_it_does_not_cover(tmp_path: Path, gallery: Gallery) -> None:
+def test_index_and_uncovered_vectors_are_described(tmp_path: Path, gallery: Gallery) -> None:
     own = Gallery(shutil.copytree(gallery.folder, tmp_path / "indexed.gallery"))
     with own.store.writing():
         own.build_index(IndexSpec("sq8"))
@@ -237,7 +233,7 @@ def test_an_index_is_told_of_with_what_it_does_not_cover(tmp_path: Path, gallery
 @pytest.mark.parametrize(
     "options", [{}, {"rerank": "k-reciprocal"}, {"rerank": "query-expansion"}, {"group_by": "label"}]
 )
-def test_an_empty_gallery_has_no_hits(
+def test_empty_gallery_has_no_hits(
     tmp_path: Path, model_file: Path, query: bytes, options: dict[str, Any]
 ) -> None:
     folder = Gallery.create(tmp_path / "empty.gallery", model_file).folder
@@ -246,7 +242,7 @@ def test_an_empty_gallery_has_no_hits(
     assert _found(answer)["hits"] == []
 
 
-def test_the_api_alone_loads_no_page(gallery: Gallery) -> None:
+def test_api_alone_does_not_load_gradio(gallery: Gallery) -> None:
     code = (
         "import sys; sys.modules['gradio'] = sys.modules['torch'] = None\n"
         "from pathlib import Path\n"

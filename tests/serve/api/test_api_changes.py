@@ -45,7 +45,7 @@ _seeds = iter(range(3000, 4000))
 
 
 def new_picture() -> bytes:
-    """The bytes of a picture that no gallery has."""
+    """Return the bytes of an image that no gallery has."""
     buffer = io.BytesIO()
     draw(next(_seeds)).save(buffer, "PNG")
     return buffer.getvalue()
@@ -55,7 +55,7 @@ def images(http: httpx.Client) -> int:
     return int(http.get("/v1/gallery").json()["images"])
 
 
-def test_a_form_of_files(http: httpx.Client) -> None:
+def test_form_of_files_is_added(http: httpx.Client) -> None:
     before = images(http)
     first, second = new_picture(), new_picture()
     files = [
@@ -80,7 +80,7 @@ def test_a_form_of_files(http: httpx.Client) -> None:
     assert {hit["id"] for hit in hits} == {one["image"]["id"], two["image"]["id"]}
 
 
-def test_the_bytes_of_one_image(http: httpx.Client) -> None:
+def test_bytes_of_one_image_are_added(http: httpx.Client) -> None:
     data = new_picture()
     kind = {"Content-Type": "image/png"}
     answer = http.post("/v1/images", params={"label": "blue"}, content=data, headers=kind)
@@ -107,7 +107,7 @@ def test_the_bytes_of_one_image(http: httpx.Client) -> None:
         {"image": "AA=="},
     ],
 )
-def test_a_body_that_is_none(http: httpx.Client, body: object) -> None:
+def test_invalid_bodies_are_refused(http: httpx.Client, body: object) -> None:
     before = images(http)
     answer = http.post("/v1/images", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
@@ -123,7 +123,7 @@ def test_metadata_that_does_not_fit_is_refused_without_a_path(http: httpx.Client
     assert (form.status_code, form.json()["code"]) == (422, "invalid-request")
 
 
-def test_removing(http: httpx.Client) -> None:
+def test_image_is_removed(http: httpx.Client) -> None:
     (made,) = http.post("/v1/images", files={"images": new_picture()}).json()["results"]
     before, number = images(http), made["image"]["id"]
     answer = http.delete(f"/v1/images/{number}")
@@ -136,7 +136,7 @@ def test_removing(http: httpx.Client) -> None:
         assert (answer.status_code, answer.json()["code"]) == (404, "no-such-image")
 
 
-def test_without_permission_nothing_happens(server: Server, shop_gallery: Path) -> None:
+def test_changes_need_permission(server: Server, shop_gallery: Path) -> None:
     before = (shop_gallery / "gallery.db").read_bytes()
     with httpx.Client(base_url=server.url) as http:
         answers = [http.post("/v1/images", files={"images": new_picture()}), http.delete("/v1/images/1")]
@@ -148,7 +148,7 @@ def test_without_permission_nothing_happens(server: Server, shop_gallery: Path) 
     assert (shop_gallery / "gallery.db").read_bytes() == before
 
 
-def test_other_sites_change_nothing(shop_gallery: Path, tmp_path: Path) -> None:
+def test_cross_origin_changes_are_refused(shop_gallery: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "g")
     command = [*SERVE, str(folder), "--no-page", "--allow-changes"]
     with serving(command, tmp_path / "scratch") as server, httpx.Client(base_url=server.url) as http:
@@ -161,7 +161,7 @@ def test_other_sites_change_nothing(shop_gallery: Path, tmp_path: Path) -> None:
         assert images(http) == 23
 
 
-def test_it_is_counted_and_described(http: httpx.Client) -> None:
+def test_changes_are_counted_and_described(http: httpx.Client) -> None:
     http.post("/v1/images", files={"images": new_picture()})
     http.delete("/v1/images/99999")
     metrics = http.get("/metrics").text
@@ -173,7 +173,7 @@ def test_it_is_counted_and_described(http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_all_processes_take_it_up(shop_gallery: Path, tmp_path: Path) -> None:
+def test_changes_are_visible_in_all_processes(shop_gallery: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "g")
     command = [*SERVE, str(folder), "--no-page", "--workers", "2", "--allow-changes"]
     with serving(command, tmp_path / "scratch") as server:
@@ -193,7 +193,7 @@ def test_all_processes_take_it_up(shop_gallery: Path, tmp_path: Path) -> None:
 # ---- the client
 
 
-def test_the_client_adds_and_removes(client: Client, folder: Path, tmp_path: Path) -> None:
+def test_client_adds_and_removes(client: Client, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.png"
     path.write_bytes(new_picture())
     data = new_picture()

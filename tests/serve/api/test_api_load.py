@@ -1,4 +1,4 @@
-"""Many requests at once: a queue with an end, deadlines, batches, and a gallery that changes meanwhile."""
+"""Concurrent requests: bounded queue, deadlines, batching, and changes of the gallery."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOOKED_UP = ("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/galleries",
 
 @contextmanager
 def _decoding_is_slow(service: SearchService) -> Iterator[None]:
-    """As if others were decoding large pictures: whoever has one has to wait."""
+    """Simulate decoding of large images: new requests wait."""
     for _ in range(cores()):
         service._resolver.decoding.acquire()
     try:
@@ -58,9 +58,7 @@ def picture(shop: Path) -> bytes:
     return (shop / "green" / "3.png").read_bytes()
 
 
-def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
-    shop_gallery: Path, picture: bytes
-) -> None:
+def test_full_queue_refuses_further_requests(shop_gallery: Path, picture: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(threads=1, queued=2))
     with answering(app) as url, ThreadPoolExecutor(3) as pool:
@@ -82,7 +80,7 @@ def test_a_full_queue_refuses_what_is_too_much_and_answers_the_rest(
     assert _figure(service, "lookalike_queue_depth") == 0
 
 
-def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> None:
+def test_deadline_exceeded_is_reported(shop_gallery: Path, picture: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(seconds=0.05))
     with answering(app) as url:
@@ -93,7 +91,7 @@ def test_who_waits_for_too_long_is_told(shop_gallery: Path, picture: bytes) -> N
         wait_until(lambda: _figure(service, "lookalike_workers_busy") == 0)
 
 
-def test_a_batch_stops_at_the_picture_where_its_time_is_over(shop_gallery: Path, picture: bytes) -> None:
+def test_batch_stops_at_its_deadline(shop_gallery: Path, picture: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(seconds=0.2))
     with answering(app) as url:
@@ -108,7 +106,7 @@ def test_a_batch_stops_at_the_picture_where_its_time_is_over(shop_gallery: Path,
 
 @contextmanager
 def _disk_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As the files of a gallery do that lie on another machine."""
+    """Simulate a hanging network file system."""
     go, read = threading.Event(), Original.read
 
     def late(self: Original) -> bytes:
@@ -122,7 +120,7 @@ def _disk_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         go.set()
 
 
-def test_pictures_that_are_shown_keep_nobody_else_waiting(
+def test_thumbnails_do_not_delay_searches(
     shop_gallery: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.app._QUEUED_THUMBNAILS", 60)
@@ -145,7 +143,7 @@ def test_pictures_that_are_shown_keep_nobody_else_waiting(
         assert _figure(service, "lookalike_thumbnails_made_total") == 1 + 20
 
 
-def test_searches_keep_no_picture_waiting(shop_gallery: Path, picture: bytes) -> None:
+def test_searches_do_not_delay_thumbnails(shop_gallery: Path, picture: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(threads=1, queued=1))
     with (
@@ -161,9 +159,7 @@ def test_searches_keep_no_picture_waiting(shop_gallery: Path, picture: bytes) ->
         assert [answer.result().status_code for answer in asked] == [200] * 2
 
 
-def test_looking_for_fetching_and_searching_have_one_time_together(
-    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_and_search_share_one_deadline(shop_gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(address: str) -> bytes:
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
@@ -174,7 +170,7 @@ def test_looking_for_fetching_and_searching_have_one_time_together(
     assert (answer.status_code, answer.json()["code"]) == (504, "deadline-exceeded")
 
 
-def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
+def test_late_work_is_dequeued_and_running_work_is_counted() -> None:
     telemetry, go, ran = Telemetry(), threading.Event(), []
     workers = Workers(1, Limits(queued=1, seconds=1), telemetry)
 
@@ -200,7 +196,7 @@ def test_workers_drop_what_nobody_waits_for_and_count_what_still_runs() -> None:
     assert ran == []
 
 
-def test_pictures_gather_while_the_model_runs() -> None:
+def test_images_are_batched_while_the_model_runs() -> None:
     running, go, sizes = threading.Event(), threading.Event(), []
 
     def embed(pixels: np.ndarray) -> np.ndarray:
@@ -223,13 +219,13 @@ def test_pictures_gather_while_the_model_runs() -> None:
         assert np.array_equal(vector, np.full((1, 3), 2.0 * i))
 
 
-def test_several_pictures_of_one_request_may_be_more_than_a_batch() -> None:
+def test_request_may_exceed_the_batch_size() -> None:
     batcher = Batcher(lambda pixels: pixels[:, 0, 0].astype(float), max_batch=2)
     pictures = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
     assert np.array_equal(batcher(pictures), pictures[:, 0, 0])
 
 
-def test_a_failure_of_a_run_reaches_all_who_are_in_it_and_nobody_else() -> None:
+def test_failed_run_raises_for_its_images_only() -> None:
     def embed(pixels: np.ndarray) -> np.ndarray:
         if pixels.max() == 13:
             raise MemoryError
@@ -242,9 +238,7 @@ def test_a_failure_of_a_run_reaches_all_who_are_in_it_and_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("batching", [False, True])
-def test_many_at_once_get_the_answers_of_one_at_a_time(
-    shop_gallery: Path, shop: Path, batching: bool
-) -> None:
+def test_concurrent_results_equal_sequential_results(shop_gallery: Path, shop: Path, batching: bool) -> None:
     service = SearchService(shop_gallery, batching=batching)
     pictures = [path.read_bytes() for path in sorted(shop.rglob("*.png"))]
     gallery = Gallery(shop_gallery)
@@ -262,7 +256,7 @@ def test_many_at_once_get_the_answers_of_one_at_a_time(
 
 @contextmanager
 def _asking(url: str, item: str) -> Iterator[list[httpx.Response]]:
-    """Three threads that search all the while -> their answers."""
+    """Search in three threads in the background and yield their responses."""
     stop, answers = threading.Event(), list[httpx.Response]()
 
     def ask() -> None:
@@ -280,9 +274,7 @@ def _asking(url: str, item: str) -> Iterator[list[httpx.Response]]:
             future.result()
 
 
-def test_a_gallery_that_is_written_meanwhile_drops_no_request(
-    tmp_path: Path, shop: Path, shop_gallery: Path
-) -> None:
+def test_no_request_fails_during_a_commit(tmp_path: Path, shop: Path, shop_gallery: Path) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
     service = SearchService(folder)
     writer = Gallery(folder)
@@ -301,7 +293,7 @@ def test_a_gallery_that_is_written_meanwhile_drops_no_request(
 
 
 @pytest.mark.slow
-def test_a_gallery_that_is_rebuilt_meanwhile_drops_no_request(tmp_path: Path, shop_gallery: Path) -> None:
+def test_no_request_fails_during_a_rebuild(tmp_path: Path, shop_gallery: Path) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
     before = Gallery(folder).fingerprint
     other = write_model(tmp_path / "other.onnx", note="another")

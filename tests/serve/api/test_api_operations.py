@@ -1,4 +1,4 @@
-"""What operators and the makers of clients ask a server: health, figures, and a description of the API."""
+"""Health, metrics and the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ BYTES = {"Content-Type": "application/octet-stream"}
 
 @pytest.fixture
 def api(shop_gallery: Path) -> Iterator[httpx.Client]:
-    """A server that has not been asked anything yet."""
+    """Server without previous requests."""
     app = create_app(SearchService(shop_gallery), page=False)
     with answering(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         yield client
 
 
 def _figures(api: httpx.Client) -> dict[tuple[str, ...], float]:
-    """Name and label values -> value, as Prometheus reads them."""
+    """Return the metrics by name and label values."""
     answer = api.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = text_string_to_metric_families(answer.text)
     return {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
 
 
-def test_it_says_that_it_lives_and_that_it_is_ready(api: httpx.Client, shop_gallery: Path) -> None:
+def test_healthz_and_readyz(api: httpx.Client, shop_gallery: Path) -> None:
     assert api.get("/healthz").json() == {"status": "ok"}
     fingerprint = Gallery(shop_gallery).fingerprint
     galleries = {"shop.gallery": {"images": 24, "fingerprint": fingerprint}}
@@ -43,7 +43,7 @@ def test_it_says_that_it_lives_and_that_it_is_ready(api: httpx.Client, shop_gall
     assert api.get("/readyz").headers["cache-control"] == "no-store"
 
 
-def test_what_is_asked_is_counted_and_measured(api: httpx.Client, shop: Path) -> None:
+def test_requests_are_counted_and_measured(api: httpx.Client, shop: Path) -> None:
     picture = (shop / "red" / "1.png").read_bytes()
     for _ in range(3):
         api.post("/v1/search", content=picture, headers=BYTES)
@@ -90,7 +90,7 @@ def test_what_is_asked_is_counted_and_measured(api: httpx.Client, shop: Path) ->
     assert figures["process_resident_memory_bytes",] > 1e7
 
 
-def test_two_servers_of_a_process_count_by_themselves(api: httpx.Client, shop_gallery: Path) -> None:
+def test_two_servers_in_a_process_have_separate_metrics(api: httpx.Client, shop_gallery: Path) -> None:
     api.post("/v1/search", json={"id": 1})
     other = SearchService(shop_gallery)
     assert other.telemetry.registry.get_sample_value("lookalike_batch_images_count") == 0
@@ -101,7 +101,7 @@ def described(api: httpx.Client) -> dict[str, Any]:
     return api.get("/v1/openapi.json").json()
 
 
-def test_the_api_is_described_without_gaps(described: dict[str, Any]) -> None:
+def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
     assert described["openapi"].startswith("3.1")
     assert described["servers"] == [{"url": "/v1"}]
     schemas = described["components"]["schemas"]
@@ -136,7 +136,7 @@ def test_the_api_is_described_without_gaps(described: dict[str, Any]) -> None:
 
 
 def _references(node: Any) -> Iterator[str]:
-    """The names of all schemas that are referred to."""
+    """Yield the names of all referenced schemas."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "$ref":
@@ -148,7 +148,7 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-def test_the_examples_of_requests_are_taken(described: dict[str, Any], api: httpx.Client) -> None:
+def test_request_examples_are_valid(described: dict[str, Any], api: httpx.Client) -> None:
     schemas = described["components"]["schemas"]
     for path, name in (("search", "SearchRequest"), ("search/by-id", "ByIdRequest")):
         for example in schemas[name]["examples"]:

@@ -1,4 +1,4 @@
-"""What the API answers to everything that goes wrong: problem documents, and nothing about the inside."""
+"""Problem documents of the API, which reveal no internals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def described(api: httpx.Client) -> dict[str, Any]:
 
 
 def _problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem in an answer, which is one by every rule of RFC 9457."""
+    """Return the problem of a response, checked against RFC 9457."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["cache-control"] == "no-store"
@@ -120,7 +120,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "code"), REFUSED)
-def test_requests_that_cannot_be_used_are_refused_and_told_why(
+def test_invalid_requests_get_documented_problems(
     api: httpx.Client,
     described: dict[str, Any],
     shop_gallery: Path,
@@ -151,7 +151,7 @@ def test_requests_that_cannot_be_used_are_refused_and_told_why(
         ("GET", "/nowhere", 404, "not-found"),
     ],
 )
-def test_wrong_addresses_and_methods(
+def test_unknown_routes_and_methods(
     api: httpx.Client, method: str, path: str, status: int, code: str
 ) -> None:
     answer = api.request(method, path)
@@ -159,7 +159,7 @@ def test_wrong_addresses_and_methods(
     assert (status == 405) == ("allow" in answer.headers)
 
 
-def test_everything_wrong_with_a_request_is_listed_with_its_place(api: httpx.Client) -> None:
+def test_all_faults_are_listed_with_json_pointers(api: httpx.Client) -> None:
     answer = api.post("/v1/search:batch", json={"queries": [{"id": 1}, {"id": 2, "vector": [1]}], "k": 0})
     problem = _problem(answer, 422, "invalid-request")
     assert {fault["pointer"] for fault in problem["errors"]} == {"#/queries/1", "#/k"}
@@ -183,7 +183,7 @@ def test_everything_wrong_with_a_request_is_listed_with_its_place(api: httpx.Cli
         ("/embed", {"images": ["AAAA"], "threshold": 1}, "#/threshold", "there are images"),
     ],
 )
-def test_a_field_that_nobody_knows_is_told_with_what_was_meant(
+def test_unknown_field_gets_a_hint(
     api: httpx.Client, path: str, body: dict[str, Any], pointer: str, says: str
 ) -> None:
     problem = _problem(api.post(f"/v1{path}", json=body), 422, "invalid-request")
@@ -193,7 +193,7 @@ def test_a_field_that_nobody_knows_is_told_with_what_was_meant(
     assert says in fault["detail"]
 
 
-def test_the_servers_own_failure_is_told_as_such_and_no_more(
+def test_internal_failure_reveals_no_details(
     tmp_path: Path, shop_gallery: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "damaged.gallery")
@@ -210,7 +210,7 @@ def test_the_servers_own_failure_is_told_as_such_and_no_more(
     assert "a stored vector is damaged" in caplog.text  # the operator reads it
 
 
-def test_what_nobody_foresaw_is_told_as_a_failure_too(
+def test_unexpected_exception_reveals_no_details(
     shop_gallery: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -231,7 +231,7 @@ def test_what_nobody_foresaw_is_told_as_a_failure_too(
     assert "in /home/somebody" in caplog.text  # the operator reads it
 
 
-def test_a_gallery_that_is_gone_may_come_back(tmp_path: Path, shop_gallery: Path) -> None:
+def test_missing_gallery_is_unavailable_until_it_is_back(tmp_path: Path, shop_gallery: Path) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "own.gallery")
     with answering(create_app(SearchService(folder), page=False)) as url:
         assert httpx.get(f"{url}/readyz").json()["status"] == "ready"
@@ -245,7 +245,7 @@ def test_a_gallery_that_is_gone_may_come_back(tmp_path: Path, shop_gallery: Path
         assert httpx.post(f"{url}/v1/search", json={"id": 1}).status_code == 200
 
 
-def test_a_gallery_of_foreign_vectors_is_searched_by_vectors_and_items(tmp_path: Path) -> None:
+def test_imported_vectors_are_searched_by_vector_and_item(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.array([[1, 0, 0], [3, 4, 0], [0, 0, 1]], np.float32))
     import_vectors(tmp_path / "g", tmp_path / "v.npy", name="somebody's")
     with answering(create_app(SearchService(tmp_path / "g"), page=False)) as url:
@@ -262,7 +262,7 @@ def test_a_gallery_of_foreign_vectors_is_searched_by_vectors_and_items(tmp_path:
 
 
 @pytest.mark.slow
-def test_no_picture_makes_the_server_fail(api: httpx.Client, tmp_path: Path) -> None:
+def test_no_bad_image_causes_a_server_error(api: httpx.Client, tmp_path: Path) -> None:
     folder = unzip_shared("bad_inputs.zip", tmp_path)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     assert len(files) > 200

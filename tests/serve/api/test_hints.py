@@ -1,4 +1,4 @@
-"""Who sets something wrong is told where they did, and what they may have meant."""
+"""Error messages about settings: source and hint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import lookalike
         ("ALLOW_HOSTS", "did you mean 'allow-host'?"),
     ],
 )
-def test_a_variable_that_is_no_setting_is_told_with_the_right_one(
+def test_unknown_variable_gets_a_hint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, says: str
 ) -> None:
     monkeypatch.setenv(f"LOOKALIKE_SERVE_{name}", "a-secret-perhaps")
@@ -31,7 +31,7 @@ def test_a_variable_that_is_no_setting_is_told_with_the_right_one(
     assert "a-secret-perhaps" not in said
 
 
-def test_what_the_hints_say_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hinted_variables_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOOKALIKE_SERVE_PAGE", "false")
     monkeypatch.setenv("LOOKALIKE_TOKEN", "a-token-for-programs")
     found = settings(**serve.make_context("serve", ["shop.gallery"]).params)
@@ -55,9 +55,7 @@ def test_what_the_hints_say_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("host = '192.0.2.7'", "lookalike: FILE: host 192.0.2.7: other machines could search"),
     ],
 )
-def test_a_mistake_in_a_file_is_told_as_such(
-    shop_gallery: Path, tmp_path: Path, text: str, says: str
-) -> None:
+def test_error_names_the_config_file(shop_gallery: Path, tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(text)
     said = lookalike("serve", str(shop_gallery), "--config", str(file), code=2).stderr
@@ -78,16 +76,14 @@ def test_a_mistake_in_a_file_is_told_as_such(
         ("TRUSTED_PROXY", "10.0.0.1/8", "lookalike: LOOKALIKE_SERVE_TRUSTED_PROXY 10.0.0.1/8: an address"),
     ],
 )
-def test_a_mistake_in_the_environment_is_told_as_such(
+def test_error_names_the_environment_variable(
     monkeypatch: pytest.MonkeyPatch, shop_gallery: Path, name: str, value: str, says: str
 ) -> None:
     monkeypatch.setenv(f"LOOKALIKE_SERVE_{name}", value)
     assert says in lookalike("serve", str(shop_gallery), code=2).stderr
 
 
-def test_the_line_comes_first_and_has_its_own_mistakes(
-    monkeypatch: pytest.MonkeyPatch, shop_gallery: Path
-) -> None:
+def test_error_names_the_command_line_option(monkeypatch: pytest.MonkeyPatch, shop_gallery: Path) -> None:
     monkeypatch.setenv("LOOKALIKE_SERVE_ALLOW_ORIGIN", "https://shop.example")
     said = lookalike("serve", str(shop_gallery), "--allow-origin", "x", code=2).stderr
     assert said.startswith("lookalike: --allow-origin x: one site at a time")
@@ -96,7 +92,7 @@ def test_the_line_comes_first_and_has_its_own_mistakes(
 @pytest.mark.parametrize(
     "token", ["a-tökén-for-programs", "a-token-\N{EN DASH}-for-programs", "a-token\x7fof-programs"]
 )
-def test_a_token_that_no_header_can_carry_is_refused(tmp_path: Path, token: str) -> None:
+def test_non_ascii_token_is_refused(tmp_path: Path, token: str) -> None:
     (tmp_path / "tokens").write_text(f"a-token-that-is-right\n{token}\n", "utf-8")
     with pytest.raises(InputError, match="printable ASCII") as refused:
         read_credentials(tmp_path / "tokens", None, None)

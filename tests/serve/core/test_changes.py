@@ -1,4 +1,4 @@
-"""Adding and removing pictures while a gallery is served: what ends up in it, and on the disk."""
+"""Adding and removing images of a served gallery: database and files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ALLOWED = Permissions(changes=True)
 
 @pytest.fixture
 def folder(shop_gallery: Path, tmp_path: Path) -> Path:
-    """A gallery to change: the shop."""
+    """A copy of the shop's gallery, to be modified."""
     return shutil.copytree(shop_gallery, tmp_path / "g")
 
 
@@ -54,7 +54,7 @@ def service(folder: Path) -> SearchService:
 
 
 def encoded(seed: int, form: str = "PNG", **how: object) -> bytes:
-    """The bytes of a new picture."""
+    """Return the bytes of a new image."""
     buffer = io.BytesIO()
     draw(1000 + seed).save(buffer, form, **how)
     return buffer.getvalue()
@@ -66,13 +66,13 @@ def added(found: Added | InputError) -> Added:
 
 
 def kept(folder: Path) -> set[str]:
-    """What lies among the pictures that a gallery keeps."""
+    """Return the files that a gallery stores."""
     own = folder / "pictures"
     return {path.name for path in own.rglob("*")} if own.exists() else set()
 
 
 def everything(gallery: Gallery) -> dict[str, tuple[str | None, bytes, bytes]]:
-    """By key: label, vector, and the bytes of the file."""
+    """Return label, vector and file content of all items by key."""
     ids = gallery.snapshot.ids[gallery.snapshot.ids > 0].tolist()
     return {
         item.key: (item.label, gallery.vector(i).tobytes(), Path(item.path).read_bytes())
@@ -80,7 +80,7 @@ def everything(gallery: Gallery) -> dict[str, tuple[str | None, bytes, bytes]]:
     }
 
 
-def test_a_picture_is_found_with_what_was_said_about_it(service: SearchService, folder: Path) -> None:
+def test_added_image_is_found_with_label_and_metadata(service: SearchService, folder: Path) -> None:
     data = encoded(1)
     (found,) = changes.add(service, [("new.png", data)], "red", {"price": 3.5, "brand": "acme"})
     item = added(found).item
@@ -97,8 +97,8 @@ def test_a_picture_is_found_with_what_was_said_about_it(service: SearchService, 
     assert again.info()["runs"][0]["counts"] == {"added": 1}
 
 
-def test_it_is_embedded_as_a_file_would_be(service: SearchService, tmp_path: Path) -> None:
-    """A large JPEG on its side: decoded, turned and scaled by the same rules."""
+def test_added_image_is_embedded_like_an_indexed_file(service: SearchService, tmp_path: Path) -> None:
+    """Covers reduced decoding, EXIF orientation and scaling of a large JPEG."""
     exif = Image.Exif()
     exif[0x0112] = 6
     buffer = io.BytesIO()
@@ -116,7 +116,7 @@ def test_it_is_embedded_as_a_file_would_be(service: SearchService, tmp_path: Pat
 @pytest.mark.parametrize(
     ("form", "suffix"), [("JPEG", ".jpg"), ("WEBP", ".webp"), ("TIFF", ".tif"), ("PPM", ".ppm")]
 )
-def test_the_file_is_called_by_what_it_is(
+def test_stored_file_has_the_extension_of_its_format(
     service: SearchService, folder: Path, form: str, suffix: str
 ) -> None:
     changes.add(service, [("script.html", encoded(2, form))])
@@ -136,7 +136,7 @@ def test_the_file_is_called_by_what_it_is(
 @example("<img src=x onerror=alert(1)>.png")
 @given(name=st.text(max_size=30))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_name_leads_anywhere(service: SearchService, folder: Path, name: str) -> None:
+def test_file_names_cannot_escape_the_folder(service: SearchService, folder: Path, name: str) -> None:
     before = {path for path in folder.parent.rglob("*") if not path.is_relative_to(folder)}
     data = encoded(3)
     (found,) = changes.add(service, [(name, data)])
@@ -152,7 +152,7 @@ def test_no_name_leads_anywhere(service: SearchService, folder: Path, name: str)
     assert kept(folder) == set()
 
 
-def test_a_name_in_use_takes_nobody_s_place(service: SearchService) -> None:
+def test_duplicate_name_overwrites_no_file(service: SearchService) -> None:
     service.gallery.ids_of(["red/1.png"])
     found = changes.add(service, [("a.png", encoded(n)) for n in range(3)])
     keys = [added(one).item.key for one in found]
@@ -164,7 +164,7 @@ def test_a_name_in_use_takes_nobody_s_place(service: SearchService) -> None:
     assert added(again).item.key not in keys
 
 
-def test_the_same_bytes_are_kept_once(service: SearchService, folder: Path, shop: Path) -> None:
+def test_identical_bytes_are_stored_once(service: SearchService, folder: Path, shop: Path) -> None:
     (there,) = service.gallery.ids_of(["green/2.png"])
     data = encoded(4)
     known = (shop / "green" / "2.png").read_bytes()
@@ -179,7 +179,7 @@ def test_the_same_bytes_are_kept_once(service: SearchService, folder: Path, shop
     assert service.facts().images == 25
 
 
-def test_what_cannot_be_used_leaves_the_others_alone(service: SearchService, folder: Path) -> None:
+def test_unusable_image_does_not_affect_the_others(service: SearchService, folder: Path) -> None:
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
     data = encoded(5)
@@ -195,7 +195,7 @@ def test_what_cannot_be_used_leaves_the_others_alone(service: SearchService, fol
     assert changes.add(service, []) == []
 
 
-def test_what_is_said_must_fit_the_columns(service: SearchService, folder: Path) -> None:
+def test_label_and_metadata_are_validated(service: SearchService, folder: Path) -> None:
     changes.add(service, [("a.png", encoded(6))], metadata={"price": 3})
     for metadata in ({"price": "dear"}, {"path": "/x"}, {"": 1}, {"x": float("nan")}):
         with pytest.raises(InputError):
@@ -209,7 +209,7 @@ def test_what_is_said_must_fit_the_columns(service: SearchService, folder: Path)
     assert service.facts().images == 25
 
 
-def test_nothing_is_changed_without_permission(folder: Path) -> None:
+def test_changes_need_permission(folder: Path) -> None:
     service = SearchService(folder)
     before = (folder / "gallery.db").read_bytes()
     with pytest.raises(ChangesNotAllowedError):
@@ -219,7 +219,7 @@ def test_nothing_is_changed_without_permission(folder: Path) -> None:
     assert (folder / "gallery.db").read_bytes() == before
 
 
-def test_removing_takes_only_files_that_the_gallery_keeps(
+def test_removal_deletes_only_files_stored_by_the_gallery(
     service: SearchService, folder: Path, shop: Path
 ) -> None:
     (mine,) = changes.add(service, [("a.png", encoded(1))])
@@ -238,7 +238,7 @@ def test_removing_takes_only_files_that_the_gallery_keeps(
     assert verify(folder).leftovers == 0
 
 
-def test_a_number_of_another_gallery_removes_nothing(service: SearchService, folder: Path) -> None:
+def test_id_of_a_rebuilt_gallery_removes_nothing(service: SearchService, folder: Path) -> None:
     uuid = service.facts().uuid
     rebuild(Gallery(folder), Embedder(write_model(folder.with_name("other.onnx"), "other")))
     with pytest.raises(UnavailableError):
@@ -251,7 +251,7 @@ def test_a_number_of_another_gallery_removes_nothing(service: SearchService, fol
 # ---- several at once, and what goes wrong
 
 
-def test_many_at_once_all_get_in(folder: Path, service: SearchService) -> None:
+def test_concurrent_additions_all_succeed(folder: Path, service: SearchService) -> None:
     others = [SearchService(folder, permissions=ALLOWED), service]
     with ThreadPoolExecutor(6) as pool:
         jobs = [
@@ -270,7 +270,7 @@ def test_many_at_once_all_get_in(folder: Path, service: SearchService) -> None:
     assert not verify(folder).problems
 
 
-def test_another_process_at_work_is_waited_for_and_then_said(
+def test_locked_gallery_is_retried_then_reported_busy(
     service: SearchService, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
@@ -299,7 +299,7 @@ def test_another_process_at_work_is_waited_for_and_then_said(
     assert added(found).is_new
 
 
-def test_a_nearly_full_disk_takes_no_more(
+def test_nearly_full_disk_refuses_additions(
     service: SearchService, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "_MIN_FREE_BYTES", 2**62)
@@ -311,7 +311,7 @@ def test_a_nearly_full_disk_takes_no_more(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """A small file system."""
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], check=False).returncode:
@@ -321,7 +321,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("free", [0, 8, 40, 100, 140])
-def test_a_disk_that_fills_up_meanwhile(
+def test_disk_full_during_an_addition_changes_nothing(
     shop_gallery: Path, disk: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     monkeypatch.setattr(changes, "_MIN_FREE_BYTES", -(2**40))
@@ -344,9 +344,7 @@ def test_a_disk_that_fills_up_meanwhile(
     assert not verify(folder).problems
 
 
-def test_a_disk_that_may_only_be_read(
-    shop_gallery: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_disk_is_reported(shop_gallery: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_MIN_FREE_BYTES", 0)
     folder = shutil.copytree(shop_gallery, disk / "g")
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

@@ -1,4 +1,4 @@
-"""Pictures by address: what is fetched, and all that is not, however it is put."""
+"""Fetching images by URL, and protection against SSRF."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _refused(there: Web, address: str = f"http://{NAME}/a.png") -> str:
 # ---- what is fetched
 
 
-def test_a_picture_comes_and_nothing_is_told_but_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_is_fetched_with_minimal_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     with web(http(PICTURE)) as there, web(http(b"wrong")) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -75,7 +75,7 @@ def test_a_picture_comes_and_nothing_is_told_but_what_is_needed(monkeypatch: pyt
         ("http://[2606:4700::1]/", "[2606:4700::1]"),
     ],
 )
-def test_names_are_understood_in_every_spelling(address: str, host: str) -> None:
+def test_host_names_are_normalized(address: str, host: str) -> None:
     asked: list[tuple[str, int]] = []
     with web(http(PICTURE)) as there:
 
@@ -88,7 +88,7 @@ def test_names_are_understood_in_every_spelling(address: str, host: str) -> None
     assert asked == [(host.strip("[]"), 80)]
 
 
-def test_a_machine_that_does_not_answer_is_passed_over() -> None:
+def test_unreachable_address_is_skipped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = closed.getsockname()
     with web(http(PICTURE)) as there:
@@ -101,7 +101,7 @@ def test_a_machine_that_does_not_answer_is_passed_over() -> None:
 # ---- where nothing is fetched
 
 
-def test_a_name_is_looked_up_once_and_what_was_judged_is_asked() -> None:
+def test_dns_is_resolved_once_and_the_checked_address_is_used() -> None:
     with web(http(PICTURE)) as public, web(http(b"secret"), "127.0.0.2") as inside:
         places = iter([public, inside, inside])
         answers = lambda *_: [next(places).place]  # noqa: E731  a name server that changes its mind
@@ -126,7 +126,7 @@ def test_a_name_is_looked_up_once_and_what_was_judged_is_asked() -> None:
     ],
 )
 @pytest.mark.parametrize("status", [301, 307])
-def test_redirections_are_judged_like_the_first_address(location: str, status: int) -> None:
+def test_redirects_are_checked_like_the_first_url(location: str, status: int) -> None:
     with web(http(b"secret"), "127.0.0.2") as inside:
         with web(http(status=status, Location=location)) as public:
 
@@ -139,7 +139,7 @@ def test_redirections_are_judged_like_the_first_address(location: str, status: i
 
 
 @pytest.mark.parametrize(("hops", "fine"), [(1, True), (3, True), (4, False)])
-def test_a_few_redirections_are_followed_and_nothing_is_carried_along(hops: int, fine: bool) -> None:
+def test_few_redirects_are_followed_without_cookies(hops: int, fine: bool) -> None:
     numbers = itertools.count(1)
 
     def answer(connection: socket.socket) -> None:
@@ -179,8 +179,8 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-def test_all_of_it_has_to_happen_within_a_time(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every one of these servers would go on for ever."""
+def test_fetch_has_a_total_timeout(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these servers would respond forever."""
     monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.5)
 
     def answer(connection: socket.socket) -> None:
@@ -197,7 +197,7 @@ def test_all_of_it_has_to_happen_within_a_time(case: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_server_that_says_nothing_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_times_out(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.3)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -206,7 +206,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(scheme: str, monkeypatch: 
         fetch(f"{scheme}://{NAME}/", is_allowed=_anything, look_up=lambda *_: [silent.getsockname()])
 
 
-def test_a_name_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_dns_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.2)
     over = threading.Event()
 
@@ -220,7 +220,7 @@ def test_a_name_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_body_without_end_is_cut_off(chunked: bool) -> None:
+def test_endless_body_is_cut_off(chunked: bool) -> None:
     sent = 0
     part = bytes(2**16)
 
@@ -246,7 +246,7 @@ def test_a_body_without_end_is_cut_off(chunked: bool) -> None:
         (bytes(fetch_url.MAX_BYTES + 1), None, None),
     ],
 )
-def test_lengths_are_not_believed(body: bytes, length: int | None, found: bytes | None) -> None:
+def test_content_length_is_not_trusted(body: bytes, length: int | None, found: bytes | None) -> None:
     with web(http(body, length=length)) as there:
         if found is None:
             _refused(there)
@@ -255,13 +255,13 @@ def test_lengths_are_not_believed(body: bytes, length: int | None, found: bytes 
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "x-unknown"])
-def test_what_would_unfold_is_not_taken(coding: str) -> None:
+def test_compressed_body_is_refused(coding: str) -> None:
     with web(http(gzip.compress(bytes(10**6)), Content_Encoding=coding)) as there:
         _refused(there)
 
 
-def test_whatever_is_wrong_is_told_in_the_same_words() -> None:
-    """A visitor who names addresses learns nothing about what is there and what is not."""
+def test_all_failures_have_the_same_message() -> None:
+    """A visitor cannot probe the network by the messages."""
     said = set()
     for status in (201, 204, 206, 300, 304, 400, 401, 403, 404, 407, 418, 500, 503):
         with web(http(b"secret", status=status, WWW_Authenticate="Basic realm=secret")) as there:
@@ -292,12 +292,12 @@ def test_whatever_is_wrong_is_told_in_the_same_words() -> None:
         st.binary(max_size=30),
     )
 )
-def test_no_answer_is_more_than_bytes_or_a_refusal(answer: bytes) -> None:
+def test_arbitrary_responses_give_bytes_or_an_error(answer: bytes) -> None:
     with web(answer) as there, suppress(FetchError):
         assert isinstance(_fetched(there), bytes)
 
 
-def test_so_many_at_a_time_and_the_places_are_given_back() -> None:
+def test_concurrent_fetches_are_limited_and_slots_released() -> None:
     begun, over = threading.Semaphore(0), threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -323,7 +323,7 @@ def test_so_many_at_a_time_and_the_places_are_given_back() -> None:
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
-    """A server's side of https for `NAME`, and the certificate that vouches for it."""
+    """TLS context of a server for `NAME`, and its CA certificate."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl to make a certificate")
@@ -351,7 +351,7 @@ def trusting(certified: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyP
     ("address", "fine"),
     [(f"https://{NAME}/", True), (f"https://{NAME}./", True), ("https://other.example/", False)],
 )
-def test_a_certificate_has_to_be_for_the_name_not_the_machine(
+def test_certificate_must_match_the_host_name(
     certified: tuple[ssl.SSLContext, Path], address: str, fine: bool
 ) -> None:
     asked: list[str | None] = []
@@ -365,7 +365,7 @@ def test_a_certificate_has_to_be_for_the_name_not_the_machine(
             assert there.heads == []
 
 
-def test_a_certificate_of_nobody_is_not_believed(certified: tuple[ssl.SSLContext, Path]) -> None:
+def test_untrusted_certificate_is_refused(certified: tuple[ssl.SSLContext, Path]) -> None:
     with web(http(PICTURE), tls=certified[0]) as there:
         _refused(there, f"https://{NAME}/")
         assert there.heads == []

@@ -1,4 +1,4 @@
-"""What was used last: beside the standard library's cache, which cannot be asked what it has."""
+"""LRU cache, compared with that of the standard library."""
 
 from functools import lru_cache
 
@@ -9,7 +9,7 @@ from serve.core.lru_cache import LRUCache
 
 
 @given(most=st.integers(1, 5), keys=st.lists(st.integers(0, 8), max_size=60))
-def test_keeps_the_same_entries_as_lru_cache(most: int, keys: list[int]) -> None:
+def test_evicts_like_functools_lru_cache(most: int, keys: list[int]) -> None:
     peer = lru_cache(most)(str)
     recent = LRUCache[int, str](most)
     for key in keys:

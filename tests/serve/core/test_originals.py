@@ -1,4 +1,4 @@
-"""The picture that is shown is the one that was indexed, whatever somebody puts in its place."""
+"""Original files: links, special files and replaced files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PICTURE, SECRET = b"a picture", b"a secret of the server's"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a picture, as it was indexed; beside it what nobody is to see."""
+    """An indexed folder with an image, beside a private folder."""
     for name, content in (("shop/a/1.png", PICTURE), ("inside/1.png", SECRET)):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(content)
@@ -50,14 +50,14 @@ def _is_refused(file: Original) -> bool:
 # ---- what stays as it is
 
 
-def test_a_file_in_its_place_is_read_also_when_it_was_worked_on(root: Path) -> None:
+def test_regular_file_is_read_also_if_modified(root: Path) -> None:
     assert _original(root).read() == PICTURE
     (root / "a" / "1.png").write_bytes(b"a better picture")
     assert _original(root).read() == b"a better picture"
 
 
 @pytest.mark.parametrize("way", ["file", "folder", "chain"])
-def test_a_folder_of_links_into_a_store_is_shown(root: Path, way: str) -> None:
+def test_links_to_indexed_bytes_are_read(root: Path, way: str) -> None:
     links = root.with_name("links")
     (links / "a").mkdir(parents=True)
     if way == "folder":
@@ -73,7 +73,7 @@ def test_a_folder_of_links_into_a_store_is_shown(root: Path, way: str) -> None:
     assert _is_refused(_original(links))
 
 
-def test_a_folder_that_was_moved_may_leave_a_link_behind(root: Path) -> None:
+def test_linked_folder_is_read(root: Path) -> None:
     root.rename(root.with_name("moved"))
     root.symlink_to("moved")
     assert _original(root).read() == PICTURE
@@ -85,7 +85,7 @@ def test_a_folder_that_was_moved_may_leave_a_link_behind(root: Path) -> None:
 
 @pytest.mark.parametrize("content", [PICTURE, None])
 @pytest.mark.parametrize("way", ["file", "folder", "relative", "within"])
-def test_links_to_something_else_are_not_followed(root: Path, way: str, content: bytes | None) -> None:
+def test_links_to_other_files_are_refused(root: Path, way: str, content: bytes | None) -> None:
     inside = root.with_name("inside")
     file = root / "a" / "1.png"
     if way == "folder":
@@ -107,7 +107,7 @@ def test_links_to_something_else_are_not_followed(root: Path, way: str, content:
 @pytest.mark.parametrize(
     "way", ["pipe", "link to a pipe", "zero", "folder", "loop", "nothing", "not allowed"]
 )
-def test_what_is_no_file_is_not_waited_for(root: Path, way: str) -> None:
+def test_special_files_are_refused_without_blocking(root: Path, way: str) -> None:
     file = root / "a" / "1.png"
     file.unlink()
     if way == "pipe":
@@ -124,11 +124,11 @@ def test_what_is_no_file_is_not_waited_for(root: Path, way: str) -> None:
     assert _is_refused(_original(root))
 
 
-def test_an_item_without_a_file_has_none() -> None:
+def test_item_without_file_is_missing() -> None:
     assert _is_refused(Original("", "", ""))
 
 
-def test_a_tar_file_is_read_while_its_picture_is_the_one_indexed(root: Path) -> None:
+def test_tar_member_is_read_if_unchanged(root: Path) -> None:
     for name, content in (("good.tar", PICTURE), ("bad.tar", SECRET)):
         with tarfile.open(root.with_name(name), "w") as tar:
             (root / "1.png").write_bytes(content)
@@ -143,7 +143,7 @@ def test_a_tar_file_is_read_while_its_picture_is_the_one_indexed(root: Path) -> 
     assert _original(root, "x.tar/a/1.png").read() == PICTURE
 
 
-def test_nobody_is_quick_enough_to_put_a_link_between_looking_and_reading(root: Path) -> None:
+def test_swapped_link_does_not_win_the_race(root: Path) -> None:
     folder, aside, inside = root / "a", root / "b", root.with_name("inside")
     over = threading.Event()
 
@@ -176,7 +176,7 @@ def test_nobody_is_quick_enough_to_put_a_link_between_looking_and_reading(root: 
 
 @pytest.fixture
 def swapped(tmp_path: Path, shop: Path, model_file: Path) -> tuple[SearchService, int]:
-    """A gallery whose first picture was replaced by a link to one that was never indexed."""
+    """A gallery whose first image was replaced by a link to a file that was not indexed."""
     own = shutil.copytree(shop, tmp_path / "shop")
     gallery = Gallery.create(tmp_path / "shop.gallery", model_file)
     gallery.add([own])
@@ -187,7 +187,7 @@ def swapped(tmp_path: Path, shop: Path, model_file: Path) -> tuple[SearchService
     return SearchService(gallery.folder), number
 
 
-def test_no_entrance_shows_what_was_put_there(swapped: tuple[SearchService, int]) -> None:
+def test_replaced_file_is_not_shown_anywhere(swapped: tuple[SearchService, int]) -> None:
     service, number = swapped
     region = Region(0, 0, 1, 1)
     assert service.thumbnail(number) is MISSING
@@ -204,7 +204,7 @@ def test_no_entrance_shows_what_was_put_there(swapped: tuple[SearchService, int]
         assert httpx.post(f"{url}/v1/search", json={"id": number}).status_code == 200  # by its vector
 
 
-def test_a_picture_that_is_indexed_anew_is_shown_again(swapped: tuple[SearchService, int]) -> None:
+def test_reindexed_image_is_shown_again(swapped: tuple[SearchService, int]) -> None:
     service, number = swapped
     file = find_original(service.gallery, number)
     Gallery(service.folder).add([file.root])

@@ -1,4 +1,4 @@
-"""Which addresses are those of the public internet, and which are refused however they are written."""
+"""Public and private addresses, in every notation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("network", INSIDE.split())
-def test_no_address_of_the_inside_is_public(network: str) -> None:
+def test_special_purpose_networks_are_not_public(network: str) -> None:
     @settings(max_examples=30)
     @given(st.ip_addresses(network=network))
     def attempt(address: Address) -> None:
@@ -63,7 +63,7 @@ def test_no_address_of_the_inside_is_public(network: str) -> None:
 
 @settings(max_examples=500)
 @given(st.ip_addresses())
-def test_what_is_public_is_so_in_pythons_opinion_too(address: Address) -> None:
+def test_public_addresses_are_global_according_to_ipaddress(address: Address) -> None:
     if is_public(address):
         assert address.is_global
         assert not address.is_multicast
@@ -74,21 +74,21 @@ def test_what_is_public_is_so_in_pythons_opinion_too(address: Address) -> None:
 
 
 @pytest.mark.parametrize("text", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::808:808"])
-def test_the_public_internet_is_public(text: str) -> None:
+def test_internet_addresses_are_public(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
 
 
-def test_this_machine_by_its_own_address_is_not_the_public_internet() -> None:
+def test_own_address_is_not_public() -> None:
     assert fetch_url._is_local(ipaddress.ip_address("127.0.0.1"))
     assert not fetch_url._is_local(ipaddress.ip_address("192.0.2.1"))
 
 
 @pytest.mark.parametrize("host", HOSTS.split())
-def test_the_inside_is_not_reached_by_any_spelling(host: str) -> None:
+def test_private_hosts_are_refused_in_every_spelling(host: str) -> None:
     with web(http(b"secret")) as trap:
 
         def look_up(name: str, port: int) -> Sequence[Endpoint]:
-            """Where the name leads, at a port where somebody listens."""
+            """Resolve a name to a port with a listener."""
             return [(machine, trap.port) for machine, _ in fetch_url.look_up(name, port)]
 
         with pytest.raises(FetchError):
@@ -99,7 +99,7 @@ def test_the_inside_is_not_reached_by_any_spelling(host: str) -> None:
 
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES.split(), *OTHERS])
-def test_what_is_no_address_of_a_picture_is_not_even_looked_up(address: str) -> None:
+def test_invalid_urls_are_refused_before_the_dns_lookup(address: str) -> None:
     def look_up(name: str, port: int) -> Sequence[Endpoint]:
         raise AssertionError(name)
 

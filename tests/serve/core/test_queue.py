@@ -1,4 +1,4 @@
-"""What waits for a thread: nothing is begun for nobody, and nothing is kept for nobody."""
+"""Thread pool: cancellation, deadlines and back-pressure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serve.core.workers import Limits, Workers, raise_if_abandoned
 
 
 class Picture:
-    """What a request holds in memory."""
+    """Memory of a request."""
 
 
 @contextmanager
@@ -34,13 +34,13 @@ def _workers(threads: int, limits: Limits) -> Iterator[tuple[Workers, Telemetry]
 
 
 def _figures(telemetry: Telemetry) -> tuple[float | None, float | None]:
-    """Requests that wait, and that have a thread."""
+    """Return the gauges of queued and running requests."""
     value = telemetry.registry.get_sample_value
     return value("lookalike_queue_depth"), value("lookalike_workers_busy")
 
 
 @pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
-def test_what_nobody_waits_for_any_more_leaves_the_queue_and_memory(end: str) -> None:
+def test_abandoned_work_leaves_queue_and_memory(end: str) -> None:
     go, left, ran = threading.Event(), asyncio.Event(), []
     limits = Limits(queued=1, seconds=0.2 if end == "the time is over" else 60)
 
@@ -89,8 +89,8 @@ def test_what_nobody_waits_for_any_more_leaves_the_queue_and_memory(end: str) ->
         assert not ran
 
 
-def test_one_who_leaves_late_has_no_part_in_what_goes_on() -> None:
-    """Work that has begun goes on, and the thread is free again after it."""
+def test_running_work_continues_after_a_disconnect() -> None:
+    """Work that has started continues, and frees its thread at the end."""
     go, begun = threading.Event(), threading.Event()
 
     def work() -> str:
@@ -117,7 +117,7 @@ def test_one_who_leaves_late_has_no_part_in_what_goes_on() -> None:
 
 
 @pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
-def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
+def test_abandoned_work_stops_at_the_next_check(end: str) -> None:
     begun, go, done = threading.Event(), threading.Event(), []
 
     def work() -> None:
@@ -158,7 +158,7 @@ def test_work_that_asks_is_told_that_nobody_waits_any_more(end: str) -> None:
     raise_if_abandoned()  # outside of requests there is nobody to be asked
 
 
-def test_what_is_done_in_several_steps_has_the_time_of_one() -> None:
+def test_several_runs_share_one_deadline() -> None:
     async def main(workers: Workers) -> None:
         async def steps() -> None:
             async with workers.deadline():
@@ -172,8 +172,8 @@ def test_what_is_done_in_several_steps_has_the_time_of_one() -> None:
         asyncio.run(main(workers))
 
 
-def test_hardly_anything_is_done_in_vain_where_the_queue_is_longer_than_the_time() -> None:
-    """All of a queue of 64 could not be answered in time: each would be begun when it is about to be late."""
+def test_expected_wait_beyond_the_share_is_refused() -> None:
+    """A full queue of 64 would exceed the deadline: each request would start shortly before it."""
     begun, answered, refused = [], [], []
 
     def work() -> None:
@@ -202,7 +202,7 @@ def test_hardly_anything_is_done_in_vain_where_the_queue_is_longer_than_the_time
     assert len(answered) > 0.7 * len(begun)
 
 
-def test_errors_of_the_work_are_raised_for_who_asked() -> None:
+def test_errors_of_the_work_are_raised_in_run() -> None:
     def fail() -> None:
         raise ValueError("of the work")
 

@@ -49,7 +49,7 @@ def _embedder(service: SearchService) -> Embedder:
 
 
 def _cut(image: Image.Image, values: list[float]) -> Image.Image:
-    """The region of a picture, by Pillow."""
+    """Crop a region with Pillow."""
     width, height = image.size
     left, top, right, bottom = values
     return image.crop(
@@ -65,7 +65,7 @@ def _ids(answer: httpx.Response) -> list[int]:
 # ---- regions
 
 
-def test_a_region_finds_what_the_picture_cut_out_beforehand_finds(
+def test_region_query_equals_query_of_the_cropped_image(
     service: SearchService, api: httpx.Client, shop: Path
 ) -> None:
     path = shop / "green" / "3.png"
@@ -89,7 +89,7 @@ def test_a_region_finds_what_the_picture_cut_out_beforehand_finds(
 
 
 @pytest.mark.parametrize("address", ["/v1/search", "/v1/search/by-id"])
-def test_a_region_of_an_item_is_embedded_anew_and_leaves_the_item_out(
+def test_region_of_an_item_is_embedded_and_leaves_the_item_out(
     service: SearchService, api: httpx.Client, address: str
 ) -> None:
     item = service.item(5)
@@ -109,7 +109,7 @@ _edges = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
 
 
 @given(_edges, _edges, st.tuples(st.integers(1, 90), st.integers(1, 90)))
-def test_a_region_is_cut_to_the_nearest_pixel_or_refused(
+def test_region_is_cropped_to_the_nearest_pixel_or_refused(
     across: list[float], down: list[float], size: tuple[int, int]
 ) -> None:
     pixels = np.arange(size[0] * size[1] * 3, dtype=np.uint32).astype(np.uint8)
@@ -139,7 +139,7 @@ def test_a_region_is_cut_to_the_nearest_pixel_or_refused(
         "abcd",
     ],
 )
-def test_what_is_no_region_is_refused(api: httpx.Client, values: Any) -> None:
+def test_invalid_regions_are_refused(api: httpx.Client, values: Any) -> None:
     with pytest.raises(InputError, match="region"):
         Region.of(values)
     sent = [value if isinstance(value, str) or math.isfinite(value) else "nan" for value in values]
@@ -148,7 +148,7 @@ def test_what_is_no_region_is_refused(api: httpx.Client, values: Any) -> None:
     assert answer.json()["errors"][0]["pointer"].startswith("#/region")
 
 
-def test_a_region_of_few_pixels_says_how_many_and_a_vector_has_none(api: httpx.Client) -> None:
+def test_tiny_region_and_region_of_a_vector_are_refused(api: httpx.Client) -> None:
     small = api.post("/v1/search", json={"id": 1, "region": [0, 0, 0.05, 1]})
     assert (small.status_code, small.json()["code"]) == (422, "invalid-request")
     assert "2 x 40 pixels of an image of 48 x 40" in small.json()["detail"]
@@ -158,8 +158,8 @@ def test_a_region_of_few_pixels_says_how_many_and_a_vector_has_none(api: httpx.C
     assert elsewhere.status_code == 422
 
 
-def test_a_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> None:
-    """A picture decoded at an eighth of its size, as all of it would be, has no trace of the fine stripes."""
+def test_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> None:
+    """Decoded at an eighth of its size, as for the whole image, it would lose the fine stripes."""
     size = 2400
     stripes = np.zeros((size, size, 3), np.uint8)
     stripes[:, np.arange(size) % 8 < 4] = 255
@@ -175,7 +175,7 @@ def test_a_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> 
     assert min(np.asarray(load_region(path, None, side=64)).shape[:2]) < size // 4
 
 
-def test_regions_and_whole_pictures_go_through_one_batch_in_their_order(
+def test_regions_and_images_share_a_batch_in_order(
     service: SearchService, api: httpx.Client, shop: Path
 ) -> None:
     data = (shop / "red" / "2.png").read_bytes()
@@ -201,9 +201,7 @@ def test_regions_and_whole_pictures_go_through_one_batch_in_their_order(
 # ---- several as one
 
 
-def test_several_pictures_together_are_their_mean_without_the_items_among_them(
-    service: SearchService, api: httpx.Client, shop: Path
-) -> None:
+def test_mean_query_leaves_its_items_out(service: SearchService, api: httpx.Client, shop: Path) -> None:
     path = shop / "blue" / "2.png"
     vectors = np.stack(
         [
@@ -226,7 +224,7 @@ def test_several_pictures_together_are_their_mean_without_the_items_among_them(
     )
 
 
-def test_files_together_are_one_result_also_for_the_client(service: SearchService, api: httpx.Client) -> None:
+def test_files_together_give_one_result_in_the_client(service: SearchService, api: httpx.Client) -> None:
     paths = [service.item(number).path for number in (2, 11, 20)]
     vectors = _embedder(service).embed(paths).mean(0, keepdims=True)
     (expected,) = service.gallery.find(vectors / np.linalg.norm(vectors), SearchOptions(k=5))
@@ -237,13 +235,13 @@ def test_files_together_are_one_result_also_for_the_client(service: SearchServic
         assert client.search_batch(paths[:1], k=5, together=True) == client.search_batch(paths[:1], k=5)
 
 
-def test_a_problem_with_one_is_the_problem_of_all(api: httpx.Client) -> None:
+def test_problem_of_one_view_fails_the_mean_query(api: httpx.Client) -> None:
     queries = [{"id": 1}, {"id": 4711}]
     answer = api.post("/v1/search:batch", json={"queries": queries, "together": True})
     assert (answer.status_code, answer.json()["code"]) == (404, "no-such-image")
 
 
-def test_vectors_that_cancel_say_so(service: SearchService, api: httpx.Client) -> None:
+def test_opposite_vectors_are_refused(service: SearchService, api: httpx.Client) -> None:
     vector = service.gallery.vector(1)
     queries = [{"vector": vector.tolist()}, {"vector": (-vector).tolist()}]
     answer = api.post("/v1/search:batch", json={"queries": queries, "together": True})
@@ -251,10 +249,8 @@ def test_vectors_that_cancel_say_so(service: SearchService, api: httpx.Client) -
     assert "their mean has no direction" in answer.json()["detail"]
 
 
-def test_a_gallery_without_a_model_refuses_regions(
-    shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gallery says that its vectors were made elsewhere, as galleries of vectors do."""
+def test_gallery_without_model_refuses_regions(shop_gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gallery of imported vectors."""
     gallery = Gallery(shop_gallery)
     opened = Gallery.__init__
 
@@ -274,7 +270,7 @@ def test_a_gallery_without_a_model_refuses_regions(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_region_of_an_upload_is_embedded_as_it_is_shown(service: SearchService, seed: int) -> None:
+def test_region_of_an_upload_is_embedded_as_shown(service: SearchService, seed: int) -> None:
     buffer = io.BytesIO()
     draw(seed, (300, 200)).save(buffer, "PNG")
     query, image = service.embed_query(buffer.getvalue(), MIDDLE)
@@ -282,7 +278,7 @@ def test_a_region_of_an_upload_is_embedded_as_it_is_shown(service: SearchService
     assert query.item is None
 
 
-def test_regions_and_together_are_described(api: httpx.Client) -> None:
+def test_regions_and_together_are_in_the_openapi_description(api: httpx.Client) -> None:
     description = api.get("/v1/openapi.json").json()
     schemas = description["components"]["schemas"]
     for name in ("SearchRequest", "ByIdRequest", "Query"):

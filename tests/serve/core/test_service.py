@@ -32,13 +32,13 @@ def service(shop_gallery: Path) -> SearchService:
 
 @pytest.fixture
 def own(tmp_path: Path, shop: Path, model_file: Path) -> tuple[Path, Path]:
-    """A gallery and its pictures, to be changed."""
+    """A gallery and its images, to be modified."""
     pictures = shutil.copytree(shop, tmp_path / "pictures")
     Gallery.create(tmp_path / "own.gallery", model_file).add([pictures])
     return tmp_path / "own.gallery", pictures
 
 
-def test_a_picture_finds_what_brute_force_finds(service: SearchService, shop: Path) -> None:
+def test_image_query_matches_brute_force(service: SearchService, shop: Path) -> None:
     path = shop / "green" / "3.png"
     query, image = service.embed_query(path)
     answer = search(service, query, 5)
@@ -56,13 +56,13 @@ def test_a_picture_finds_what_brute_force_finds(service: SearchService, shop: Pa
     assert answer.search_ms > 0
 
 
-def test_bytes_are_searched_like_the_file_they_came_from(service: SearchService, shop: Path) -> None:
+def test_bytes_give_the_same_query_as_their_file(service: SearchService, shop: Path) -> None:
     path = shop / "red" / "0.png"
     of_path, of_bytes = service.embed_query(path)[0], service.embed_query(path.read_bytes())[0]
     assert search(service, of_path, 3).hits == search(service, of_bytes, 3).hits
 
 
-def test_an_item_finds_its_neighbours_without_itself(service: SearchService) -> None:
+def test_item_query_leaves_the_item_out(service: SearchService) -> None:
     stored = service.gallery.embeddings()
     vectors, ids = stored.vectors, stored.ids.tolist()
     scores = vectors @ vectors[4]
@@ -71,32 +71,32 @@ def test_an_item_finds_its_neighbours_without_itself(service: SearchService) -> 
     assert [hit.id for hit in answer.hits] == [ids[i] for i in np.argsort(-scores, kind="stable")[:6]]
 
 
-def test_more_than_there_are_gives_all_there_are(service: SearchService, shop: Path) -> None:
+def test_large_k_returns_all_items(service: SearchService, shop: Path) -> None:
     assert len(search(service, service.embed_query(shop / "red" / "0.png")[0], 100).hits) == 24
     assert len(search(service, service.item_query(1), 100).hits) == 23
 
 
 @pytest.mark.parametrize("number", [0, -1, 10_000, 2**63, 10**30])
-def test_numbers_that_are_no_item_are_refused(service: SearchService, number: int) -> None:
+def test_unknown_item_ids_are_refused(service: SearchService, number: int) -> None:
     for ask in (service.item_query, service.thumbnail, service.image):
         with pytest.raises(InputError, match="no item"):
             ask(number)
 
 
-def test_an_unreadable_picture_is_refused_with_its_reason(service: SearchService) -> None:
+def test_unreadable_image_is_refused_with_its_reason(service: SearchService) -> None:
     with pytest.raises(ImageError) as refused:
         service.embed_query(b"not a picture")
     assert refused.value.reason == ImageError.NOT_AN_IMAGE
 
 
-def test_a_thumbnail_is_that_of_the_item(service: SearchService, shop: Path) -> None:
+def test_thumbnail_shows_the_item(service: SearchService, shop: Path) -> None:
     item = search(service, service.embed_query(shop / "blue" / "2.png")[0], 1).hits[0].id
     assert service.thumbnail(item) == encode(load_image(shop / "blue" / "2.png"))
     assert service.thumbnail(item) is service.thumbnail(item)  # from memory
 
 
 @pytest.mark.parametrize("size", [(3000, 2000), (1600, 1600), (900, 2400)])
-def test_a_thumbnail_of_a_photograph_looks_like_that_of_all_its_pixels(
+def test_thumbnail_of_a_reduced_decode_matches_the_full_one(
     tmp_path: Path, model_file: Path, size: tuple[int, int]
 ) -> None:
     draw(5, (60, 40)).resize(size, Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=90)
@@ -110,7 +110,7 @@ def test_a_thumbnail_of_a_photograph_looks_like_that_of_all_its_pixels(
     assert off.mean() <= allowed.mean() + 0.5
 
 
-def test_a_missing_file_gives_the_grey_tile_until_it_is_back(own: tuple[Path, Path]) -> None:
+def test_missing_file_gives_the_placeholder_until_it_is_back(own: tuple[Path, Path]) -> None:
     folder, pictures = own
     service = SearchService(folder)
     path = pictures / "red" / "0.png"
@@ -123,7 +123,7 @@ def test_a_missing_file_gives_the_grey_tile_until_it_is_back(own: tuple[Path, Pa
     assert service.thumbnail(item) == encode(load_image(path))
 
 
-def test_what_another_writer_commits_shows_up(own: tuple[Path, Path]) -> None:
+def test_commits_of_other_processes_are_visible(own: tuple[Path, Path]) -> None:
     folder, pictures = own
     service = SearchService(folder)
     old = search(service, service.embed_query(pictures / "red" / "0.png")[0], 1).hits[0].id
@@ -137,12 +137,12 @@ def test_what_another_writer_commits_shows_up(own: tuple[Path, Path]) -> None:
         service.thumbnail(old)
 
 
-def test_an_unchanged_gallery_is_not_loaded_again(own: tuple[Path, Path]) -> None:
+def test_unchanged_gallery_is_not_reloaded(own: tuple[Path, Path]) -> None:
     service = SearchService(own[0])
     assert service.gallery._snapshot is service.gallery._snapshot
 
 
-def test_requests_go_on_with_the_state_before_while_one_takes_up_the_next(own: tuple[Path, Path]) -> None:
+def test_requests_use_the_previous_state_during_a_refresh(own: tuple[Path, Path]) -> None:
     folder, pictures = own
     service = SearchService(folder)
     draw(99, hue=1).save(pictures / "new.png")
@@ -153,7 +153,7 @@ def test_requests_go_on_with_the_state_before_while_one_takes_up_the_next(own: t
     assert service.facts().images == 25
 
 
-def test_a_gallery_rebuilt_with_another_model_refuses_older_queries(
+def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
     own: tuple[Path, Path], tmp_path: Path
 ) -> None:
     folder, pictures = own
@@ -171,6 +171,6 @@ def test_a_gallery_rebuilt_with_another_model_refuses_older_queries(
     assert search(service, service.embed_query(pictures / "green" / "0.png")[0], 3).hits
 
 
-def test_a_folder_that_is_no_gallery_is_refused(tmp_path: Path) -> None:
+def test_folder_without_gallery_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a gallery"):
         SearchService(tmp_path)

@@ -1,4 +1,4 @@
-"""Nobody gets in without a token or a password; whoever has one can do everything the page does."""
+"""Sign-in by token and by password."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _basic(user: str, password: str) -> str:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A file of tokens and one with a password."""
+    """A token file and a password file."""
     folder = tmp_path_factory.mktemp("secrets")
     for name, text in (("tokens", f"{OLD}\n{NEW}\n"), ("password", f"{SECRET}\n")):
         (folder / name).write_text(text)
@@ -69,16 +69,20 @@ def credentials(files: tuple[Path, Path]) -> Credentials:
         (OLD, None),
     ],
 )
-def test_a_header_lets_in_whom_it_should(credentials: Credentials, header: str, who: str | None) -> None:
+def test_authorization_header_identifies_the_user(
+    credentials: Credentials, header: str, who: str | None
+) -> None:
     assert credentials.authenticate(header) == who
 
 
 @given(scheme=st.sampled_from(["Bearer ", "Basic ", ""]), value=st.text())
-def test_nobody_guesses_them_and_nothing_breaks(credentials: Credentials, scheme: str, value: str) -> None:
+def test_arbitrary_authorization_headers_are_rejected(
+    credentials: Credentials, scheme: str, value: str
+) -> None:
     assert credentials.authenticate(scheme + value) is None
 
 
-def test_secrets_are_not_in_what_is_printed(credentials: Credentials) -> None:
+def test_secrets_are_not_in_the_representation(credentials: Credentials) -> None:
     assert repr(credentials) == "Credentials(user='ann')"
 
 
@@ -115,14 +119,16 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
         read_credentials(tmp_path / "binary", None, None)
 
 
-def test_a_file_that_everybody_can_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_world_readable_secret_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokens").write_text(OLD)
     (tmp_path / "tokens").chmod(0o644)
     assert read_credentials(tmp_path / "tokens", None, None)
     assert "chmod 600" in capsys.readouterr().err
 
 
-def test_the_environment_has_secrets_too(monkeypatch: pytest.MonkeyPatch, files: tuple[Path, Path]) -> None:
+def test_credentials_are_read_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[Path, Path]
+) -> None:
     assert read_credentials(None, None, None) is None
     monkeypatch.setenv(TOKEN, OLD)
     monkeypatch.setenv(PASSWORD, SECRET)
@@ -141,7 +147,7 @@ async def _hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope.get("state", {}).get("user", "nobody").encode()})
 
 
-def test_who_guesses_is_stopped_and_others_are_not(credentials: Credentials) -> None:
+def test_wrong_credentials_are_rate_limited_per_client(credentials: Credentials) -> None:
     app = AuthMiddleware(_hello, credentials)
     right, wrong = {"Authorization": f"Bearer {OLD}"}, {"Authorization": "Bearer wrong"}
     assert get(app, **right).text == "token"
@@ -154,7 +160,7 @@ def test_who_guesses_is_stopped_and_others_are_not(credentials: Credentials) -> 
     assert get(app, "/healthz", **wrong).status_code == 200
 
 
-def test_a_refusal_says_how_to_sign_in(credentials: Credentials) -> None:
+def test_refusal_names_the_authentication_schemes(credentials: Credentials) -> None:
     both = get(AuthMiddleware(_hello, credentials)).headers["www-authenticate"]
     assert both == 'Basic realm="Lookalike", charset="UTF-8", Bearer realm="Lookalike"'
     programs = AuthMiddleware(_hello, Credentials(credentials.tokens))
@@ -182,7 +188,7 @@ def locked(
         *("/gradio_api/app_id", "/gradio_api/queue/data", "/gradio_api/file=/etc"),
     ],
 )
-def test_nothing_but_the_pulse_is_told_to_strangers(locked: Server, path: str) -> None:
+def test_only_healthz_is_open_without_credentials(locked: Server, path: str) -> None:
     for method in ("GET", "POST", "HEAD", "OPTIONS"):
         found = httpx.request(method, locked.url + path, timeout=30)
         assert found.status_code == (404 if path == "/nowhere" else 401)
@@ -192,7 +198,7 @@ def test_nothing_but_the_pulse_is_told_to_strangers(locked: Server, path: str) -
 
 
 @pytest.mark.slow
-def test_a_password_opens_the_page_and_all_it_does(locked: Server, shop: Path) -> None:
+def test_password_gives_access_to_the_page(locked: Server, shop: Path) -> None:
     signed_in = httpx.BasicAuth(USER, SECRET)
     with httpx.Client(base_url=locked.url, auth=signed_in, timeout=30) as client:
         assert "Lookalike: shop" in client.get("/").text
@@ -203,7 +209,7 @@ def test_a_password_opens_the_page_and_all_it_does(locked: Server, shop: Path) -
 
 
 @pytest.mark.slow
-def test_a_token_opens_the_interface(locked: Server, shop: Path) -> None:
+def test_token_gives_access_to_the_api(locked: Server, shop: Path) -> None:
     picture = (shop / "red" / "1.png").read_bytes()
     for token, status in ((OLD, 200), (NEW, 200), ("no-such-token-at-all", 401)):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "image/png"}

@@ -1,4 +1,4 @@
-"""Who sends slowly, or no further, holds no memory for long."""
+"""Timeouts of slow and stalled request bodies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _nearly_all(port: int) -> socket.socket:
     return ask(port, HEAD % SIZE, bytes(SIZE - 1000))
 
 
-def test_what_was_sent_gives_no_right_to_stall(port: int) -> None:
+def test_fast_start_does_not_allow_a_longer_stall(port: int) -> None:
     found = answer(_nearly_all(port))
     assert found.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"too-slow"' in found
@@ -37,7 +37,7 @@ def test_what_was_sent_gives_no_right_to_stall(port: int) -> None:
     assert again.text == str(SIZE)
 
 
-def test_who_trickles_is_not_waited_for_either(port: int) -> None:
+def test_trickling_body_times_out(port: int) -> None:
     connection = _nearly_all(port)
     try:
         for _ in range(900):  # of them, the last 100 bytes would not come
@@ -57,7 +57,7 @@ def test_who_trickles_is_not_waited_for_either(port: int) -> None:
     assert found.startswith(b"HTTP/1.1 408 ")
 
 
-def test_who_sends_steadily_may_take_longer(port: int) -> None:
+def test_steady_slow_body_is_accepted(port: int) -> None:
     connection = ask(port, HEAD % 240_000)
     for _ in range(12):
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""HEAD wherever GET is: the same answer, without its body."""
+"""HEAD requests: the response of GET without its body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def api(shop_gallery: Path) -> Iterator[httpx.Client]:
         *("/v1/galleries/shop.gallery/gallery", "/v1/nowhere", "/v1/search", "/nowhere"),
     ],
 )
-def test_a_head_is_answered_like_a_get_without_its_body(api: httpx.Client, path: str) -> None:
+def test_head_response_is_that_of_get_without_body(api: httpx.Client, path: str) -> None:
     get, head = api.get(path), api.head(path)
     assert head.status_code == get.status_code
     for name in {*get.headers, *head.headers} - {*_ITS_OWN}:
@@ -43,6 +43,6 @@ def test_a_head_is_answered_like_a_get_without_its_body(api: httpx.Client, path:
 
 
 @pytest.mark.slow
-def test_a_head_begins_no_stream_of_the_page(client: httpx.Client) -> None:
+def test_head_opens_no_event_stream(client: httpx.Client) -> None:
     assert client.head("/gradio_api/heartbeat/x").status_code == 405
     assert client.head("/").status_code == 200

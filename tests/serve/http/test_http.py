@@ -1,4 +1,4 @@
-"""What the server answers over HTTP, and what it refuses."""
+"""Responses of a running server, and the requests that it refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _as_picture(path: str) -> dict[str, Any]:
     return {"path": path, "meta": {"_type": "gradio.FileData"}}
 
 
-def test_an_uploaded_picture_is_searched(client: httpx.Client, shop: Path) -> None:
+def test_uploaded_image_is_searched(client: httpx.Client, shop: Path) -> None:
     path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
     outcome = search_with(client, _as_picture(path))
     assert outcome["success"]
@@ -34,7 +34,7 @@ def test_an_uploaded_picture_is_searched(client: httpx.Client, shop: Path) -> No
     assert "1 · 1.0000 · red" in page
 
 
-def test_a_path_that_nobody_uploaded_is_refused_and_not_copied(
+def test_path_that_was_not_uploaded_is_refused_and_not_copied(
     client: httpx.Client, server: Server, shop: Path
 ) -> None:
     before = files_in(server.scratch)
@@ -45,7 +45,7 @@ def test_a_path_that_nobody_uploaded_is_refused_and_not_copied(
     assert files_in(server.scratch) == before
 
 
-def test_a_picture_named_by_its_address_is_not_fetched(client: httpx.Client, server: Server) -> None:
+def test_image_url_is_not_fetched(client: httpx.Client, server: Server) -> None:
     before = files_in(server.scratch)
     own = f"{server.url}/v1/images/1/thumbnail"  # an address that would answer
     payload = {**_as_picture(own), "url": own}
@@ -54,20 +54,20 @@ def test_a_picture_named_by_its_address_is_not_fetched(client: httpx.Client, ser
     assert files_in(server.scratch) == before
 
 
-def test_refused_pictures_get_a_sentence_and_no_result(client: httpx.Client) -> None:
+def test_unusable_image_gives_a_message_and_no_results(client: httpx.Client) -> None:
     path = upload(client, "query.png", b"not a picture").json()[0]
     data = search_with(client, _as_picture(path))["output"]["data"]
     assert "cannot be used: it is not a JPEG" in json.dumps(data)
     assert data[3] == ""  # of the results
 
 
-def test_uploads_lie_in_a_private_folder(client: httpx.Client, server: Server) -> None:
+def test_uploads_are_in_a_private_folder(client: httpx.Client, server: Server) -> None:
     path = Path(upload(client, "query.png", b"x").json()[0])
     top = server.scratch / path.relative_to(server.scratch).parts[0]
     assert stat.S_IMODE(top.stat().st_mode) == 0o700
 
 
-def test_uploads_have_a_largest_size(client: httpx.Client, server: Server) -> None:
+def test_upload_size_is_limited(client: httpx.Client, server: Server) -> None:
     assert MAX_UPLOAD == "20mb"
     before = files_in(server.scratch)
     assert upload(client, "large.png", bytes(21 * 1024 * 1024)).status_code == 413
@@ -79,7 +79,7 @@ def thumbnail(client: httpx.Client) -> Iterator[httpx.Response]:
     return client.get("/v1/images/1/thumbnail")
 
 
-def test_a_thumbnail_is_a_small_picture_for_this_browser_only(thumbnail: httpx.Response) -> None:
+def test_thumbnail_is_small_and_cached_privately(thumbnail: httpx.Response) -> None:
     assert thumbnail.status_code == 200
     assert thumbnail.headers["content-type"] == "image/webp"
     assert thumbnail.headers["cache-control"] == "private, max-age=3600"
@@ -91,18 +91,18 @@ def test_a_thumbnail_is_a_small_picture_for_this_browser_only(thumbnail: httpx.R
     "item",
     ["0", "25", "-1", "9" * 25, "abc", "1.0", "..%2f..%2fetc%2fpasswd", "%2e%2e", "/etc/hostname"],
 )
-def test_only_numbers_of_live_items_have_a_thumbnail(client: httpx.Client, item: str) -> None:
+def test_only_existing_items_have_a_thumbnail(client: httpx.Client, item: str) -> None:
     answer = client.get(f"/v1/images/{item}/thumbnail")
     assert answer.status_code == 404
     assert "/" not in answer.text  # no path is given away
 
 
-def test_it_says_that_it_is_alive(client: httpx.Client) -> None:
+def test_healthz_answers(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/v1/images/1/thumbnail", "/nowhere", "/gradio_api/info"])
-def test_every_answer_carries_the_security_headers(client: httpx.Client, path: str) -> None:
+def test_every_response_has_the_security_headers(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     expected = dict(HEADERS)
     if path == "/":  # a visitor may search with a camera's picture
@@ -128,12 +128,12 @@ def test_every_answer_carries_the_security_headers(client: httpx.Client, path: s
         "/gradio_api/profiling/traces",
     ],
 )
-def test_doors_that_the_page_does_not_need_are_shut(client: httpx.Client, path: str) -> None:
+def test_unused_gradio_routes_are_blocked(client: httpx.Client, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
 @pytest.mark.parametrize("name", ["upload", "select", "again", "0"])
-def test_the_events_of_the_page_are_no_open_interface(client: httpx.Client, name: str) -> None:
+def test_page_events_are_not_callable_by_name(client: httpx.Client, name: str) -> None:
     for door in ("run", "call", "api", "call/v2"):
         assert client.post(f"/gradio_api/{door}/{name}", json={"data": []}).status_code >= 400
 
@@ -143,7 +143,7 @@ def test_originals_and_other_files_are_not_served(client: httpx.Client, shop: Pa
         assert client.get(f"/gradio_api/file={path}").status_code == 403
 
 
-def test_other_sites_are_told_nothing(client: httpx.Client) -> None:
+def test_cross_origin_requests_get_no_cors_headers(client: httpx.Client) -> None:
     evil = {"Origin": "https://evil.example"}
     assert "access-control-allow-origin" not in client.get("/config", headers=evil).headers
     asked = {**evil, "Access-Control-Request-Method": "POST"}
@@ -153,7 +153,7 @@ def test_other_sites_are_told_nothing(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_other_sites_cannot_send_anything(client: httpx.Client, server: Server, site: str) -> None:
+def test_cross_origin_posts_are_refused(client: httpx.Client, server: Server, site: str) -> None:
     before = files_in(server.scratch)
     answer = client.post(
         "/gradio_api/upload", files={"files": ("a.png", b"x" * 77)}, headers={"Sec-Fetch-Site": site}
@@ -163,12 +163,12 @@ def test_other_sites_cannot_send_anything(client: httpx.Client, server: Server, 
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7860"])
-def test_the_server_answers_to_its_own_names_only(client: httpx.Client, host: str) -> None:
+def test_unknown_host_is_refused(client: httpx.Client, host: str) -> None:
     assert client.get("/healthz", headers={"Host": host}).status_code == 400
     assert client.get("/healthz", headers={"Host": "localhost:7860"}).status_code == 200
 
 
-def test_errors_say_nothing_about_the_inside(client: httpx.Client) -> None:
+def test_errors_reveal_no_internals(client: httpx.Client) -> None:
     config = client.get("/config").json()
     assert config["show_error"] is False
     assert config["analytics_enabled"] is False

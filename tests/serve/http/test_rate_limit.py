@@ -1,4 +1,4 @@
-"""Limits hold against clients that ask too often, send too much or send too slowly."""
+"""Limits on request rate, streams, body size, header time and connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAP, TOGETHER = 100_000, 150_000
     burst=st.integers(1, 50),
     pauses=st.lists(st.floats(0, 5), min_size=1, max_size=200),
 )
-def test_no_stretch_of_time_has_more_than_its_share(rate: float, burst: int, pauses: list[float]) -> None:
+def test_no_interval_exceeds_burst_plus_rate(rate: float, burst: int, pauses: list[float]) -> None:
     now = 0.0
     buckets = TokenBuckets(rate, burst, clock=lambda: now)
     granted = []
@@ -44,7 +44,7 @@ def test_no_stretch_of_time_has_more_than_its_share(rate: float, burst: int, pau
 
 
 @given(rate=st.floats(0.01, 100), burst=st.integers(1, 20), tries=st.integers(1, 60))
-def test_who_waits_as_long_as_told_is_let_in(rate: float, burst: int, tries: int) -> None:
+def test_retry_after_is_sufficient(rate: float, burst: int, tries: int) -> None:
     now = 0.0
     buckets = TokenBuckets(rate, burst, clock=lambda: now)
     waits = [buckets.take("one") for _ in range(tries)]
@@ -54,7 +54,7 @@ def test_who_waits_as_long_as_told_is_let_in(rate: float, burst: int, tries: int
         assert buckets.take("one") == 0
 
 
-def test_clients_do_not_share_and_are_forgotten_at_last() -> None:
+def test_clients_have_separate_buckets_and_are_evicted() -> None:
     buckets = TokenBuckets(1, 1, clock=lambda: 0.0)
     assert buckets.take("192.0.2.1") == 0
     assert buckets.take("192.0.2.1") == 1
@@ -75,13 +75,13 @@ def test_clients_do_not_share_and_are_forgotten_at_last() -> None:
         ("fe80::1%eth0", "fe80::1%eth1", True),
     ],
 )
-def test_a_client_is_known_by_its_network(one: str, other: str, same: bool) -> None:
+def test_ipv6_clients_are_identified_by_network(one: str, other: str, same: bool) -> None:
     buckets = TokenBuckets(1, 1, clock=lambda: 0.0)
     buckets.take(one)
     assert (buckets.take(other) > 0) == same
 
 
-def test_a_client_in_a_hurry_is_told_when_to_come_back() -> None:
+def test_rate_limited_client_gets_retry_after() -> None:
     app = RateLimitMiddleware(measure, rate=0.5)  # five at once, then one in two seconds
     assert [get(app).status_code for _ in range(6)] == [200] * 5 + [429]
     refused = get(app)
@@ -93,7 +93,7 @@ def test_a_client_in_a_hurry_is_told_when_to_come_back() -> None:
     assert get(app, "/config").text == "too many requests; wait a little\n"
 
 
-def test_proxies_are_believed_where_they_are_known() -> None:
+def test_forwarded_headers_are_used_from_trusted_proxies_only() -> None:
     async def tell(scope: Scope, receive: Receive, send: Send) -> None:
         forwarded = [name for name, _ in scope["headers"] if b"forwarded" in name]
         said = f"{scope['client'][0]} {scope['scheme']} {len(forwarded)}"
@@ -116,7 +116,7 @@ def test_proxies_are_believed_where_they_are_known() -> None:
 # ---- streams
 
 
-def test_open_streams_are_counted_and_given_back() -> None:
+def test_open_streams_are_limited_and_released() -> None:
     async def scenario() -> None:
         done = asyncio.Event()
 
@@ -168,7 +168,7 @@ def _parts(size: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("size", "status"), [(CAP, 200), (CAP + 1, 413), (2 * CAP, 413)])
-def test_a_body_has_a_largest_size(port: int, size: int, status: int, chunked: bool) -> None:
+def test_body_size_is_limited(port: int, size: int, status: int, chunked: bool) -> None:
     found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=_parts(size) if chunked else bytes(size))
     assert found.status_code == status
     if status == 200:
@@ -177,17 +177,17 @@ def test_a_body_has_a_largest_size(port: int, size: int, status: int, chunked: b
         assert found.json()["code"] == "too-large"
 
 
-def test_a_body_that_is_announced_far_too_large_is_not_waited_for(port: int) -> None:
+def test_large_content_length_is_refused_at_once(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000000\r\n\r\n"
     assert answer(ask(port, head)).startswith(b"HTTP/1.1 413 ")
 
 
-def test_one_who_asks_before_sending_is_told_at_once(port: int) -> None:
+def test_expect_continue_is_refused_at_once(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (CAP + 1)
     assert answer(ask(port, head)).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_stream_without_end_is_cut_off(port: int) -> None:
+def test_endless_body_is_cut_off(port: int) -> None:
     connection = ask(port, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     try:
         for _ in range(1000):
@@ -198,13 +198,13 @@ def test_a_stream_without_end_is_cut_off(port: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"Content-Length: 5000", b"Transfer-Encoding: chunked"])
-def test_a_body_that_does_not_come_is_not_waited_for(port: int, kind: bytes) -> None:
+def test_stalled_body_times_out(port: int, kind: bytes) -> None:
     found = answer(ask(port, b"POST /v1/search HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\n\r\n"))
     assert found.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"too-slow"' in found
 
 
-def test_bodies_of_all_clients_together_have_a_largest_size(port: int) -> None:
+def test_total_size_of_bodies_is_limited(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
     first = ask(port, head, bytes(90_000))
     found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
@@ -220,7 +220,7 @@ def test_bodies_of_all_clients_together_have_a_largest_size(port: int) -> None:
 # ---- connections
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_headers_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
     half = b"GET / HTTP/1.1\r\nHost:"
     with listening(measure) as port:
@@ -233,7 +233,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
         assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
 
 
-def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_may_take_longer_than_the_header_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,7 +244,7 @@ def test_an_answer_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) 
         assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
 
 
-def test_connections_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
     with listening(measure) as port:
         held = [ask(port) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What is refused before it reaches the application, by whom it is asked, and in which words."""
+"""Refusals of the middleware: format by client, CORS and proxies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def service(shop_gallery: Path) -> SearchService:
 
 @pytest.fixture
 def locked(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> ASGIApp:
-    """A server without a page, for those who have the token, six requests at once."""
+    """Server without a page, with a token and a burst of six requests."""
     monkeypatch.setenv(TOKEN, "a-token-for-programs")
     credentials = read_credentials(None, None, None)
     settings = Settings({"shop": Path()}, page=False, credentials=credentials, rate=0.6)
@@ -48,7 +48,7 @@ def _is_problem(found: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/readyz", "/v1", "/v1/gallery", "/openapi.json"])
-def test_programs_are_refused_with_problems(locked: ASGIApp, path: str) -> None:
+def test_programs_get_problem_documents(locked: ASGIApp, path: str) -> None:
     refused = [get(locked, path, Host="localhost") for _ in range(7)]
     wrong = get(locked, path, Host="evil.example", client="192.0.2.2")
     if path != "/openapi.json":  # which is nowhere
@@ -70,7 +70,7 @@ def test_programs_are_refused_with_problems(locked: ASGIApp, path: str) -> None:
         ("/v1/galleries/cars/gallery", BROWSER, True),
     ],
 )
-def test_people_are_refused_with_a_sentence(locked: ASGIApp, path: str, accept: str, problem: bool) -> None:
+def test_browsers_get_a_plain_sentence(locked: ASGIApp, path: str, accept: str, problem: bool) -> None:
     found = get(locked, path, Accept=accept)
     assert found.status_code == 401
     assert _is_problem(found) == problem
@@ -78,7 +78,7 @@ def test_people_are_refused_with_a_sentence(locked: ASGIApp, path: str, accept: 
 
 
 def _asked(app: ASGIApp, method: str, origin: str = SITE, path: str = "/v1/images/1") -> httpx.Response:
-    """The question of a browser before a request."""
+    """Send a CORS preflight request."""
 
     async def sent() -> httpx.Response:
         async with httpx.AsyncClient(
@@ -91,7 +91,7 @@ def _asked(app: ASGIApp, method: str, origin: str = SITE, path: str = "/v1/image
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_a_site_that_is_listed_may_do_what_visitors_may(service: SearchService, changes: bool) -> None:
+def test_allowed_origin_has_the_permissions_of_visitors(service: SearchService, changes: bool) -> None:
     permissions = Permissions(changes=changes)
     settings = Settings({"shop": Path()}, page=False, origins=(SITE,), permissions=permissions)
     app = protect(create_app(service, page=False), settings, service.telemetry)
@@ -114,7 +114,7 @@ async def _tell(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::ffff:127.0.0.1", "::FFFF:7f00:1"])
-def test_a_proxy_is_known_on_a_socket_of_both_kinds(peer: str) -> None:
+def test_trusted_proxy_is_recognized_on_dual_stack_sockets(peer: str) -> None:
     app = TrustedProxyMiddleware(_tell, ["127.0.0.0/8"])
     said = {"X-Forwarded-For": "198.51.100.7", "X-Forwarded-Proto": "https"}
     assert get(app, client=peer, **said).text == "198.51.100.7 https"
@@ -124,7 +124,7 @@ def test_a_proxy_is_known_on_a_socket_of_both_kinds(peer: str) -> None:
     assert get(app, client="fe80::1%eth0", **said).text == "fe80::1%eth0 http"
 
 
-def test_a_client_is_counted_by_one_address() -> None:
+def test_mapped_ipv4_address_counts_as_the_same_client() -> None:
     app = RateLimitMiddleware(measure, rate=0.1)  # one at once
     assert get(app, client="::ffff:192.0.2.1").status_code == 200
     assert get(app, client="192.0.2.1").status_code == 429

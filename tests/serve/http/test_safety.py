@@ -1,4 +1,4 @@
-"""The server among hostile clients: broken pictures, foreign sites, failures that must not tell anything."""
+"""Hostile clients: cross-origin requests, path traversal, and failures that must reveal nothing."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _settings(**more: Any) -> Settings:
 
 
 def _protected(gallery: Path, **more: Any) -> ASGIApp:
-    """The application over a gallery, behind everything."""
+    """The application over a gallery, behind all middleware."""
     settings, service = _settings(**more), SearchService(gallery)
     return protect(create_app(service, page=settings.page), settings, service.telemetry)
 
 
 @pytest.fixture(scope="module")
 def api(shop_gallery: Path) -> ASGIApp:
-    """The API alone, open to pages of one other site."""
+    """The API without a page, with one allowed origin."""
     return _protected(shop_gallery, origins=(SITE,), max_body=1)
 
 
@@ -56,7 +56,7 @@ def _send(app: ASGIApp, method: str, path: str, **headers: str) -> httpx.Respons
     return asyncio.run(sent())
 
 
-def test_a_site_that_is_listed_may_ask_and_others_may_not(api: ASGIApp) -> None:
+def test_only_allowed_origins_may_send_requests(api: ASGIApp) -> None:
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     allowed = _send(api, "OPTIONS", "/v1/search", Origin=SITE, **asks)
     assert allowed.status_code == 200
@@ -92,7 +92,7 @@ def test_a_site_that_is_listed_may_ask_and_others_may_not(api: ASGIApp) -> None:
         ({"Origin": "http://localhost:7860@evil.example"}, 403),
     ],
 )
-def test_a_foreign_page_is_known_by_what_its_browser_says(
+def test_cross_origin_request_is_recognized_by_its_headers(
     api: ASGIApp, headers: dict[str, str], status: int
 ) -> None:
     assert _send(api, "POST", "/v1/nowhere", **headers).status_code == status
@@ -107,7 +107,7 @@ def test_a_foreign_page_is_known_by_what_its_browser_says(
         *[("localhost@evil.example", False), ("localhost/evil", False), ("127.0.0.1.evil.example", False)],
     ],
 )
-def test_the_server_goes_by_the_names_it_was_given(shop_gallery: Path, host: str, ours: bool) -> None:
+def test_host_header_must_match_the_allowed_names(shop_gallery: Path, host: str, ours: bool) -> None:
     names = ("localhost", "127.0.0.1", "::1", "*.b.example")
     app = _protected(shop_gallery, names=names)
     found = get(app, "/v1/gallery", Host=host)
@@ -115,7 +115,7 @@ def test_the_server_goes_by_the_names_it_was_given(shop_gallery: Path, host: str
     assert ours or found.json()["code"] == "wrong-host"
 
 
-def test_refusals_are_counted_where_the_server_is_watched(shop_gallery: Path) -> None:
+def test_refusals_are_counted_in_the_metrics(shop_gallery: Path) -> None:
     app = _protected(shop_gallery, names=("localhost",), rate=0.2)  # two at once
     for host in ("evil.example", "evil.example", "localhost", "localhost", "localhost"):
         get(app, "/v1/gallery", Host=host)
@@ -137,7 +137,9 @@ async def _fails_late(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/search", "/config"])
-def test_a_failure_tells_its_number_and_the_log_the_rest(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_response_has_the_request_id_and_the_log_the_details(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.ERROR):
         found = get(protect(_fails, _settings(), Telemetry()), path)
     assert found.status_code == 500
@@ -147,7 +149,7 @@ def test_a_failure_tells_its_number_and_the_log_the_rest(path: str, caplog: pyte
     assert "secret of /srv/inside" in caplog.text
 
 
-def test_an_answer_that_breaks_off_is_seen_to_break_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_during_the_response_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     with (
         listening(protect(_fails_late, _settings(), Telemetry())) as port,
         pytest.raises(httpx.RemoteProtocolError),
@@ -169,7 +171,7 @@ def test_an_answer_that_breaks_off_is_seen_to_break_off(caplog: pytest.LogCaptur
         ("GET", "/v1/images/0", {}, 404),
     ],
 )
-def test_every_error_has_the_security_headers_and_one_shape(
+def test_every_error_has_security_headers_and_one_format(
     api: ASGIApp, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     found = _send(api, method, path, **headers)
@@ -218,7 +220,7 @@ def test_every_error_has_the_security_headers_and_one_shape(
     ],
 )
 @pytest.mark.slow
-def test_no_way_leads_out_of_the_gallery(server: Server, path: str) -> None:
+def test_path_traversal_is_refused(server: Server, path: str) -> None:
     for method in (b"GET", b"POST"):
         # As it stands: a client library would tidy the path up first.
         found = _raw(server, method + b" " + path.encode() + b" HTTP/1.1")
@@ -266,7 +268,7 @@ def test_uploads_are_deleted_while_the_server_runs(
 
 
 @pytest.mark.parametrize(("name", "most"), [("_MAX_BYTES", 1000), ("_MAX_FILES", 3)])
-def test_uploads_do_not_fill_the_disk(
+def test_upload_folder_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
     monkeypatch.setattr(upload_limit, name, most)
@@ -282,8 +284,8 @@ def test_uploads_do_not_fill_the_disk(
     assert get(app, "/gradio_api/upload").status_code == 200
 
 
-def test_nothing_that_can_run_code_is_read() -> None:
-    """The formats that a file could take over the process with are not used at all."""
+def test_no_unsafe_deserialization_is_used() -> None:
+    """Formats that can execute code are not used."""
     for file in (*(ROOT / "serve").rglob("*.py"), *(ROOT / "retrieval").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
