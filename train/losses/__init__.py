@@ -1,13 +1,13 @@
-"""Losses, sources of negatives, miners and regularizers as one algebra.
+"""Losses, sources of negatives, miners and regularizers, freely combinable by a specification.
 
     from train import losses
     loss = losses.build({"name": "triplet", "negatives": "optimal", "margin": 0.2})
     value = loss(embeddings, labels)
 
-`losses.names()` and `losses.describe()` tell what exists.
+`losses.names()` and `losses.describe()` list them.
 """
 
-from train.losses import (  # noqa: F401  (each enters its losses into the registry)
+from train.losses import (  # noqa: F401  (each registers its losses)
     discrepancy,
     histograms,
     margin,

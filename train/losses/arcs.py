@@ -1,10 +1,10 @@
-"""Closest points of two great-circle arcs and of two segments, from dot products alone.
+"""LoOp: closest points of two great-circle arcs and of two segments, from dot products alone.
 
 A point of the arc or segment between two embeddings is a combination of them with weights >= 0, so every
-function here works on tables of dot products: nothing of size [P, Q, D] exists. The weights that reach the
-minimum are found without gradient; the value is then evaluated at these weights held constant. That is its
-exact gradient, because weights (re-normalised onto the sphere for arcs) describe a feasible set that does
-not move with the embeddings (envelope theorem).
+function here works on tables of dot products: nothing of size [P, Q, D] exists. The weights of the minimum
+are found without gradient; the value is then evaluated at these weights held constant. This gives the exact
+gradient, because the weights (re-normalised onto the sphere for arcs) describe a feasible set that does not
+move with the embeddings (envelope theorem).
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from train.losses.view import Members, PairTables
 
 
 def closest_on_arcs(t: PairTables) -> tuple[Tensor, Tensor]:
-    """Cosine of the closest points of the shortest arcs i-j and k-l (LoOp, section 3.2).
+    """Return the cosine of the closest points of the shortest arcs i-j and k-l (LoOp, section 3.2).
 
-    A maximum of the cosine over two arcs is an interior stationary point, which is the top singular pair of
-    the 2 x 2 matrix between the planes of the arcs; or the foot of one end on the other arc; or two ends.
-    Duplicated members make an arc a point, antipodal ones leave it undefined: only ends count then.
+    The maximum of the cosine over two arcs is an interior stationary point, which is the top singular pair of
+    the 2 x 2 matrix between the planes of the arcs; or the projection of one end on the other arc; or a pair
+    of ends. Duplicate members reduce an arc to a point, antipodal ones leave it undefined: then only ends
+    count.
 
     Args:
-        t: dot products of unit vectors, best in float64: a distance loses half the digits of a cosine.
+        t: Dot products of unit vectors, preferably float64: a distance has half the digits of a cosine.
 
     Returns:
-        [P, Q] cosines, so that the distance is sqrt(2 - 2 cosine); and [P, Q] bool, whether the closest
-        points include one that is not a sample.
+        [P, Q] cosines, with the distance sqrt(2 - 2 cosine); and [P, Q] bool, whether the closest points
+        include one that is not a sample.
     """
     with torch.no_grad():
         cosine, wi, wj, wk, wl = closest_points(t)
         synthetic = (wi * wj > 0) | (wk * wl > 0)
     moving = wi * wk * t.ik + wi * wl * t.il + wj * wk * t.jk + wj * wl * t.jl
-    # Both combinations have length 1 in value; how it changes with the cosine inside each pair counts too.
+    # Both combinations have length 1 in value; their change with the cosine inside each pair counts too.
     moving = moving - cosine * (wi * wj * t.p.cross + wk * wl * t.q.cross)
     return cosine + (moving - moving.detach()), synthetic
 
 
 def closest_points(t: PairTables) -> tuple[Tensor, ...]:
-    """[P, Q] largest cosine and the weights >= 0 of i, j, k and l in the unit vectors that reach it."""
+    """Return [P, Q] the largest cosine and the weights >= 0 of i, j, k and l in the unit vectors with it."""
     p, q = _axes(t.p), _axes(t.q)
     one, zero = torch.ones_like(t.ik), torch.zeros_like(t.ik)
     cosine, wk, wl = _foot(t.ik, t.il, *q)
@@ -61,10 +62,10 @@ def closest_points(t: PairTables) -> tuple[Tensor, ...]:
 
 
 def _axes(pair: Members) -> tuple[Tensor, Tensor]:
-    """1 / |first + second| and 1 / |first - second|, both 0 where the pair spans no arc.
+    """Return 1 / |first + second| and 1 / |first - second|, both 0 if the pair spans no arc.
 
-    Along its bisector and across it the arc is symmetric, and neither axis loses digits when the members are
-    nearly equal or nearly antipodal.
+    The arc is symmetric about its bisector; in these axes no digits are lost when the members are nearly
+    equal or nearly antipodal.
     """
     tiny = 64 * torch.finfo(pair.cross.dtype).eps
     spans = (pair.total > tiny) & (pair.gap > tiny)
@@ -73,7 +74,7 @@ def _axes(pair: Members) -> tuple[Tensor, Tensor]:
 
 
 def _foot(gk: Tensor, gl: Tensor, along: Tensor, across: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The point of an arc closest to a unit vector with cosines gk and gl to its ends: cosine and weights."""
+    """Project a unit vector with cosines gk and gl to the ends onto an arc; return cosine and weights."""
     x, y = (gk + gl) * along, (gk - gl) * across
     length = torch.hypot(x, y)
     x, y = x * along, y * across
@@ -86,7 +87,7 @@ def _foot(gk: Tensor, gl: Tensor, along: Tensor, across: Tensor) -> tuple[Tensor
 
 
 def _interior(t: PairTables, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """The closest points of the two great circles: whether they lie on the arcs, cosine and weights.
+    """Return the closest points of the two great circles: whether they are on the arcs, cosine, weights.
 
     With one point at angle x from its bisector and the other at y, their cosine is a sinusoid in x + y plus
     one in x - y.
@@ -109,12 +110,12 @@ def _interior(t: PairTables, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor])
     along, across = y_cos * scale * q[0], y_sin * scale * q[1]
     wk, wl = along + across, along - across
     lowest = torch.minimum(torch.minimum(wi, wj), torch.minimum(wk, wl))
-    inside = (lowest >= 0) & (wi + wj > 0) & (wk + wl > 0)  # an arc that is none has no weights
+    inside = (lowest >= 0) & (wi + wj > 0) & (wk + wl > 0)  # a degenerate arc has no weights
     return inside, cosine, wi, wj, wk, wl
 
 
 def _direction(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The unit vector along (x, y), and (1, 0) for the zero vector."""
+    """Return the unit vector along (x, y), and (1, 0) for the zero vector."""
     length = torch.hypot(x, y)
     some = length > 0
     scale = 1 / torch.where(some, length, 1.0)
@@ -122,14 +123,14 @@ def _direction(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def closest_on_segments(t: PairTables) -> tuple[Tensor, Tensor]:
-    """Minus half the squared distance of the closest points of segments i-j and k-l (LoOp, eqs. 17-21).
+    """Return minus half the squared distance of the closest points of two segments (LoOp, eqs. 17-21).
 
     Args:
-        t: dot products of the end points as they are, best in float64.
+        t: Dot products of the end points without normalisation, preferably float64.
 
     Returns:
-        [P, Q] values, so that the squared distance is -2 times them; and [P, Q] bool, whether the closest
-        points include one that is not a sample.
+        [P, Q] values, with the squared distance -2 times them; and [P, Q] bool, whether the closest points
+        include one that is not a sample.
     """
     with torch.no_grad():
         x, y = _segment_position(t)
@@ -141,10 +142,10 @@ def closest_on_segments(t: PairTables) -> tuple[Tensor, Tensor]:
 
 
 def _segment_position(t: PairTables) -> tuple[Tensor, Tensor]:
-    """x and y in [0, 1] with the closest points (1 - x) i + x j and (1 - y) k + y l.
+    """Return x and y in [0, 1] with the closest points (1 - x) i + x j and (1 - y) k + y l.
 
-    The squared distance is convex in (x, y): its minimum over the square is the free one, or lies on a side,
-    where it is a parabola.
+    The squared distance is convex in (x, y): its minimum over the square is the unconstrained one, or is on a
+    side, where it is a parabola.
     """
     uu = t.p.first + t.p.second - 2 * t.p.cross  # u = i - j, v = k - l, w = i - k
     vv = t.q.first + t.q.second - 2 * t.q.cross
@@ -170,11 +171,11 @@ def _segment_position(t: PairTables) -> tuple[Tensor, Tensor]:
 
 
 def _share(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Their quotient brought into [0, 1]; 0 where the denominator is not positive."""
+    """Return the quotient clamped to [0, 1]; 0 if the denominator is not positive."""
     some = denominator > 0
     return torch.where(some, numerator / torch.where(some, denominator, 1.0), 0.0).clamp(0, 1)
 
 
 def _excess(x: Tensor, y: Tensor, uu: Tensor, vv: Tensor, uv: Tensor, uw: Tensor, vw: Tensor) -> Tensor:
-    """|w - x u + y v|² - |w|²."""
+    """Return |w - x u + y v|² - |w|²."""
     return x * x * uu + y * y * vv - 2 * x * y * uv - 2 * x * uw + 2 * y * vw

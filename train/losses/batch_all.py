@@ -9,30 +9,30 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-FEW = 8  # positives of an anchor up to which all its triplets at once are faster than sorting
+FEW = 8  # up to this many positives per anchor, evaluating all triplets is faster than sorting
 _CHUNK = 1 << 22  # entries of the largest temporary
 
 
 class AllTriplets(NamedTuple):
     """Sums over all triplets of each anchor."""
 
-    total: Tensor  # [R] of the losses
-    number: Tensor  # [R] of triplets
-    active: Tensor  # how many of all have a loss above 0
-    hard: Tensor  # how many of all have a negative above the positive
+    total: Tensor  # [R] sum of the losses
+    number: Tensor  # [R] number of triplets
+    active: Tensor  # number of triplets with a loss above 0
+    hard: Tensor  # number of triplets with the negative above the positive
 
 
 def compact(similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The selected entries of each row moved to its beginning: [R, S] values and which of them exist.
+    """Move the selected entries of each row to its beginning; return [R, S] values and their mask.
 
-    S is the largest number of them in a row where reading it costs nothing, on the CPU; elsewhere, and in
-    compiled code, it is C.
+    On the CPU, where reading it needs no synchronisation, S is the largest number of selected entries in a
+    row; elsewhere, and in compiled code, it is C.
     """
     width = similarity.shape[1]
     if similarity.device.type == "cpu" and not torch.compiler.is_compiling():
         width = max(1, int(mask.sum(1).max()))
     place = torch.where(mask, mask.cumsum(1) - 1, width)
-    empty = similarity.new_zeros((len(similarity), width + 1))  # one more to drop the others into
+    empty = similarity.new_zeros((len(similarity), width + 1))  # one more column for the entries not selected
     values = empty.scatter(1, place, similarity)[:, :width]
     exists = torch.arange(width, device=mask.device) < mask.sum(1, keepdim=True)
     return torch.where(exists, values, 0.0), exists
@@ -41,8 +41,8 @@ def compact(similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 class _Hinge(torch.autograd.Function):
     """Sum of [n - p + margin]_+ over the positives p and negatives n of each row, by sorting.
 
-    The hinge is linear where it is active, so a row of sorted negatives and their prefix sums answer for
-    every positive; the gradient of an entry is the number of active triplets it belongs to.
+    The hinge is linear where it is active, so one row of sorted negatives with prefix sums serves every
+    positive; the gradient of an entry is the number of its active triplets.
     """
 
     @staticmethod
@@ -75,11 +75,12 @@ class _Hinge(torch.autograd.Function):
 def hinge_over_triplets(
     positive: Tensor, is_positive: Tensor, negative: Tensor, is_negative: Tensor, margin: float
 ) -> AllTriplets:
-    """Sums of [n - p + margin]_+ over all positives p and negatives n of each row.
+    """Return the sums of [n - p + margin]_+ over all positives p and negatives n of each row.
 
     Args:
-        positive, is_positive: [R, S] similarities and which of them exist.
-        negative, is_negative: [R, C].
+        positive, is_positive: [R, S] similarities and mask.
+        negative, is_negative: [R, C] similarities and mask.
+        margin: Margin of the hinge.
     """
     if positive.shape[1] <= FEW:
         return sum_over_triplets(
@@ -97,10 +98,10 @@ def sum_over_triplets(
     is_negative: Tensor,
     counts: Callable[[Tensor, Tensor], Tensor | bool] = lambda p, n: True,
 ) -> AllTriplets:
-    """As `hinge_over_triplets` for any loss of a positive and a negative, of the triplets that count.
+    """Return `hinge_over_triplets` for any loss of a positive and a negative, over the triplets that count.
 
-    Takes O(R S C) time. Where that is much it goes by blocks of rows, which the backward pass computes anew,
-    so that the memory stays O(B²).
+    Takes O(R S C) time. Large batches are processed in blocks of rows that the backward pass recomputes
+    (activation checkpointing), so that the memory stays O(B²).
     """
 
     def block(p: Tensor, is_p: Tensor, n: Tensor, is_n: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""From a specification, as a recipe holds it, to a module."""
+"""Builder of training objectives from specifications, as in recipes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def build(
     """Build the training objective that a specification describes.
 
     Args:
-        spec: `name` and the loss's own parameters; `negatives`, a source by name (its parameters beside it,
-            or both as a mapping); `mining`, the parameters of a miner, or null for none; `regularizers`, a
-            list of mappings with `name`, `weight` (1) and own parameters; `memory`, how many past embeddings
-            to keep (0: none) or a mapping with `size` and `warmup`. Without `name` there must be
-            regularizers. A name `pml:Class` builds that loss of pytorch-metric-learning.
-        num_classes: of the training set; needed by losses with proxies and by classifiers.
-        embedding_dim: needed by those and by a memory.
+        spec: `name` and the loss's own parameters; `negatives`, the name of a source (with its parameters
+            beside it, or both as a mapping); `mining`, the parameters of a miner, or null for none;
+            `regularizers`, a list of mappings with `name`, `weight` (default 1) and own parameters; `memory`,
+            the number of past embeddings to keep (0 for none) or a mapping with `size` and `warmup`. Without
+            `name` there must be regularizers. A name `pml:Class` builds that loss of pytorch-metric-learning.
+        num_classes: Number of training classes; required by losses with proxies and by classifiers.
+        embedding_dim: Embedding dimension; required by those and by a memory.
 
     Returns:
         A module with `module(embeddings, labels, *, ref_embeddings=None, ref_labels=None)` and `diagnostics`.
 
     Raises:
-        ValueError: an unknown name or parameter (the nearest are named), or parts that do not go together.
+        ValueError: An unknown name or parameter (with similar names), or parts that cannot be combined.
 
     Example:
         >>> import torch
@@ -84,7 +84,7 @@ def _term(entry: Entry, spec: dict[str, Any], supplied: Mapping[str, int | None]
 
 
 def _source(entry: Entry, spec: dict[str, Any]) -> tuple[Any, Entry | None]:
-    """The source of negatives; takes its parameters out of the specification."""
+    """Build the source of negatives, removing its parameters from the specification."""
     given = spec.pop("negatives", "batch")
     own = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = own.pop("name", None)
@@ -129,7 +129,7 @@ def _regularizer(part: Any, supplied: Mapping[str, int | None]) -> tuple[float, 
 
 
 def _supply(entry: Entry, supplied: Mapping[str, int | None]) -> dict[str, int]:
-    """What the trainer knows and the specification does not, for entries that ask for it."""
+    """Return the arguments that the caller of `build` supplies, as far as the entry takes them."""
     found = {}
     for parameter in signature(entry.cls):
         value = supplied.get(parameter.name)
@@ -160,17 +160,17 @@ TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regul
 
 
 class Names(dict[str, Entry]):
-    """Entries by name; iterating gives the names and printing a listing to read."""
+    """Entries by name; iteration yields the names, `str` a readable listing."""
 
     def __str__(self) -> str:
         return "\n".join(str(entry) for entry in self.values())
 
 
 def names(kind: str = "loss") -> Names:
-    """What exists: for each name one line, the parameters with their defaults, the source, and what it takes.
+    """Return the entries of a kind: summary, source, parameters with defaults, accepted negatives and miners.
 
     Args:
-        kind: loss, negatives, mining or regularizer.
+        kind: Loss, negatives, mining or regularizer.
 
     Example:
         >>> from train import losses
@@ -185,10 +185,10 @@ def names(kind: str = "loss") -> Names:
 
 
 def describe(*wanted: str) -> str:
-    """Losses, sources of negatives, miners and regularizers as one text for a terminal: all, or those named.
+    """Return a terminal text on losses, sources of negatives, miners and regularizers: all, or those named.
 
     Raises:
-        ValueError: nothing has that name; the nearest are named.
+        ValueError: A name is unknown; the message suggests similar names.
     """
     known = {kind: names(kind) for kind in TITLES}
     every = [name for of_kind in known.values() for name in of_kind]

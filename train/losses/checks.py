@@ -1,4 +1,4 @@
-"""What a batch must be; wrong ones are refused without waiting for an accelerator."""
+"""Validation of batches (shapes, types, finite values, labels) without host-device synchronisation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check_inputs(embeddings: Tensor, labels: Tensor, what: str = "embeddings") -> None:
-    """TypeError or ValueError unless they are [B, D] floating-point vectors with [B] integer labels."""
+    """Raise TypeError or ValueError unless given [B, D] floating-point vectors and [B] integer labels."""
     if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
         raise TypeError(f"{what} and their labels must be torch tensors")
     if not embeddings.is_floating_point():
@@ -32,10 +32,10 @@ def check_inputs(embeddings: Tensor, labels: Tensor, what: str = "embeddings") -
 
 
 def _refuse_unless(condition: Tensor, message: str) -> None:
-    """ValueError unless the condition holds, without waiting for an accelerator.
+    """Raise ValueError unless the condition holds, without host-device synchronisation.
 
-    On the CPU at once. Elsewhere, and in compiled code, by an assertion in the stream of kernels: reading the
-    answer back would stop the queue in every step, and an error this fatal may arrive a little late.
+    On the CPU this happens immediately. Elsewhere, and in compiled code, an assertion is queued as a kernel:
+    reading the condition back would stall the queue in every step; a fatal error may arrive a little late.
     """
     if torch.compiler.is_compiling() or condition.device.type != "cpu":
         torch._assert_async(condition, message)
@@ -46,7 +46,7 @@ def _refuse_unless(condition: Tensor, message: str) -> None:
 def check_finite(embeddings: Tensor, what: str = "embeddings") -> None:
     """Refuse NaN, infinity, and lengths whose square overflows."""
     _refuse_unless(
-        embeddings.detach().square().sum().isfinite(),  # each of them survives the sum
+        embeddings.detach().square().sum().isfinite(),  # any of them makes the sum non-finite
         f"{what} hold NaN, infinity or values near the largest float; lower the learning rate or look for "
         "the layer that overflows",
     )

@@ -1,4 +1,4 @@
-"""A memory of past batches that serve as further positives and negatives (cross-batch memory)."""
+"""Cross-batch memory (XBM): a queue of past embeddings that serve as more positives and negatives."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from train.losses.registry import require
 
 
 class CrossBatchMemory(nn.Module):
-    """A first-in first-out queue of detached embeddings with their labels (Wang et al., CVPR 2020).
+    """First-in first-out queue of detached embeddings with their labels (Wang et al., CVPR 2020).
 
-    All its state is in buffers: a run that is saved and resumed continues as if it had not stopped.
+    All its state is in buffers, so that a resumed run continues exactly.
 
     Args:
-        size: how many embeddings are kept.
-        embedding_dim: their dimension.
-        warmup: calls during which the queue fills but is not used, until embeddings drift slowly.
+        size: Number of embeddings kept.
+        embedding_dim: Embedding dimension.
+        warmup: Calls during which the queue is filled but not used, until embeddings drift slowly.
     """
 
     embeddings: Tensor
@@ -35,7 +35,7 @@ class CrossBatchMemory(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def read(self, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The stored embeddings [size, D] and labels [size], and which of them may be used [size]."""
+        """Return the stored embeddings [size, D], their labels [size] and a mask of usable ones [size]."""
         if dim != self.embeddings.shape[1]:
             raise ValueError(
                 f"embeddings have {dim} dimensions, the memory was built for {self.embeddings.shape[1]}"
@@ -45,7 +45,7 @@ class CrossBatchMemory(nn.Module):
 
     @torch.no_grad()
     def write(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Store a batch in place of the oldest embeddings."""
+        """Replace the oldest embeddings by a batch."""
         embeddings, labels = embeddings[-self.size :], labels[-self.size :]
         place = (self.written + torch.arange(len(labels), device=labels.device)) % self.size
         self.embeddings.index_copy_(0, place, embeddings.detach().to(self.embeddings.dtype))

@@ -1,7 +1,7 @@
-"""Class-wise discrepancies: how far each class of the batch lies from all other samples (DCDL).
+"""Class-wise discrepancy regularizers (DCDL): Wasserstein, MMD and energy distance of each class to the rest.
 
-Each regularizer is minus the sum over the classes of a discrepancy between the samples of the class and
-all others, so that minimising it pushes whole classes apart. They see the batch alone, never references.
+Each regularizer is minus the sum over the classes of a discrepancy between the samples of the class and all
+others, so that minimising it pushes whole classes apart. They use the batch alone, never references.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Classes = Literal["sum", "mean"]
 
 
 def _over_classes(total: Tensor, m: Marginals, classes: Classes) -> Tensor:
-    """A sum over the classes, or the mean over those that have a complement."""
+    """Return the sum over the classes, or the mean over those that have a complement."""
     if classes == "sum":
         return total
     return total / torch.where(m.some, m.row, 0.0).sum().clamp(min=1)
@@ -36,16 +36,16 @@ class Wasserstein(nn.Module):
     """Minus the entropic transport cost between each class and all others, cost D = ‖u - v‖² / 2.
 
     The gradient is that of the converged problem: the plan times the gradient of the cost (envelope
-    theorem); for `sharp` it contains the change of the plan too, by the implicit function theorem.
+    theorem); for `sharp` it includes the change of the plan, by the implicit function theorem.
 
     Args:
-        epsilon: regularisation.
+        epsilon: Regularisation strength.
         form: kl, <T, D> + epsilon KL(T | uniform), at least 0; entropic, <T, D> + epsilon Σ T (ln T - 1) (eq.
             11), lower by a constant; sharp, <T, D> alone.
-        debias: subtract half the cost of each set with itself (Sinkhorn divergence, eq. 13).
-        classes: sum or mean over the classes.
-        tolerance: L1 marginal error at which a class has converged; null: 1e-5, 1e-10 in float64.
-        max_iterations: Newton steps; diagnostics say how many were used and what error they left.
+        debias: Subtract half the cost of each set with itself (Sinkhorn divergence, eq. 13).
+        classes: Sum or mean over the classes.
+        tolerance: L1 marginal error at which a class has converged; null for 1e-5 (1e-10 in float64).
+        max_iterations: Newton steps at most; diagnostics hold the number used and the remaining error.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Wasserstein(nn.Module):
         view.report["transport_iterations"] = plans.iterations
         view.report["transport_error"] = plans.error
         view.report["transport_converged"] = (plans.error <= tolerance).to(cost.dtype)
-        # The value of the solver with the gradient of the envelope.
+        # The solver's value with the gradient of the envelope theorem.
         total = value.detach() + (gradient * (cost - fixed)).sum()
         return -_over_classes(total, m, self.classes)
 
 
 class _Kernel(nn.Module):
-    """What the kernel discrepancies share: a sum over all pairs with weights known from the labels."""
+    """Base class of the kernel discrepancies: a sum over all pairs with weights given by the labels."""
 
     def __init__(self, classes: Classes) -> None:
         super().__init__()
         self.classes = classes
 
     def kernel(self, view: View) -> Tensor:
-        """[B, B] similarity of all pairs, the diagonal included."""
+        """Return the [B, B] kernel of all pairs, the diagonal included."""
         raise NotImplementedError
 
     def forward(self, view: View) -> Tensor:
@@ -111,7 +111,7 @@ class _Kernel(nn.Module):
 
 
 def discrepancy_weights(m: Marginals) -> Tensor:
-    """[B, B] weight of k(i, j) in Σ over classes of mean k(U, U) + mean k(V, V) - 2 mean k(U, V).
+    """Return [B, B] weights of k(i, j) in Σ over classes of mean k(U, U) + mean k(V, V) - 2 mean k(U, V).
 
     U is the class, V its complement. A pair of samples is in U x V of the classes of its members and in
     V x V of all classes but these.
@@ -130,9 +130,9 @@ class LaplacianMMD(_Kernel):
     """Minus the squared maximum mean discrepancy of each class and all others, kernel exp(-d / sigma).
 
     Args:
-        sigma: width; with the paper's 0.05 the gradient vanishes once classes have separated.
-        half: times 1/2 (as in GeomLoss).
-        classes: sum or mean over the classes.
+        sigma: Kernel width; with the paper's 0.05 the gradient vanishes once classes have separated.
+        half: Multiply by 1/2 (as in GeomLoss).
+        classes: Sum or mean over the classes.
     """
 
     def __init__(self, sigma: float = 0.05, half: bool = False, classes: Classes = "sum") -> None:
@@ -149,9 +149,9 @@ class GaussianMMD(LaplacianMMD):
     """Minus the squared maximum mean discrepancy of each class and all others, kernel exp(-d² / (2 sigma²)).
 
     Args:
-        sigma: width; with the paper's 0.05 the gradient vanishes once classes have separated.
-        half: times 1/2 (as in GeomLoss).
-        classes: sum or mean over the classes.
+        sigma: Kernel width; with the paper's 0.05 the gradient vanishes once classes have separated.
+        half: Multiply by 1/2 (as in GeomLoss).
+        classes: Sum or mean over the classes.
     """
 
     def kernel(self, view: View) -> Tensor:
@@ -163,9 +163,9 @@ class Energy(_Kernel):
     """Minus the energy distance of each class and all others: E D(U, V) - (E D(U, U) + E D(V, V)) / 2.
 
     Args:
-        power: D = ‖u - v‖² / 2 for 2, as in the transport cost; ‖u - v‖ for 1, which tells distributions
-            with equal means apart.
-        classes: sum or mean over the classes.
+        power: 2 for D = ‖u - v‖² / 2, as in the transport cost; 1 for ‖u - v‖, which distinguishes
+            distributions with equal means.
+        classes: Sum or mean over the classes.
     """
 
     def __init__(self, power: Literal[1, 2] = 2, classes: Classes = "sum") -> None:

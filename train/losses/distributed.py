@@ -1,4 +1,4 @@
-"""Losses over the batches of all processes together."""
+"""Gathering of embeddings from all processes, for losses over the global batch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 def gather(
     embeddings: Tensor, labels: Tensor, *, group: dist.ProcessGroup | None = None, averaged: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The embeddings and labels of all processes, in the order of their ranks.
+    """Gather the embeddings and labels of all processes, in the order of their ranks.
 
-    Every process evaluates the loss of the whole batch and differentiates it with respect to its own share,
-    so that values and gradients equal those of one process with all samples, whatever the loss: no sum over
-    anchors has to be divided, and nothing is exchanged in the backward pass. Miners that draw at random need
-    the same generator state everywhere for that.
+    Every process evaluates the loss of the global batch and differentiates it with respect to its own share.
+    Values and gradients then equal those of one process with all samples, for any loss: no sum over anchors
+    needs rescaling, and nothing is exchanged in the backward pass. Random miners need the same generator
+    state in all processes.
 
     Args:
-        embeddings: [B, D] of this process; B is the same in all.
-        labels: [B].
-        group: the processes, all by default.
-        averaged: gradients will be averaged over the processes, as DistributedDataParallel does; those of the
-            embeddings are multiplied by the number of processes to make up for it. The loss's own parameters
-            need no such factor: their gradient is the same everywhere.
+        embeddings: Embeddings of this process, [B, D]; B is the same in all processes.
+        labels: Labels of this process, [B].
+        group: Process group, all processes by default.
+        averaged: Gradients will be averaged over the processes, as DistributedDataParallel does; those of the
+            embeddings are multiplied by the number of processes in compensation. The loss's own parameters
+            need no such factor: their gradient is the same in all processes.
 
     Returns:
         [world * B, D] embeddings, those of other processes detached, and [world * B] labels.

@@ -1,4 +1,4 @@
-"""Losses on the distribution of similarities: histogram loss and FastAP."""
+"""Losses on distributions of similarities: histogram loss and FastAP."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ REFUSAL = f"no miner and no source: it compares whole distributions, so that {BY
 
 
 def soft_histogram(values: Tensor, mask: Tensor, low: float, high: float, bins: int) -> Tensor:
-    """[R, bins + 1] weight of the selected entries of each row at evenly spaced nodes from low to high.
+    """Return [R, bins + 1] weights of the selected entries of each row at evenly spaced nodes in [low, high].
 
-    Every entry is shared linearly between the two nodes beside it (triangular bins), so that the counts
+    Every entry is shared linearly between its two neighbouring nodes (triangular bins), so that the counts
     have a gradient.
     """
     position = ((values - low) * (bins / (high - low))).clamp(0, bins)
@@ -35,7 +35,7 @@ class HistogramLoss(nn.Module):
     h⁻ and h⁺ are soft histograms of the cosines of unordered pairs and Φ⁺ is the cumulative h⁺.
 
     Args:
-        bins: between -1 and 1.
+        bins: Number of bins between -1 and 1.
     """
 
     paired = False
@@ -63,7 +63,7 @@ class FastAP(nn.Module):
     counts of all its neighbours and H⁺ of its positives. Anchors without positives or negatives do not count.
 
     Args:
-        bins: between 0 and 4.
+        bins: Number of bins between 0 and 4.
     """
 
     paired = False

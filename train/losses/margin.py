@@ -1,4 +1,4 @@
-"""The margin loss with a learnable boundary between positive and negative distances."""
+"""Margin loss with a learnable boundary between positive and negative distances."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from train.losses.view import Table, View
 class Margin(nn.Module):
     """[d(a, p) - boundary + margin]_+ + [boundary - d(a, n) + margin]_+ over triplets, mean of active terms.
 
-    Draws one distance-weighted negative for each ordered positive pair unless told otherwise.
+    By default draws one distance-weighted negative for each ordered positive pair.
 
     Args:
-        margin: in units of the distance.
-        boundary: between positive and negative distances, or its initial value.
-        learn: none, one boundary for all (shared), or one for each class (per-class); a parameter of the
-            module that wants a learning rate of its own.
+        margin: Margin in units of the distance.
+        boundary: Boundary between positive and negative distances, or its initial value.
+        learn: none, shared (one learnt boundary) or per-class; a parameter of the module that needs a
+            learning rate of its own.
     """
 
     paired = False
@@ -80,7 +80,7 @@ class Margin(nn.Module):
         return ratio(total, active)
 
     def _boundary(self, view: View, table: Table) -> Tensor | float:
-        """One for all, or [B, 1] for the class of each anchor."""
+        """Return one boundary for all, or [B, 1] for the class of each anchor."""
         if not isinstance(self.boundary, nn.Parameter):
             return self.boundary
         boundary = self.boundary.to(table.cosine.dtype)

@@ -1,4 +1,4 @@
-"""Miners: which pairs or triplets of the batch count. They read similarities only, never embeddings."""
+"""Miners by similarity: triplet mining rules, and variable-threshold hard mining of pairs (VTHM, RAW)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NegativeRule = Literal["hard", "semi-hard", "all", "random", "distance-weighted"
 
 
 class Mined(NamedTuple):
-    """Triplets as similarities that broadcast against each other, and which of them exist."""
+    """Mined triplets: similarities that broadcast against each other, and a mask of valid triplets."""
 
     positive: Tensor
     negative: Tensor
@@ -47,7 +47,7 @@ class TripletMiner:
         self.fallback, self.duplicate_above = fallback, duplicate_above
 
     def positives(self, similarity: Tensor, mask: Tensor, default: PositiveRule) -> tuple[Tensor, Tensor]:
-        """The chosen positives, [R, 1] or [R, S] for all, and which of them exist."""
+        """Return the chosen positives, [R, 1] or [R, S] for all, and a mask of those that exist."""
         if self.duplicate_above is not None:
             mask = mask & (similarity <= self.duplicate_above)
         rule = self.positive or default
@@ -61,9 +61,9 @@ class TripletMiner:
     def negatives(
         self, positive: Tensor, valid: Tensor, similarity: Tensor, mask: Tensor, *, dim: int
     ) -> Mined:
-        """Triplets of the given positives ([R, 1] or [R, S]) and the negatives chosen for them.
+        """Return triplets of the given positives ([R, 1] or [R, S]) and the negatives chosen for them.
 
-        With `all` the positives must be [R, 1]. `dim` is the dimension of the embedding.
+        With `all` the positives must be [R, 1]. `dim` is the embedding dimension.
         """
         if self.negative == "all":
             return Mined(positive, similarity, valid & mask)
@@ -79,7 +79,7 @@ class TripletMiner:
         return Mined(positive, value, valid & some)
 
     def _semi_hard(self, positive: Tensor, valid: Tensor, similarity: Tensor, mask: Tensor) -> Mined:
-        """Most similar negative strictly below each positive; a sorted row answers for many positives."""
+        """Return the most similar negative strictly below each positive, by binary search in sorted rows."""
         if positive.shape[1] <= FEW:
             candidates = similarity[:, None, :]
             value, some = masked_max(candidates, mask[:, None, :] & (candidates < positive[:, :, None]), 2)
@@ -101,7 +101,7 @@ def draw_entries(
     """Draw selected entries of each row, independently, with probability proportional to exp(logits).
 
     Returns:
-        [R, copies] similarities of the drawn entries and whether there was one to draw_entries.
+        [R, copies] similarities of the drawn entries, and a mask of rows that had one.
     """
     weight = mask.to(similarity.dtype)
     if logits is not None:
@@ -114,14 +114,14 @@ def draw_entries(
 
 
 def distance_logits(cosine: Tensor, dim: int, nearest: float = 0.5, cutoff: float = 1.4) -> Tensor:
-    """log of 1 / q(d), the inverse density of distances between random unit vectors (Wu et al., eq. 3).
+    """Return -log q(d), q the density of distances between random unit vectors (Wu et al., eq. 3).
 
-    log q(d) = (D - 2) log d + (D - 3) / 2 log(1 - d²/4), with d no less than `nearest`. Negatives beyond
-    `cutoff` are drawn only by anchors that have none within.
+    log q(d) = (D - 2) log d + (D - 3) / 2 log(1 - d²/4), with d at least `nearest`. Negatives beyond `cutoff`
+    are drawn only by anchors that have none within.
     """
     square = (2 - 2 * cosine.detach()).clamp(nearest**2, 4 - 1e-6)
     logits = -0.5 * (dim - 2) * square.log() - 0.5 * (dim - 3) * (1 - 0.25 * square).log()
-    # Far ones stay possible where nothing else is, all alike: below every eligible one by more than any draw.
+    # Distant negatives share one logit far below all eligible ones: drawn only if there is nothing else.
     return torch.where(square <= cutoff**2, logits, -1e6)
 
 
@@ -134,7 +134,7 @@ class VariableThresholdMiner:
         self.margin = margin
 
     def select(self, similarity: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-        """The masks [R, C] of positives and negatives that remain."""
+        """Return the masks [R, C] of the selected positives and negatives."""
         lowest, has_positive = masked_min(similarity.detach(), positive)
         highest, has_negative = masked_max(similarity.detach(), negative)
         keep_negative = negative & has_positive[:, None] & (similarity > lowest[:, None] - self.margin)

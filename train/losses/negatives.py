@@ -1,7 +1,8 @@
-"""Sources of negatives: what stands for a pair of another class when a positive pair looks at it.
+"""Sources of synthetic negatives: optimal hard negatives (LoOp), symmetric and interpolated points.
 
-Every source turns two pairs into two small clouds of points and returns, for each positive pair p and each
-pair q, the similarity of the closest points of the two. Gradients flow through the synthetic points.
+Every source turns two pairs into two small sets of points and returns, for each positive pair p and each pair
+q of another class, the similarity of the closest points of the two. Gradients flow through the synthetic
+points.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ Leftover = Literal["drop", "degenerate"]
 
 
 class NegativeSource:
-    """The interface of a source.
+    """Base class of sources of negatives.
 
-    The odd sample of a class has no pair: it plays no part (`leftover: drop`), or joins the negatives as a
-    pair of two equal members (`degenerate`).
+    The odd sample of a class has no pair: it is ignored (`leftover: drop`), or joins the negatives as a pair
+    of two equal members (`degenerate`).
 
-    `wide` asks for float64. `prefers` names the similarities that the source works on, the first that the
-    loss offers (none: the loss's own choice); with `only_preferred` a specification cannot change that.
+    Attributes:
+        wide: Compute in float64.
+        prefers: Similarity measures that the source works on; the first one that the loss offers is used (if
+            empty, the loss chooses).
+        only_preferred: The specification cannot choose another measure.
     """
 
     wide = False
@@ -36,9 +40,9 @@ class NegativeSource:
         self.leftover = leftover
 
     def tables(self, view: View, *, normalized: bool) -> list[tuple[PairTables, Tensor]]:
-        """Dot products of pairs p with pairs q, and which q are of another class.
+        """Return dot products of pairs p with pairs q and the mask of q of another class.
 
-        The same for left-over samples, if they count.
+        With `leftover: degenerate`, a second item holds the same for left-over samples.
         """
         tables = [(view.pair_tables(normalized=normalized), view.pair_negative)]
         if self.leftover == "degenerate":
@@ -46,7 +50,7 @@ class NegativeSource:
         return tables
 
     def closest(self, view: View, measure: Measure) -> tuple[Tensor, Tensor]:
-        """[P, Q] similarity of the closest points of pairs p and q, and which q are of another class."""
+        """Return [P, Q] similarities of the closest points of pairs p and q and the mask of negatives."""
         tables = self.tables(view, normalized=measure == "cosine")
         parts = [(*self._closest(table, measure), negative) for table, negative in tables]
         similarity, synthetic, negative = (torch.cat(part, 1) for part in zip(*parts, strict=True))
@@ -54,7 +58,7 @@ class NegativeSource:
         return similarity, negative
 
     def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
-        """[P, Q] similarities, and whether the closest points include one that is not a sample."""
+        """Return [P, Q] similarities and whether the closest points include one that is not a sample."""
         raise NotImplementedError
 
 
@@ -88,14 +92,14 @@ class OptimalSegments(NegativeSource):
 
 
 class _PointCloud(NegativeSource):
-    """A source with finitely many points a pair, each a combination of its two members."""
+    """Source with finitely many points per pair, each a combination of its two members."""
 
     def weights(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
-        """Weights of the first and of the second member, each [points, ...]; the members come first."""
+        """Return weights of the first and of the second member, each [points, ...], the members first."""
         raise NotImplementedError
 
     def similarities(self, t: PairTables, *, normalized: bool) -> Tensor:
-        """[m, m, P, Q] dot products of all points of p with all points of q."""
+        """Return [m, m, P, Q] dot products of all points of p with all points of q."""
         pi, pj = self.weights(t.p, normalized=normalized)  # [m, P, 1]
         qk, ql = self.weights(t.q, normalized=normalized)  # [m, 1, Q]
         with_k, with_l = pi * t.ik + pj * t.jk, pi * t.il + pj * t.jl  # [m, P, Q]
@@ -158,15 +162,16 @@ class Interpolated(_PointCloud):
 
 
 def _projections(pair: Members) -> tuple[Tensor, Tensor]:
-    """cross / |second|² and cross / |first|²; 0 for a zero vector, which has no axis."""
-    return tuple(
+    """Return cross / |second|² and cross / |first|²; 0 for a zero vector, which has no axis."""
+    second, first = (
         torch.where(square > 0, pair.cross / torch.where(square > 0, square, 1.0), 0.0)
         for square in (pair.second, pair.first)
-    )  # type: ignore[return-value]
+    )
+    return second, first
 
 
 def _on_sphere(first: Tensor, second: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-    """Combinations of two unit vectors scaled to unit length; those of no length stay at the origin."""
+    """Scale combinations of two unit vectors to unit length; those of zero length stay at the origin."""
     square = first * first + second * second + 2 * first * second * cross
     some = square > 4 * torch.finfo(square.dtype).eps
     scale = torch.where(some, torch.where(some, square, 1.0).rsqrt(), 0.0)

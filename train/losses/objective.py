@@ -1,4 +1,4 @@
-"""A training objective: one loss, its regularizers and its memory behind one call."""
+"""Training objective: a loss with its regularizers and its cross-batch memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from train.losses.view import Table, View
 
 
 class Objective(nn.Module):
-    """A loss with its regularizers: `objective(embeddings, labels)` is one differentiable number.
+    """Loss with its regularizers: `objective(embeddings, labels)` returns a differentiable scalar.
 
     Every sample of the batch is an anchor. Its positives and negatives are the other samples of the batch,
-    the references, and with a memory, in training mode, the embeddings of past batches; regularizers and
-    proxies see the batch alone. Alternate pairs are formed over the batch followed by the references.
+    the references and, in training mode with a memory, the embeddings of past batches; regularizers and
+    proxies use the batch alone. Alternate pairs are formed over the batch followed by the references.
 
     Computes in float32 or wider, also under autocast; float64 for the closest points of arcs and segments.
 
     Attributes:
-        diagnostics: detached scalar tensors of the last call: mean_positive and mean_negative cosine in the
+        diagnostics: Detached scalar tensors of the last call: mean_positive and mean_negative cosine in the
             batch, hard_anchor_share (of anchors whose hardest negative in the batch is closer than their
-            easiest positive) and, as they apply, active_share and hard_share (negative closer than positive)
+            easiest positive) and, if applicable, active_share and hard_share (negative closer than positive)
             of the triplets or pairs, synthetic_share of the negatives, and transport_cost,
             transport_iterations, transport_error and transport_converged.
     """
@@ -40,7 +40,7 @@ class Objective(nn.Module):
         if term is None and not regularizers:
             raise ValueError("an objective needs a loss or a regularizer")
         if memory is not None and not getattr(term, "uses_references", term is not None):
-            raise ValueError("a memory holds more samples to compare with, and this objective compares none")
+            raise ValueError("memory: this objective compares no samples, so a memory has no effect")
         self.term = term
         self.regularizers = nn.ModuleList(module for _, module in regularizers)
         self.weights = [weight for weight, _ in regularizers]
@@ -59,21 +59,21 @@ class Objective(nn.Module):
         ref_embeddings: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The objective of a batch, a scalar tensor in float32 or wider.
+        """Return the objective of a batch, a scalar tensor in float32 or wider.
 
         Args:
-            embeddings: [B, D] raw embeddings.
+            embeddings: Raw embeddings, [B, D].
             labels: [B] integers.
-            indices_tuple: None; there so that the trainers of pytorch-metric-learning can call.
-            ref_embeddings, ref_labels: [M, D] and [M], more positives and negatives for the batch. They are
-                other samples than those of the batch; the very tensor `embeddings` adds nothing.
+            indices_tuple: None, for compatibility with the trainers of pytorch-metric-learning.
+            ref_embeddings, ref_labels: [M, D] and [M], more positives and negatives for the batch, from other
+                samples; passing the tensor `embeddings` itself adds nothing.
 
         Raises:
-            TypeError, ValueError: wrong shapes, types, devices or non-finite values.
+            TypeError, ValueError: Wrong shapes, types, devices or non-finite values.
         """
         if indices_tuple is not None:
             raise ValueError(
-                "indices_tuple has no effect here; write the miner into the specification (mining: ...)"
+                "indices_tuple is not supported; put the miner into the specification (mining: ...)"
             )
         check_inputs(embeddings, labels)
         references = self._references(embeddings, labels, ref_embeddings, ref_labels)
@@ -95,7 +95,7 @@ class Objective(nn.Module):
         return value.to(result)
 
     def evaluate(self, view: View) -> Tensor:
-        """The objective of a view."""
+        """Return the objective of a view."""
         value: Tensor | None = None if self.term is None else self.term(view)
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
             term = weight * regularizer(view)
@@ -111,7 +111,7 @@ class Objective(nn.Module):
     def _references(
         self, embeddings: Tensor, labels: Tensor, ref_embeddings: Tensor | None, ref_labels: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """The given references and the memory as one, with the mask of those that exist."""
+        """Join the given references and the memory, with a mask of the valid ones."""
         if (ref_embeddings is None) != (ref_labels is None):
             raise ValueError("ref_embeddings and ref_labels must be given together")
         given = None
@@ -140,8 +140,10 @@ class Objective(nn.Module):
 
 
 def _hard_anchor_share(table: Table) -> Tensor:
-    """Of the anchors with a positive and a negative, the share whose hardest negative is closer than their
-    easiest positive."""
+    """Return the share of anchors whose hardest negative is closer than their easiest positive.
+
+    Anchors without a positive or a negative do not count.
+    """
     none = -2.0  # below every cosine
     positive = torch.where(table.positive, table.cosine, none).amax(1)  # [B]
     negative = torch.where(table.negative, table.cosine, none).amax(1)
@@ -150,5 +152,5 @@ def _hard_anchor_share(table: Table) -> Tensor:
 
 
 def _precision(embeddings: Tensor) -> torch.dtype:
-    """float32, or float64 for float64."""
+    """Return float64 for float64 and float32 otherwise."""
     return torch.promote_types(embeddings.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Masked reductions and roots whose value and gradient stay finite when nothing is selected."""
+"""Masked reductions and square roots with finite values and gradients for empty masks and zeros."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Root(torch.autograd.Function):
-    """The square root with gradient 0 at 0, where a distance has no direction to move along."""
+    """Square root with gradient 0 at 0, where a distance has no direction of descent."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -26,40 +26,40 @@ class _Root(torch.autograd.Function):
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
-    """sqrt(max(x, 0)), with gradient 0 where x <= 0."""
+    """Return sqrt(max(x, 0)), with gradient 0 for x <= 0."""
     root: Tensor = _Root.apply(x)
     return root
 
 
 def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """The largest selected entry along `dim` (0 where none is) and whether there is one."""
+    """Return the largest selected entry along `dim` (0 if none is selected) and whether there is one."""
     value = x.masked_fill(~mask, -torch.inf).max(dim).values
     some = mask.any(dim)
     return torch.where(some, value, 0.0), some
 
 
 def masked_min(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """The smallest selected entry along `dim` (0 where none is) and whether there is one."""
+    """Return the smallest selected entry along `dim` (0 if none is selected) and whether there is one."""
     value = x.masked_fill(~mask, torch.inf).min(dim).values
     some = mask.any(dim)
     return torch.where(some, value, 0.0), some
 
 
 def masked_logsumexp(x: Tensor, mask: Tensor, dim: int = 1) -> Tensor:
-    """log of the sum of exp over the selected entries along `dim`; -inf where none is."""
+    """Return the log of the sum of exp over the selected entries along `dim`; -inf if none is selected."""
     return x.masked_fill(~mask, -torch.inf).logsumexp(dim)
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """The sum of the selected entries; the others may hold anything, infinities included."""
+    """Return the sum of the selected entries; the others may be arbitrary, including infinite."""
     return torch.where(mask, x, 0.0).sum()
 
 
 def ratio(total: Tensor, count: Tensor) -> Tensor:
-    """total / count, and 0 where count is 0."""
+    """Return total / count, 0 if count is 0."""
     return total / count.clamp(min=1)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the selected entries, 0 when there are none."""
+    """Return the mean of the selected entries, 0 if there are none."""
     return ratio(masked_sum(x, mask), mask.sum())

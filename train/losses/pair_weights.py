@@ -1,4 +1,4 @@
-"""The weight view of a pair loss: how strongly it pulls or pushes every pair of a batch (RAW, section 3)."""
+"""Pair weights of a loss: how strongly it pulls or pushes every pair of a batch (RAW, section 3)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from train.losses.view import View
 
 
 def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor) -> Tensor:
-    """The weight that a loss puts on each pair, by automatic differentiation with respect to similarities.
+    """Return the weight that a loss puts on each pair, by automatic differentiation by the similarities.
 
     The gradient of any pair loss is that of Σ_i (Σ over negatives w_ij s_ij - Σ over positives w_ij s_ij) / B
     with w held constant (RAW, theorem 3.1): negatives with w > 0 are pushed, positives with w > 0 pulled. Row
     i holds the weights that anchor i gives; a pair is moved by w_ij + w_ji.
 
     Args:
-        loss: a built loss over pairs, triplets or tuplets of samples.
+        loss: Built loss over pairs, triplets or tuplets of samples.
         similarities: [B, B] cosines; a symmetric matrix with ones on its diagonal.
         labels: [B] integers.
 
@@ -25,7 +25,7 @@ def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor) -> Tenso
         [B, B] weights, 0 on the diagonal, in the precision of the similarities.
 
     Raises:
-        ValueError: the shapes do not fit, or the loss compares no pairs.
+        ValueError: The shapes do not match, or the loss compares no pairs.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Alternate pairs: in each class, in batch order, samples (1, 2), (3, 4), ...; an odd one is left over."""
+"""Alternate pairs: samples (1, 2), (3, 4), ... of each class in batch order; an odd sample is left over."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class PairLayout(NamedTuple):
-    """Where the members of the alternate pairs stand, in shapes that depend on the batch size alone.
+    """Positions of the members of the alternate pairs, in shapes that depend on the batch size alone.
 
-    `order` puts the samples in the order [first members, second members, the rest]: sample
-    `order[q]` is paired with sample `order[q + slots]`. A slot without a pair holds any two samples and
-    is marked invalid. Pairs with a member in the batch come first, in the first `anchors` slots.
+    `order` sorts the samples into [first members, second members, the rest]: sample `order[q]` is paired with
+    sample `order[q + slots]`. A slot without a pair holds any two samples and is marked invalid. Pairs with a
+    member in the batch occupy the first `anchors` slots.
     """
 
     order: Tensor  # [C] int64
@@ -24,19 +24,19 @@ class PairLayout(NamedTuple):
 
 
 def alternate_pairs(labels: Tensor, batch: int, usable: Tensor | None = None) -> PairLayout:
-    """Pair the samples of each class in the order in which they stand; nothing waits for the device.
+    """Pair the samples of each class in order, without host-device synchronisation.
 
     Args:
-        labels: [C] integers, those of the batch first, then those of the references.
-        batch: how many of them belong to the batch.
+        labels: [C] integers, the batch first, then the references.
+        batch: Number of samples in the batch.
         usable: [C] bool; samples marked False join no pair.
     """
     count = labels.shape[0]
     position = torch.arange(count, device=labels.device)
-    if count < 2:  # one slot that holds the sample twice, so that no table is empty
+    if count < 2:  # one slot with the sample twice, so that no table is empty
         none = torch.zeros(1, dtype=torch.bool, device=labels.device)
         return PairLayout(position.repeat(2), none, none, 1, 1)
-    if usable is not None:  # out of the way: the last class of all
+    if usable is not None:  # sort unusable samples last
         labels = torch.where(usable, labels, torch.iinfo(labels.dtype).max)
     by_class, index = torch.sort(labels, stable=True)
     starts = torch.ones_like(by_class, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Losses over weighted pairs: contrastive, binomial deviance, RAW (multi-similarity) and equal weights."""
+"""Pair losses: contrastive, binomial deviance, multi-similarity (RAW) and equal weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VTHM_ONLY = "pairs are selected by vthm; the triplet miner selects a positive an
 
 
 def log_one_plus_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
-    """[R] log(1 + sum of exp(x)) over the selected entries of each row."""
+    """Return [R] log(1 + sum of exp(x)) over the selected entries of each row."""
     return F.softplus(masked_logsumexp(x, mask))
 
 
 class PairTerm(nn.Module):
-    """What the pair losses share: every sample is an anchor, and a miner may thin out its pairs."""
+    """Base class of the pair losses: every sample is an anchor, and a miner may select its pairs."""
 
     paired = False
 
@@ -43,11 +43,11 @@ class PairTerm(nn.Module):
         return self.value(table.cosine, positive, negative)
 
     def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
-        """The selected negatives that receive a gradient."""
+        """Return the mask of selected negatives that receive a gradient."""
         return negative
 
     def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """The loss of a table of cosines [B, C] with the masks of its pairs."""
+        """Return the loss of a table of cosines [B, C] with the masks of its pairs."""
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ class Contrastive(PairTerm):
     The mean over all anchors. It may be negative with offset 0.
 
     Args:
-        threshold: cosine below which a negative is far enough.
+        threshold: Cosine below which a negative contributes nothing.
         positive_offset: 0 (the paper) or 1 (the authors' code); it changes the value, not the gradient.
     """
 
@@ -92,9 +92,9 @@ class BinomialDeviance(PairTerm):
     softplus(beta (s - threshold)) over negatives.
 
     Args:
-        alpha, beta: slopes, above 0.
-        threshold: cosine that separates positives from negatives.
-        reduction: mean or sum over the anchors.
+        alpha, beta: Slopes, above 0.
+        threshold: Cosine that separates positives from negatives.
+        reduction: Mean or sum over the anchors.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class BinomialDeviance(PairTerm):
 class EqualWeight(PairTerm):
     """Per anchor, mean of 1 - s over the selected positives plus mean of s over the selected negatives.
 
-    The mean over all anchors. Selects by vthm unless told otherwise.
+    The mean over all anchors. Selects by vthm by default.
     """
 
     def __init__(self, *, mining: VariableThresholdMiner | None = None) -> None:
@@ -153,14 +153,14 @@ class MultiSimilarity(PairTerm):
     """Per anchor, log(1 + Σ exp(-alpha (s - threshold))) / alpha over positives plus
     log(1 + Σ exp(beta (s - threshold))) / beta over negatives.
 
-    The mean over all anchors; selects by vthm (margin 0.1) unless told otherwise. With a source of
-    negatives, the mean over the alternate pairs p = (i, k): positives are the samples of their class that
-    either member is compared with, negatives the closest points of p and the pairs of other classes.
+    The mean over all anchors; selects by vthm (margin 0.1) by default. With a source of negatives, the mean
+    over the alternate pairs p = (i, k): positives are the samples of their class that either member is
+    compared with, negatives the closest points of p and the pairs of other classes.
 
     Args:
-        alpha, beta: slopes, above 0.
-        threshold: cosine that separates positives from negatives.
-        positive_rule: with a source, which negatives the miner compares positives with: the synthetic
+        alpha, beta: Slopes, above 0.
+        threshold: Cosine that separates positives from negatives.
+        positive_rule: With a source, the negatives that the miner compares positives with: the synthetic
             ones (optimal) or the samples (batch).
     """
 
@@ -181,7 +181,7 @@ class MultiSimilarity(PairTerm):
         self.positive_rule, self.negatives, self.paired = positive_rule, negatives, negatives is not None
 
     def soft_extremes(self, cosine: Tensor, positive: Tensor, other: Tensor, negative: Tensor) -> Tensor:
-        """[R] both terms of each row, positives from one table and negatives from another."""
+        """Return [R] both terms of each row, positives from one table and negatives from another."""
         pull = log_one_plus_sum_exp(self.alpha * (self.threshold - cosine), positive)
         push = log_one_plus_sum_exp(self.beta * (other - self.threshold), negative)
         return pull / self.alpha + push / self.beta
@@ -194,7 +194,7 @@ class MultiSimilarity(PairTerm):
             return super().forward(view)
         members, pairs = view.members, len(view.pair_valid)
         closest, negative = self.negatives.closest(view, "cosine")  # [P, Q]
-        # Positives of p = (i, k): the rows of i and of k side by side, without k's second mention of i.
+        # Positives of p = (i, k): the rows of i and of k side by side, without the repeated pair (k, i).
         both = torch.cat(members.cosine.split(pairs)[:2], 1)  # [P, 2C]
         first, second = members.positive.split(pairs)[:2]
         own = torch.arange(pairs, device=first.device)

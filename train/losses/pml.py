@@ -1,4 +1,4 @@
-"""Losses of pytorch-metric-learning under their own names, where that package is installed."""
+"""Adapter for the losses of pytorch-metric-learning (PML), if that package is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.losses.view import View
 
 
 class PMLTerm(nn.Module):
-    """A loss of pytorch-metric-learning as a term of an objective."""
+    """Loss of pytorch-metric-learning as a term of an objective."""
 
     paired = False
 
@@ -27,7 +27,7 @@ class PMLTerm(nn.Module):
         if view.references is None:
             value: Tensor = self.loss(view.embeddings, labels)
             return value
-        # Their references replace the batch as candidates; ours join it.
+        # PML's references replace the batch as candidates; ours extend it.
         points, point_labels = view.references
         batch = torch.arange(view.batch, device=labels.device)
         same = labels[:, None] == point_labels[None, :]
@@ -43,7 +43,11 @@ class PMLTerm(nn.Module):
 
 
 def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:
-    """The loss `pml:Class` with its parameters; ValueError with the nearest names if there is none."""
+    """Build the loss `pml:Class` with its parameters.
+
+    Raises:
+        ValueError: The package is not installed, or an unknown class or parameter, with similar names.
+    """
     try:
         from pytorch_metric_learning import losses
     except ImportError as missing:
@@ -66,7 +70,7 @@ def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:
 
 
 def _parameters(cls: type) -> list[str]:
-    """The keywords of a class whose constructors hand theirs on to those of its bases."""
+    """Return the keyword arguments of a class, including those its constructor passes to its base classes."""
     found: dict[str, None] = {}
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for parameter in inspect.signature(base).parameters.values():

@@ -1,4 +1,4 @@
-"""Losses between samples and learnt representatives of the classes."""
+"""Proxy losses: Proxy-NCA, Proxy Anchor, SoftTriple and normalized softmax (CosFace, ArcFace)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REFUSAL = "compares samples with proxies, not with samples: there are no pairs t
 
 
 class ProxyTerm(nn.Module):
-    """What the proxy losses share: a parameter `proxies` [K * classes, D], kept in float32 or wider.
+    """Base class of the proxy losses, with a parameter `proxies` [K * classes, D] in float32 or wider.
 
-    Labels must be 0 .. num_classes - 1. Give the proxies a learning rate of their own, tens of times that of
+    Labels must be 0 .. num_classes - 1. The proxies need a learning rate of their own, tens of times that of
     the network.
     """
 
@@ -34,7 +34,7 @@ class ProxyTerm(nn.Module):
         nn.init.kaiming_normal_(self.proxies, a=math.sqrt(5))
 
     def cosines(self, view: View) -> Tensor:
-        """[B, K * classes] cosines of the samples with the proxies."""
+        """Return [B, K * classes] cosines of the samples with the proxies."""
         if view.dim != self.proxies.shape[1]:
             raise ValueError(f"embeddings have {view.dim} dimensions and the proxies {self.proxies.shape[1]}")
         check_classes(view.labels, self.num_classes)
@@ -42,7 +42,7 @@ class ProxyTerm(nn.Module):
         return view.unit @ unit.T
 
     def member(self, view: View) -> Tensor:
-        """[B, classes] bool, the class of each sample."""
+        """Return [B, classes] bool, the one-hot class of each sample."""
         return view.labels[:, None] == torch.arange(self.num_classes, device=view.labels.device)
 
 
@@ -53,8 +53,8 @@ class ProxyNCA(ProxyTerm):
     The mean over the batch; samples z and proxies p are brought to length `scale`.
 
     Args:
-        scale: length of embeddings and proxies.
-        include_positive: count the own class in the denominator too (Proxy-NCA++).
+        scale: Length of embeddings and proxies.
+        include_positive: Include the sample's own class in the denominator (Proxy-NCA++).
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class ProxyAnchor(ProxyTerm):
     mean over all classes of log(1 + Σ exp(scale (s + margin))) over the other samples.
 
     Args:
-        scale: above 0.
-        margin: in units of the cosine.
+        scale: Above 0.
+        margin: Margin in units of the cosine.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class SoftTriple(ProxyTerm):
     The mean over the batch; k runs over the centers of class c.
 
     Args:
-        centers: of each class.
-        scale, gamma: above 0.
-        margin: in units of the cosine.
+        centers: Number of centers per class.
+        scale, gamma: Above 0.
+        margin: Margin in units of the cosine.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class NormalizedSoftmax(ProxyTerm):
     in radians (ArcFace), as long as the angle stays below 180 degrees.
 
     Args:
-        scale: above 0.
-        margin: 0 for none.
-        margin_type: cosine or angle.
+        scale: Above 0.
+        margin: Margin, 0 for none.
+        margin_type: Cosine or angle.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What exists, under which name, with which parameters; wrong names and values are refused here."""
+"""Registry of losses, sources of negatives, miners and regularizers, with validation of their parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=type)
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of an entry: its default and the values that it takes."""
+    """Parameter of an entry: its default and its type annotation."""
 
     default: Any
     annotation: Any
@@ -29,17 +29,19 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Entry:
-    """One loss, source of negatives, miner or regularizer.
+    """Registered loss, source of negatives, miner or regularizer.
 
     Attributes:
-        kind, name: what and how it is called in a specification.
-        summary: one line.
-        source: paper and equation.
-        parameters: name to default and accepted values.
-        negatives: the sources it takes ("batch" is the samples themselves).
-        mining: the miners it takes.
-        default_mining: the miner when the specification names none.
-        refusal: why it takes no other source or miner.
+        kind: Loss, negatives, mining or regularizer.
+        name: Name in a specification.
+        cls: Class that implements it.
+        summary: First paragraph of the class's docstring.
+        source: Paper and equation.
+        parameters: Parameters by name.
+        negatives: Accepted sources of negatives ("batch" is the samples themselves).
+        mining: Accepted miners.
+        default_mining: Miner used if the specification names none.
+        refusal: Reason why other sources or miners are not accepted.
     """
 
     kind: Kind
@@ -67,12 +69,12 @@ class Entry:
 
 _ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining": {}, "regularizer": {}}
 
-# Filled in by the builder, not by the specification.
+# Supplied by the builder, not by the specification.
 _SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim"})
 
 
 def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T], T]:
-    """Enter a class under its names; parameters come from its signature, the summary from its docstring."""
+    """Register a class under names; parameters come from its signature, the summary from its docstring."""
 
     def enter(cls: T) -> T:
         parameters = {
@@ -89,17 +91,21 @@ def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T
 
 
 def signature(cls: type) -> list[inspect.Parameter]:
-    """The parameters of a class's constructor with their annotations as types."""
+    """Return the parameters of a class's constructor, with evaluated annotations."""
     return list(inspect.signature(cls, eval_str=True).parameters.values())
 
 
 def entries(kind: Kind) -> dict[str, Entry]:
-    """All entries of a kind, by name."""
+    """Return all entries of a kind, by name."""
     return dict(_ENTRIES[kind])
 
 
 def find(kind: Kind, name: object) -> Entry:
-    """The entry of that name; ValueError with the nearest names otherwise."""
+    """Return the entry of a name.
+
+    Raises:
+        ValueError: The name is unknown; the message suggests similar names.
+    """
     known = _ENTRIES[kind]
     if isinstance(name, str) and name in known:
         return known[name]
@@ -115,7 +121,11 @@ def find(kind: Kind, name: object) -> Entry:
 
 
 def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
-    """The given parameters, each known to the entry and of a type it takes; ValueError otherwise."""
+    """Return the given parameters after checking their names and types.
+
+    Raises:
+        ValueError: An unknown parameter or a value of the wrong type.
+    """
     for key, value in given.items():
         if key not in entry.parameters:
             raise ValueError(
@@ -131,7 +141,7 @@ def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str]
 
 
 def require(condition: bool, name: str, value: object, expected: str) -> None:
-    """ValueError that says what a parameter must be, unless the condition holds."""
+    """Raise a ValueError with the expected value of a parameter unless the condition holds."""
     if not condition:
         raise ValueError(f"{name} is {value!r}; it must be {expected}")
 

@@ -1,4 +1,4 @@
-"""Regularizers of single samples and of single pairs."""
+"""Regularizers on samples and pairs: classifier cross-entropy and spread-out."""
 
 from __future__ import annotations
 

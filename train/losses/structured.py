@@ -1,4 +1,4 @@
-"""Losses that compare each positive pair with its hardest negatives or with all of them at once."""
+"""Lifted-structure losses and HPHN triplet: each positive pair against its hardest or all negatives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY_DEFINITION = "its positives and negatives are part of its definition"
 
 
 class HardPairTerm(nn.Module):
-    """What the losses of the hardest negative share: one hinge for every alternate pair."""
+    """Base class of the hardest-negative losses: one hinge for every alternate pair."""
 
     paired = True
 
@@ -33,20 +33,20 @@ class HardPairTerm(nn.Module):
         return distance(similarity, normalized=self.measure == "cosine", squared=False)
 
     def _per_member(self, similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """[P] largest selected similarity of either member of each pair, and whether there is one."""
+        """Return [P] the largest selected similarity of either member of each pair, and whether it exists."""
         value, some = masked_max(similarity, mask)  # [2P]
         value = torch.where(some, value, -torch.inf).unflatten(0, (2, -1)).max(0).values
         some = some.unflatten(0, (2, -1)).any(0)
         return torch.where(some, value, 0.0), some
 
     def _hardest_negative(self, view: View) -> tuple[Tensor, Tensor]:
-        """[P] similarity of the hardest negative of each pair, and whether there is one."""
+        """Return [P] the similarity of the hardest negative of each pair, and whether it exists."""
         if self.negatives is not None:
             return masked_max(*self.negatives.closest(view, self.measure))
         return self._per_member(view.members.similarity(self.measure), view.members.negative)
 
     def _hinge(self, view: View, positive: Tensor, negative: Tensor, some: Tensor) -> Tensor:
-        """Mean over the pairs of [positive - negative + margin]_+ of distances [P]."""
+        """Return the mean over the pairs of [positive - negative + margin]_+ of distances [P]."""
         valid = view.pair_valid & some
         losses = torch.where(valid, F.relu(positive - negative + self.margin), 0.0)
         view.report["active_share"] = ratio((losses > 0).sum(), valid.sum())
@@ -64,8 +64,8 @@ class HardPositiveHardNegative(HardPairTerm):
     The mean over the pairs. With a source the nearest negative is the closest pair of another class.
 
     Args:
-        margin: in units of the distance.
-        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
+        margin: Margin in units of the distance.
+        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class LiftedHard(HardPairTerm):
     The mean over the pairs. With a source the nearest negative is the closest pair of another class.
 
     Args:
-        margin: in units of the distance.
-        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
-        pooling: min, or logsumexp for the soft minimum -log Σ exp(-d) (the authors' code).
+        margin: Margin in units of the distance.
+        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        pooling: Min, or logsumexp for the soft minimum -log Σ exp(-d) (the authors' code).
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Lifted(nn.Module):
     runs over the pairs of other classes. A reference's own negatives are those in the batch.
 
     Args:
-        margin: in units of the distance.
-        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
-        pairs: unordered (default), ordered or alternate pairs; a source always takes alternate ones.
+        margin: Margin in units of the distance.
+        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        pairs: Unordered (default), ordered or alternate pairs; a source always uses alternate ones.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Lifted(nn.Module):
             joint = torch.logaddexp(*negative.unflatten(0, (2, -1)).unbind(0))
             return 0.5 * self._mean(view, joint, positive, view.pair_valid)
         mask = table.positive & table.later if self.pairs == "unordered" else table.positive
-        # Sums of exponentials relative to the largest of all keep the joint sum at one logarithm a pair.
+        # logaddexp of the rows' log-sums: one logarithm per pair for the joint sum.
         others = negative
         if distances.shape[1] != distances.shape[0]:
             others = masked_logsumexp(self.margin - distances, table.negative, dim=0)  # [C]
@@ -201,9 +201,9 @@ class LiftedGeneralized(PairTerm):
     The mean over all anchors; those without a positive or a negative count as 0.
 
     Args:
-        margin: in units of the cosine.
-        form: corrected, or printed: - log Σ exp(margin - s) over negatives, as RAW eq. 9 has it, which is 0
-            on nearly every batch and pushes the easiest negatives most.
+        margin: Margin in units of the cosine.
+        form: Corrected, or printed: - log Σ exp(margin - s) over negatives, as in RAW eq. 9, which is 0 on
+            nearly every batch and pushes the easiest negatives most.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Entropic optimal transport between each class of a batch and all other samples, for all classes at once.
+"""Entropic optimal transport (the Sinkhorn problem) between each class and all other samples of a batch.
 
 For every class the plan between its n samples (weights 1/n) and the other m (weights 1/m) minimises
-<T, D> + epsilon KL(T | uniform). All plans live in one [B, B] table, row i holding the share of sample i in
-the plan of its class, so that shapes depend on the batch size alone.
+<T, D> + epsilon KL(T | uniform). All plans are stored in one [B, B] table whose row i holds the share of
+sample i in the plan of its class, so that shapes depend on the batch size alone.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_START = 1.0  # epsilon of the first stage; costs lie in [0, 2]
-_SHRINK = 0.4  # of epsilon, once a class is close to its marginals
+_START = 1.0  # epsilon of the first stage; costs are in [0, 2]
+_SHRINK = 0.4  # factor on epsilon once a class is close to its marginals
 _GATE = 0.1  # L1 marginal error that counts as close
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the marginals: a deterministic plan is singular
 
 
 class Marginals(NamedTuple):
-    """Who takes part in which plan."""
+    """Marginals of the plans of all classes."""
 
     same: Tensor  # [B, B] 1 for samples of one class, the sample itself included
-    other: Tensor  # [B, B] bool, other classes
-    some: Tensor  # [B] bool, there are others
+    other: Tensor  # [B, B] bool, samples of other classes
+    some: Tensor  # [B] bool, the batch has other classes
     row: Tensor  # [B] 1 / n of the sample's class
     column: Tensor  # [B, 1] 1 / m of the sample's class
     first: Tensor  # [B] the first sample of the sample's class
 
     def over_class(self, x: Tensor) -> Tensor:
-        """Sums of the rows of [B, B] over each class, handed to every sample of it."""
+        """Return the sums of the rows of [B, B] over each class, repeated for every sample of the class."""
         return torch.zeros_like(x).index_add_(0, self.first, x)[self.first]
 
 
 class Plans(NamedTuple):
-    """The plans of all classes and how well they were reached."""
+    """Plans of all classes with their convergence."""
 
     plan: Tensor  # [B, B]
     cost: Tensor  # [B] the sample's share of <T, D> + epsilon KL, from the dual problem
@@ -44,7 +44,7 @@ class Plans(NamedTuple):
 
 
 def marginals(labels: Tensor, dtype: torch.dtype) -> Marginals:
-    """Uniform weights of every class and of its complement."""
+    """Return the uniform marginals of every class and of its complement."""
     equal = labels[:, None] == labels[None, :]  # [B, B]
     same = equal.to(dtype)
     size = same.sum(1)
@@ -56,26 +56,27 @@ def marginals(labels: Tensor, dtype: torch.dtype) -> Marginals:
 def solve_transport(
     cost: Tensor, m: Marginals, epsilon: float, tolerance: float, max_iterations: int
 ) -> Plans:
-    """The plans at `epsilon`, by Newton's method on the log-domain semi-dual while epsilon decreases.
+    """Solve for the plans by Newton's method on the log-domain semi-dual, with decreasing epsilon.
 
-    Column potentials are eliminated exactly (a Sinkhorn half step). What remains is concave in the n row
-    potentials of a class; a Newton step solves an n x n system and is damped by log(1 + r) / r, r the
-    largest change it makes to a centred potential, as befits sums of exponentials. Each class lowers its own
-    epsilon as soon as it is close to its marginals. Sinkhorn's own iteration needs hundreds to thousands of
-    steps where this needs about fifteen.
+    Column potentials are eliminated exactly (a Sinkhorn half step). The remaining problem is concave in the n
+    row potentials of a class; a Newton step solves an n x n system and is damped by log(1 + r) / r, r the
+    largest change of a centred potential, because the potentials enter through exponentials. Each class
+    lowers its own epsilon as soon as it is close to its marginals. This takes about 15 steps where Sinkhorn
+    iterations take hundreds to thousands.
 
     Runs without gradient. On the CPU it stops when every class is within `tolerance`; elsewhere, and in
-    compiled code, it runs all iterations, for asking would stop the queue; converged classes do not move.
+    compiled code, it runs all iterations, because testing for convergence would synchronise with the device;
+    converged classes do not change.
 
     Args:
         cost: [B, B] in [0, 2].
-        m: see `marginals`.
-        epsilon: regularisation, above 0.
+        m: Marginals, see `marginals`.
+        epsilon: Regularisation strength, above 0.
         tolerance: L1 error of the row marginal of a class at which it has converged.
-        max_iterations: Newton steps in all.
+        max_iterations: Newton steps at most.
     """
     with torch.no_grad():
-        ask = cost.device.type == "cpu" and not torch.compiler.is_compiling()
+        may_stop = cost.device.type == "cpu" and not torch.compiler.is_compiling()
         blocked = torch.where(m.other, cost, torch.inf)
         rank_one = m.same * m.row * m.row[:, None]  # fixes the free constant of the potentials of a class
         target = torch.where(m.some, m.row, 0.0)
@@ -86,7 +87,7 @@ def solve_transport(
         for step in range(max_iterations + 1):
             share = (rows[:, None] + columns - blocked / eps).exp_()
             total = m.over_class(share).clamp_(min=torch.finfo(cost.dtype).tiny)
-            share, columns = share / total, columns - total.log()  # columns are met exactly
+            share, columns = share / total, columns - total.log()  # column marginals are exact
             plan = share * m.column
             sums = plan.sum(1)
             residual = target - sums
@@ -94,7 +95,7 @@ def solve_transport(
             done = (error < tolerance) & (eps[:, 0] <= epsilon)
             system = rank_one - (share @ plan.T) * m.same
             system.diagonal().add_(sums + _RIDGE[cost.dtype] * m.row)
-            if step == max_iterations or (ask and bool(done.all())):
+            if step == max_iterations or (may_stop and bool(done.all())):
                 break
             used = used + (~done.all()).to(cost.dtype)
             newton = _solve_spd(system, residual)
@@ -114,10 +115,10 @@ def _solve_spd(system: Tensor, right: Tensor) -> Tensor:
 
 
 def epsilon_derivative(cost: Tensor, m: Marginals, plans: Plans, epsilon: float) -> Tensor:
-    """[B, B] derivative of the plans with respect to epsilon, by the implicit function theorem.
+    """Return the [B, B] derivative of the plans with respect to epsilon, by the implicit function theorem.
 
-    T = exp(f + g - D / epsilon) keeps its marginals, so that dT = T (f' + g' + D / epsilon²) with the f'
-    and g' for which rows and columns of dT sum to 0. One system of the kind of a Newton step.
+    T = exp(f + g - D / epsilon) keeps its marginals, so that dT = T (f' + g' + D / epsilon²) with the f' and
+    g' for which rows and columns of dT sum to 0: one linear system like that of a Newton step.
     """
     with torch.no_grad():
         pull = plans.plan * cost / epsilon**2
@@ -130,10 +131,10 @@ def epsilon_derivative(cost: Tensor, m: Marginals, plans: Plans, epsilon: float)
 def solve_self_transport(
     cost: Tensor, m: Marginals, epsilon: float, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """Plans of every class with itself and of its complement with itself, added over the classes.
+    """Solve for the plans of every class and of its complement with themselves, summed over the classes.
 
     The kernel exp(-D / epsilon) of a set with itself has a diagonal of ones, so nothing underflows; the
-    averaged symmetric iteration halves the error at least.
+    averaged symmetric Sinkhorn iteration at least halves the error.
 
     Returns:
         [B, B] sum of the plans, and the sum of their costs <T, D> + epsilon KL over all classes.

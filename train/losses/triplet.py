@@ -1,4 +1,4 @@
-"""Losses over triplets: margin, NCA, cosine and selectively contrastive."""
+"""Triplet losses: margin, cosine, NCA and selectively contrastive (SCT)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SOURCES = ("batch", "optimal", "optimal-segment", "symmetric", "interpolated")
 
 
 def hinge(positive: Tensor, negative: Tensor, margin: float) -> Tensor:
-    """[negative - positive + margin]_+ of similarities."""
+    """Return [negative - positive + margin]_+ of similarities."""
     return F.relu(negative - positive + margin)
 
 
 def nca(positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
-    """softplus((negative - positive) / temperature) of cosines (SCT, eq. 1)."""
+    """Return softplus((negative - positive) / temperature) of cosines (SCT, eq. 1)."""
     return F.softplus((negative - positive) / temperature)
 
 
 def distance(similarity: Tensor, *, normalized: bool, squared: bool) -> Tensor:
-    """The (squared) distance that belongs to a cosine, or to minus half a squared distance."""
+    """Return the (squared) distance for a cosine, or for minus half a squared distance."""
     square = 2 - 2 * similarity if normalized else -2 * similarity
     return square if squared else safe_sqrt(square)
 
@@ -41,12 +41,16 @@ def distance(similarity: Tensor, *, normalized: bool, squared: bool) -> Tensor:
 def resolve_measure(
     normalize: bool | None, negatives: NegativeSource | None, raw: Measure, default: bool
 ) -> Measure:
-    """The similarity that a loss and its source of negatives work on; ValueError if they do not agree.
+    """Return the similarity measure that a loss and its source of negatives work on.
 
     Args:
-        normalize: what the specification says, None for nothing.
-        raw: the measure of the loss on raw embeddings.
-        default: whether the loss normalises by itself.
+        normalize: Value in the specification, None if absent.
+        negatives: Source of negatives, None for samples.
+        raw: Measure of the loss on raw embeddings.
+        default: Whether the loss normalises by default.
+
+    Raises:
+        ValueError: The source of negatives requires another measure.
     """
     measure: Measure = "cosine" if (default if normalize is None else normalize) else raw
     preferred = () if negatives is None else negatives.prefers
@@ -62,7 +66,7 @@ def resolve_measure(
 
 
 class TripletTerm(nn.Module):
-    """What the triplet losses share: where triplets come from and how their losses are averaged.
+    """Base class of the triplet losses: selection of triplets and averaging of their losses.
 
     With a source of negatives, every alternate pair is compared with every pair of another class. With a
     miner, every sample is an anchor and the loss is the mean over the mined triplets.
@@ -87,24 +91,24 @@ class TripletTerm(nn.Module):
             )
         if measure != "cosine" and mining is not None and mining.negative == "distance-weighted":
             raise ValueError(
-                "distance-weighted mining is a law of the unit sphere; this loss works on raw embeddings"
+                "distance-weighted mining is defined on the unit sphere; this loss works on raw embeddings"
             )
         self.paired = negatives is not None or (mining is None and pairs == "alternate")
 
     def values(self, similarity: Tensor) -> Tensor:
-        """The similarity in which the loss is written, growing with the one that is mined."""
+        """Return the similarity in terms of which the loss is defined, increasing in the mined one."""
         return similarity
 
     def losses(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """The loss of every triplet from the values of its positive and its negative."""
+        """Return the loss of every triplet from the values of its positive and its negative."""
         raise NotImplementedError
 
     def counts(self, positive: Tensor, negative: Tensor) -> Tensor | bool:
-        """Which triplets take part at all."""
+        """Return the mask of triplets that count."""
         return True
 
     def sum_over_all(self, positive: Tensor, exists: Tensor, negative: Tensor, mask: Tensor) -> AllTriplets:
-        """The sums over all triplets of the values of positives [R, S] and negatives [R, C]."""
+        """Return the sums over all triplets of the values of positives [R, S] and negatives [R, C]."""
         return sum_over_triplets(self.losses, positive, exists, negative, mask, self.counts)
 
     def forward(self, view: View) -> Tensor:
@@ -157,7 +161,7 @@ class TripletTerm(nn.Module):
     def _reduce(
         self, view: View, totals: Tensor, number: Tensor, pairs: Tensor, active: Tensor, hard: Tensor
     ) -> Tensor:
-        """One number from the sums and the numbers of triplets and of positive pairs of each row."""
+        """Reduce the sums and counts of triplets and positive pairs of each row to a scalar."""
         view.report["active_share"] = ratio(active, number.sum())
         view.report["hard_share"] = ratio(hard, number.sum())
         if self.reduction == "sum":
@@ -169,12 +173,12 @@ class TripletTerm(nn.Module):
         )
 
     def mean(self, totals: Tensor, number: Tensor, pairs: Tensor) -> Tensor:
-        """The mean over all triplets."""
+        """Return the mean over all triplets."""
         return ratio(totals.sum(), number.sum())
 
 
 class _Hinge(TripletTerm):
-    """[negative - positive + margin]_+, whatever the values are."""
+    """Base class of the hinge losses [negative - positive + margin]_+."""
 
     margin: float
 
@@ -200,12 +204,12 @@ class Triplet(_Hinge):
     of a pair is the anchor. With a source of negatives d(a, n) is the distance of the closest points.
 
     Args:
-        margin: in units of the (squared) distance.
-        squared: squared distances.
-        normalize: unit vectors (default), except with `optimal-segment`, which never normalises.
-        pairs: alternate, unordered or ordered positive pairs, when nothing is mined.
-        negative_reduction: sum or mean over the negatives of a pair, when nothing is mined.
-        reduction: mean, mean over the active (positive) terms, or sum.
+        margin: Margin in units of the (squared) distance.
+        squared: Use squared distances.
+        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        pairs: Alternate, unordered or ordered positive pairs, without mining.
+        negative_reduction: Sum or mean over the negatives of a pair, without mining.
+        reduction: Mean, mean over the active (positive) terms, or sum.
     """
 
     def __init__(
@@ -247,8 +251,8 @@ class TripletCosine(_Hinge):
     """Margin on the cosines of triplets: [s(a, n) - s(a, p) + margin]_+, the mean over all triplets.
 
     Args:
-        margin: in units of the cosine.
-        reduction: mean, mean over the active (positive) terms, or sum.
+        margin: Margin in units of the cosine.
+        reduction: Mean, mean over the active (positive) terms, or sum.
     """
 
     def __init__(
@@ -275,11 +279,11 @@ class TripletCosine(_Hinge):
 class TripletNCA(TripletTerm):
     """Softmax of triplets: softplus((s(a, n) - s(a, p)) / temperature), the mean over mined triplets.
 
-    Mines the easy positive and the hard negative unless told otherwise.
+    Mines the easy positive and the hard negative by default.
 
     Args:
-        temperature: above 0.
-        reduction: mean or sum.
+        temperature: Above 0.
+        reduction: Mean or sum.
     """
 
     def __init__(
@@ -311,16 +315,17 @@ class SelectivelyContrastive(TripletTerm):
     """Push hard negatives away instead of comparing them: weight * s(a, n) where s(a, n) > s(a, p), else the
     base loss; the mean over mined triplets.
 
-    Discontinuous where s(a, n) = s(a, p). Mines the easy positive and the hard negative unless told
-    otherwise.
+    Discontinuous at s(a, n) = s(a, p). Mines the easy positive and the hard negative by default.
 
     Args:
-        weight: of the contrastive term (the paper: 1 on CUB and Cars, 0.1 on larger sets).
-        base: the loss of the other triplets: nca, softplus((s_an - s_ap) / temperature), or margin,
+        weight: Weight of the contrastive term (the paper: 1 on CUB and Cars, 0.1 on larger sets).
+        base: Loss of the other triplets: nca, softplus((s_an - s_ap) / temperature), or margin,
             [2 (s_an - s_ap) + margin]_+.
-        gate: negatives more similar than this are hard as well; exact ties then count as neither (the
+        temperature: Above 0, for base nca.
+        margin: Margin, for base margin.
+        gate: Negatives more similar than this are hard as well; exact ties then count as neither (the
             authors' code: 0.8).
-        reduction: mean or sum.
+        reduction: Mean or sum.
     """
 
     def __init__(

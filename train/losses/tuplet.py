@@ -1,4 +1,4 @@
-"""N-pair and angular losses: one positive pair against many negatives at once."""
+"""Tuplet losses: N-pair and angular, one positive pair against many negatives."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ Combinations = Literal["all", "released"]
 
 
 def _mean_over_pairs(view: View, terms: Tensor) -> Tensor:
-    """The mean of [A, P] terms over the valid pairs."""
+    """Return the mean of [A, P] terms over the valid pairs."""
     valid = view.pair_valid.expand_as(terms)
     return ratio(masked_sum(terms, valid), valid.sum())
 
 
 def _check_combinations(combinations: Combinations, negatives: NegativeSource | None) -> None:
     if combinations == "released" and not isinstance(negatives, Symmetric):
-        raise ValueError(
-            "combinations: released is a choice among mirrored points; set negatives to symmetric"
-        )
+        raise ValueError("combinations: released requires mirrored points; set negatives to symmetric")
 
 
 class PairAgainstAll(nn.Module):
-    """What N-pair and angular share: every alternate pair against all its negatives in one softmax."""
+    """Base class of N-pair and angular: every alternate pair against all its negatives in one softmax."""
 
     paired = True
 
@@ -46,13 +44,13 @@ class PairAgainstAll(nn.Module):
         self.measure = resolve_measure(normalize, negatives, "dot", default=False)
 
     def _compare(self, view: View, positive: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
-        """[P] log(1 + Σ exp(negative - positive)) over the selected negatives [P, N]."""
+        """Return [P] log(1 + Σ exp(negative - positive)) over the selected negatives [P, N]."""
         gap = negative - positive[:, None]
         view.report["active_share"] = ratio((mask & (gap > 0)).sum(), mask.sum())
         return log_one_plus_sum_exp(gap, mask)
 
     def _mirrored(self, view: View) -> tuple[Tensor, Tensor]:
-        """[4, 4, P, Q] similarities of the points (i, j, i', j') of p and of q, and who is negative."""
+        """Return [4, 4, P, Q] similarities of the points (i, j, i', j') of p and q and the negative mask."""
         assert isinstance(self.negatives, Symmetric)
         normalized = self.measure == "cosine"
         tables, masks = zip(*self.negatives.tables(view, normalized=normalized), strict=True)
@@ -73,12 +71,12 @@ class NPair(PairAgainstAll):
     The mean over the pairs. With a source, one term for each pair of another class: its closest points.
 
     Args:
-        candidates: all samples of other classes, or the positives (second members) of the other pairs.
-        anchors: the first member of each pair, or both in turn.
-        normalize: cosines instead of raw dot products; the default is raw for samples and for mirrored
+        candidates: All samples of other classes, or the positives (second members) of the other pairs.
+        anchors: The first member of each pair, or both in turn.
+        normalize: Use cosines instead of raw dot products; the default is raw for samples and for mirrored
             points, cosines for the other sources.
-        l2_reg: adds l2_reg / 4 times the mean squared lengths of first and of second members.
-        combinations: with mirrored points all 16, or the 6 of the authors' code, which pools the positive
+        l2_reg: Adds l2_reg / 4 times the mean squared lengths of first and of second members.
+        combinations: With mirrored points, all 16, or the 6 of the authors' code, which pools the positive
             logit over them as well.
     """
 
@@ -119,7 +117,7 @@ class NPair(PairAgainstAll):
         return value
 
     def _samples(self, view: View, pairs: int) -> tuple[Tensor, Tensor]:
-        """The candidates of the first members, then perhaps of the second, and who is a negative."""
+        """Return the candidates of the first, and possibly the second, members with the negative mask."""
         if self.candidates == "positives":
             tables = view.pair_tables(normalized=self.measure == "cosine")
             both = (tables.il, tables.jk)[: 1 + (self.anchors == "both")]
@@ -143,10 +141,10 @@ class Angular(PairAgainstAll):
     With the other sources both dot products with the negative become that of the closest points.
 
     Args:
-        angle: a, in degrees, between 0 and 90.
-        anchors: first or both; the loss treats i and j alike, so both have one value.
-        normalize: as for n-pair.
-        combinations: with mirrored points all 24, or the 12 of the authors' code, which pools the positive
+        angle: Angle a in degrees, between 0 and 90.
+        anchors: First or both; the loss is symmetric in i and j, so both give the same value.
+        normalize: See n-pair.
+        combinations: With mirrored points, all 24, or the 12 of the authors' code, which pools the positive
             logit over them as well.
     """
 
@@ -199,9 +197,9 @@ class AngularNPair(nn.Module):
     """The N-pair loss plus angular_weight times the angular loss.
 
     Args:
-        angle: in degrees, between 0 and 90.
-        angular_weight: of the angular loss.
-        anchors, normalize: as for n-pair.
+        angle: Angle in degrees, between 0 and 90.
+        angular_weight: Weight of the angular loss.
+        anchors, normalize: See n-pair.
     """
 
     paired = True

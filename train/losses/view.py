@@ -1,4 +1,4 @@
-"""One batch as every loss sees it: one matrix of similarities, its masks and its positive pairs."""
+"""View of a batch, shared by all losses: similarity matrix, positive and negative masks, positive pairs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from train.losses.ops import safe_sqrt
 from train.losses.pairs import PairLayout, alternate_pairs
 
 Measure = Literal["cosine", "distance", "dot"]
-"""How similarity is measured: the cosine, minus half the squared distance of the raw embeddings (so that
-squared distances are -2 times it), or the dot product of the raw embeddings."""
+"""Similarity measure: the cosine, minus half the squared distance of the raw embeddings (so that squared
+distances are -2 times it), or the dot product of the raw embeddings."""
 
 T = TypeVar("T")
 
@@ -33,21 +33,21 @@ class lazy(Generic[T]):  # noqa: N801  (used as a decorator, like property)
 
 
 class Samples(NamedTuple):
-    """The rows or the columns of a table."""
+    """Samples that form the rows or the columns of a table."""
 
-    place: Tensor  # [N] in the batch followed by the references
+    place: Tensor  # [N] position in the batch followed by the references
     label: Tensor  # [N]
     norm: Tensor  # [N] length of the raw embedding
     usable: Tensor | None  # [N] bool
 
     def take(self, which: Tensor | slice) -> Samples:
-        """Some of them, in the given order."""
+        """Return the selected samples in the given order."""
         usable = None if self.usable is None else self.usable[which]
         return Samples(self.place[which], self.label[which], self.norm[which], usable)
 
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors [N, D] and lengths [N]; a zero vector stays zero and receives no gradient."""
+    """Return unit vectors [N, D] and lengths [N]; a zero vector stays zero and receives no gradient."""
     square = x.square().sum(1)
     directed = square > torch.finfo(x.dtype).tiny
     norm = torch.where(directed, square, 1.0).sqrt()
@@ -73,7 +73,7 @@ class _SelfProduct(torch.autograd.Function):
 
 
 class Table:
-    """Similarities of R anchors with C candidates, and which of them are positives and negatives.
+    """Similarities of R anchors with C candidates, with masks of positives and negatives.
 
     Attributes:
         cosine: [R, C] dot products of the normalised embeddings.
@@ -92,7 +92,7 @@ class Table:
             self.negative &= cols.usable
 
     def similarity(self, measure: Measure) -> Tensor:
-        """[R, C] the larger the closer: see `Measure`."""
+        """Return [R, C] similarities, larger for closer samples; see `Measure`."""
         similarity: Tensor = getattr(self, measure)
         return similarity
 
@@ -106,7 +106,7 @@ class Table:
 
     @property
     def labels(self) -> Tensor:
-        """[R] of the anchors."""
+        """Labels of the anchors, [R]."""
         return self._rows.label
 
     @lazy
@@ -122,11 +122,11 @@ class Table:
 
     @lazy
     def later(self) -> Tensor:
-        """[R, C] bool, the candidate stands after the anchor: selects every unordered pair once."""
+        """[R, C] bool, the candidate follows the anchor: selects every unordered pair once."""
         return self._rows.place[:, None] < self._cols.place[None, :]
 
     def head(self, rows: int) -> Table:
-        """The table of the first anchors."""
+        """Return the table of the first `rows` anchors."""
         return (
             self
             if rows == len(self._rows.place)
@@ -135,7 +135,7 @@ class Table:
 
 
 class Members(NamedTuple):
-    """Within the pairs: dot products, and squared lengths of the sum and of the difference."""
+    """Products within pairs: squared lengths, dot products, squared lengths of sum and difference."""
 
     first: Tensor
     second: Tensor
@@ -156,20 +156,20 @@ class PairTables(NamedTuple):
 
 
 class View:
-    """A batch, the references it may be compared with, and everything that is shared between losses.
+    """A batch, optional references, and all similarities shared between losses.
 
-    Anchors are the samples of the batch; positives and negatives are those of the batch followed by the
+    Anchors are the samples of the batch; positives and negatives are taken from the batch followed by the
     references. All tables come from one product of the normalised embeddings. Alternate pairs are formed
     over the same sequence, so that a sample without a free partner in the batch takes one from the
     references; pairs without a member in the batch serve as negatives only.
 
     Args:
-        embeddings: [B, D], raw, in the precision to compute in.
+        embeddings: [B, D], raw, in the precision of the computation.
         labels: [B] integers.
         references, reference_labels: [M, D] and [M], or None.
-        usable: [M] bool; references marked False do not exist.
-        paired: also form the alternate pairs.
-        cosine: [B, B] similarities to use in place of those of the embeddings.
+        usable: [M] bool; references marked False are ignored.
+        paired: Also form the alternate pairs.
+        cosine: [B, B] similarities to use instead of those of the embeddings.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class View:
         self.embeddings, self.labels = embeddings, labels
         self.batch, self.dim = embeddings.shape
         self.report: dict[str, Tensor] = {}
-        self.references: tuple[Tensor, Tensor] | None = None  # with the batch before them
+        self.references: tuple[Tensor, Tensor] | None = None  # preceded by the batch
         points, point_labels = embeddings, labels
         if references is not None and reference_labels is not None:
             points = torch.cat([embeddings, references])  # [C, D]
@@ -264,7 +264,7 @@ class View:
         return self.members.similarity(measure)[:P, Q : Q + P].diagonal()
 
     def pair_tables(self, *, normalized: bool) -> PairTables:
-        """Dot products between and within pairs, of the normalised or of the raw embeddings."""
+        """Return dot products between and within pairs, of the normalised or of the raw embeddings."""
         if normalized not in self._pair_tables:
             self._pair_tables[normalized] = self._make_pair_tables(normalized)
         return self._pair_tables[normalized]
@@ -279,7 +279,7 @@ class View:
         return PairTables(ik, il, jk, jl, Members(*p), Members(*q))
 
     def _members(self, cross: Tensor, normalized: bool) -> Members:
-        """[Q] products within the pairs, given those of the pairs that the table covers."""
+        """Return the products within the pairs, [Q], given the dot products of the pairs in the table."""
         Q = self._pairs.slots
         first, second = self._points[:Q], self._points[Q : 2 * Q]
         first_norm, second_norm = self._samples.norm[:Q], self._samples.norm[Q : 2 * Q]
@@ -306,7 +306,7 @@ class View:
         return self.members.negative[:pairs] & ~paired & self.pair_valid[:, None]
 
     def leftover_tables(self, *, normalized: bool) -> PairTables:
-        """As `pair_tables`, with every sample k in the place of a pair (k, k)."""
+        """Return `pair_tables` with every sample k in place of a pair (k, k)."""
         P = self._pairs.anchors
         table = self.members.similarity("cosine" if normalized else "dot")
         square = torch.ones_like(self._samples.norm) if normalized else self._samples.norm.square()
