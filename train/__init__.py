@@ -1,3 +1,6 @@
-"""Training: data sets, batches, losses and the loop. Sub-modules that need torch import it themselves."""
+"""Training: data sets, input pipeline, models, losses and the training loop.
 
-import retrieval as _retrieval  # noqa: F401  its settings for OpenMP must come before torch
+Importing this package does not import torch; sub-modules that need torch do.
+"""
+
+import retrieval as _retrieval  # noqa: F401  sets OpenMP variables, which must precede torch

@@ -1,1 +1,1 @@
-"""Input to the network: batch samplers, augmentation, the loader and its cache of decoded images."""
+"""Input pipeline: batch sampler, augmentation, data loader and cache of decoded images."""

@@ -1,4 +1,4 @@
-"""What happens to training pictures: crops and colours one by one, then mirrors and motions by the batch."""
+"""Augmentation: random crops and colours per image, then flips and affine transforms per batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from train.config import AugmentConfig
 
 
 def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], Tensor] | None:
-    """The crop and the change of colours of one picture, uint8 [3, h, w]; `None`: neither is asked for.
+    """Build the random crop and colour jitter of one image, uint8 [3, h, w]; `None` if both are disabled.
 
-    Draws from torch's global generator. A random crop has the side `preprocess.size`.
+    Uses torch's global generator. A random crop has the side `preprocess.size`.
     """
     if config.crop == "center" and not config.color:
         return None
-    from torchvision.transforms import v2  # which takes two seconds
+    from torchvision.transforms import v2  # takes two seconds
 
     size, steps = preprocess.size, list[v2.Transform]()
     if config.crop == "random":
@@ -38,11 +38,11 @@ def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[
 
 @dataclass(frozen=True)
 class GeometricTransform:
-    """A random transform for each picture of a batch.
+    """One flip and affine transform per image of a batch.
 
     Attributes:
-        mirrored: bool [B], flipped from left to right first.
-        matrix: float32 [B, 2, 3], from the result's places to the picture's, both -1..1; `None`: none moves.
+        mirrored: bool [B], flip horizontally first.
+        matrix: float32 [B, 2, 3], from output to input coordinates, both in -1..1; `None` for no transform.
     """
 
     mirrored: Tensor
@@ -53,10 +53,12 @@ class GeometricTransform:
 
 
 def random_transform(turns: Tensor, config: AugmentConfig, generator: torch.Generator) -> GeometricTransform:
-    """Draw mirrors and affine maps about the centre.
+    """Draw random flips and affine transforms about the centre.
 
     Args:
-        turns: int64 [B], which symmetry of the square comes first: 0-3 quarter turns, 4-7 mirrored.
+        turns: int64 [B], symmetry of the square applied first: 0-3 quarter turns, 4-7 mirrored.
+        config: Augmentation settings.
+        generator: Random generator.
     """
     batch = len(turns)
 
@@ -76,13 +78,14 @@ def random_transform(turns: Tensor, config: AugmentConfig, generator: torch.Gene
 
 
 def apply_transform(squares: Tensor, transform: GeometricTransform, size: int) -> Tensor:
-    """Mirror and apply_transform pictures, resampled once at most, and take the centre.
+    """Flip, transform and centre-crop images, with at most one resampling.
 
-    What lies beyond the edge repeats the edge.
+    Pixels outside an image repeat its border.
 
     Args:
-        squares: uint8 [B, S, S, 3].
-        size: side of the result, at most S.
+        squares: Square images, uint8 [B, S, S, 3].
+        transform: Transform of each image.
+        size: Side of the result, at most S.
 
     Returns:
         uint8 [B, size, size, 3].
@@ -94,16 +97,16 @@ def apply_transform(squares: Tensor, transform: GeometricTransform, size: int) -
         edge = (side - size) // 2
         return flipped[:, edge : edge + size, edge : edge + size].contiguous()
     planes = flipped.permute(0, 3, 1, 2).float()  # [B, 3, S, S]
-    grid = _places(transform.matrix, size, side)
+    grid = _sampling_grid(transform.matrix, size, side)
     moved = F.grid_sample(planes, grid, padding_mode="border", align_corners=False)
     return moved.permute(0, 2, 3, 1).round().to(torch.uint8).contiguous()
 
 
-def _places(matrix: Tensor, size: int, side: int) -> Tensor:
-    """Where each pixel of the result comes from, float32 [B, size, size, 2].
+def _sampling_grid(matrix: Tensor, size: int, side: int) -> Tensor:
+    """Return the input coordinates of each output pixel, float32 [B, size, size, 2].
 
-    Written out, since a matrix product (F.affine_grid) rounds differently with the size of the batch.
+    Written out because a matrix product (F.affine_grid) rounds differently for different batch sizes.
     """
-    steps = (2 * torch.arange(size) + 1 - size) / side  # [size], the centres of pixels
+    steps = (2 * torch.arange(size) + 1 - size) / side  # [size], pixel centres
     along, down, shift = (column[:, :, None, None] for column in matrix.unbind(2))  # [B, 2, 1, 1]
     return (along * steps + down * steps[:, None] + shift).permute(0, 2, 3, 1)

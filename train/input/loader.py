@@ -1,4 +1,4 @@
-"""From image files to batches of pixels, prepared by other processes while the network works."""
+"""Data loader: batches of augmented pixels, prepared by worker processes ahead of the network."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ _MOST_WORKERS = 8
 class LoadedBatch(NamedTuple):
     """A batch, or this process's share of it."""
 
-    number: int  # of the batch within its epoch
+    number: int  # number of the batch in its epoch
     pixels: Tensor  # uint8 [b, S, S, 3]
-    bad: list[tuple[int, str, str]]  # image, reason and detail of each file that was tried in vain
+    bad: list[tuple[int, str, str]]  # image, reason and detail of each unreadable file
 
 
 class Loader:
-    """Loads the batches of an epoch, ahead of the network.
+    """Loader of the batches of an epoch, ahead of the network.
 
-    What is in a batch follows from the seed, the epoch and the number of the batch alone: it is the same
-    whoever prepares it, and wherever an epoch is entered. An image that cannot be read is replaced by the
+    The content of a batch depends on the seed, the epoch and the number of the batch alone: it is the same
+    for any number of workers, and after resuming within an epoch. An unreadable image is replaced by the
     next readable one of its class.
 
     Args:
-        paths: the N training images.
+        paths: The N training images.
         labels: int64 [N], their classes.
-        config: of the run.
-        device_type: "cuda": batches lie in pinned memory.
-        folder: where temporary files may go.
-        rank, world_size: this process among those that train together; each gets a contiguous share of a
+        config: Configuration of the run.
+        device_type: Batches are in pinned memory for "cuda".
+        folder: Folder for temporary files.
+        rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
             batch.
+        show_progress: Show progress while decoding into a cache.
 
     Attributes:
-        bad: the files that could not be read, each once, as far as they have come up.
+        bad: Errors of unreadable files, each once, as far as they were used.
 
     Raises:
-        InputError: a class without a readable image, here or while loading.
+        InputError: A class without a readable image, here or while loading.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class Loader:
             pin_memory=device_type == "cuda",
             persistent_workers=workers > 0,
             worker_init_fn=_begin_worker,
-            # Forked workers share the mapped pictures, and start at once.
+            # Forked workers share the mapped images and start immediately.
             multiprocessing_context="fork" if workers else None,
-            generator=torch.Generator(),  # else it would draw from the global one
+            generator=torch.Generator(),  # the global one must not be used
         )
         self._running = self._load()
 
@@ -102,14 +103,15 @@ class Loader:
         return list(self._bad.values())
 
     def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[LoadedBatch]:
-        """Load one epoch; one that was not gone through to its end is over then.
+        """Load one epoch; ends a previous epoch that was not exhausted.
 
         Args:
-            batches: all of its batches, as positions int64 [B]: s N + i is image i under symmetry s.
-            start: how many to pass over, without reading an image.
+            number: Number of the epoch.
+            batches: All batches of the epoch, positions int64 [B]: s N + i is image i under symmetry s.
+            start: Number of batches to skip without reading their images.
 
         Raises:
-            LookalikeError: a batch cannot be loaded.
+            LookalikeError: A batch cannot be loaded.
         """
         self._running.close()
         self._order.requests = (
@@ -119,7 +121,7 @@ class Loader:
         return self._running
 
     def close(self) -> None:
-        """End the processes that load."""
+        """Stop the worker processes."""
         self._running.close()
         if isinstance(self._data._iterator, _MultiProcessingDataLoaderIter):
             # Left to the garbage collector, torch waits five seconds for each of them.
@@ -132,7 +134,7 @@ class Loader:
                 loaded = next(loading)
             except StopIteration:
                 return
-            except RuntimeError as error:  # how torch reports the end of a worker
+            except RuntimeError as error:  # torch's report of a dead worker
                 what = f"a process that loads images has ended unexpectedly ({error})"
                 hint = "if memory or /dev/shm was full, lower loader.workers (0: none) or batch.classes"
                 raise LookalikeError(f"{what}; {hint}") from error
@@ -145,10 +147,10 @@ class Loader:
 
 
 def default_workers(cores: int, device_type: str, *, decodes: bool, world_size: int) -> int:
-    """How many processes load for each process that trains.
+    """Return the default number of loader workers per training process.
 
-    On a CPU the network needs the cores: one, where files have to be decoded, else none. For a GPU up to 8,
-    as far as there are cores.
+    On a CPU the network needs the cores: one worker if files have to be decoded, else none. For a GPU up to
+    8, as far as there are cores.
     """
     if device_type == "cuda":
         return max(1, min((cores - 1) // world_size, _MOST_WORKERS))
@@ -162,7 +164,7 @@ class _Request(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """An error on its way out of a worker."""
+    """Error passed from a worker to the main process."""
 
     message: str
     is_input: bool
@@ -170,7 +172,7 @@ class _Failure(NamedTuple):
 
 
 class _RequestSampler(Sampler[_Request]):
-    """The batches of the epoch that is being loaded."""
+    """Sampler of the batch requests of the current epoch."""
 
     def __init__(self) -> None:
         self.requests: Iterable[_Request] = ()
@@ -181,7 +183,7 @@ class _RequestSampler(Sampler[_Request]):
 
 @dataclass(frozen=True)
 class _BatchDataset(Dataset[LoadedBatch | _Failure]):
-    """Makes batches; this is what runs in the workers."""
+    """Dataset of whole batches, which runs in the workers."""
 
     images: DecodedImages
     labels: np.ndarray
@@ -203,7 +205,7 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
         augment, size = self.config.augment, self.config.preprocess.size
         count = len(request.positions)
         share = slice(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
-        # Everything is drawn for the whole batch, so that a share of it is what it would be without sharing.
+        # Random values are drawn for the whole batch, whatever the number of processes.
         random = np.random.SeedSequence(self.config.seed, spawn_key=(request.epoch, request.number))
         first, *seeds = random.generate_state(1 + count).tolist()
         turns, images = np.divmod(request.positions, len(self.labels))
@@ -219,11 +221,11 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
         return LoadedBatch(request.number, apply_transform(squares, transform[share], size), bad)
 
     def readable(self, image: int, tried: dict[int, ImageError]) -> np.ndarray:
-        """The picture of an image, or of the next one of its class that can be read; notes others tried."""
-        picture = self.images[image]
-        if not isinstance(picture, ImageError):
-            return picture
-        tried[image] = picture
+        """Return the pixels of an image, or of the next readable one of its class; errors go to `tried`."""
+        pixels = self.images[image]
+        if not isinstance(pixels, ImageError):
+            return pixels
+        tried[image] = pixels
         members = np.flatnonzero(self.labels == self.labels[image])
         for other in np.roll(members, -np.searchsorted(members, image))[1:].tolist():
             instead = self.images[other]
@@ -231,13 +233,13 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
                 return instead
             tried[other] = instead
         detail = f"none of the {len(members)} images of its class can be read"
-        raise InputError(f"{picture}; {detail}: repair them, or take the class {picture.source} is of out")
+        raise InputError(f"{pixels}; {detail}; repair them, or remove the class of {pixels.source}")
 
 
 def _changed(
     images: Iterable[np.ndarray], change: Callable[[Tensor], Tensor], seeds: Sequence[int]
 ) -> Tensor:
-    """Pictures uint8 [h, w, 3] as `change` makes them, each from a seed of its own -> uint8 [b, S, S, 3]."""
+    """Apply `change` to images uint8 [h, w, 3], each with its own seed; return uint8 [b, S, S, 3]."""
     done = []
     with torch.random.fork_rng(devices=[]):
         for image, seed in zip(images, seeds, strict=True):
@@ -247,7 +249,7 @@ def _changed(
 
 
 def _begin_worker(number: int) -> None:
-    """Ctrl-C is for the process that trains, which then ends its workers. (Torch gives each one thread.)"""
+    """Ignore SIGINT: the training process handles it and stops its workers. (Torch gives each one thread.)"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Called only where the process that trains ends while it takes over a batch: not for the terminal.
+    # Called only if the training process ends while a batch is passed to it; not worth a traceback.
     sys.excepthook = lambda *error: None

@@ -1,4 +1,4 @@
-"""Batches of P classes x K images, and batches with at least K images of each class."""
+"""Batch sampler: P classes x K images, or at least K images of each class in the batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from train.config import BatchConfig
 
 
 class ClassBatchSampler:
-    """Draws batches of P x K images: K from each of P classes, or at least K from each class that occurs.
+    """Sampler of batches of P x K images: K from each of P classes, or at least K from each class drawn.
 
-    An epoch has as many batches as whole batches fit into the images, or `per_epoch` of them. Classes are
-    dealt like cards: each comes once before any comes again; so are the images of a class, and a class with
-    fewer than K images repeats some. What an epoch draws depends on the seed and its number alone.
+    An epoch has as many whole batches as fit into the images, or `per_epoch`. Classes are drawn without
+    replacement until all were drawn, and so are the images of a class; a class with fewer than K images
+    repeats some. The batches of an epoch depend on the seed and its number alone.
 
     Args:
         labels: int [N], 0..C-1.
-        config: P, K and the layout; P is lowered to the number of classes where there are fewer.
+        config: P, K and the layout; P is lowered to the number of classes if there are fewer.
+        seed: Random seed.
+
+    Attributes:
+        classes: P.
+        per_class: K.
+        per_epoch: Batches per epoch.
 
     Raises:
-        InputError: fewer than two classes.
+        InputError: Fewer than two classes.
     """
 
     def __init__(self, labels: np.ndarray, config: BatchConfig, seed: int) -> None:
@@ -38,7 +44,7 @@ class ClassBatchSampler:
         self.per_epoch = config.per_epoch or max(1, len(labels) // (self.classes * self.per_class))
 
     def epoch(self, number: int) -> Iterator[np.ndarray]:
-        """The batches of one epoch: positions int64 [P * K], the images of a class side by side."""
+        """Yield the batches of one epoch: positions int64 [P * K], grouped by class."""
         random = np.random.default_rng([self._seed, number])
         batches = self._exact(random) if self._layout == "exact" else self._at_least(random)
         for batch in islice(batches, self.per_epoch):
@@ -75,17 +81,17 @@ class ClassBatchSampler:
 
 
 class _Deck:
-    """Shuffled cards, dealt for ever, all of them before any again."""
+    """Infinite shuffled deck: draws without replacement, reshuffled when it is used up."""
 
     def __init__(self, cards: Iterable[int], random: np.random.Generator) -> None:
         self._cards, self._random, self._left = list(cards), random, list[int]()
 
     def draw(self, count: int) -> list[int]:
-        """Take some; the same card twice only where there are fewer than `count`."""
+        """Draw `count` cards, without duplicates if there are enough cards."""
         hand, self._left = self._left[:count], self._left[count:]
         while len(hand) < count:
             shuffled = self._random.permutation(self._cards).tolist()
-            # Cards already in the hand come last in the new round.
+            # Cards drawn in this call already come last after reshuffling.
             shuffled.sort(key=set(hand).__contains__)
             missing = count - len(hand)
             hand, self._left = hand + shuffled[:missing], shuffled[missing:]

@@ -1,1 +1,1 @@
-"""Networks: backbones, the feature extractor around them, the embedding model, pretrained weights."""
+"""Networks: backbones, feature extractors, the embedding model and pretrained weights."""

@@ -1,10 +1,10 @@
-"""The networks below the embedding: which there are, and how their features are laid out.
+"""Backbones: construction by name, and the layout of their features.
 
-    conv4, vgg9, bn-inception    our own
-    resnet50, googlenet, ...     the classifiers of torchvision
-    timm:NAME                    those of timm; timm:NAME:key=value,... hands options of the architecture on
+    conv4, vgg9, bn-inception    implemented here
+    resnet50, googlenet, ...     torchvision classifiers
+    timm:NAME                    timm models; timm:NAME:key=value,... passes options of the architecture
 
-A backbone ends where its classifier begins, before global pooling.
+A backbone is a network up to, and without, global pooling and the classifier.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from train.models.pretrained_weights import (
 
 
 class Backbone(nn.Module):
-    """A network without its classifier.
+    """Feature extractor with a uniform output layout.
 
     Args:
-        name: for error messages.
-        size: side of the pictures, in pixels.
+        name: Name for error messages.
+        extractor: Network without its classifier.
+        size: Side of the input images, in pixels.
 
     Attributes:
-        channels: C of the features.
-        side: of the map of features, in locations.
+        channels: Number of channels C of the features.
+        side: Side of the feature map, in locations.
 
     Raises:
-        InputError: pictures of that size do not go through, or the features are not those of places.
+        InputError: The network cannot process images of that size, or its features form no square map.
     """
 
     def __init__(self, name: str, extractor: FeatureExtractor, size: int) -> None:
@@ -49,19 +50,19 @@ class Backbone(nn.Module):
         self.network, self.method, self.layout = extractor.network, extractor.method, extractor.layout
         self.prefix, self.has_class_token = extractor.prefix, extractor.has_class_token
         sides: dict[str, int] = {}
-        with torch.no_grad(), _watching(self.network, sides):
+        with torch.no_grad(), _recorded_sides(self.network, sides):
             shape = extractor.features(name, size).shape
         if self.layout == "tokens":
             places, self.channels = max(shape[1] - self.prefix, 0), shape[2]
             self.side = isqrt(places)
             if not places or self.side**2 != places:
-                raise InputError(f"model.backbone: {name} does not say which of its features belong where")
+                raise InputError(f"model.backbone: {name}: its features form no square map; use another")
         else:
             self.channels, self.side = shape[1] if self.layout == "NCHW" else shape[3], shape[2]
         self._stages = extractor.stages or _stages_by_side(self.network, sides)
 
     def forward(self, planes: Tensor) -> Tensor:
-        """[N, 3, H, W] -> [N, C, h, w]."""
+        """Return the feature map: [N, 3, H, W] -> [N, C, h, w]."""
         features = self._features(planes)
         if self.layout == "tokens":
             spatial: Tensor = features[:, self.prefix :].mT.unflatten(2, (self.side, self.side))
@@ -69,7 +70,7 @@ class Backbone(nn.Module):
         return features if self.layout == "NCHW" else features.permute(0, 3, 1, 2)
 
     def class_token(self, planes: Tensor) -> Tensor:
-        """[N, 3, H, W] -> [N, C]; of transformers that have one."""
+        """Return the class token of a transformer: [N, 3, H, W] -> [N, C]."""
         return self._features(planes)[:, 0]
 
     def _features(self, planes: Tensor) -> Tensor:
@@ -77,22 +78,23 @@ class Backbone(nn.Module):
         return features
 
     def stages(self) -> list[list[nn.Parameter]]:
-        """The parameters from input to output, each in one stage."""
+        """Return all parameters grouped by stage, from input to output."""
         parameters = dict(self.network.named_parameters())
         return [[parameters[name] for name in stage] for stage in self._stages]
 
 
 def build(name: str, weights: str | None, size: int) -> Backbone:
-    """A backbone by name.
+    """Build a backbone by name.
 
     Args:
-        weights: `None`: random; imagenet: downloaded; or a .safetensors file with the names that the library
-            gives them in the whole classifier (for bn-inception, those of the published file).
-        size: side of the pictures, in pixels: transformers are built for it.
+        name: Name of the backbone.
+        weights: `None` for random weights; imagenet to download them; or a .safetensors file with the
+            library's parameter names of the whole classifier (for bn-inception, those of the published file).
+        size: Side of the input images, in pixels; transformers are built for one size.
 
     Raises:
-        InputError: an unknown name (the nearest known one is said), or an unusable size or file.
-        LookalikeError: weights that cannot be downloaded.
+        InputError: An unknown name (with the most similar one), or an unusable size or file.
+        LookalikeError: The weights cannot be downloaded.
     """
     extractor = _feature_extractor(name, size)
     backbone = Backbone(name, extractor, size)
@@ -125,13 +127,11 @@ def _feature_extractor(name: str, size: int) -> FeatureExtractor:
     import timm  # takes seconds
 
     if timm.is_model(name.partition(".")[0]):
-        raise InputError(f"model.backbone: {name!r} is one of timm's; write 'timm:{name}'")
+        raise InputError(f"model.backbone: {name!r} is a timm model; write 'timm:{name}'")
     known = [*OWN_BACKBONES, *torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
-    others = (
-        f"there are {', '.join(OWN_BACKBONES)}, torchvision's classifiers such as resnet50, and timm:NAME"
-    )
+    others = f"known: {', '.join(OWN_BACKBONES)}, torchvision classifiers such as resnet50, and timm:NAME"
     hint = did_you_mean(name, known, others)
-    raise InputError(f"model.backbone: no backbone is called {name!r}; {hint}")
+    raise InputError(f"model.backbone: unknown backbone {name!r}; {hint}")
 
 
 def _bn_inception() -> FeatureExtractor:
@@ -140,7 +140,7 @@ def _bn_inception() -> FeatureExtractor:
 
 
 def _conv4() -> FeatureExtractor:
-    """Four blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pooling, 64 channels each
+    """Build four blocks of 3 x 3 convolution, batch norm, ReLU and 2 x 2 max-pooling, 64 channels each
     (Vinyals et al. 2016, Matching Networks)."""
     layers: list[nn.Module] = []
     for inputs in (3, 64, 64, 64):
@@ -149,11 +149,11 @@ def _conv4() -> FeatureExtractor:
 
 
 def _vgg9() -> FeatureExtractor:
-    """Eight 3 x 3 convolutions, each with batch norm and ReLU: two of 64, 128, 256 and 512 channels, with
-    2 x 2 max-pooling between. The embedding layer is the ninth.
+    """Build eight 3 x 3 convolutions with batch norm and ReLU: two each of 64, 128, 256 and 512 channels,
+    with 2 x 2 max-pooling between them. The embedding layer is the ninth.
 
     Roy et al. (2022, Learning Deep Optimal Embeddings with Sinkhorn Divergences) name a network like VGG-9
-    without its widths; these are the first of VGG's own (Simonyan & Zisserman 2015, table 1).
+    without its widths; these are the first widths of VGG (Simonyan & Zisserman 2015, table 1).
     """
     layers: list[nn.Module] = []
     inputs = 3
@@ -175,8 +175,8 @@ def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
 
 
 @contextmanager
-def _watching(network: nn.Module, sides: dict[str, int]) -> Iterator[None]:
-    """Note the side of the map after each layer of a chain."""
+def _recorded_sides(network: nn.Module, sides: dict[str, int]) -> Iterator[None]:
+    """Record the side of the feature map after each layer of a sequential network."""
 
     def note(name: str, _: nn.Module, __: object, output: Tensor) -> None:
         sides[name] = output.shape[2] if output.ndim == 4 else 0
@@ -191,7 +191,7 @@ def _watching(network: nn.Module, sides: dict[str, int]) -> Iterator[None]:
 
 
 def _stages_by_side(network: nn.Module, sides: Mapping[str, int]) -> list[list[str]]:
-    """The parameters of a chain of layers, by name: a stage begins where the map becomes smaller."""
+    """Group the parameter names of a sequential network: a stage begins where the map becomes smaller."""
     stages: dict[int, list[str]] = {}
     for child, layer in network.named_children():
         stages.setdefault(sides[child], []).extend(f"{child}.{n}" for n, _ in layer.named_parameters())

@@ -1,13 +1,12 @@
-"""BN-Inception (Ioffe & Szegedy 2015, Batch Normalization, figure 5), the backbone of many metric-learning
-papers.
+"""BN-Inception (Ioffe & Szegedy 2015, Batch Normalization, figure 5), used by many metric-learning papers.
 
 The weights of those papers were trained with Caffe by the authors of Temporal Segment Networks and are
-spread as bn_inception-52deb4733.pth. They belong to pixels in 0..255, blue first, minus (104, 117, 128):
+distributed as bn_inception-52deb4733.pth. They expect BGR pixels in 0..255 minus (104, 117, 128):
 
     preprocess: {mean: [0.50196, 0.45882, 0.40784], std: [0.0039216, 0.0039216, 0.0039216]}
 
-which is (128, 117, 104) / 255 and 1 / 255, red first as everywhere here: `from_published` turns the first
-convolution round.
+which is (128, 117, 104) / 255 and 1 / 255 in RGB order, used everywhere here: `from_published` reverses the
+channels of the first convolution.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 WEIGHTS_URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 
-# inputs, 1x1, 3x3 (reduced, out), double 3x3 (reduced, out), after the pool; 0: not there
+# inputs, 1x1, 3x3 (reduced, out), double 3x3 (reduced, out), pool projection; 0: absent
 _BLOCKS = {
     "3a": (192, 64, (64, 64), (64, 96), 32),
     "3b": (256, 64, (64, 96), (64, 96), 64),
@@ -37,7 +36,7 @@ _BLOCKS = {
 
 
 def bn_inception() -> nn.Sequential:
-    """The network without its classifier: [N, 3, H, W], red first -> [N, 1024, H/32, W/32]."""
+    """Build the network without its classifier: RGB [N, 3, H, W] -> [N, 1024, H/32, W/32]."""
     network = nn.Sequential()
     for name, inputs, outputs, kernel, stride in (
         ("conv1_7x7_s2", 3, 64, 7, 2),
@@ -55,9 +54,9 @@ def bn_inception() -> nn.Sequential:
 
 
 def from_published(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The published layout of the weights -> the one of `bn_inception`, without the classifier.
+    """Convert published weights to the layout of `bn_inception`, without the classifier.
 
-    There, names are flat, batch norms are [1, C], and blue comes first.
+    Published names are flat, batch norms are [1, C], and channels are in BGR order.
     """
     ours = {
         re.sub(r"^(inception_\d[a-e])_", r"\1.", name): value.reshape(-1)
@@ -72,7 +71,7 @@ def from_published(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Inception(nn.Module):
-    """Four paths side by side. Without a 1 x 1 path it halves the picture."""
+    """Inception block of four parallel paths; without a 1 x 1 path it halves the resolution."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class _Inception(nn.Module):
             pool = F.avg_pool2d if self.average else F.max_pool2d
             paths = [self._run("1x1", x), *paths, self._run("pool_proj", pool(x, 3, 1, 1))]
         else:
-            # Padding an odd side makes the result as large as the convolutions'.
+            # Padding an odd side makes the output as large as that of the convolutions.
             paths.append(F.max_pool2d(x, 3, 2, x.shape[2] % 2, ceil_mode=True))
         return torch.cat(paths, 1)
 

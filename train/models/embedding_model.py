@@ -1,4 +1,4 @@
-"""The embedder while it is being trained: pixels in, raw embeddings out."""
+"""Embedding model for training: uint8 pixels in, raw embeddings out."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from train.models import backbones
 
 
 class EmbeddingModel(nn.Module):
-    """Normalisation, a backbone, pooling, and a linear embedding of the features.
+    """Pixel normalisation, backbone, pooling, and a linear embedding layer.
 
-    With mean and spatial pooling, the embedding is the mean over the locations of a linear map of each one's
-    features (the same map everywhere, or one for each location), so there is a map of embeddings. Generalised
-    mean pooling is of Radenović et al. (2018, Fine-tuning CNN Image Retrieval with No Human Annotation,
-    equation 3).
+    With mean and spatial pooling, the embedding is the mean over all locations of a linear map of their
+    features (one map for all locations, or one per location), so there is an embedding map. Generalised
+    mean (GeM) pooling follows Radenović et al. (2018, Fine-tuning CNN Image Retrieval with No Human
+    Annotation, equation 3).
 
     Args:
-        pretrained: read the weights that `config` names; without, everything is random: for a network that
-            is to be filled from a checkpoint.
+        config: Model configuration.
+        preprocess: Preprocessing, for the image size and the normalisation.
+        pretrained: Load the weights that `config` names; False for a network to be filled from a checkpoint.
 
     Raises:
-        InputError: a backbone, weights, pooling or size that cannot be used.
-        LookalikeError: weights that cannot be downloaded.
+        InputError: An unusable backbone, weights file, pooling or size.
+        LookalikeError: The weights cannot be downloaded.
     """
 
     mean: Tensor
@@ -49,30 +50,30 @@ class EmbeddingModel(nn.Module):
         self.power = nn.Parameter(torch.tensor(3.0)) if config.pooling == "gem" else None
         self.register_buffer("mean", 255 * torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
-        # Pixels come as [N, H, W, 3], so that is how features lie; convolutions like their weights alike.
+        # Pixels arrive as [N, H, W, 3], so features are channels-last; weights should be too.
         self.backbone.to(memory_format=torch.channels_last)
         self._freeze()
         self.train()
 
     @property
     def has_map(self) -> bool:
-        """Whether the embedding is the mean of a map: gem and cls are none."""
+        """Whether the embedding is the mean of an embedding map; not for gem and cls pooling."""
         return self.config.pooling in ("mean", "spatial")
 
     def features(self, images: Tensor) -> Tensor:
-        """uint8 [N, H, W, 3] -> [N, C, h, w]."""
+        """Return the backbone's features: uint8 [N, H, W, 3] -> [N, C, h, w]."""
         features: Tensor = self.backbone(self._planes(images))
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [N, H, W, 3] -> raw embeddings [N, D], not normalised: the losses do that."""
+        """Return raw embeddings, uint8 [N, H, W, 3] -> [N, D]; the losses normalise them."""
         embeddings: Tensor = self.head(self.dropout(self._pooled(images)))
         return embeddings
 
     def maps(self, images: Tensor) -> Tensor:
-        """uint8 [N, H, W, 3] -> embeddings per location [N, h, w, D], whose mean is the raw embedding.
+        """Return embeddings per location, uint8 [N, H, W, 3] -> [N, h, w, D].
 
-        Only where `has_map`; without dropout.
+        Their mean is the raw embedding. Requires `has_map`; does not apply dropout.
         """
         features = self.features(images).permute(0, 2, 3, 1)  # [N, h, w, C]
         if self.config.pooling == "mean":
@@ -83,18 +84,18 @@ class EmbeddingModel(nn.Module):
         return self.locations * torch.einsum("nhwc,dhwc->nhwd", features, weight) + self.head.bias
 
     def stages(self) -> list[list[nn.Parameter]]:
-        """The backbone's parameters from input to output, each in one stage."""
+        """Return the backbone's parameters grouped by stage, from input to output."""
         return self.backbone.stages()
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Those of the embedding layer and of pooling."""
+        """Return the parameters of the embedding layer and of pooling."""
         return [*self.head.parameters(), *([] if self.power is None else [self.power])]
 
     def train(self, mode: bool = True) -> EmbeddingModel:
-        """As usual, but what does not learn stays in evaluation mode, batch norms and dropout too."""
+        """Set training mode; frozen parts, with their batch norms and dropout, stay in evaluation mode."""
         super().train(mode)
         if mode:
-            _still(self.backbone, True, self.config.batch_norm == "frozen")
+            _freeze_modes(self.backbone, True, self.config.batch_norm == "frozen")
         return self
 
     def _planes(self, images: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class EmbeddingModel(nn.Module):
         return (planes - self.mean) / self.std
 
     def _pooled(self, images: Tensor) -> Tensor:
-        """[N, C], or [N, h w C] for spatial pooling."""
+        """Return pooled features [N, C], or [N, h w C] for spatial pooling."""
         if self.config.pooling == "cls":
             return self.backbone.class_token(self._planes(images))
         features = self.features(images)  # [N, C, h, w]
@@ -128,10 +129,10 @@ class EmbeddingModel(nn.Module):
 
 
 def synchronise_batch_norm(model: EmbeddingModel) -> None:
-    """Let batch norms use the statistics of all processes; call it once the model is on its device.
+    """Convert batch norms to synchronised ones, once the model is on its device.
 
     Raises:
-        InputError: without several processes, each with a GPU: torch has it for nothing else.
+        InputError: There are not several processes with a GPU each, which torch requires.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and model.mean.is_cuda):
@@ -143,8 +144,8 @@ def synchronise_batch_norm(model: EmbeddingModel) -> None:
     model.backbone = convert_sync_batchnorm(model.backbone)
 
 
-def _still(module: nn.Module, learns: bool, batch_norm_frozen: bool) -> None:
-    """Evaluation mode for parts that do not learn; those without parameters follow what they are part of."""
+def _freeze_modes(module: nn.Module, learns: bool, batch_norm_frozen: bool) -> None:
+    """Set evaluation mode for frozen parts; modules without parameters follow their parent."""
     parameters = list(module.parameters())
     if parameters:
         learns = any(parameter.requires_grad for parameter in parameters)
@@ -152,14 +153,14 @@ def _still(module: nn.Module, learns: bool, batch_norm_frozen: bool) -> None:
         module.eval()
         return
     for child in module.children():
-        _still(child, learns, batch_norm_frozen)
+        _freeze_modes(child, learns, batch_norm_frozen)
 
 
 def _initialise(head: nn.Linear, how: str) -> None:
-    """The embedding layer, C inputs.
+    """Initialise the embedding layer with C inputs.
 
-    default: torch's own; uniform: U(-1 / sqrt(C), 1 / sqrt(C)); xavier: uniform, of Glorot & Bengio (2010);
-    kaiming: normal by fan-out, of He et al. (2015), as Proxy Anchor has it. The last three without bias.
+    default: torch's own; uniform: U(-1 / sqrt(C), 1 / sqrt(C)); xavier: uniform, Glorot & Bengio (2010);
+    kaiming: normal by fan-out, He et al. (2015), as in Proxy Anchor. The last three have zero bias.
     """
     if how == "default":
         return

@@ -1,4 +1,4 @@
-"""A network without its classifier, described enough to get features of places out of it."""
+"""Feature extractor: a network without its classifier, with the layout of its features."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class FeatureExtractor:
-    """A network without its classifier.
+    """Network without its classifier.
 
     Attributes:
-        network: made of the classifier's own modules.
-        classifier_tensors: the tensors of the whole classifier, by the names that files of weights use.
-        published_weights: downloads weights of ImageNet, with those names; `None`: there are none.
-        method: of `network`: planes [N, 3, H, W] -> features.
-        layout: of the features: NCHW, NHWC, or tokens [N, T, C].
-        prefix: how many tokens come before those of places.
-        has_class_token: it is the first of them.
-        stages: names of parameters; empty: the network is a chain of layers, and their maps' sides tell.
+        network: Network, built from the classifier's own modules.
+        classifier_tensors: Tensors of the whole classifier, by the names used in weight files.
+        published_weights: Downloads ImageNet weights with those names; `None` if none are published.
+        method: Method of `network` that maps planes [N, 3, H, W] to features.
+        layout: Layout of the features: NCHW, NHWC, or tokens [N, T, C].
+        prefix: Number of tokens before those of locations.
+        has_class_token: Whether the first token is the class token.
+        stages: Parameter names by stage; if empty, the network is sequential and stages follow its map sizes.
     """
 
     network: nn.Module
@@ -38,10 +38,10 @@ class FeatureExtractor:
     stages: tuple[tuple[str, ...], ...] = ()
 
     def features(self, name: str, size: int) -> Tensor:
-        """The features of one black picture.
+        """Return the features of one black image.
 
         Raises:
-            InputError: pictures of that size do not go through.
+            InputError: The network cannot process images of that size.
         """
         training = self.network.training
         self.network.eval()
@@ -55,11 +55,11 @@ class FeatureExtractor:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers themselves, by name."""
+    """Return the parameters and buffers (not copies), by name."""
     return module.state_dict(keep_vars=True)
 
 
 def unusable_size(name: str, size: int, error: Exception) -> InputError:
-    """What a network says to pictures of a size that it was not made for, in one sentence."""
+    """Return the error for an image size that a network cannot process."""
     reason = " ".join(str(error).split())[:160] or type(error).__name__
-    return InputError(f"preprocess.size: {name} cannot take pictures of {size} x {size} ({reason})")
+    return InputError(f"preprocess.size: {name} cannot process images of {size} x {size} ({reason})")

@@ -1,4 +1,4 @@
-"""The classifiers of torchvision and timm, cut off before global pooling."""
+"""Backbones of torchvision and timm: their classifiers, cut off before global pooling."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _TENSORFLOW = ("googlenet", "inception_v3")
 
 @cache
 def torchvision_names() -> list[str]:
-    """The classifiers of torchvision."""
-    import torchvision  # here and below: it loads torch's compiler, which takes two seconds
+    """Return the names of torchvision's classifiers."""
+    import torchvision  # imported lazily: it loads torch's compiler, which takes two seconds
 
     names: list[str] = torchvision.models.list_models(module=torchvision.models)
     return names
 
 
 def from_torchvision(name: str, size: int) -> FeatureExtractor:
-    """A classifier of torchvision by name.
+    """Build a torchvision classifier by name, without its head.
 
-    Pictures come normalised by ImageNet's mean and standard deviation, as torchvision does for all of them.
+    It expects images normalised by ImageNet's mean and standard deviation, as all torchvision models do.
     """
     import torchvision
 
@@ -76,14 +76,14 @@ def _chain(name: str, classifier: nn.Module) -> nn.Sequential:
         elif child not in _HEADS:
             network.add_module(child, module)
     if name.startswith("densenet"):
-        network.add_module("relu", nn.ReLU(inplace=True))  # theirs is in `forward`
+        network.add_module("relu", nn.ReLU(inplace=True))  # torchvision applies it in `forward`
     return network
 
 
 class _TensorFlowScale(nn.Module):
-    """From ImageNet's mean and standard deviation to -1..1: torchvision's `transform_input`.
+    """Rescaling from ImageNet's mean and standard deviation to -1..1: torchvision's `transform_input`.
 
-    Its GoogLeNet and Inception come from TensorFlow. Padding with zeros keeps this from being part of the
+    torchvision's GoogLeNet and Inception come from TensorFlow. Zero padding prevents folding this into the
     first convolution.
     """
 
@@ -101,7 +101,7 @@ class _TensorFlowScale(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """torchvision's vision transformer up to its tokens: [N, 3, H, W] -> [N, 1 + T, C]."""
+    """Vision transformer of torchvision up to its tokens: [N, 3, H, W] -> [N, 1 + T, C]."""
 
     def __init__(self, vit: Any) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Transformer(nn.Module):
 
 
 def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """What comes before the blocks; then each of them; what comes after belongs to the last."""
+    """Group parameters into the stem, each block, and everything after with the last block."""
     stages: dict[int, list[str]] = defaultdict(list)
     for name, _ in network.named_parameters():
         block = re.match(r"encoder\.layers\.encoder_layer_(\d+)\.", name)
@@ -127,10 +127,10 @@ def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
 
 
 def from_timm(words: str, size: int) -> FeatureExtractor:
-    """A classifier of timm: NAME, or NAME:key=value,... with options of its architecture.
+    """Build a timm model: NAME, or NAME:key=value,... with options of its architecture.
 
     Raises:
-        InputError: an unknown name or option, or pictures of an unusable size.
+        InputError: An unknown name or option, or an unusable image size.
     """
     import timm  # takes seconds
 
@@ -139,7 +139,7 @@ def from_timm(words: str, size: int) -> FeatureExtractor:
     if not timm.is_model(architecture):
         known = (f"timm:{model}" for model in timm.list_models())
         hint = did_you_mean(f"timm:{architecture}", known, "its documentation lists them")
-        raise InputError(f"model.backbone: timm has no model called {name!r}; {hint}")
+        raise InputError(f"model.backbone: unknown timm model {name!r}; {hint}")
     options = _options(words, rest)
     if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):
         options["img_size"] = size
@@ -160,7 +160,7 @@ def from_timm(words: str, size: int) -> FeatureExtractor:
     )
     features = extractor.features(f"timm:{words}", size)
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-        raise InputError(f"model.backbone: timm:{words} does not give one map of features")
+        raise InputError(f"model.backbone: timm:{words} does not return one feature map")
     _cut(classifier, features)
     return replace(
         extractor,
@@ -170,7 +170,7 @@ def from_timm(words: str, size: int) -> FeatureExtractor:
 
 
 def _cut(classifier: nn.Module, features: Tensor) -> None:
-    """Take away the parts that the features do not depend on: pooling, the classifier, what lies between."""
+    """Remove the modules that the features do not depend on: pooling, the classifier, and those between."""
     learned = {id(p): p for p in classifier.parameters() if p.requires_grad}
     gradients = torch.autograd.grad(features.sum(), list(learned.values()), allow_unused=True)
     idle = {key for key, gradient in zip(learned, gradients, strict=True) if gradient is None}
@@ -181,13 +181,13 @@ def _cut(classifier: nn.Module, features: Tensor) -> None:
 
 
 def _stages_of_timm(classifier: Any) -> tuple[tuple[str, ...], ...]:
-    """The library's own groups; one without a matrix (a last norm) belongs to the one before."""
+    """Return timm's parameter groups; a group without a matrix (a final norm) joins the previous one."""
     from timm.models import group_parameters
 
     parameters = dict(classifier.named_parameters())
     try:
         groups = group_parameters(classifier, classifier.group_matcher(coarse=True))
-    except (AttributeError, AssertionError):  # a few models have none, or only a fine one
+    except (AttributeError, AssertionError):  # a few models define no group matcher, or only a fine one
         groups = defaultdict(list)
         for name in parameters:
             groups[re.sub(r"^(\w+(\.\d+)?).*", r"\1", name)].append(name)
@@ -201,7 +201,7 @@ def _stages_of_timm(classifier: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _options(words: str, text: str) -> dict[str, Any]:
-    """`key=value,...` -> options of an architecture: numbers, words, true and false."""
+    """Parse `key=value,...` into options of an architecture: numbers, strings and booleans."""
     import timm
 
     ours = {"num_classes", "in_chans", "img_size", "features_only", "global_pool"}

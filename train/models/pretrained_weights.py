@@ -1,4 +1,4 @@
-"""Pretrained weights: from a file or a download_weights into a network. Nothing in a file can run code."""
+"""Pretrained weights: loading from a safetensors file or a download, without executing code in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from train.models.feature_extractor import tensors_of
 
 
 def read_weights(file: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, by name; an `InputError` where it is none."""
+    """Read the tensors of a .safetensors file, by name.
+
+    Raises:
+        InputError: Not a readable .safetensors file.
+    """
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
@@ -25,54 +29,56 @@ def read_weights(file: str) -> dict[str, Tensor]:
 
 
 def download_weights(url: str) -> dict[str, Tensor]:
-    """Weights from the network, checked against the digest in the file's name and kept by torch.hub."""
+    """Download weights, check them against the digest in the file's name, and cache them by torch.hub."""
     return torch.hub.load_state_dict_from_url(url, map_location="cpu", check_hash=True, weights_only=True)
 
 
 @contextmanager
 def explain_download_errors(name: str) -> Iterator[None]:
-    """Says in one sentence what goes wrong with a download_weights. What it prints goes to stderr."""
+    """Turn download errors into one message; redirect the library's output to stderr."""
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (OSError, RuntimeError) as error:  # no network, not there; another digest, or none published
+    except (OSError, RuntimeError) as error:  # no network, 404; wrong digest, or none published
         reason = " ".join(str(error).split())[:160]
         raise LookalikeError(
-            f"model.weights: those of {name} cannot be downloaded ({reason}); give a .safetensors file"
+            f"model.weights: weights of {name} cannot be downloaded ({reason}); give a .safetensors file"
         ) from error
 
 
 def load_weights(
     network: nn.Module, known: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str
 ) -> None:
-    """Fill a network with the weights of the classifier that it was cut out of.
+    """Load weights of the whole classifier into the network that was cut out of it.
 
-    Position embeddings are resampled where the picture has another size; half precision becomes single.
+    Position embeddings are resampled to another image size; half precision is converted to single.
 
     Args:
-        known: the classifier's tensors by name. Those that `network` does not hold may be missing in
-            `weights`, or have another shape.
-        source: where the weights come from, for the error message.
+        network: Network to fill.
+        known: Tensors of the whole classifier by name. Those outside `network` may be missing in `weights` or
+            have another shape.
+        weights: Weights by name.
+        source: Origin of the weights, for error messages.
 
     Raises:
-        InputError: a name is missing or unknown, or a shape differs.
+        InputError: A name is missing or unknown, or a shape differs.
     """
     held = {id(tensor) for tensor in tensors_of(network).values()}
     wanted = {name: tensor for name, tensor in known.items() if id(tensor) in held}
-    # How many batches a batch norm has seen is missing in old files; nothing here uses it.
+    # Old files lack the batch counters of batch norms; they are not used here.
     needed = {name for name in wanted if not name.endswith("num_batches_tracked")}
     fitted = {name: _fit(name, weights[name], wanted[name].shape) for name in weights.keys() & wanted.keys()}
     unfit = {name for name, value in fitted.items() if value.shape != wanted[name].shape}
     wrong = sorted((needed - weights.keys()) | (weights.keys() - known.keys()) | unfit)
     if wrong:
-        raise InputError(f"model.weights: {source}: made for another network (at {wrong[0]!r})")
+        raise InputError(f"model.weights: {source}: belongs to another network (at {wrong[0]!r})")
     with torch.no_grad():
         for name, value in fitted.items():
             wanted[name].copy_(value)
 
 
 def _fit(name: str, value: Tensor, shape: torch.Size) -> Tensor:
-    """Position embeddings [1, prefix + side^2, C], resampled to another side."""
+    """Resample position embeddings [1, prefix + side^2, C] to another side; return other tensors as is."""
     if "pos_embed" not in name or value.ndim != 3 or value.shape == shape:
         return value
     from timm.layers import resample_abs_pos_embed  # takes seconds

@@ -1,4 +1,4 @@
-"""Backbones: the same features as their libraries', every parameter in one stage, errors that help."""
+"""Backbones: features equal to the libraries', each parameter in one stage, helpful errors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from train.models.embedding_model import EmbeddingModel
 VIT = "timm:vit_tiny_patch16_224:depth=2"
 
 
-def lively(network: nn.Module) -> nn.Module:
-    """Batch norms with statistics as after training, so that no difference hides behind zeros and ones."""
+def with_batch_statistics(network: nn.Module) -> nn.Module:
+    """Set batch-norm statistics as after training, so that zeros and ones hide no difference."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.bias, 0, 0.2)
@@ -51,8 +51,8 @@ def planes(size: int) -> Tensor:
     return torch.randn(2, 3, size, size)
 
 
-def pooled(backbone: Backbone, pictures: Tensor) -> Tensor:
-    return backbone.eval()(pictures).mean((2, 3))
+def pooled(backbone: Backbone, images: Tensor) -> Tensor:
+    return backbone.eval()(images).mean((2, 3))
 
 
 @pytest.mark.parametrize(
@@ -70,23 +70,23 @@ def pooled(backbone: Backbone, pictures: Tensor) -> Tensor:
 def test_same_features_as_torchvision(
     name: str, classifier: str, options: dict[str, bool], tmp_path: Path
 ) -> None:
-    """From a file with the classifier's names up to what its last layer is given."""
-    theirs = lively(torchvision.models.get_model(name, weights=None, **options))
+    """Weights are loaded by the classifier's names; features are the input of its last layer."""
+    theirs = with_batch_statistics(torchvision.models.get_model(name, weights=None, **options))
     ours = build(name, saved(theirs, tmp_path), 80)
     setattr(theirs, classifier, nn.Identity())
-    pictures = planes(80)
+    images = planes(80)
     with torch.inference_mode():
-        torch.testing.assert_close(pooled(ours, pictures), theirs(pictures), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(pooled(ours, images), theirs(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow  # torchvision has no small one
+@pytest.mark.slow  # torchvision has no small vision transformer
 def test_class_token_of_torchvision(tmp_path: Path) -> None:
     theirs = torchvision.models.vit_b_32(weights=None, image_size=64).eval()
     ours = build("vit_b_32", saved(theirs, tmp_path), 64).eval()
     theirs.heads = nn.Identity()
-    pictures = planes(64)
+    images = planes(64)
     with torch.inference_mode():
-        torch.testing.assert_close(ours.class_token(pictures), theirs(pictures), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.class_token(images), theirs(images), rtol=1e-4, atol=1e-5)
     assert [len(stage) for stage in ours.stages()] == [4, *[12] * 11, 14]
 
 
@@ -96,28 +96,28 @@ def test_class_token_of_torchvision(tmp_path: Path) -> None:
 )
 def test_same_features_as_timm(name: str, size: int, tmp_path: Path) -> None:
     options = {"pad_type": "same"} if "same" in name else {}
-    theirs = lively(timm.create_model(name.partition(":")[0], **options))
+    theirs = with_batch_statistics(timm.create_model(name.partition(":")[0], **options))
     ours = build(f"timm:{name}", saved(theirs, tmp_path), size)
-    pictures = planes(size)
+    images = planes(size)
     with torch.inference_mode():
-        expected = theirs.forward_features(pictures)
+        expected = theirs.forward_features(images)
         places = (1, 2) if name.startswith("mambaout") else (2, 3)
-        torch.testing.assert_close(pooled(ours, pictures), expected.mean(places), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(pooled(ours, images), expected.mean(places), rtol=1e-4, atol=1e-5)
 
 
-def test_tokens_and_resampled_positions_are_timms(tmp_path: Path) -> None:
-    """A transformer trained on pictures of another size: timm's own resampling is the reference."""
+def test_tokens_and_resampled_positions_equal_timm(tmp_path: Path) -> None:
+    """A transformer trained on images of another size; timm's resampling is the reference."""
     large = timm.create_model("vit_tiny_patch16_224", depth=2)
     nn.init.normal_(large.pos_embed)
     theirs = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=80, num_classes=0).eval()
     state = {k: v for k, v in large.state_dict().items() if not k.startswith("head.")}
     theirs.load_state_dict(checkpoint_filter_fn(state, theirs))
     ours = build(VIT, saved(large, tmp_path), 80).eval()
-    pictures = planes(80)
+    images = planes(80)
     with torch.inference_mode():
-        tokens = theirs.forward_features(pictures)  # [2, 1 + 25, 192]
-        torch.testing.assert_close(ours.class_token(pictures), theirs(pictures), rtol=1e-4, atol=1e-5)
-        features = ours(pictures)
+        tokens = theirs.forward_features(images)  # [2, 1 + 25, 192]
+        torch.testing.assert_close(ours.class_token(images), theirs(images), rtol=1e-4, atol=1e-5)
+        features = ours(images)
     assert features.shape == (2, 192, 5, 5)
     torch.testing.assert_close(features[:, :, 1, 3], tokens[:, 1 + 5 + 3], rtol=1e-4, atol=1e-5)
 
@@ -167,8 +167,8 @@ def test_stages_are_in_the_order_of_computation(name: str) -> None:
 
 
 def test_bn_inception_reads_the_published_layout(tmp_path: Path) -> None:
-    """Flat names, batch norms of [1, C], blue first; its classifier is left aside."""
-    network = lively(build("bn-inception", None, 64)).network
+    """Flat names, batch norms of [1, C], BGR channels; the classifier is ignored."""
+    network = with_batch_statistics(build("bn-inception", None, 64)).network
     assert sum(p.numel() for p in network.parameters()) == 10_270_240  # 11,295,240 with 1,000 classes
     published = {"last_linear.weight": torch.zeros(1000, 1024), "last_linear.bias": torch.zeros(1000)}
     for name, value in network.state_dict().items():
@@ -179,16 +179,16 @@ def test_bn_inception_reads_the_published_layout(tmp_path: Path) -> None:
     assert published["inception_5b_pool_proj.weight"].shape == (128, 1024, 1, 1)
     save_file(published, tmp_path / "w.safetensors")
     ours = build("bn-inception", str(tmp_path / "w.safetensors"), 64).eval()
-    pictures = planes(64)
+    images = planes(64)
     with torch.inference_mode():
-        torch.testing.assert_close(ours(pictures.flip(1)), network(pictures))
+        torch.testing.assert_close(ours(images.flip(1)), network(images))
 
 
-def test_weights_come_over_the_network(
+def test_weights_are_downloaded_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """From a server on this machine: what arrives is checked, and only reports go to standard output."""
-    network = lively(build("bn-inception", None, 64)).network
+    """Download from a local server; the digest is checked and standard output stays clean."""
+    network = with_batch_statistics(build("bn-inception", None, 64)).network
     flat = {re.sub(r"(inception_..)\.", r"\1_", name): value for name, value in network.state_dict().items()}
     torch.save(flat, tmp_path / "draft")
     digest = hashlib.sha256((tmp_path / "draft").read_bytes()).hexdigest()
@@ -199,14 +199,14 @@ def test_weights_come_over_the_network(
     with serving(tmp_path) as address:
         monkeypatch.setattr(backbones, "WEIGHTS_URL", f"{address}/w-{digest[:9]}.pth")
         ours = build("bn-inception", "imagenet", 64).eval()
-        pictures = planes(64)
+        images = planes(64)
         with torch.inference_mode():
-            torch.testing.assert_close(ours(pictures.flip(1)), network(pictures))
-        for name, says in (("w-000000000", "hash"), ("w-111111111", "404")):
+            torch.testing.assert_close(ours(images.flip(1)), network(images))
+        for name, message in (("w-000000000", "hash"), ("w-111111111", "404")):
             monkeypatch.setattr(backbones, "WEIGHTS_URL", f"{address}/{name}.pth")
-            with pytest.raises(LookalikeError, match=f"bn-inception cannot be downloaded .*{says}"):
+            with pytest.raises(LookalikeError, match=f"bn-inception cannot be downloaded .*{message}"):
                 build("bn-inception", "imagenet", 64)
-    monkeypatch.setenv("https_proxy", address)  # nobody answers there any more
+    monkeypatch.setenv("https_proxy", address)  # the server has stopped
     monkeypatch.delenv("no_proxy")
     with pytest.raises(LookalikeError, match=r"resnet18 cannot be downloaded .* give a \.safetensors file"):
         build("resnet18", "imagenet", 64)
@@ -232,40 +232,40 @@ def test_bn_inception_takes_odd_sides(size: int, side: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("resnet8", "did you mean 'resnet18'"),
         ("vgg10", "did you mean 'vgg1"),
         ("mobilenetv2_100", "write 'timm:mobilenetv2_100'"),
         ("resnet18.a1_in1k", "write 'timm:resnet18.a1_in1k'"),
         ("timm:resnt18", "did you mean 'timm:resnet18'"),
-        ("timm:hf-hub:someone/something", "timm has no model"),
-        ("no network at all", "there are conv4"),
+        ("timm:hf-hub:someone/something", "unknown timm model"),
+        ("no network at all", "known: conv4"),
         ("timm:resnet18:chekpoint", "not an option"),
         ("timm:resnet18:checkpoint_path=x.pth", "not an option"),
         ("timm:resnet18:pretrained_cfg=x", "not an option"),
         ("timm:resnet18:block_args={a: 1}", "not an option"),
         ("timm:resnet18:padding=3", "unexpected keyword"),
-        ("timm:pit_ti_224", "which of its features belong where"),
+        ("timm:pit_ti_224", "form no square map"),
         ("timm:coat_mini", "one map of features"),
-        ("inception_v3", "cannot take pictures of 64 x 64"),
+        ("inception_v3", "cannot process images of 64 x 64"),
         ("timm:vit_tiny_patch16_224:depth=1,patch_size=128", "64 x 64"),
     ],
 )
-def test_what_cannot_be_built_says_why(name: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_unusable_names_and_sizes_are_refused(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         build(name, None, 64)
 
 
-def test_unusable_weights_say_why(tmp_path: Path) -> None:
+def test_unusable_weights_are_refused(tmp_path: Path) -> None:
     save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"broken")
-    for name, says in (
+    for name, message in (
         ("other", "another network"),
         ("broken", "not a readable"),
         ("none", "not a readable"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             build("resnet18", str(tmp_path / f"{name}.safetensors"), 32)
     deeper = saved(torchvision.models.resnet34(weights=None), tmp_path)
     with pytest.raises(InputError, match="another network"):
@@ -298,7 +298,7 @@ def test_classifier_may_be_missing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_real_weights_tell_real_cars_apart(
+def test_pretrained_weights_improve_recall_on_cars(
     name: str, file: str, statistics: tuple[tuple[float, float, float], ...], tmp_path: Path
 ) -> None:
     weights = SHARED / "weights" / file

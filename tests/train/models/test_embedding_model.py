@@ -1,4 +1,4 @@
-"""The network: pooling, maps, and what stays as it is while the rest learns."""
+"""Embedding model: pooling, embedding maps and frozen parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def network(size: int = 32, *, pretrained: bool = True, **settings: object) -> E
     return EmbeddingModel(config, Preprocess(size=size), pretrained=pretrained)
 
 
-def pictures(size: int = 32, count: int = 3) -> Tensor:
+def images(size: int = 32, count: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(size)
     return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator)
 
@@ -41,7 +41,7 @@ def pictures(size: int = 32, count: int = 3) -> Tensor:
 def test_mean_of_the_map_is_the_embedding(backbone: str, size: int, pooling: str) -> None:
     model = network(size, backbone=backbone, pooling=pooling).eval()
     with torch.inference_mode():
-        raw, maps = model(pictures(size)), model.maps(pictures(size))
+        raw, maps = model(images(size)), model.maps(images(size))
     assert model.has_map
     assert raw.shape == (3, 12)
     assert maps.shape == (3, model.backbone.side, model.backbone.side, 12)
@@ -49,11 +49,11 @@ def test_mean_of_the_map_is_the_embedding(backbone: str, size: int, pooling: str
     torch.testing.assert_close(maps.mean((1, 2)), raw, rtol=1e-4, atol=1e-5)
 
 
-def test_map_lies_as_the_picture_does() -> None:
+def test_map_has_the_orientation_of_the_image() -> None:
     """A change in the lower left corner changes the lower left of the map."""
     for backbone, size in (("conv4", 64), (VIT, 64)):
         model = network(size, backbone=backbone).eval()
-        before = pictures(size, 1)
+        before = images(size, 1)
         after = before.clone()
         after[:, -4:, :4] = 255 - after[:, -4:, :4]
         with torch.inference_mode():
@@ -62,7 +62,7 @@ def test_map_lies_as_the_picture_does() -> None:
 
 
 def test_pixels_are_normalised_inside() -> None:
-    """A picture of the mean colour is all zeros to the backbone."""
+    """An image of the mean colour is all zeros for the backbone."""
     preprocess = Preprocess(size=8, mean=(51 / 255, 102 / 255, 153 / 255))
     model = EmbeddingModel(ModelConfig(embedding_dim=4), preprocess).eval()
     image = torch.tensor([51, 102, 153], dtype=torch.uint8).expand(1, 8, 8, 3)
@@ -72,13 +72,13 @@ def test_pixels_are_normalised_inside() -> None:
 
 @given(st.floats(0.5, 8), st.integers(0, 2**16))
 def test_generalised_mean(power: float, seed: int) -> None:
-    """It is torch's own power-average pooling, and lies between the smallest and the largest."""
+    """Equals torch's power-average pooling and is between the minimum and the maximum."""
     model = gem_model()
     features = torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(seed)) + 1e-3
     model.backbone = Given(features)
     with torch.no_grad():
         model.power.fill_(power)
-        pooled = model._pooled(pictures(8, 2))
+        pooled = model._pooled(images(8, 2))
     expected = nn.functional.lp_pool2d(features, power, 4)[:, :, 0, 0] / 16 ** (1 / power)
     torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-6)
     assert (pooled >= features.amin((2, 3)) - 1e-5).all()
@@ -90,7 +90,7 @@ def gem_model() -> EmbeddingModel:
 
 
 class Given(nn.Module):
-    """Features that a test chose, whatever the picture."""
+    """Backbone with fixed features."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ def test_generalised_mean_learns_its_power() -> None:
     assert model.power.item() == 3
     assert any(p is model.power for p in model.head_parameters())
     assert not model.has_map
-    model(pictures(8)).square().sum().backward()
+    model(images(8)).square().sum().backward()
     assert model.power.grad is not None
     assert torch.isfinite(model.power.grad)
 
 
-def test_class_token_is_of_transformers_only() -> None:
+def test_class_token_requires_a_transformer() -> None:
     model = network(backbone=VIT, pooling="cls")
-    assert model(pictures()).shape == (3, 12)
+    assert model(images()).shape == (3, 12)
     assert not model.has_map
     with pytest.raises(InputError, match="no class token"):
         network(pooling="cls")
@@ -123,29 +123,29 @@ def test_class_token_is_of_transformers_only() -> None:
     ("init", "spread"),
     [("uniform", 1 / 8 / 3**0.5), ("xavier", (2 / (64 + 256)) ** 0.5), ("kaiming", (2 / 256) ** 0.5)],
 )
-def test_embedding_layer_begins_as_asked(init: str, spread: float) -> None:
-    """The standard deviations that the papers give, for 64 inputs and 256 outputs."""
+def test_initial_spread_of_the_embedding_layer(init: str, spread: float) -> None:
+    """Standard deviations of the papers' initialisations for 64 inputs and 256 outputs."""
     torch.manual_seed(0)
     head = network(8, embedding_dim=256, init=init).head
     assert head.weight.std().item() == pytest.approx(spread, rel=0.03)
     assert not head.bias.any()
 
 
-def test_dropout_is_for_training() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     model = network(dropout=0.5, backbone="vgg9")
-    assert not torch.equal(model(pictures()), model(pictures()))
+    assert not torch.equal(model(images()), model(images()))
     model.eval()
-    assert torch.equal(model(pictures()), model(pictures()))
+    assert torch.equal(model(images()), model(images()))
 
 
 def train_a_step(model: EmbeddingModel) -> set[str]:
-    """The names of everything in the backbone that a step in training mode changed."""
+    """Take one step in training mode; return the names of all changed tensors of the backbone."""
     before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=0.01, weight_decay=0.1)
     model.eval()
     model.train()
-    model(pictures()).square().sum().backward()
+    model(images()).square().sum().backward()
     optimizer.step()
     return {
         name for name, value in model.backbone.state_dict().items() if not torch.equal(value, before[name])
@@ -153,7 +153,7 @@ def train_a_step(model: EmbeddingModel) -> set[str]:
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "timm:mobilenetv3_small_050"])
-def test_frozen_batch_norm_stays_to_the_bit(backbone: str) -> None:
+def test_frozen_batch_norm_is_bit_identical(backbone: str) -> None:
     model = network(backbone=backbone, batch_norm="frozen")
     norms = {
         f"{name}.{part}"
@@ -168,7 +168,7 @@ def test_frozen_batch_norm_stays_to_the_bit(backbone: str) -> None:
     assert changed == others
 
 
-def test_batch_norm_learns_otherwise() -> None:
+def test_batch_norm_is_trained_by_default() -> None:
     model = network(backbone="resnet18")
     assert train_a_step(model) == set(model.backbone.state_dict())
 
@@ -183,15 +183,15 @@ def test_only_the_last_stages_learn(backbone: str, trainable: int) -> None:
     changed = train_a_step(model)
     assert {names[name] for name in changed & set(names)} == learning
     if trainable == 0:
-        assert not changed, "nor do running statistics"
-        assert torch.equal(model.features(pictures()), model.features(pictures())), "nor is anything dropped"
+        assert not changed, "running statistics must not change"
+        assert torch.equal(model.features(images()), model.features(images())), "no dropout"
     elif backbone.startswith(VIT):
         dropping = [m.training for m in model.backbone.modules() if isinstance(m, nn.Dropout) and m.p > 0]
         assert any(dropping)
         assert trainable == 2 or not all(dropping)
 
 
-def test_more_stages_than_there_are() -> None:
+def test_too_many_trainable_stages_are_refused() -> None:
     with pytest.raises(InputError, match="conv4 has 4 stages, not 5"):
         network(trainable=5)
 
@@ -203,7 +203,7 @@ def test_synchronised_batch_norm_needs_processes_with_gpus() -> None:
 
 
 def test_architecture_needs_no_weights() -> None:
-    """A checkpoint can be opened where the pretrained weights are gone."""
+    """A checkpoint can be opened without the file of pretrained weights."""
     model = network(backbone="resnet18", weights="/gone.safetensors", pretrained=False)
     again = network(backbone="resnet18")
     assert model.state_dict().keys() == again.state_dict().keys()
@@ -225,7 +225,7 @@ def test_half_precision_is_close(backbone: str, pooling: str) -> None:
     torch.manual_seed(0)
     model = network(backbone=backbone, pooling=pooling).eval()
     with torch.inference_mode():
-        exact = nn.functional.normalize(model(pictures()))
+        exact = nn.functional.normalize(model(images()))
         with torch.autocast("cpu", torch.bfloat16):
-            rough = nn.functional.normalize(model(pictures()).float())
+            rough = nn.functional.normalize(model(images()).float())
     assert (exact * rough).sum(1).min() > 0.999
