@@ -194,7 +194,7 @@ def test_foreign_responses_raise_api_errors(answer: httpx.Response, ask: Callabl
         ask(client)
     error = lost.value
     assert (error.code, error.status) == ("", answer.status_code)
-    assert str(error).startswith(f"{answer.status_code}: {answer.reason_phrase}: not the answer")
+    assert str(error).startswith(f"{answer.status_code}: {answer.reason_phrase}: not a response")
     assert answer.headers.get("content-type", "no type").partition(";")[0] in error.detail
     assert " ".join(answer.text.split())[:20] in error.detail
 
