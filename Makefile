@@ -1,10 +1,15 @@
-# make demo | test | env | bench     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env | bench     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CORES  := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: env demo test bench
+# Rooms whose tests take about a minute together, on two cores.
+QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrieval/,images metrics storage) \
+          $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
+
+.PHONY: env demo test quick lint bench
 env: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
@@ -16,12 +21,17 @@ $(VENV)/.ready: pyproject.toml
 demo: env
 	$(BIN)/lookalike demo $(DEMO_ARGS)
 
-test: env
+lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/typos
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+
+test: lint
+	$(PYTEST) $(TEST_ARGS)
+
+quick: lint
+	$(PYTEST) -m "not slow and not browser" $(QUICK)
 
 bench: env
 	$(BIN)/python -m benchmarks
