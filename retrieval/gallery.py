@@ -1,4 +1,4 @@
-"""A gallery: pictures, their vectors and the model that made them, searchable."""
+"""A gallery: images, their embeddings and the model file, stored in a folder and searchable."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Item:
-    """A picture in a gallery.
+    """An image in a gallery.
 
     Attributes:
-        id: its number, which is never used again.
-        path: of its file; empty where there is none.
-        metadata: a value for each column of the gallery that the item has one for.
-        key: its stable id: what the user gave it, or its path.
+        id: Number of the item, which is never used again.
+        path: Path of its file; empty if it has none.
+        label: Label, if any.
+        metadata: Values by column, without the missing ones.
+        key: Stable id: the one that the user gave it, or its path.
     """
 
     id: int
@@ -50,23 +51,32 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit(Item):
-    """A picture found, with its score: the cosine similarity to the query, unless it was re-ranked."""
+    """A search result.
+
+    Attributes:
+        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.query.RERANKS`.
+    """
 
     score: float = 0.0
 
 
 class Gallery:
-    """Open an existing gallery, for searching and adding.
+    """An existing gallery, opened for searches and changes.
 
-    A gallery shows the state it was opened in until `refresh()`; another process may write meanwhile.
+    It shows the state in which it was opened until `refresh()`; other processes may write meanwhile.
+
+    Attributes:
+        store: Store of the gallery on disk.
+        paths: Paths of the image files.
+        root: Folder of the image files, if they were moved.
 
     Args:
-        folder: of the gallery.
-        root: where the image files lie now, if they are not where they were when they were added.
-        threads: that the gallery's own model uses; `None`: as many as there are cores.
+        folder: Gallery folder.
+        root: Folder of the image files, if they were moved after they were added.
+        threads: Threads of the gallery's model; `None` for one per core.
 
     Raises:
-        InputError: the folder is not a gallery, or a gallery of another format.
+        InputError: The folder is not a gallery, or a gallery of another format.
     """
 
     def __init__(
@@ -84,12 +94,16 @@ class Gallery:
     def open(
         cls, folder: str | Path, *, root: str | Path | None = None, threads: int | None = None
     ) -> Gallery:
-        """The same as `Gallery(folder, root=root, threads=threads)`."""
+        """Return `Gallery(folder, root=root, threads=threads)`."""
         return cls(folder, root=root, threads=threads)
 
     @classmethod
     def create(cls, folder: str | Path, model: Embedder | str | Path) -> Gallery:
-        """Make an empty gallery for one model, which is copied into it."""
+        """Create an empty gallery for a model, whose file is copied into it.
+
+        Raises:
+            InputError: The folder is not empty, or the model cannot be used.
+        """
         embedder = model if isinstance(model, Embedder) else Embedder(model)
         manifest = Manifest(embedder.fingerprint, embedder.dim, decode_policy=DECODE_POLICY)
         Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
@@ -100,21 +114,22 @@ class Gallery:
 
     @property
     def outside_index(self) -> int:
-        """Vectors that the index does not cover; searches scan them one by one."""
+        """Number of vectors that the index does not cover, which are searched exactly."""
         return len(self._snapshot.ids) - self._snapshot.covered
 
     @property
     def index(self) -> Index | None:
-        """The index in use; `None` where all vectors are compared."""
+        """Index in use; `None` for exact search."""
         return self._snapshot.index
 
     @property
     def folder(self) -> Path:
+        """Gallery folder."""
         return self.store.folder
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the model file whose vectors this gallery holds."""
+        """SHA-256 of the model file that the vectors come from."""
         return self.store.manifest.fingerprint
 
     @property
@@ -130,23 +145,23 @@ class Gallery:
         return self._embedder
 
     def check_model(self, embedder: Embedder) -> None:
-        """Refuse a model whose vectors would not belong here: an `InputError` where it is another file."""
+        """Raise an `InputError` if a model is not the gallery's."""
         check_same(self.folder, self.store.manifest, embedder)
 
     def changed(self) -> bool:
-        """Whether anything was committed since this state: cheap enough to ask before every search.
+        """Return whether anything was committed since this state; cheap enough for every search.
 
         Raises:
-            LookalikeError: the gallery is gone from the disk.
+            LookalikeError: The gallery was deleted.
         """
         return self.store.changed()
 
     def replaced(self) -> bool:
-        """Whether another gallery was put in this one's place, perhaps with another model."""
+        """Return whether the folder holds another gallery now, perhaps with another model."""
         return self.store.replaced()
 
     def refresh(self) -> None:
-        """Take up what has been committed since."""
+        """Load the state committed last."""
         if self.replaced():
             self.store = Store(self.folder)
             self._embedder = None
@@ -303,37 +318,46 @@ class Gallery:
         ]
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
-        """The ids of items that are named by id or by key; the digits of an id do where they are no key.
+        """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
 
         Raises:
-            InputError: there is no such item.
+            InputError: There is no such item.
         """
         return self._searcher.ids_of(names)
 
     @property
     def snapshot(self) -> Snapshot:
-        """The state that is searched: vectors, and whose they are."""
+        """State that is searched: vectors and their items."""
         return self._snapshot
 
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
-        """Items by id; an id that is unknown or was removed before this state is left out."""
+        """Return items by id; ids that are unknown or removed in this state are left out."""
         there = self._snapshot.rows_of(np.array(ids, np.int64)) >= 0
         found = self.store.items([i for i, known in zip(ids, there.tolist(), strict=True) if known])
         return {i.id: Item(i.id, self.paths.of(i), i.label, i.metadata, i.key) for i in found}
 
     def item(self, item: int) -> Item:
-        """One item by id; an `InputError` where there is none."""
+        """Return one item by id.
+
+        Raises:
+            InputError: There is no such item.
+        """
         found = self.items([item])
         if item not in found:
             raise InputError(f"{self.folder}: no item {item}")
         return found[item]
 
     def vector(self, item: int) -> np.ndarray:
-        """The stored vector of one item, float32 [D]."""
+        """Return the stored vector of one item, float32 [D].
+
+        Raises:
+            InputError: There is no such item.
+        """
         rows = self._snapshot.rows_of(np.array([item]))
         if rows[0] < 0:
             raise InputError(f"{self.folder}: no item {item}")
-        return self._snapshot.vectors(rows)[0]
+        vector: np.ndarray = self._snapshot.vectors(rows)[0]
+        return vector
 
     def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
         """Return the stored embeddings, labels and contents of all items, by id.
@@ -354,18 +378,20 @@ class Gallery:
         return int(there[0]) if len(there) else None
 
     def remove(self, items: Iterable[int | str]) -> int:
-        """Remove items, by id or key, in one step -> how many; `compact` gives their space back.
+        """Remove items, by id or key, in one transaction, and return their number.
+
+        Their disk space is freed by `retrieval.upkeep.compact`.
 
         Raises:
-            InputError: one that is not there; nothing is removed then.
-            LookalikeError: another process is writing.
+            InputError: There is no such item; nothing is removed.
+            LookalikeError: Another process is writing.
         """
         with self.store.writing():
             started = now()
             self.refresh()
             removed = self.store.remove(self.ids_of(items))
             self.store.record_run("remove", started, {"removed": removed})
-            self.store.clear_leftovers()  # files that the gallery kept for them
+            self.store.clear_leftovers()  # their uploaded files
             self.refresh()
         return removed
 
@@ -374,13 +400,13 @@ class Gallery:
         return inventory(self.store, None if self.index is None else self.index.card)
 
     def bad_files(self) -> list[BadFile]:
-        """Files that could not be used when they were last tried."""
+        """Return the files that could not be used when they were last tried."""
         return self.store.bad_files()
 
-    # ---- the state on disk, in memory
+    # ---- loading
 
     def _load(self) -> Snapshot:
-        """The state last committed; once more where a writer cleared its files away before they were open."""
+        """Load the committed state; retry if a writer deleted its files before they were opened."""
         for _ in range(_TRIES):
             state = self.store.state()
             try:

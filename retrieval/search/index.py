@@ -1,4 +1,4 @@
-"""FAISS indexes over a gallery's vectors: chosen, built, kept on disk, and asked for candidates."""
+"""FAISS indexes over a gallery's vectors: building, extending, storing and opening them."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from retrieval.storage.records import ActiveIndex, IndexSpec
 KINDS = kinds.NAMES
 RECALL = 0.99
 EXACT_UP_TO = 50_000
-_STALE = 4  # times as many vectors as when the kind was chosen: choose again
-_DRIFTED = 4  # times the effort that was enough before: train again
-_ENOUGH = 100  # queries that say something about the new vectors
+_STALE = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
+_DRIFTED = 4  # growth of the required effort, beyond which the index is trained again
+_ENOUGH = 100  # queries from which the recall of new vectors can be measured
 _log = logging.getLogger("lookalike.retrieval")
-_reading = threading.Lock()  # what FAISS may read at most is set for the whole process
+_reading = threading.Lock()  # FAISS's limit on what it reads is set for the whole process
 
 
 @dataclass(frozen=True)
-class Built:
-    """An index in memory, with what is to be known about it.
+class BuiltIndex:
+    """A new index in memory, with its card.
 
     Attributes:
-        index: over the first `index.ntotal` rows.
-        card: kind, effort, oversample, recall (measured), recall_wanted, memory_wanted, chosen_for (vectors
-            there were when the kind was chosen), ms, bytes_per_vector and tried, the trials as plain values.
+        index: FAISS index over the first `index.ntotal` rows.
+        card: kind, effort, oversample, recall (measured), recall_wanted, memory_wanted, chosen_for (number of
+            vectors when the kind was chosen), ms, bytes_per_vector, and tried: the trials as plain values.
     """
 
     index: faiss.Index
@@ -49,62 +49,66 @@ class Built:
 
 
 class Index:
-    """An index on disk, read and checked when it is first asked; memory-mapped, so that processes share it.
+    """An index on disk, read and checked on first use; memory-mapped, so that processes share it.
 
-    Its files are held open from the beginning: what a writer puts in their place does not matter to it.
+    Its files are held open from the start, so a writer that deletes them does not affect it.
 
     Args:
-        folder: with `index.faiss` and `card.json`.
-        sha256, card_sha256: of the two files.
+        folder: Folder with `index.faiss` and `card.json`.
+        sha256, card_sha256: SHA-256 of the two files.
 
     Raises:
-        LookalikeError: one of them is missing.
+        LookalikeError: A file is missing.
     """
 
     def __init__(self, folder: Path, sha256: str, card_sha256: str) -> None:
         self.folder, self._sha256, self._card_sha256 = folder, sha256, card_sha256
-        self._repair = f"`lookalike index verify {folder.parents[1]} --repair` builds it again"
-        self._file, self._card_file = (self._held(name) for name in ("index.faiss", "card.json"))
+        self._repair = f"rebuild it with `lookalike index verify {folder.parents[1]} --repair`"
+        self._file, self._card_file = (self._open_file(name) for name in ("index.faiss", "card.json"))
 
     @cached_property
     def card(self) -> dict[str, Any]:
-        """What is known about it; see `Built`."""
+        """Facts about the index; see `BuiltIndex`.
+
+        Raises:
+            LookalikeError: The file is damaged.
+        """
         self._check(self._card_file, self._card_sha256, "card.json")
-        return json.loads(self._card_file.read_text())
+        card: dict[str, Any] = json.loads(self._card_file.read_text())
+        return card
 
     @cached_property
     def faiss(self) -> Any:
         """The FAISS index, read-only.
 
         Raises:
-            LookalikeError: the file is not as it was written, which FAISS might load without complaint, or
-                FAISS cannot read it.
+            LookalikeError: The file is damaged (which FAISS might not notice), or FAISS cannot read it.
         """
         return self._read(faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
 
     def propose(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, widen: float = 1.0
     ) -> np.ndarray:
-        """Rows that may be among the k best of the allowed ones; see `kinds.candidates`."""
+        """Return rows that may be among the k nearest of the allowed ones; see `kinds.candidates`."""
         effort, oversample = self.card["effort"], self.card["oversample"]
         return kinds.candidates(self.faiss, queries, k, effort, oversample, allowed, widen)
 
     def copied(self) -> Any:
-        """The FAISS index in memory of its own, which takes additions: a mapped one would end the process."""
+        """Return a copy of the FAISS index in memory, for additions, which crash on a memory-mapped index."""
         return self._read(0)
 
     @cached_property
     def usable(self) -> bool:
-        """Whether it is as it was written; where it is not, the log says so."""
+        """Whether the index is intact; damage is logged."""
         try:
             return bool(self.card) and self.faiss is not None
         except LookalikeError as error:
-            _log.warning("%s; until then all vectors are compared", error)
+            _log.warning("%s; until then the search is exact", error)
             return False
 
     def _read(self, flags: int) -> Any:
         self._check(self._file, self._sha256, "index.faiss")
-        with _reading:  # no vector in a file is larger than the file, whatever is written there
+        with _reading:  # no vector is larger than its file, whatever length a damaged file claims
             before = faiss.get_deserialization_vector_byte_limit()
             faiss.set_deserialization_vector_byte_limit(self._file.stat().st_size)
             try:
@@ -115,8 +119,8 @@ class Index:
             finally:
                 faiss.set_deserialization_vector_byte_limit(before)
 
-    def _held(self, name: str) -> Path:
-        """The path of an open file, which stays when its name in the folder is gone."""
+    def _open_file(self, name: str) -> Path:
+        """Open a file, and return a path that stays valid after the file is deleted."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY)
         except OSError as error:
@@ -135,13 +139,13 @@ def build_index(
     *,
     previous: Index | None = None,
     show_progress: bool = False,
-) -> Built | None:
+) -> BuiltIndex | None:
     """Build an index over vectors; `None` if exact search is requested or best.
 
-    `auto` takes no index for up to 50,000 vectors that fit the memory; above, it tries the kinds out
-    (`tuning.trials`) and takes the fastest that reaches the recall over all vectors as well.
-    An index that is there already is extended without training it again, unless queries from among the new
-    vectors take several times the effort, or there are several times as many vectors.
+    "auto" builds no index for up to 50,000 vectors that fit into the memory; above, it measures the kinds
+    (`tuning.run_trials`) and takes the fastest that reaches the recall over all vectors as well.
+    A previous index is extended without training it again, unless queries from the new vectors take several
+    times the effort, or the number of vectors has grown several times.
 
     Args:
         vectors: Vectors to index.
@@ -159,9 +163,9 @@ def build_index(
     memory = spec.memory
     kinds.check_name(kind)
     if not 0 < recall <= 1:
-        raise InputError(f"recall is a share above 0 and up to 1, such as 0.99; got {recall}")
+        raise InputError(f"recall must be above 0 and at most 1, such as 0.99; got {recall}")
     if memory is not None and memory <= 0:
-        raise InputError(f"memory is a number of bytes above 0; got {memory}")
+        raise InputError(f"memory must be a number of bytes above 0; got {memory}")
     targets = {"recall_wanted": recall, "memory_wanted": memory}
     extended = _extend(previous, vectors, kind, targets, show_progress) if previous else None
     if extended is not None:
@@ -170,25 +174,27 @@ def build_index(
     needed = kinds.memory_needed("flat" if kind == "auto" else kind, vectors.dim, len(vectors))
     tried: Sequence[Trial] = ()
     if kind != "auto" and needed > room:
-        raise InputError(f"an index of kind {kind} needs {needed:,} bytes here: allow as much, or use auto")
+        raise InputError(
+            f"an index of kind {kind} needs {needed:,} bytes here; allow more memory, or use auto"
+        )
     if kind == "auto" and len(vectors) <= EXACT_UP_TO and needed <= room:
         return None
     if kind == "auto":
-        tried = tuning.trials(vectors, recall=recall, memory=memory, show_progress=show_progress)
+        tried = tuning.run_trials(vectors, recall=recall, memory=memory, show_progress=show_progress)
     for name in tuning.fastest_first(tried, recall) if tried else [kind]:
         if name == "flat" or not len(vectors):
             return None
         index, trials = _build(kinds.APPROXIMATE[name], vectors, recall, show_progress)
-        best = tuning.cheapest(trials, recall)
+        best = tuning.fastest(trials, recall)
         if best is not None:
             choice = {"chosen_for": len(vectors), "tried": [_plain(trial) for trial in tried]}
-            return Built(index, {**_plain(best), **targets, **choice})
+            return BuiltIndex(index, {**_plain(best), **targets, **choice})
     what = f"an index of kind {name} does not reach recall {recall:g} here"
-    hint = "ask for less, or for another kind; tried:"
-    raise LookalikeError("\n".join([f"{what}: {hint}", *tuning.table(trials)]))
+    hint = "lower the recall, or choose another kind; tried:"
+    raise LookalikeError("\n".join([f"{what}; {hint}", *tuning.trial_table(trials)]))
 
 
-def write_index(built: Built, parent: Path) -> ActiveIndex:
+def write_index(built: BuiltIndex, parent: Path) -> ActiveIndex:
     """Write an index into a new folder below `parent`, and return its record.
 
     Raises:
@@ -199,9 +205,9 @@ def write_index(built: Built, parent: Path) -> ActiveIndex:
     with atomic_write(folder / "index.faiss") as draft:
         try:
             faiss.write_index(built.index, str(draft))
-        except RuntimeError as error:  # FAISS's own, whatever the operating system says
+        except RuntimeError as error:  # FAISS does not pass on the system's error
             detail = "the disk is full, or the folder cannot be written"
-            raise LookalikeError(f"{folder}: the index was not written: {detail}; make room") from error
+            raise LookalikeError(f"{folder}: the index was not written; {detail}") from error
     facts = {"vectors": built.index.ntotal, "dim": built.index.d, "metric": "cosine"}
     with atomic_write(folder / "card.json") as draft:
         draft.write_text(json.dumps({**built.card, **facts}, indent=2))
@@ -211,28 +217,30 @@ def write_index(built: Built, parent: Path) -> ActiveIndex:
 
 def _extend(
     previous: Index, vectors: Vectors, kind: str, targets: Mapping[str, Any], show_progress: bool
-) -> Built | None:
-    """The index with the rows it lacks; `None` if it is not what is wanted, or finds the new ones badly."""
+) -> BuiltIndex | None:
+    """Add the missing rows to an index; `None` if it has other targets, or finds the new rows badly."""
     try:
         index, card = previous.copied(), previous.card
-    except LookalikeError:  # damaged: the vectors are there to build it anew
+    except LookalikeError:  # damaged: build it again from the vectors
         return None
-    wanted = kind in ("auto", card["kind"]) and all(card[name] == value for name, value in targets.items())
+    is_same = kind in ("auto", card["kind"]) and all(card[name] == value for name, value in targets.items())
     needed = kinds.memory_needed(card["kind"], vectors.dim, len(vectors))
     fits = card["memory_wanted"] is None or needed <= card["memory_wanted"]
-    if not wanted or not fits or len(vectors) > _STALE * card["chosen_for"]:
+    if not is_same or not fits or len(vectors) > _STALE * card["chosen_for"]:
         return None
-    exam = tuning.examine(vectors, old=index.ntotal)
-    tuning.add(index, vectors, exam.rows, index.ntotal, show_progress=show_progress)
-    if len(exam.rows) >= _ENOUGH:
-        trials = list(tuning.sweep(kinds.APPROXIMATE[card["kind"]], index, exam, card["recall_wanted"]))
-        best = tuning.cheapest(trials, card["recall_wanted"])
+    held_out = tuning.hold_out(vectors, old=index.ntotal)
+    tuning.add_rows(index, vectors, held_out.rows, index.ntotal, show_progress=show_progress)
+    if len(held_out.rows) >= _ENOUGH:
+        trials = list(
+            tuning.sweep_efforts(kinds.APPROXIMATE[card["kind"]], index, held_out, card["recall_wanted"])
+        )
+        best = tuning.fastest(trials, card["recall_wanted"])
         if best is None or best.effort > _DRIFTED * card["effort"]:
             return None
         never_less = {name: max(card[name], getattr(best, name)) for name in ("effort", "oversample")}
         card = {**card, **_plain(best), **never_less}
-    index.add_with_ids(exam.queries, exam.rows)
-    return Built(index, card)
+    index.add_with_ids(held_out.queries, held_out.rows)
+    return BuiltIndex(index, card)
 
 
 def _plain(trial: Trial) -> dict[str, Any]:
@@ -242,12 +250,12 @@ def _plain(trial: Trial) -> dict[str, Any]:
 def _build(
     kind: kinds.Kind, vectors: Vectors, recall: float, show_progress: bool
 ) -> tuple[faiss.Index, list[Trial]]:
-    """Train and fill an index, examined before the queries of its examination go in as well."""
+    """Train and fill an index; its recall is measured before the held-out queries are added."""
     random = np.random.default_rng(0)
-    rows = random.choice(len(vectors), kinds.trained_on(len(vectors)), replace=False)
-    index = kinds.trained(kind, vectors.take(np.sort(rows)), len(vectors))
-    exam = tuning.examine(vectors)
-    tuning.add(index, vectors, exam.rows, show_progress=show_progress)
-    trials = list(tuning.sweep(kind, index, exam, recall))
-    index.add_with_ids(exam.queries, exam.rows)
+    rows = random.choice(len(vectors), kinds.training_size(len(vectors)), replace=False)
+    index = kinds.train_index(kind, vectors.take(np.sort(rows)), len(vectors))
+    held_out = tuning.hold_out(vectors)
+    tuning.add_rows(index, vectors, held_out.rows, show_progress=show_progress)
+    trials = list(tuning.sweep_efforts(kind, index, held_out, recall))
+    index.add_with_ids(held_out.queries, held_out.rows)
     return index, trials

@@ -1,4 +1,4 @@
-"""The kinds of index there are: how FAISS builds each, and what can be turned when it is searched."""
+"""Index kinds: how FAISS builds each, its memory, and its search parameters."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import numpy as np
 from retrieval.errors import InputError, did_you_mean
 from retrieval.search.vectors import bitmap
 
-AIM = 10  # neighbours for which parameters are chosen and recall is stated
-_TRAINED_ON = 64  # vectors for each cell
-_LINKS = 32  # of an HNSW node on each level, twice as many on the lowest
-_NUMBER = 8  # bytes of a row's number
+AIM = 10  # neighbours for which parameters are chosen and recall is measured
+_TRAINED_ON = 64  # training vectors per cell
+_LINKS = 32  # links of an HNSW node on each level, twice as many on the lowest
+_NUMBER = 8  # bytes of a row number
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to find candidates without looking at every vector; the stored vectors decide among these.
+    """An approximate index, which proposes candidates; exact scores decide among them.
 
     Attributes:
-        name: what users call it.
-        factory: (dimension, cells) -> the string that FAISS's `index_factory` takes.
-        size: dimension -> bytes that a vector takes in it.
-        oversample: candidates per neighbour wanted, fewest first.
-        efforts: how hard to search, weakest first: cells visited, or HNSW's `efSearch`.
-        growth: time per query grows with the number of vectors to this power.
+        name: Name for users.
+        factory: Function of (dimension, cells) that returns the string for FAISS's `index_factory`.
+        size: Function of the dimension that returns the bytes per vector.
+        oversample: Candidates per requested neighbour to try, ascending.
+        efforts: Search efforts to try, ascending: visited cells, or HNSW's `efSearch`.
+        growth: Exponent with which the time per query grows with the number of vectors.
+        in_cells: Whether vectors are partitioned into cells (FAISS's IVF), of which a search visits some.
     """
 
     name: str
@@ -38,15 +39,11 @@ class Kind:
     oversample: tuple[int, ...]
     efforts: tuple[int, ...] = (1,)
     growth: float = 1.0
-
-    @property
-    def in_cells(self) -> bool:
-        """Whether vectors lie in cells, of which a search visits some."""
-        return self.name.startswith("ivf")
+    in_cells: bool = False
 
 
 def _product(d: int, cells: int) -> str:
-    # Four bits for each part, which FAISS compares within registers. With exact scores afterwards this was
+    # Four bits per subspace, which FAISS compares within registers. With exact scores afterwards this was
     # faster than RaBitQ at equal memory (60,000 x 512, FAISS 1.15.1); OPQ takes minutes to train.
     return f"IVF{cells},PQ{_subspaces(d)}x4fs"
 
@@ -57,15 +54,17 @@ def _product_size(d: int) -> int:
 
 _CELLS = tuple(2**i for i in range(15))
 _ALL = (
-    # Every vector, one byte a dimension.
+    # All vectors, one byte per dimension.
     Kind("sq8", lambda d, _: "IDMap,SQ8", lambda d: d + _NUMBER, (1, 2, 4, 10)),
-    # Every vector, one byte for eight dimensions. In one cell: FAISS's index without cells takes no filter.
+    # All vectors, one byte per eight dimensions. In one cell: FAISS's index without cells takes no filter.
     Kind("pq", lambda d, _: _product(d, 1), _product_size, (2, 5, 10, 20, 40)),
-    # Vectors in cells: as they are, one byte a dimension, one byte for eight.
-    Kind("ivf-flat", lambda d, n: f"IVF{n},Flat", lambda d: 4 * d + _NUMBER, (1,), _CELLS, 0.5),
-    Kind("ivf-sq8", lambda d, n: f"IVF{n},SQ8", lambda d: d + _NUMBER, (2, 10), _CELLS, 0.5),
-    Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40), _CELLS, 0.5),
-    # A graph of neighbours, one byte a dimension.
+    # Vectors in cells: unchanged, one byte per dimension, one byte per eight dimensions.
+    Kind(
+        "ivf-flat", lambda d, n: f"IVF{n},Flat", lambda d: 4 * d + _NUMBER, (1,), _CELLS, 0.5, in_cells=True
+    ),
+    Kind("ivf-sq8", lambda d, n: f"IVF{n},SQ8", lambda d: d + _NUMBER, (2, 10), _CELLS, 0.5, in_cells=True),
+    Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40), _CELLS, 0.5, in_cells=True),
+    # A graph of neighbours, one byte per dimension.
     Kind(
         "hnsw",
         lambda d, _: f"IDMap,HNSW{_LINKS},SQ8",
@@ -80,7 +79,11 @@ NAMES = ("auto", "flat", *APPROXIMATE)
 
 
 def check_name(name: str) -> str:
-    """The name of a kind, or an `InputError` that says which there are."""
+    """Return the name of a kind unchanged.
+
+    Raises:
+        InputError: An unknown kind; the message lists the known ones.
+    """
     if name not in NAMES:
         hint = did_you_mean(name, NAMES, f"there are: {', '.join(NAMES)}")
         raise InputError(f"unknown index kind {name!r}; {hint}")
@@ -88,7 +91,7 @@ def check_name(name: str) -> str:
 
 
 def memory_needed(name: str, dim: int, count: int) -> int:
-    """Bytes that must be in memory for a kind, or `flat`, to be fast with `count` vectors."""
+    """Return the bytes of memory that a kind, or `flat`, needs to be fast with `count` vectors."""
     if name == "flat":
         return 4 * dim * count
     kind = APPROXIMATE[name]
@@ -96,20 +99,25 @@ def memory_needed(name: str, dim: int, count: int) -> int:
 
 
 def growth(name: str) -> float:
-    """Time per query of a kind grows with the number of vectors to this power."""
+    """Return the exponent with which the time per query grows with the number of vectors."""
     return 1.0 if name == "flat" else APPROXIMATE[name].growth
 
 
-def trained(kind: Kind, sample: np.ndarray, count: int, centroids: np.ndarray | None = None) -> faiss.Index:
-    """An empty index of a kind for `count` vectors, trained on a sample float32 [n, D].
+def train_index(
+    kind: Kind, sample: np.ndarray, count: int, centroids: np.ndarray | None = None
+) -> faiss.Index:
+    """Return an empty, trained index.
 
     Args:
-        centroids: of the cells, float32 [cells, D], where they are known already.
+        kind: Index kind.
+        sample: Training vectors, float32 [n, D].
+        count: Number of vectors that it will hold.
+        centroids: Centroids of the cells, float32 [cells, D], if they are known already.
     """
     index = faiss.index_factory(
         sample.shape[1], kind.factory(sample.shape[1], cells(count)), faiss.METRIC_INNER_PRODUCT
     )
-    # With too few to train on, FAISS would warn or refuse; the same ones several times do no harm.
+    # With too few training vectors FAISS would warn or refuse; repeated ones do no harm.
     sample = np.resize(sample, (max(len(sample), 64), sample.shape[1]))
     if isinstance(index, faiss.IndexIVFPQFastScan):
         index.pq.cp.min_points_per_centroid = 1
@@ -124,23 +132,25 @@ def trained(kind: Kind, sample: np.ndarray, count: int, centroids: np.ndarray | 
 
 
 def centroids(index: faiss.Index) -> np.ndarray:
-    """The centres of the cells, float32 [cells, D]."""
-    return faiss.downcast_index(index.quantizer).reconstruct_n(0, index.nlist)
+    """Return the centroids of the cells, float32 [cells, D]."""
+    found: np.ndarray = faiss.downcast_index(index.quantizer).reconstruct_n(0, index.nlist)
+    return found
 
 
 def cells(count: int) -> int:
-    """Cells for so many vectors: the power of two next to 4 sqrt(n), and 40 vectors in each at least."""
+    """Return the number of cells for `count` vectors: the power of two next to 4 sqrt(n), 40 vectors each."""
     wanted = round(math.log2(4 * math.sqrt(max(1, count))))
-    return 2 ** min(wanted, int(math.log2(max(1, count / 40))), len(_CELLS) - 1)
+    exponent = min(wanted, int(math.log2(max(1, count / 40))), len(_CELLS) - 1)
+    return int(2**exponent)
 
 
-def trained_on(count: int) -> int:
-    """Vectors that training takes when there are `count`."""
+def training_size(count: int) -> int:
+    """Return the number of training vectors for an index of `count` vectors."""
     return min(count, max(_TRAINED_ON * cells(count), 65_536))
 
 
 def efforts(kind: Kind, index: faiss.Index) -> list[int]:
-    """How hard an index of a kind can be searched, weakest first."""
+    """Return the efforts with which an index of a kind can be searched, ascending."""
     most = index.nlist if kind.in_cells else kind.efforts[-1]
     return [effort for effort in kind.efforts if effort <= most]
 
@@ -154,14 +164,18 @@ def candidates(
     allowed: np.ndarray | None = None,
     widen: float = 1.0,
 ) -> np.ndarray:
-    """Rows that may be among the k best of the allowed ones, int64 [N, m]; -1 for none.
+    """Return rows that may be among the k nearest of the allowed ones, int64 [N, m]; -1 for none.
 
-    More neighbours than parameters were chosen for take more effort.
+    For more neighbours than the parameters were chosen for, the effort grows.
 
     Args:
+        index: FAISS index.
         queries: float32 [N, D].
-        allowed: bool [rows].
-        widen: how much harder to look than without a filter.
+        k: Number of neighbours.
+        effort: Search effort for `AIM` neighbours.
+        oversample: Candidates per neighbour.
+        allowed: bool [rows]; `None` for all rows.
+        widen: Factor on the effort, for searches with a filter.
     """
     count = min(max(k, AIM) * oversample, index.ntotal)
     more = max(1.0, k / AIM)
@@ -174,11 +188,12 @@ def candidates(
         parameters = faiss.SearchParametersHNSW(efSearch=reach, sel=selector)
     else:
         parameters = faiss.SearchParameters(sel=selector)
-    # `faiss.contrib.torch_utils`, which other libraries import, puts a search without `params` in this place.
+    # `faiss.contrib.torch_utils`, which other libraries import, replaces `search` by one without `params`.
     search_arrays = getattr(index, "search_numpy", index.search)
-    return search_arrays(queries, count, params=parameters)[1]
+    rows: np.ndarray = search_arrays(queries, count, params=parameters)[1]
+    return rows
 
 
 def _subspaces(dim: int) -> int:
-    """Parts that product quantisation cuts a vector into: of four dimensions, or of fewer if it must be."""
+    """Return the number of subspaces of product quantisation: of four dimensions each, or fewer."""
     return next(parts for parts in range(math.ceil(dim / 4), dim + 1) if dim % parts == 0)

@@ -1,4 +1,4 @@
-"""What one can ask of a gallery: how many pictures, which ones, and in what order."""
+"""Search options, and the search of one gallery state: filters, exclusions, groups and re-ranking."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from retrieval.search.snapshot import Snapshot
     from retrieval.storage.store import Store
 
-# What the score of a hit is, by the way of re-ranking.
+# Meaning of a hit's score by re-ranking method.
 RERANKS = {
     "none": "cosine similarity",
     "query-expansion": "cosine similarity to the expanded query",
     "k-reciprocal": "1 - k-reciprocal distance",
 }
-CANDIDATES = 200  # how many k-reciprocal re-ranking looks at, and more where more are wanted,
-MOST_CANDIDATES = 1000  # up to this many: it compares all of them with each other
-_KEPT = 16  # conditions and groupings of one state of the gallery
+CANDIDATES = 200  # candidates of k-reciprocal re-ranking; k if that is more,
+MOST_CANDIDATES = 1000  # but at most these, since all are compared with each other
+_CACHED = 16  # conditions and groupings in the LRU caches of one state
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What to look for beside the query itself.
+    """Options of a search.
 
     Attributes:
-        k: how many hits; fewer where there are no more.
-        where: a condition that hits fulfil, see `retrieval.search.where`.
-        exclude: ids (whole numbers) and keys (text) of items that are no hits.
-        min_score: hits score at least this, -1 to 1.
-        group_by: a column, of whose values each gives its best hit alone: "label" for one hit a label. Items
-            without a value stand for themselves.
-        rerank: "none"; "query-expansion" searches again with the query moved towards what it found first;
-            "k-reciprocal" orders the first few hundred by the neighbours they share with the query, and has
-            no other hits, nor groups. `RERANKS` says what the score is then.
+        k: Number of hits; fewer if there are no more.
+        where: Condition that hits fulfil, see `retrieval.search.where`.
+        exclude: Ids (whole numbers) and keys (text) of items that are no hits.
+        min_score: Lowest score of a hit, from -1 to 1.
+        group_by: Column; only the best hit of each of its values is returned, such as one hit per label for
+            "label". An item without a value is a group of its own.
+        rerank: "none"; "query-expansion", which searches again with the query moved towards its first hits;
+            or "k-reciprocal", which orders the first few hundred candidates by the neighbours they share with
+            the query, and finds no other hits or groups. `RERANKS` has the meaning of the scores.
 
     Raises:
-        InputError: a value that is out of range or unknown.
+        InputError: A value that is out of range or unknown.
     """
 
     k: int = 10
@@ -67,7 +67,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, eq=False)
 class _Ranking:
-    """Rows of a snapshot, int64 [n], and their scores, float [n], best first."""
+    """Rows of a snapshot, int64 [n], with their scores, float [n], best first."""
 
     rows: np.ndarray
     scores: np.ndarray
@@ -77,25 +77,31 @@ class _Ranking:
 
 
 class Searcher:
-    """Searches one state of a gallery; what conditions and groupings come to is kept for the next time."""
+    """Search of one state of a gallery, with LRU caches of conditions and groupings.
+
+    Args:
+        store: Gallery store.
+        snapshot: State to search.
+    """
 
     def __init__(self, store: Store, snapshot: Snapshot) -> None:
         self._store, self.snapshot = store, snapshot
-        self._fulfilling = lru_cache(_KEPT)(self._scan_condition)
-        self._groups = lru_cache(_KEPT)(self._scan_column)
+        self._matching_rows = lru_cache(_CACHED)(self._scan_condition)
+        self._groups = lru_cache(_CACHED)(self._scan_column)
 
     def find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
     ) -> list[list[tuple[int, float]]]:
-        """For each query, float32 [N, D] of unit length, the best items: (id, score), best first.
+        """Return the best items of each query as (id, score), best first.
 
         Args:
-            own: the items that each query is, which are no hits of it; queries that are the same ones are
-                searched for at once.
+            queries: float32 [N, D], unit length.
+            options: Search options.
+            own: For each query, the ids of the items that it comes from, which are no hits of it; queries
+                with the same items are searched in one batch.
 
         Raises:
-            InputError: a condition that is none, a column or item that is not there, or queries of another
-                shape.
+            InputError: An invalid condition, an unknown column or item, or queries of another shape.
         """
         if own is None:
             return self._find(queries, options)
@@ -110,19 +116,19 @@ class Searcher:
         return found
 
     def _find(self, queries: np.ndarray, options: SearchOptions) -> list[list[tuple[int, float]]]:
-        allowed = None if options.where is None else self._fulfilling(options.where)
+        allowed = None if options.where is None else self._matching_rows(options.where)
         groups = None if options.group_by is None else self._groups(options.group_by)
-        barred = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
+        excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
         if options.rerank == "query-expansion":
-            queries = self._expanded(queries, allowed, barred)
+            queries = self._expanded(queries, allowed, excluded)
         if options.rerank == "k-reciprocal":
-            found = self._by_company(queries, options.k, allowed, barred)
+            found = self._rerank_k_reciprocal(queries, options.k, allowed, excluded)
             if groups is not None:
-                found = [_first_of_each(one, groups) for one in found]
+                found = [_best_of_each(one, groups) for one in found]
         elif groups is not None:
-            found = [self._one_of_each(query, options.k, allowed, barred, groups) for query in queries]
+            found = [self._one_per_group(query, options.k, allowed, excluded, groups) for query in queries]
         else:
-            found = self._nearest(queries, options.k, allowed, barred)
+            found = self._nearest(queries, options.k, allowed, excluded)
         lowest = -np.inf if options.min_score is None else options.min_score
         kept = [one[one.scores >= lowest][: options.k] for one in found]
         return [
@@ -130,10 +136,10 @@ class Searcher:
         ]
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
-        """The ids of items that are named by id or by key; the digits of an id do where they are no key.
+        """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
 
         Raises:
-            InputError: there is no such item.
+            InputError: There is no such item.
         """
         names = list(names)
         keys = ids_by_key(self._store, [name for name in names if isinstance(name, str) and is_text(name)])
@@ -146,68 +152,68 @@ class Searcher:
     # ---- rankings
 
     def _nearest(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None, barred: np.ndarray
+        self, queries: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray
     ) -> list[_Ranking]:
-        """The k nearest of the rows allowed, without those that are barred."""
-        count = min(k + len(barred), max(self.snapshot.size, 1))
+        """Return the k nearest of the allowed rows, without the excluded ones."""
+        count = min(k + len(excluded), max(self.snapshot.size, 1))
         scores, rows = self.snapshot.nearest(queries, count, allowed)
-        kept = (rows >= 0) & ~np.isin(rows, barred)
+        kept = (rows >= 0) & ~np.isin(rows, excluded)
         return [_Ranking(r[w], s[w])[:k] for r, s, w in zip(rows, scores, kept, strict=True)]
 
-    def _expanded(self, queries: np.ndarray, allowed: np.ndarray | None, barred: np.ndarray) -> np.ndarray:
+    def _expanded(self, queries: np.ndarray, allowed: np.ndarray | None, excluded: np.ndarray) -> np.ndarray:
         moved = []
-        for query, near in zip(queries, self._nearest(queries, EXPANSION, allowed, barred), strict=True):
+        for query, near in zip(queries, self._nearest(queries, EXPANSION, allowed, excluded), strict=True):
             neighbours = self.snapshot.vectors(near.rows)
             moved.append(expand(query[None], neighbours[None], near.scores[None]))
         return np.concatenate(moved) if moved else queries
 
-    def _by_company(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None, barred: np.ndarray
+    def _rerank_k_reciprocal(
+        self, queries: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray
     ) -> list[_Ranking]:
         count = min(max(k, CANDIDATES), MOST_CANDIDATES)
         found = []
-        for query, near in zip(queries, self._nearest(queries, count, allowed, barred), strict=True):
+        for query, near in zip(queries, self._nearest(queries, count, allowed, excluded), strict=True):
             scores = 1 - k_reciprocal(query, self.snapshot.vectors(near.rows))
             found.append(_Ranking(near.rows, scores)[np.argsort(-scores, kind="stable")])
         return found
 
-    def _one_of_each(
-        self, query: np.ndarray, k: int, allowed: np.ndarray | None, barred: np.ndarray, groups: np.ndarray
+    def _one_per_group(
+        self, query: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray, groups: np.ndarray
     ) -> _Ranking:
-        """The nearest of each of the k nearest groups: searched again without the groups that are found."""
+        """Return the nearest row of each of the k nearest groups; each search leaves out the groups found."""
         left = self.snapshot.ids > 0 if allowed is None else allowed.copy()
-        left[barred] = False
+        left[excluded] = False
         rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
         while len(rows) < k and left.any():
-            (near,) = self._nearest(query[None], 4 * k, left, barred[:0])
-            best = _first_of_each(near, groups)
+            (near,) = self._nearest(query[None], 4 * k, left, excluded[:0])
+            best = _best_of_each(near, groups)
             rows, scores = np.concatenate([rows, best.rows]), np.concatenate([scores, best.scores])
             left &= ~np.isin(groups, groups[best.rows])
         return _Ranking(rows, scores)[np.argsort(-scores, kind="stable")]
 
-    # ---- what the database says about the rows
+    # ---- filters and groups
 
     def _scan_condition(self, where: str) -> np.ndarray:
-        """The rows that fulfil a condition, bool [rows]."""
+        """Return which rows fulfil a condition, bool [rows]."""
         return np.isin(self.snapshot.ids, ids_matching(self._store, parse(where)))
 
     def _scan_column(self, column: str) -> np.ndarray:
-        """A number for each row that is the same where a column has the same value, int32 [rows]."""
+        """Return a group number for each row, equal for equal values of a column, int32 [rows]."""
         found = column_values(self._store, column)
         seen: dict[object, int] = {}
         numbers = np.array([seen.setdefault(value, len(seen)) for _, value in found], np.int32)
         rows = self.snapshot.rows_of(np.array([item for item, _ in found], np.int64))
-        groups = -1 - np.arange(len(self.snapshot.ids), dtype=np.int32)  # without a value: each its own
+        groups = -1 - np.arange(len(self.snapshot.ids), dtype=np.int32)  # without a value: a group of its own
         groups[rows[rows >= 0]] = numbers[rows >= 0]
         return groups
 
 
-def _first_of_each(found: _Ranking, groups: np.ndarray) -> _Ranking:
-    """The best of each group, best first."""
+def _best_of_each(found: _Ranking, groups: np.ndarray) -> _Ranking:
+    """Return the best of each group, best first."""
     _, first = np.unique(groups[found.rows], return_index=True)
     return found[np.sort(first)]
 
 
 def _number(digits: str) -> int:
-    """The id that some text spells; 0, which none has, where it spells none that can be."""
+    """Return the id of a string of digits; 0, which no item has, for any other text."""
     return int(digits) if digits.isdecimal() and len(digits) < 19 else 0

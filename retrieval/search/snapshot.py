@@ -1,4 +1,4 @@
-"""One committed state of a gallery in memory: its vectors, whose they are, and how to search them."""
+"""One committed state of a gallery in memory: vectors, their items, and nearest-neighbour search."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.search.index import Index
-from retrieval.search.vectors import Vectors, best
+from retrieval.search.vectors import Vectors, top_k
 
-_FEW = 10_000  # allowed rows that are compared one by one rather than looked for in an index
+_FEW = 10_000  # allowed rows up to which the search is exact rather than by the index
 
 
 class Snapshot:
-    """Rows of vectors with the items they belong to; rows count through all parts, oldest first.
+    """Rows of vectors with their items; rows are numbered over all parts, oldest first.
 
-    Every vector that a search returns has been checked against its checksum.
+    Every vector that a search returns is checked against its checksum.
 
     Args:
-        parts: float32 [n_i, D], unit rows, mapped.
-        ids: int64 [rows], the item of each row; 0 where it was removed.
-        checksums: uint32 [rows], CRC-32 of each row's bytes.
-        index: over the first `covered` rows; where there is none, all are compared.
-        covered: rows in the index.
-        where: names the gallery in errors.
-        dim: D.
+        parts: Vectors, float32 [n_i, D], unit length, memory-mapped.
+        ids: Item id of each row, int64 [rows]; 0 for removed items.
+        checksums: CRC-32 of each row's bytes, uint32 [rows].
+        index: Index over the first `covered` rows; `None` for exact search.
+        covered: Number of rows in the index.
+        dim: Dimension D.
+        where: Name of the gallery in error messages.
+
+    Raises:
+        LookalikeError: The files of vectors and of rows disagree.
     """
 
     def __init__(
@@ -46,17 +49,17 @@ class Snapshot:
         self.index, self.covered = index, covered if index else 0
         self.where = where
         if not len(self.stored) == len(ids) == len(checksums):
-            what = "its files of vectors and of rows do not fit each other"
+            what = "the files of vectors and of rows disagree"
             raise LookalikeError(f"{where}: {what}; run `lookalike index verify {where}`")
 
     @cached_property
     def size(self) -> int:
-        """Rows that were not removed."""
+        """Number of rows of live items."""
         return int(np.count_nonzero(self.ids))
 
     @cached_property
     def alive(self) -> np.ndarray | None:
-        """bool [rows], False where removed; `None` where nothing was."""
+        """bool [rows], False for removed items; `None` if nothing was removed."""
         return None if self.size == len(self.ids) else self.ids != 0
 
     @cached_property
@@ -64,7 +67,7 @@ class Snapshot:
         return np.argsort(self.ids, kind="stable")
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """The row of each item, int64 [n]; -1 where it is unknown or was removed."""
+        """Return the row of each item, int64 [n]; -1 for unknown and removed items."""
         ids = np.asarray(ids, np.int64)
         if not len(self.ids):
             return np.full(ids.shape, -1)
@@ -73,10 +76,10 @@ class Snapshot:
         return np.where((self.ids[rows] == ids) & (ids > 0), rows, -1)
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of some rows, float32 [n, D].
+        """Return the vectors of rows, float32 [n, D], checked against their checksums.
 
         Raises:
-            LookalikeError: one of them is damaged.
+            LookalikeError: A vector is damaged.
         """
         rows = np.asarray(rows, np.int64)
         taken = self.stored.take(rows)
@@ -89,23 +92,24 @@ class Snapshot:
     def nearest(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best of the allowed rows, best first, equal scores by row.
+        """Return the k nearest of the allowed rows, best first, equal scores by row.
 
-        Scores are computed from the stored vectors in any case. Without an index, where it is damaged, or
-        where few rows are allowed, the answer is exact; else an index proposes rows, and those it lacks are
-        all compared. One query keeps one thread busy; a batch is divided among those that OpenMP and BLAS
-        have, whose number belongs to the whole process and is not touched here (`OMP_NUM_THREADS` sets it).
+        Scores are always computed from the stored vectors. The search is exact without an index, with a
+        damaged one, or if few rows are allowed; otherwise the index proposes rows, and the rows it does not
+        cover are searched exactly. One query uses one thread; a batch is divided among the threads of OpenMP
+        and BLAS, whose number is set for the whole process (`OMP_NUM_THREADS`).
 
         Args:
             queries: float32 [N, D].
+            k: Number of neighbours.
             allowed: bool [rows]; removed rows are left out anyway.
 
         Returns:
-            scores float32 [N, k] and rows int64 [N, k]; -inf and -1 where there are fewer than k.
+            Scores, float32 [N, k], and rows, int64 [N, k]; -inf and -1 beyond the last neighbour.
 
         Raises:
-            InputError: k below 1, or queries of another shape or with values that are not finite.
-            LookalikeError: what was found is damaged.
+            InputError: k is below 1, or the queries have another shape or values that are not finite.
+            LookalikeError: A vector that was found is damaged.
         """
         queries = self._checked(queries, k)
         mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
@@ -131,7 +135,7 @@ class Snapshot:
         if self.covered < len(self.ids):
             newer = self.stored.nearest(queries, k, mask, self.covered)
             scores, rows = np.hstack([scores, newer[0]]), np.hstack([rows, newer[1]])
-        return best(scores, rows, k)
+        return top_k(scores, rows, k)
 
     def _checked(self, queries: np.ndarray, k: int) -> np.ndarray:
         if k < 1:

@@ -1,4 +1,4 @@
-"""Which index, and how hard to search it: measured against exact search, never guessed."""
+"""Index tuning: choose kind and search effort by recall measured against exact search."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from retrieval.errors import LookalikeError
 from retrieval.progress import Progress
 from retrieval.search import kinds
 from retrieval.search.kinds import AIM, Kind
-from retrieval.search.vectors import Vectors, best
+from retrieval.search.vectors import Vectors, top_k
 from retrieval.text import align_columns
 
 SAMPLE = 50_000
 QUERIES = 400
 _TIMED = 50
 _ONE_SIDED = 1.645  # standard errors
-# Of the same recall, `ivf-flat` is slower than `ivf-sq8` and four times as large: it is not tried.
+# At equal recall `ivf-flat` is slower than `ivf-sq8` and four times as large, so it is not tried.
 _CANDIDATES = ("flat", "pq", "sq8", "ivf-pq", "ivf-sq8", "hnsw")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to search, and how it did.
+    """One index kind with its search parameters, and its measured performance.
 
     Attributes:
-        kind: of index.
-        effort: cells visited or `efSearch`; 0 where there is nothing to turn.
-        oversample: candidates per neighbour wanted.
-        recall: share of the 10 nearest that it finds, the mean over the queries.
-        at_least: the lower end of a one-sided 95 % confidence interval of the recall.
-        bytes_per_vector: that must be in memory.
-        ms: for one query on one thread, in milliseconds.
+        kind: Index kind.
+        effort: Visited cells or `efSearch`; 0 for a kind without such a parameter.
+        oversample: Candidates per neighbour.
+        recall: Share of the 10 nearest that it finds, averaged over the queries.
+        at_least: Lower end of a one-sided 95 % confidence interval of the recall.
+        bytes_per_vector: Memory per vector, in bytes.
+        ms: Time of one query on one thread, in milliseconds.
     """
 
     kind: str
@@ -49,14 +49,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Exam:
-    """Queries out of the vectors themselves, which an index has not seen when it is examined.
+class HeldOutQueries:
+    """Queries drawn from the vectors, held out of the index while its recall is measured.
 
     Attributes:
-        vectors: what is searched.
-        rows: int64 [Q], the queries, ascending.
+        vectors: Vectors that are searched.
+        rows: Rows of the queries, int64 [Q], ascending.
         queries: float32 [Q, D].
-        kth: float32 [Q], how alike the last of the 10 nearest is among the other vectors.
+        kth: Score of the last of the 10 nearest among the other vectors, float32 [Q].
     """
 
     vectors: Vectors
@@ -66,18 +66,18 @@ class Exam:
 
     @property
     def wanted(self) -> int:
-        """Neighbours to find: 10 where there are as many."""
+        """Number of neighbours to find: 10, or all if there are fewer."""
         return min(AIM, len(self.vectors) - len(self.rows))
 
     def answers(
         self, index: faiss.Index, effort: int, oversample: int, queries: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and rows as a search would give them."""
+        """Return scores and rows as a search returns them."""
         rows = kinds.candidates(index, queries, AIM, effort, oversample)
-        return best(self.vectors.score(queries, rows), rows, self.wanted)
+        return top_k(self.vectors.score(queries, rows), rows, self.wanted)
 
     def recall(self, index: faiss.Index, effort: int, oversample: int) -> tuple[float, float]:
-        """Share of the nearest that are found, and what it is at least; 1 where there are no queries."""
+        """Return the recall and the lower end of its confidence interval; 1 without queries."""
         if not len(self.rows):
             return 1.0, 1.0
         scores, _ = self.answers(index, effort, oversample, self.queries)
@@ -86,7 +86,7 @@ class Exam:
         return float(found.mean()), float(found.mean() - _ONE_SIDED * error)
 
     def milliseconds(self, search: Callable[[np.ndarray], object]) -> float:
-        """Time for a query float32 [1, D]: the median of some, one after the other."""
+        """Return the median time of single queries, float32 [1, D]."""
         taken = [0.0]
         for query in self.queries[:_TIMED]:
             start = time.perf_counter()
@@ -95,8 +95,8 @@ class Exam:
         return 1000 * float(np.median(taken))
 
 
-def examine(vectors: Vectors, old: int = 0) -> Exam:
-    """Choose queries from row `old` on, and find the truth by exact search."""
+def hold_out(vectors: Vectors, old: int = 0) -> HeldOutQueries:
+    """Draw queries from row `old` on, and find their nearest neighbours by exact search."""
     random = np.random.default_rng(0)
     new = np.arange(old, len(vectors))
     rows = np.sort(random.choice(new, min(len(new) // 10, QUERIES), replace=False))
@@ -104,62 +104,68 @@ def examine(vectors: Vectors, old: int = 0) -> Exam:
     others = np.ones(len(vectors), bool)
     others[rows] = False
     scores, _ = vectors.nearest(queries, min(AIM, len(vectors) - len(rows)), others)
-    return Exam(vectors, rows, queries, scores.min(1, initial=np.inf))
+    return HeldOutQueries(vectors, rows, queries, scores.min(1, initial=np.inf))
 
 
-def sweep(kind: Kind, index: faiss.Index, exam: Exam, recall: float) -> Iterator[Trial]:
-    """For each number of candidates, the least effort that reaches the recall; else the best there is."""
-    count = len(exam.vectors)
+def sweep_efforts(kind: Kind, index: faiss.Index, held_out: HeldOutQueries, recall: float) -> Iterator[Trial]:
+    """Yield, for each number of candidates, the least effort that reaches the recall, or the largest."""
+    count = len(held_out.vectors)
     size = kinds.memory_needed(kind.name, index.d, count) // count
     for oversample in kind.oversample:
         for effort in kinds.efforts(kind, index):
-            reached, at_least = exam.recall(index, effort, oversample)
+            reached, at_least = held_out.recall(index, effort, oversample)
             if at_least >= recall:
                 break
-        search = partial(exam.answers, index, effort, oversample)
-        yield Trial(kind.name, effort, oversample, reached, at_least, size, exam.milliseconds(search))
+        search = partial(held_out.answers, index, effort, oversample)
+        yield Trial(kind.name, effort, oversample, reached, at_least, size, held_out.milliseconds(search))
 
 
-def cheapest(trials: Sequence[Trial], recall: float) -> Trial | None:
-    """The fastest trial that reaches the recall beyond doubt."""
+def fastest(trials: Sequence[Trial], recall: float) -> Trial | None:
+    """Return the fastest trial whose lower confidence bound reaches the recall; `None` if there is none."""
     return min((t for t in trials if t.at_least >= recall), key=lambda t: t.ms, default=None)
 
 
 def fastest_first(trials: Sequence[Trial], recall: float) -> list[str]:
-    """Kinds that reached the recall."""
+    """Return the kinds that reach the recall, fastest first."""
     good = sorted((trial for trial in trials if trial.at_least >= recall), key=lambda trial: trial.ms)
     return list(dict.fromkeys(trial.kind for trial in good))
 
 
-def trials(vectors: Vectors, *, recall: float, memory: int | None, show_progress: bool) -> list[Trial]:
-    """Try out which kinds reach the recall within the memory, on a sample.
+def run_trials(vectors: Vectors, *, recall: float, memory: int | None, show_progress: bool) -> list[Trial]:
+    """Measure which kinds reach the recall within the memory, on a sample.
 
-    Every kind that fits is built over 50,000 of the vectors at most and searched for some of them, with
-    growing effort. Times are those of the sample, grown to the number of all vectors.
+    Every kind that fits is built over at most 50,000 of the vectors and searched with growing effort. Times
+    are extrapolated from the sample to all vectors.
+
+    Args:
+        vectors: Vectors to index.
+        recall: Required share of the 10 nearest neighbours.
+        memory: Bytes of memory that the index may use; `None` for no limit.
+        show_progress: Report progress on stderr.
 
     Raises:
-        LookalikeError: none does; the message has the table of trials.
+        LookalikeError: No kind reaches the recall; the message has the table of trials.
     """
     random = np.random.default_rng(0)
     count = len(vectors)
     rows = np.sort(random.choice(count, min(count, SAMPLE), replace=False))
     sample = Vectors([vectors.take(rows)], vectors.dim)
-    exam, centres = examine(sample), None
+    held_out, centres = hold_out(sample), None
     tried: list[Trial] = []
     with Progress("choosing an index", len(_CANDIDATES), "kinds", show=show_progress) as progress:
         for name in _CANDIDATES:
             needed = kinds.memory_needed(name, vectors.dim, count)
             if memory is None or needed <= memory:
                 progress.update(0, name)
-                index, done = _attempt(name, sample, exam, recall, centres)
-                if name.startswith("ivf"):
+                index, done = _attempt(name, sample, held_out, recall, centres)
+                if name != "flat" and kinds.APPROXIMATE[name].in_cells:
                     centres = kinds.centroids(index)
                 growth = (count / len(sample)) ** kinds.growth(name)
                 size = needed // count
                 tried += [replace(trial, bytes_per_vector=size, ms=trial.ms * growth) for trial in done]
             progress.update(1)
-        chosen = cheapest(tried, recall)
-        lines = table(tried, chosen)
+        chosen = fastest(tried, recall)
+        lines = trial_table(tried, chosen)
         if chosen is None:
             raise LookalikeError("\n".join([_too_much(recall, memory, vectors), *lines]))
         for line in lines:
@@ -167,8 +173,8 @@ def trials(vectors: Vectors, *, recall: float, memory: int | None, show_progress
     return tried
 
 
-def table(tried: Sequence[Trial], chosen: Trial | None = None) -> list[str]:
-    """Trials as lines for a terminal, the chosen one marked."""
+def trial_table(tried: Sequence[Trial], chosen: Trial | None = None) -> list[str]:
+    """Return the trials as lines of a table, the chosen one marked."""
     head = ["", "kind", "effort", "candidates", f"recall@{AIM}", "at least", "bytes/vector", "ms/query"]
     rows = [
         [
@@ -187,22 +193,30 @@ def table(tried: Sequence[Trial], chosen: Trial | None = None) -> list[str]:
 
 
 def _attempt(
-    name: str, sample: Vectors, exam: Exam, recall: float, centres: np.ndarray | None
+    name: str, sample: Vectors, held_out: HeldOutQueries, recall: float, centres: np.ndarray | None
 ) -> tuple[faiss.Index | None, list[Trial]]:
-    """Build a kind over the sample and search it."""
+    """Build an index of one kind over the sample and search it."""
     if name == "flat":
-        exact = exam.milliseconds(lambda query: sample.nearest(query, AIM))
+        exact = held_out.milliseconds(lambda query: sample.nearest(query, AIM))
         return None, [Trial("flat", 0, 1, 1.0, 1.0, 0, exact)]
     kind = kinds.APPROXIMATE[name]
-    index = kinds.trained(kind, sample.parts[0], len(sample), centres)
-    add(index, sample, exam.rows)
-    return index, list(sweep(kind, index, exam, recall))
+    index = kinds.train_index(kind, sample.parts[0], len(sample), centres)
+    add_rows(index, sample, held_out.rows)
+    return index, list(sweep_efforts(kind, index, held_out, recall))
 
 
-def add(
+def add_rows(
     index: faiss.Index, vectors: Vectors, held: np.ndarray, start: int = 0, *, show_progress: bool = False
 ) -> None:
-    """Add the rows from `start` on to an index, but not those held back, int64 [h], ascending."""
+    """Add rows to an index.
+
+    Args:
+        index: FAISS index.
+        vectors: Vectors of the gallery.
+        held: Rows to leave out, int64 [h], ascending.
+        start: First row to add.
+        show_progress: Report progress on stderr.
+    """
     with Progress("indexing", len(vectors), "vectors", begun=start, show=show_progress) as progress:
         for first, block in vectors.blocks(start):
             rows = np.setdiff1d(np.arange(first, first + len(block)), held, assume_unique=True)
@@ -212,5 +226,5 @@ def add(
 
 def _too_much(recall: float, memory: int | None, vectors: Vectors) -> str:
     least = min(kinds.memory_needed(name, vectors.dim, len(vectors)) for name in _CANDIDATES)
-    within = f" within {memory:,} bytes; the smallest takes {least:,}" if memory else ""
-    return f"no index reaches recall {recall:g}{within}: allow more memory, or less recall; tried:"
+    within = f" within {memory:,} bytes (the smallest takes {least:,})" if memory else ""
+    return f"no index reaches recall {recall:g}{within}; allow more memory, or lower the recall; tried:"

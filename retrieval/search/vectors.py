@@ -1,4 +1,4 @@
-"""The vectors of a gallery as one matrix in several parts, mapped from files; and exact search over them."""
+"""Vectors of a gallery as one matrix of memory-mapped parts, and exact search over them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import faiss
 import numpy as np
 
-_BLOCK = 4096  # rows compared at once: scores of 1024 queries take 16 MB
+_BLOCK = 4096  # rows scored at once: the scores of 1024 queries take 16 MB
 _QUERIES = 1024
-_GATHERED = 1 << 22  # float64 values that scoring holds at once: 32 MB
+_GATHERED = 1 << 22  # float64 values in memory while scoring: 32 MB
 _BY_MATRIX = 16  # queries from which a matrix product is faster than FAISS's scan
-_SLACK = 16  # candidates more than are wanted, so that rounding hardly ever asks for a second scan
-_TIED = 4096  # candidates beyond which equal ones are not told apart any more
-_ONE_BY_ONE = 8  # rows wanted per part, below which they are fetched one after the other
+_SLACK = 16  # surplus candidates, so that rounding hardly ever requires a second scan
+_TIED = 4096  # candidates beyond which ties are no longer resolved
+_ONE_BY_ONE = 8  # requested rows per part, below which they are fetched one by one
 _MERGED = 64  # blocks whose results are merged at once
 
-Block = tuple[int, np.ndarray, np.ndarray | None]  # first row, rows [b, D], which of them are allowed [b]
+Block = tuple[int, np.ndarray, np.ndarray | None]  # first row, rows [b, D], mask of allowed rows [b]
 
 
 class Vectors:
     """Parts float32 [n_i, D] seen as one matrix [rows, D], without copying them.
 
     Attributes:
-        parts: the arrays; mapped files stay on the disk until they are read.
-        dim: D.
+        parts: Arrays; memory-mapped files stay on disk until they are read.
+        dim: Dimension D.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], dim: int) -> None:
@@ -38,7 +38,7 @@ class Vectors:
         return int(self._starts[-1])
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """A copy of some rows, in the order asked for: float32 [n, D]."""
+        """Return a copy of rows, in the given order: float32 [n, D]."""
         taken = np.empty((len(rows), self.dim), np.float32)
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
         within = rows - self._starts[part_of]
@@ -52,17 +52,17 @@ class Vectors:
         return taken
 
     def blocks(self, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-        """(first row, rows float32 [b, D]) of everything from row `start` on, in order and not copied."""
+        """Yield (first row, rows float32 [b, D]) from row `start` on, in order and without copying."""
         for part, first in zip(self.parts, self._starts.tolist(), strict=False):
             for row in range(max(start - first, 0), len(part), _BLOCK):
                 yield first + row, part[row : row + _BLOCK]
 
     def score(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Inner products, summed in float64 so that equal rows score equal wherever they lie.
+        """Return inner products, summed in float64 so that equal rows score equal wherever they are stored.
 
         Args:
             queries: float32 [N, D].
-            rows: int64 [N, k], -1 for none.
+            rows: Rows, int64 [N, k]; -1 for none.
 
         Returns:
             float32 [N, k]; -inf for none.
@@ -72,32 +72,34 @@ class Vectors:
         for start in range(0, len(rows) if len(self) else 0, step):
             some = rows[start : start + step]
             found = self.take(np.maximum(some, 0).ravel()).astype(np.float64)
-            asked = queries[start : start + step, :, None].astype(np.float64)
-            products = np.matmul(found.reshape(*some.shape, self.dim), asked)[..., 0]  # [step, k]
+            batch = queries[start : start + step, :, None].astype(np.float64)
+            products = np.matmul(found.reshape(*some.shape, self.dim), batch)[..., 0]  # [step, k]
             scores[start : start + step] = np.where(some >= 0, products, -np.inf)
         return scores
 
     def nearest(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, start: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best of the allowed rows from `start` on, exactly: best first, equal scores by row.
+        """Return the k nearest of the allowed rows from `start` on, exactly, best first, equal scores by row.
 
-        Among thousands of rows that score the same, up to rounding, it may be another than the first.
+        Among thousands of rows with the same score, up to rounding, the ties may be resolved differently.
 
         Args:
             queries: float32 [N, D], finite.
-            allowed: bool [rows]; everything where it is left out.
+            k: Number of neighbours.
+            allowed: bool [rows]; `None` for all rows.
+            start: First row to search.
 
         Returns:
-            scores float32 [N, k] as of `score`, and rows int64 [N, k]; -inf and -1 where there are fewer.
+            Scores, float32 [N, k] as of `score`, and rows, int64 [N, k]; -inf and -1 beyond the last row.
         """
-        scores, rows = _nothing(len(queries), k)
+        scores, rows = _empty_result(len(queries), k)
         unsure, wanted = np.arange(len(queries)), k + _SLACK
         # What a scan computes in float32 differs from `score` by at most this (Higham 2002, section 3.1).
         error = self.dim * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1)
         while len(unsure):
             rough, candidates = self.scan(queries[unsure], wanted, allowed, start)
-            scores[unsure], rows[unsure] = best(self.score(queries[unsure], candidates), candidates, k)
+            scores[unsure], rows[unsure] = top_k(self.score(queries[unsure], candidates), candidates, k)
             missed = (candidates[:, -1] >= 0) & (scores[unsure, -1] <= rough[:, -1] + error[unsure])
             unsure, wanted = unsure[missed & (wanted < k + _TIED)], 2 * wanted
         return scores, rows
@@ -105,17 +107,17 @@ class Vectors:
     def scan(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, start: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The k best of the allowed rows from `start` on, up to the rounding of float32.
+        """Return the k nearest of the allowed rows from `start` on, up to the rounding of float32.
 
         Returns:
-            scores float32 [N, k] and rows int64 [N, k], best first; -inf and -1 where there are fewer.
+            Scores, float32 [N, k], and rows, int64 [N, k], best first; -inf and -1 beyond the last row.
         """
-        scores, rows = _nothing(len(queries), k)
+        scores, rows = _empty_result(len(queries), k)
         for first in range(0, len(queries), _QUERIES):
             some = slice(first, first + _QUERIES)
-            asked = np.ascontiguousarray(queries[some])
-            search = _multiply if len(asked) >= _BY_MATRIX else _compare
-            scores[some], rows[some] = search(asked, k, self._allowed_blocks(allowed, start))
+            batch = np.ascontiguousarray(queries[some])
+            search = _multiply if len(batch) >= _BY_MATRIX else _compare
+            scores[some], rows[some] = search(batch, k, self._allowed_blocks(allowed, start))
         return scores, rows
 
     def _allowed_blocks(self, allowed: np.ndarray | None, start: int) -> Iterator[Block]:
@@ -127,24 +129,24 @@ class Vectors:
                 yield first, block, mask
 
 
-def best(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k best of each line, best first, equal scores by row; scores and rows are [N, m], m >= k."""
+def top_k(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best of each line, best first, equal scores by row; scores and rows are [N, m], m >= k."""
     order = np.lexsort((rows, -scores))[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def bitmap(allowed: np.ndarray | None) -> Any:
-    """A FAISS selector of the rows that are True, or `None` for all."""
+    """Return a FAISS selector of the rows that are True; `None` for all."""
     return None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
-def _nothing(count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _empty_result(count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full((count, k), -np.inf, np.float32), np.full((count, k), -1)
 
 
 def _compare(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
-    """The k best of the blocks, by FAISS's scan."""
-    scores, rows = _nothing(len(queries), k)
+    """Return the k best rows of the blocks, by FAISS's scan."""
+    scores, rows = _empty_result(len(queries), k)
     while some := list(islice(blocks, _MERGED)):
         close = np.empty((len(some), len(queries), k), np.float32)
         where = np.empty(close.shape, np.int64)
@@ -156,14 +158,14 @@ def _compare(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.n
         close[where < 0] = -np.inf
         where += np.where(where < 0, 0, np.array([first for first, _, _ in some])[:, None, None])
         found = [np.hstack([held, *new]) for held, new in ((scores, close), (rows, where))]
-        scores, rows = best(found[0], found[1], k)
+        scores, rows = top_k(found[0], found[1], k)
     return scores, rows
 
 
 def _multiply(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
-    """The same by matrix products: only what beats a query's k-th score so far is looked at again."""
-    scores, rows = _nothing(len(queries), k)
-    everyone = np.arange(len(queries))
+    """Return the same by matrix products; only scores above a query's k-th best so far are merged."""
+    scores, rows = _empty_result(len(queries), k)
+    all_queries = np.arange(len(queries))
     for first, block, allowed in blocks:
         numbers = np.arange(first, first + len(block)) if allowed is None else first + np.flatnonzero(allowed)
         products = queries @ (block if allowed is None else block[allowed]).T  # [N, b]
@@ -173,8 +175,8 @@ def _multiply(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.
         who, where = np.nonzero(products >= floor[:, None])
         found = np.concatenate([scores.ravel(), products[who, where]])
         where = np.concatenate([rows.ravel(), numbers[where]])
-        who = np.concatenate([np.repeat(everyone, k), who])
+        who = np.concatenate([np.repeat(all_queries, k), who])
         order = np.lexsort((where, -found, who))
-        chosen = order[np.searchsorted(who[order], everyone)[:, None] + np.arange(k)]  # [N, k]
+        chosen = order[np.searchsorted(who[order], all_queries)[:, None] + np.arange(k)]  # [N, k]
         scores, rows = found[chosen], where[chosen]
     return scores, rows

@@ -1,4 +1,4 @@
-"""Conditions on the pictures of a gallery, `brand = 'acme' and price < 30`: a small part of SQL.
+"""Parser of filter conditions, such as `brand = 'acme' and price < 30`: a small part of SQL.
 
     condition  = conjunction {"or" conjunction}
     conjunction = factor {"and" factor}
@@ -9,9 +9,10 @@
     column     = a bare word, or any name in "double quotes"
     value      = 12 | -0.5 | 1e3 | 'text, with '' for a quote' | true | false
 
-What it means is what it means in SQLite: nothing compares with a missing value, so that neither
-`price < 30` nor `not price < 30` holds where there is no price; `like` takes % and _ and, for A to Z, either
-case; true and false are 1 and 0. Values never become part of the SQL text: they are bound.
+A condition means what it means in SQLite: a comparison with a missing value is unknown, so neither
+`price < 30` nor `not price < 30` holds for an item without a price; `like` takes % and _ and ignores the case
+of A to Z; true and false are 1 and 0. `retrieval.storage.conditions` compiles it to SQL, where values are
+bound and never become part of the text.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TOKEN = re.compile(
     |(?P<symbol><=|>=|!=|<>|==|[=<>(),])""",
     re.VERBOSE,
 )
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # SQLite ends text at the one, UTF-8 has no halves of pairs
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # SQLite ends text at NUL, UTF-8 cannot encode surrogates
 _KEYWORDS = frozenset(("and", "or", "not", "in", "like", "is", "null", "between", "true", "false"))
 _COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _TEST = "=, !=, <, <=, >, >=, in, like, between or is null"
@@ -48,21 +49,21 @@ class _Token(NamedTuple):
 
 
 def parse(text: str) -> Condition:
-    """Read a condition.
+    """Parse a condition.
 
     Raises:
-        InputError: it is no condition, with the place and what was expected there, or it is too long, too
-            deep or has too many values.
+        InputError: A syntax error, with its position and what was expected there; or a condition that is too
+            long, too deeply nested or has too many values.
     """
     if len(text) > MAX_LENGTH:
-        raise InputError(f"where: the condition has {len(text)} characters; at most {MAX_LENGTH} are taken")
+        raise InputError(f"where: the condition has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if not is_text(text):
-        raise InputError("where: the condition has characters that no database takes as text")
+        raise InputError("where: the condition has characters that the database cannot store")
     return _Parser(text).whole()
 
 
 def is_text(text: str) -> bool:
-    """Whether a database takes it as text."""
+    """Return whether the database can store a text."""
     return _NO_TEXT.search(text) is None
 
 
@@ -81,7 +82,7 @@ class _Parser:
             self._fail("'and', 'or' or the end")
         return condition
 
-    # ---- the grammar, a method a rule
+    # ---- grammar, one method per rule
 
     def _either(self, depth: int) -> Condition:
         return self._joined("or", lambda: self._both(depth))
@@ -141,7 +142,7 @@ class _Parser:
         elif token.kind == "word":
             name = token.text
         else:
-            self._fail('the name of a column (in "double quotes" where it is no plain word)')
+            self._fail('the name of a column (in "double quotes" unless it is a plain word)')
         self._advance()
         return Column(name, token.position)
 
@@ -159,7 +160,7 @@ class _Parser:
         elif token.kind == "keyword" and token.text in ("true", "false"):
             value = int(token.text == "true")
         elif token.kind == "keyword" and token.text == "null":
-            self._fail("a value (what is missing is found by `is null`)")
+            self._fail("a value (use `is null` for missing values)")
         else:
             self._fail("a value: a number, true, false, or text in single quotes")
         self._advance()
@@ -176,7 +177,7 @@ class _Parser:
             found = _TOKEN.match(text, position)
             if found is None:
                 unfinished = {"'": "text is not closed by '", '"': 'a name is not closed by "'}
-                what = unfinished.get(text[position], f"the character {text[position]!r} means nothing")
+                what = unfinished.get(text[position], f"the character {text[position]!r} is not allowed")
                 raise InputError(f"where: {what}, at character {position + 1} of the condition")
             kind, word = str(found.lastgroup), found[0]
             if kind == "word" and word.lower() in _KEYWORDS:
@@ -194,7 +195,7 @@ class _Parser:
         return self._tokens[self._next - 1]
 
     def _take(self, word: str) -> bool:
-        """Pass over a keyword or symbol if it comes next."""
+        """Consume a keyword or symbol if it comes next."""
         if self._peek.kind in ("keyword", "symbol") and self._peek.text == word:
             self._next += 1
             return True
@@ -214,7 +215,7 @@ class _Parser:
 
 
 def _number(text: str) -> int | float:
-    """An integer where it is written as one and SQLite can hold it."""
+    """Return an integer if it is written as one and fits SQLite, else a float."""
     try:
         whole = int(text)
     except ValueError:

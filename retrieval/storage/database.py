@@ -1,4 +1,4 @@
-"""The SQLite file of a gallery: transactions that either happen or do not, and a seal on the small tables."""
+"""SQLite file of a gallery: connections, atomic transactions, and a checksum over the small tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SEALED = ("meta", "segments", "indexes", "bad", "runs", "sqlite_sequence")
 
 @contextmanager
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that sees one committed state."""
-    with told(folder):
+    """Open a connection that reads one committed state."""
+    with convert_errors(folder):
         db = connect(folder)
         try:
             db.execute("BEGIN")
@@ -30,11 +30,11 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[sqlite3.Connection]:
-    """One transaction: committed and on the disk at the end, or never begun."""
-    with told(folder):
+    """Run one transaction: committed and flushed to disk at the end, or rolled back."""
+    with convert_errors(folder):
         db = connect(folder)
         try:
-            # EXTRA: the commit is on the disk before anything relies on it, such as the removal of old files.
+            # EXTRA: the commit is on disk before anything relies on it, such as the removal of old files.
             db.execute("PRAGMA synchronous = EXTRA")
             db.execute("BEGIN IMMEDIATE")
             yield db
@@ -45,16 +45,16 @@ def writing(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def connect(folder: Path) -> sqlite3.Connection:
-    """Open the database, read-only where it cannot be written; never makes one."""
+    """Open the database, read-only if it cannot be written; it is never created."""
     file = folder / "gallery.db"
-    # A reader who may write also undoes what a killed writer left half done.
+    # A reader with write permission also rolls back the transaction of a killed writer.
     mode = "rw" if os.access(file, os.W_OK) and os.access(folder, os.W_OK) else "ro"
     uri = f"{file.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
 
 def seal(db: sqlite3.Connection) -> str:
-    """SHA-256 over the small tables and the layout of all: shows damage that SQLite does not notice."""
+    """Return the SHA-256 over the small tables and the schema; it shows damage that SQLite misses."""
     digest = hashlib.sha256()
     queries = [_SCHEMA, *(f"SELECT * FROM {table} ORDER BY 1, 2" for table in _SEALED)]
     for query in queries:
@@ -65,14 +65,14 @@ def seal(db: sqlite3.Connection) -> str:
 
 
 def sealed(db: sqlite3.Connection) -> bool:
-    """Whether the small tables are as the last transaction left them."""
+    """Return whether the small tables match the checksum of the last transaction."""
     found = db.execute("SELECT value FROM meta WHERE key = 'seal'").fetchone()
     return found is not None and found[0] == json.dumps(seal(db))
 
 
 @contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """Turn a failure of SQLite into one of ours."""
+def convert_errors(folder: Path) -> Iterator[None]:
+    """Convert errors of SQLite into `LookalikeError`."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -1,4 +1,4 @@
-"""Which model a gallery's vectors come from, and whether another one would give the same."""
+"""Model identity: the model that a gallery's vectors come from, proved by fingerprint and probe vectors."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import sha256_of
 from retrieval.storage.manifest import Manifest
 
-_SAME = 0.9999  # cosine of probes from here on: another file, the same network
-_STILL = 0.999  # the same file on another machine: other libraries round otherwise
+_SAME = 0.9999  # least cosine of the probe vectors of another file with the same network
+_STILL = 0.999  # least cosine of the same file on another machine, whose libraries round differently
 
 
 def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> Embedder:
-    """The model in a gallery's folder, which must be the one, and compute here what it computed then.
+    """Load a gallery's model file, and check that it still computes the stored probe vectors.
 
     Args:
-        threads: as for `Embedder`.
+        folder: Gallery folder.
+        manifest: Manifest of the gallery.
+        threads: As for `Embedder`.
 
     Raises:
-        InputError: the gallery has no model, for its vectors were made elsewhere.
-        LookalikeError: model or probes are damaged, or the model gives other vectors on this machine.
+        InputError: The gallery has no model, since its vectors come from an external embedding.
+        LookalikeError: Model or probes are damaged, or the model computes other vectors on this machine.
     """
     if not manifest.has_model:
-        what = f"{folder}: holds vectors made elsewhere ({manifest.embedding}), and no model"
-        raise InputError(f"{what}: search it by one of its items, or by vectors")
+        what = f"{folder}: the vectors come from an external embedding ({manifest.embedding}), not a model"
+        raise InputError(f"{what}; search by an item of the gallery, or by vectors")
     try:
         embedder = Embedder(folder / "model" / "model.onnx", threads=threads)
     except InputError as error:
@@ -36,17 +38,22 @@ def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> E
         raise _damaged(folder, "model.onnx")
     cosine = probe_cosine(folder, manifest, embedder)
     if cosine < _STILL:
-        what = f"the model gives other vectors here than where the gallery was made (cosine {cosine:.4f})"
+        what = f"the model computes other vectors here than when the gallery was built (cosine {cosine:.4f})"
         raise LookalikeError(f"{folder}: {what}; rebuild the gallery on this machine")
     return embedder
 
 
 def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
-    """Refuse a model whose vectors would not belong into a gallery.
+    """Refuse a model other than the gallery's.
+
+    Args:
+        folder: Gallery folder.
+        manifest: Manifest of the gallery.
+        embedder: Model to check.
 
     Raises:
-        InputError: it is another file; the message says whether its vectors are the same all the same, as
-            those of a model that was exported again.
+        InputError: Another model file; the message states whether it computes the same vectors, as a model
+            that was exported again does.
     """
     if embedder.fingerprint == manifest.fingerprint:
         return
@@ -56,16 +63,19 @@ def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
     if manifest.has_model and embedder.dim == manifest.dim:
         cosine = probe_cosine(folder, manifest, embedder)
         if cosine >= _SAME:
-            hint = (
-                f"both give the same vectors, so use the one it was built with: {folder / 'model/model.onnx'}"
-            )
+            file = folder / "model" / "model.onnx"
+            hint = f"both compute the same vectors, so use the one it was built with: {file}"
         else:
-            detail += f", whose vectors are others (cosine {cosine:.4f})"
+            detail += f", which computes other vectors (cosine {cosine:.4f})"
     raise InputError(f"{folder}: {detail}; {hint}")
 
 
 def probe_cosine(folder: Path, manifest: Manifest, embedder: Embedder) -> float:
-    """The lowest cosine between the vectors of the probe pictures as they were stored, and a model's."""
+    """Return the lowest cosine between the stored vectors of the probe images and those of a model.
+
+    Raises:
+        LookalikeError: The stored vectors are missing or damaged.
+    """
     path = folder / "model" / "probes.npy"
     if not path.is_file() or sha256_of(path) != manifest.probes_sha256:
         raise _damaged(folder, "probes.npy")
@@ -74,7 +84,7 @@ def probe_cosine(folder: Path, manifest: Manifest, embedder: Embedder) -> float:
 
 
 def probe_pixels(embedder: Embedder) -> np.ndarray:
-    """Four fixed pictures uint8 [4, S, S, 3], whose vectors show whether a model still does what it did."""
+    """Return the four fixed probe images, uint8 [4, S, S, 3], by whose vectors models are compared."""
     side = embedder.preprocess.size
     y, x = np.mgrid[0:side, 0:side] / side
     waves = [np.sin(2 * np.pi * (a * x + b * y))[..., None] for a, b in ((1, 0), (0, 3), (5, 2), (11, 7))]
@@ -85,4 +95,4 @@ def probe_pixels(embedder: Embedder) -> np.ndarray:
 
 def _damaged(folder: Path, name: str) -> LookalikeError:
     what = f"{folder / 'model' / name}: missing or damaged"
-    return LookalikeError(f"{what}; put the file back that the gallery was made with")
+    return LookalikeError(f"{what}; restore the file that the gallery was built with")

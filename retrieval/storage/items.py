@@ -1,4 +1,4 @@
-"""The items of a gallery and their metadata: reading them, and what one transaction writes."""
+"""Items and their metadata: reading, and writing within a transaction."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.storage import schema
 from retrieval.storage.records import BadFile, Change, NewItem, StoredItem, Value
 
-# A user's column may have the name of one of ours: both tables are named throughout.
+# A metadata column may have the name of a column of `items`: all columns are qualified.
 _SELECT = (
     f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, metadata.* "
     "FROM items JOIN metadata ON metadata.id = items.id"
 )
-_ALIVE = "deleted_at IS NULL"
-_DELETE_AT_PATH = f"UPDATE items SET deleted_at = ? WHERE root = ? AND path = ? AND {_ALIVE}"
+_DELETE_AT_PATH = f"UPDATE items SET deleted_at = ? WHERE root = ? AND path = ? AND {schema.LIVE}"
 _INSERT_ITEM = f"INSERT INTO items ({', '.join(schema.FACTS)}, seg, row, crc) VALUES ({', '.join('?' * 13)})"
 _INSERT_BAD = (
     "INSERT INTO bad VALUES (?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT (root, path) DO UPDATE SET "
@@ -26,10 +25,10 @@ _INSERT_BAD = (
 
 
 def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredItem]:
-    """The items of some numbers, removed or not; those that are unknown are left out.
+    """Yield items by id, removed ones among them; unknown ids are left out.
 
     Raises:
-        LookalikeError: what is kept about one is damaged.
+        LookalikeError: The facts of an item are damaged.
     """
     known = columns(db)
     for start in range(0, len(ids), schema.AT_ONCE):
@@ -39,7 +38,7 @@ def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredIte
 
 
 def columns(db: sqlite3.Connection) -> list[str]:
-    """The metadata columns, as they are spelt here, oldest first."""
+    """Return the names of the metadata columns, oldest first."""
     return [name for _, name, *_ in db.execute("PRAGMA table_info (metadata)")][1:]
 
 
@@ -48,13 +47,17 @@ def _stored(row: Sequence[Any], names: Sequence[str]) -> StoredItem:
     facts, crc, values = row[:count], row[count], row[count + 2 :]
     metadata = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     if schema.item_crc(facts, metadata) != crc:
-        what = f"item {row[0]}: what the gallery's database says about it is damaged"
-        raise LookalikeError(f"{what}; `lookalike index verify GALLERY --repair` takes it out")
+        what = f"item {row[0]}: its facts in the gallery's database are damaged"
+        raise LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
     return StoredItem(**dict(zip(schema.FACTS, facts, strict=True)), metadata=metadata)
 
 
-class Items:
-    """The items and their metadata, inside one transaction."""
+class ItemWriter:
+    """Writes to items and their metadata, inside one transaction.
+
+    Args:
+        db: Connection with an open transaction.
+    """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -62,7 +65,7 @@ class Items:
         self._names: dict[str, str] = {}
 
     def add_columns(self, names: Iterable[str]) -> None:
-        """Make room for metadata of these names."""
+        """Add the metadata columns that are missing."""
         self._names = schema.check_columns(names, self._known)
         for column in dict.fromkeys(self._names.values()):
             if column not in self._known:
@@ -70,10 +73,10 @@ class Items:
                 self._known.append(column)
 
     def replace(self, number: int, item: NewItem, place: tuple[int, int], when: str) -> None:
-        """Insert an item in the place of the live one with its key."""
+        """Insert an item in place of the live one with its key, whose other metadata it inherits."""
         s, key = item.stamp, self._key(item)
         given = self._checked(item.metadata)
-        old = self._db.execute(f"SELECT id FROM items WHERE key = ? AND {_ALIVE}", (key,)).fetchone()
+        old = self._db.execute(f"SELECT id FROM items WHERE key = ? AND {schema.LIVE}", (key,)).fetchone()
         if old:
             given = {**self._metadata(old[0]), **given}
             self._db.execute("UPDATE items SET deleted_at = ? WHERE id = ?", (when, *old))
@@ -82,20 +85,20 @@ class Items:
         self._db.execute("DELETE FROM bad WHERE root = ? AND path = ?", s.key)
 
     def put_bad(self, file: BadFile, when: str) -> None:
-        """Note a file that cannot be used; its path loses its items."""
+        """Record an unusable file, and remove its items."""
         s = file.stamp
         self._db.execute(_DELETE_AT_PATH, (when, *s.key))
         self._db.execute(_INSERT_BAD, (s.root, s.path, file.reason, file.detail, s.size, s.mtime_ns, when))
 
     def remove(self, number: int, when: str) -> None:
-        """Remove a live item; its row stays where it is until the next compaction."""
-        query = f"UPDATE items SET deleted_at = ? WHERE id = ? AND {_ALIVE}"
+        """Remove a live item; its vector stays in its segment until the next compaction."""
+        query = f"UPDATE items SET deleted_at = ? WHERE id = ? AND {schema.LIVE}"
         if self._db.execute(query, (when, number)).rowcount == 0:
             raise InputError(f"no item {number}; nothing was removed")
 
     def amend(self, change: Change) -> None:
-        """Change an item's facts."""
-        query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id = ? AND {_ALIVE}"
+        """Change facts about a live item."""
+        query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id = ? AND {schema.LIVE}"
         row = self._db.execute(query, (change.id,)).fetchone()
         if row is None:
             raise InputError(f"no item {change.id}")
@@ -127,10 +130,10 @@ class Items:
         root, path = item.stamp.key
         if not path:
             raise InputError("an item without a file needs a key")
-        at_path = f"SELECT key FROM items WHERE root = ? AND path = ? AND {_ALIVE} ORDER BY id LIMIT 1"
+        at_path = f"SELECT key FROM items WHERE root = ? AND path = ? AND {schema.LIVE} ORDER BY id LIMIT 1"
         if kept := self._db.execute(at_path, (root, path)).fetchone():
             return str(kept[0])
-        taken = self._db.execute(f"SELECT 1 FROM items WHERE key = ? AND {_ALIVE}", (path,)).fetchone()
+        taken = self._db.execute(f"SELECT 1 FROM items WHERE key = ? AND {schema.LIVE}", (path,)).fetchone()
         return item.stamp.full.as_posix() if taken else path
 
     def _checked(self, metadata: Mapping[str, Value]) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""What a gallery keeps about pictures, vectors and its index, as plain values."""
+"""Records of a gallery: items, files, segments and the index as plain values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from pathlib import Path
 import numpy as np
 
 Value = str | int | float | None
-# The root of the files that a gallery keeps itself: relative to its folder, so that they move with it.
+# Root of the uploaded files: relative to the gallery folder, so that they move with it.
 OWN = "pictures"
-# What they are called.
+# Names of the uploaded files.
 KEPT = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 
 @dataclass(frozen=True)
 class FileStamp:
-    """An image file as the scan saw it: where it is, and what tells whether it changed."""
+    """An image file as scanned: its place, and the facts by which a change is detected.
+
+    Attributes:
+        root: Folder that the path is relative to.
+        path: Path below the root, with "/" as the separator.
+        size: Size in bytes.
+        mtime_ns: Modification time in nanoseconds.
+        label: Label, if any.
+    """
 
     root: str
     path: str
@@ -37,14 +45,14 @@ class FileStamp:
 
 @dataclass(frozen=True)
 class NewItem:
-    """A picture that was embedded, about to be committed.
+    """An embedded image, about to be committed.
 
     Attributes:
-        stamp: its file; root and path are empty where there is none.
-        content_sha256: of the file's bytes; empty where there is none.
-        width, height: of the picture, in pixels; 0 where it is not known.
-        metadata: a value for each column that is given; the item that this one replaces lends the others.
-        key: the stable id people use; `None` makes it the path, or keeps the one the path already has.
+        stamp: Image file; root and path are empty for an item without a file.
+        content_sha256: SHA-256 of the file's bytes; empty for an item without a file.
+        width, height: Image size in pixels; 0 if unknown.
+        metadata: Values by column; other columns keep the value of the item that this one replaces.
+        key: Stable id for users; `None` for the path, or for the key that the path already has.
     """
 
     stamp: FileStamp
@@ -57,10 +65,19 @@ class NewItem:
 
 @dataclass(frozen=True)
 class StoredItem:
-    """Everything a gallery keeps about an item, but its vector.
+    """All facts about an item except its vector.
 
     Attributes:
-        metadata: the columns in which it has a value.
+        id: Item id, which is never used again.
+        key: Stable id for users.
+        root: Folder that the path is relative to; a relative one is below the gallery folder.
+        path: Path below the root; empty for an item without a file.
+        size: File size in bytes when it was embedded.
+        mtime_ns: Modification time then, in nanoseconds.
+        content_sha256: SHA-256 of the file's bytes; empty for an item without a file.
+        width, height: Image size in pixels; 0 if unknown.
+        label: Label, if any.
+        metadata: Values by column, without the missing ones.
     """
 
     id: int
@@ -103,13 +120,13 @@ class ExistingItem:
 
 @dataclass(frozen=True)
 class Change:
-    """New facts about an item whose vector stays: what is `None` is left as it is.
+    """New facts about an item whose vector stays; `None` leaves a fact unchanged.
 
     Attributes:
-        id: of the item.
-        stamp: its file, with the label.
-        metadata: the columns that change.
-        key: its stable id.
+        id: Item id.
+        stamp: Image file, with the label.
+        metadata: Values by column, for the columns that change.
+        key: Stable id for users.
     """
 
     id: int
@@ -120,7 +137,13 @@ class Change:
 
 @dataclass(frozen=True)
 class BadFile:
-    """A file that could not be used, with the reason."""
+    """An unusable file.
+
+    Attributes:
+        stamp: Image file.
+        reason: Reason as a code, see `retrieval.errors.ImageError`.
+        detail: Reason as text.
+    """
 
     stamp: FileStamp
     reason: str
@@ -129,7 +152,16 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of vectors, float32 [n, D], and beside it one of item ids and checksums."""
+    """A file of vectors, float32 [n, D], with a file of item ids and checksums.
+
+    Attributes:
+        seg: Segment number.
+        file: Name of the file of vectors.
+        n: Number of rows.
+        sha256: SHA-256 of the file of vectors.
+        bytes: Size of the file of vectors.
+        rows_sha256: SHA-256 of the file of item ids and checksums.
+    """
 
     seg: int
     file: str
@@ -169,7 +201,15 @@ class IndexSpec:
 
 @dataclass(frozen=True)
 class ActiveIndex:
-    """The index in use: over the first n rows, counted through all segments, oldest first."""
+    """The index in use, over the first n rows of all segments, oldest first.
+
+    Attributes:
+        folder: Name of its folder below `indexes`.
+        sha256: SHA-256 of its file `index.faiss`.
+        kind: Index kind.
+        n: Number of rows in it.
+        card_sha256: SHA-256 of its file `card.json`.
+    """
 
     folder: str
     sha256: str
@@ -183,9 +223,9 @@ class State:
     """One committed state of a gallery.
 
     Attributes:
-        segments: oldest first; their rows ascend by item id.
-        removed: int64 [m], items that are gone and whose rows still lie in the segments.
-        index: `None` where the vectors are searched one by one.
+        segments: Segments, oldest first; their rows ascend by item id.
+        removed: Ids of removed items whose rows are still in the segments, int64 [m].
+        index: Index in use; `None` for exact search.
     """
 
     segments: tuple[Segment, ...]

@@ -1,4 +1,4 @@
-"""The tables of a gallery's database, the names of its metadata columns, and the checksum of an item."""
+"""Database schema of a gallery: tables, names of metadata columns, checksum of an item."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT 
     counts TEXT NOT NULL DEFAULT '{}', versions TEXT NOT NULL);
 """
 
-# What an item's checksum covers, in this order; its row is checked against the segments instead.
+# Facts that an item's checksum covers, in this order; its row is checked against the segments instead.
 FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
-# Names that mean something else where people name columns.
+# Names that metadata columns cannot have.
 BUILT_IN = ("id", "key", "label", "path", "width", "height")  # columns that a condition may name
 RESERVED = frozenset({*BUILT_IN, "score"})
 AT_ONCE = 500  # parameters of one statement, below SQLite's limit
@@ -48,21 +48,21 @@ _INTEGERS = range(-(2**63), 2**63)
 
 
 def quoted(name: str) -> str:
-    """A column's name as SQL takes it, whatever is in it."""
+    """Return a column name quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def item_crc(facts: Sequence[Any], metadata: Mapping[str, Value]) -> int:
-    """CRC-32 of an item's facts, in the order of `FACTS`, and of the metadata that it has."""
+    """Return the CRC-32 of an item's facts, in the order of `FACTS`, and of its metadata."""
     given = sorted((name, value) for name, value in metadata.items() if value is not None)
     return zlib.crc32(json.dumps([*facts, given]).encode())
 
 
 def check_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
-    """Name as given -> name of the column, which is the known one where they differ in case alone.
+    """Return the column of each given name: a known one if they differ only in case, else the name itself.
 
     Raises:
-        InputError: a name that cannot be a column, or too many of them.
+        InputError: An invalid or reserved name, or too many columns.
     """
     columns = {_fold(name): name for name in known}
     chosen = {}
@@ -70,7 +70,7 @@ def check_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
         if not name.strip() or not name.isprintable() or len(name) > 100:
             raise InputError(f"metadata column {name[:100]!r}: a name is 1 to 100 printable characters")
         if _fold(name) in RESERVED:
-            raise InputError(f"metadata column {name!r}: this name is taken; rename the column")
+            raise InputError(f"metadata column {name!r}: the name is reserved; rename the column")
         chosen[name] = columns.setdefault(_fold(name), name)
     if len(columns) > _MOST_COLUMNS:
         raise InputError(f"{len(columns)} metadata columns; a gallery takes at most {_MOST_COLUMNS}")
@@ -78,14 +78,22 @@ def check_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
 
 
 def check_key(key: str) -> str:
-    """The key of an item, as it is; an `InputError` where it cannot be one."""
+    """Return the key of an item unchanged.
+
+    Raises:
+        InputError: It cannot be a key.
+    """
     if not key or not _is_text(key):
         raise InputError(f"key {key[:60]!r}: a key is a text of at least one character")
     return key
 
 
 def check_value(column: str, value: object) -> Value:
-    """A metadata value as it is stored; text, integers of 64 bits, finite numbers or nothing."""
+    """Return a metadata value as stored: text, a 64-bit integer, a finite number or `None`.
+
+    Raises:
+        InputError: Any other value.
+    """
     if isinstance(value, bool):
         return int(value)
     if value is None or (isinstance(value, str) and _is_text(value)):
@@ -96,7 +104,7 @@ def check_value(column: str, value: object) -> Value:
         return value
     what = f"{type(value).__name__} {value!r}"[:60]
     raise InputError(
-        f"metadata column {column!r}: {what} is no text, whole number of 64 bits or finite number"
+        f"metadata column {column!r}: {what} is not text, a whole number of 64 bits or a finite number"
     )
 
 
@@ -105,5 +113,5 @@ def _is_text(value: str) -> bool:
 
 
 def _fold(name: str) -> str:
-    """SQLite tells column names apart by this."""
+    """Return a column name as SQLite compares it."""
     return re.sub("[A-Z]", lambda letter: letter[0].lower(), name)

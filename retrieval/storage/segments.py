@@ -1,4 +1,4 @@
-"""Segments: immutable files of vectors, each with a file that says whose they are and proves every row."""
+"""Segments: immutable files of vectors, each with a file of item ids and row checksums."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from retrieval.storage.records import Segment
 
 
 class DamagedError(Exception):
-    """A file of a segment is missing or not the one that was written; the message is its path."""
+    """A file of a segment is missing or damaged; the message is its path."""
 
 
 def write(folder: Path, vectors: np.ndarray, ids: np.ndarray) -> Segment:
-    """Write vectors float32 [n, D] of the items int64 [n], ascending -> a segment without a number yet."""
+    """Write vectors, float32 [n, D], of items, int64 [n] ascending; return a segment without a number yet."""
     vectors = np.ascontiguousarray(vectors, np.float32)
     path = folder / f"{uuid.uuid4().hex}.npy"
     _save(path, vectors)
@@ -26,7 +26,7 @@ def write(folder: Path, vectors: np.ndarray, ids: np.ndarray) -> Segment:
 
 
 def write_rows(path: Path, vectors: np.ndarray, ids: np.ndarray) -> str:
-    """Write whose the vectors float32 [n, D] in a segment's file are, items int64 [n] -> SHA-256 of that."""
+    """Write the file of rows for the vectors, float32 [n, D], of items, int64 [n]; return its SHA-256."""
     rows = np.stack([ids.astype(np.int64), row_checksums(vectors).astype(np.int64)], 1)  # [n, 2]
     target = path.with_name(f"{path.stem}.rows.npy")
     _save(target, rows)
@@ -34,7 +34,11 @@ def write_rows(path: Path, vectors: np.ndarray, ids: np.ndarray) -> str:
 
 
 def vectors(folder: Path, segment: Segment, dim: int) -> np.ndarray:
-    """The vectors of a segment, memory-mapped: float32 [n, dim]. Their bytes are not checked here."""
+    """Return the vectors of a segment, memory-mapped and unchecked: float32 [n, dim].
+
+    Raises:
+        DamagedError: The file is missing or has another shape.
+    """
     found = _load(folder / segment.file, mapped=True)
     if found.dtype != np.float32 or found.shape != (segment.n, dim):
         raise DamagedError(folder / segment.file)
@@ -42,7 +46,11 @@ def vectors(folder: Path, segment: Segment, dim: int) -> np.ndarray:
 
 
 def rows(folder: Path, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
-    """Item ids int64 [n] and the CRC-32 of each row's bytes, uint32 [n]."""
+    """Return the item ids, int64 [n], and the CRC-32 of each row's bytes, uint32 [n].
+
+    Raises:
+        DamagedError: The file is missing or damaged.
+    """
     path = folder / segment.rows_file
     if not path.is_file() or sha256_of(path) != segment.rows_sha256:
         raise DamagedError(path)
@@ -51,7 +59,7 @@ def rows(folder: Path, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
 
 
 def row_checksums(vectors: np.ndarray) -> np.ndarray:
-    """CRC-32 of the bytes of each row of float32 [n, D] -> uint32 [n]."""
+    """Return the CRC-32 of the bytes of each row of float32 [n, D]: uint32 [n]."""
     return np.fromiter((zlib.crc32(row) for row in np.ascontiguousarray(vectors)), np.uint32, len(vectors))
 
 
@@ -62,6 +70,7 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 def _load(path: Path, *, mapped: bool = False) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        loaded: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DamagedError(path) from error
+    return loaded

@@ -1,17 +1,17 @@
-"""What a gallery keeps on disk: one SQLite file as the only commit point, and immutable vector segments.
+"""Crash-safe store of a gallery: one SQLite file as the only commit point, immutable vector segments.
 
-    gallery.db                  every fact; a row here is what makes a file count
-    LOCK                        held by the one writer
+    gallery.db                  all facts; a file counts only if a row here names it
+    LOCK                        writer's lock file
     segments/<uuid>.npy         float32 [n, D], unit rows, written once
-    segments/<uuid>.rows.npy    int64 [n, 2]: the item of each row, and the CRC-32 of the row's bytes
+    segments/<uuid>.rows.npy    int64 [n, 2]: item id of each row, and CRC-32 of the row's bytes
     indexes/<uuid>/             index.faiss and card.json
-    model/                      model.onnx and probes.npy; empty where the vectors were made elsewhere
+    model/                      model.onnx and probes.npy; empty for an external embedding
     reports/<time>/             report.json and report.html
-    pictures/<sha256>.<suffix>  files that the gallery was given to keep; only where there are any
+    pictures/<sha256>.<suffix>  uploaded image files, if any
 
-Files are written under a temporary name, flushed to the disk and renamed before the transaction that
-names them, so a crash at any instant leaves the state before or after a commit. A file that no row names
-is a leftover; the next writer deletes it. A reader that has opened it keeps it all the same.
+Files are written under a temporary name, flushed to disk and renamed before the transaction that names
+them, so a crash at any instant leaves the state before or after a commit. A file that no row names is a
+leftover, which the next writer deletes. Readers that have opened it can still read it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import numpy as np
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
 from retrieval.storage import database, schema, segments
-from retrieval.storage.items import Items, columns, read_items
+from retrieval.storage.items import ItemWriter, columns, read_items
 from retrieval.storage.manifest import Manifest, parse_manifest, write_manifest
 from retrieval.storage.records import (
     KEPT,
@@ -54,24 +54,28 @@ from retrieval.storage.records import (
 )
 from retrieval.storage.watch import SEGMENTS, Watch
 
-# What writing fails with where the disk is full or broken; numpy gives no number for half a write.
+# Errors of a full or broken disk; numpy gives no number for a partial write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
-# What is ours to delete in a folder where people may put files, too.
+# Names of the files that may be deleted in the folder of uploads, where users may put files as well.
 _OURS = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
 
 
 class Store:
-    """The folder of one gallery. Reading is open to all; writing needs `writing()`.
+    """Store of one gallery. Any process may read; writing needs the lock that `writing()` takes.
+
+    Args:
+        folder: Gallery folder.
 
     Raises:
-        InputError: the folder is not a gallery, or a gallery of another format.
+        InputError: The folder is not a gallery, or a gallery of another format.
+        LookalikeError: The database is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not (folder / "gallery.db").is_file():
             raise InputError(
-                f"{folder}: not a gallery; `lookalike index build {folder} IMAGES --model M` makes one"
+                f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES --model M`"
             )
         self.manifest = parse_manifest(folder, self.select("SELECT key, value FROM meta WHERE key != 'seal'"))
         self._held = False
@@ -93,9 +97,9 @@ class Store:
             InputError: The folder cannot be used.
         """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder}: exists already and is not an empty folder")
+            raise InputError(f"{folder}: the folder exists and is not empty; choose another name")
         if not folder.name:
-            raise InputError(f"{folder}: give the gallery a folder of its own")
+            raise InputError(f"{folder}: not a folder of its own; name one for the gallery")
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
         try:
@@ -122,72 +126,72 @@ class Store:
 
     @property
     def own(self) -> Path:
-        """Where the files lie that the gallery keeps itself; there may be no such folder."""
+        """Folder of the uploaded image files, which may not exist."""
         return self.folder.resolve() / OWN
 
     # ---- reading
 
     def select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """The rows of one query."""
+        """Return the rows of one query; for the modules of `retrieval.storage` only."""
         with database.reading(self.folder) as db:
             return db.execute(query, values).fetchall()
 
     def state(self) -> State:
-        """The state last committed, all of it seen at the same instant; `changed()` counts from here."""
+        """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
         if self._watch is None:
             self._watch = Watch(self.folder)
         return self._watch.state()
 
     def changed(self) -> bool:
-        """Whether anything was committed since `state()`, or another gallery took this one's place.
+        """Return whether anything was committed since `state()`, or the folder holds another gallery now.
 
         Raises:
-            LookalikeError: the gallery is gone from the disk.
+            LookalikeError: The gallery was deleted.
         """
         return self._watch is None or self._watch.changed()
 
     def replaced(self) -> bool:
-        """Whether another gallery lies in this one's place since it was opened."""
+        """Return whether the folder holds another gallery than when it was opened."""
         return self._watch is not None and self._watch.replaced()
 
     def segments(self) -> list[Segment]:
-        """Every committed segment, oldest first."""
+        """Return all committed segments, oldest first."""
         return [Segment(*row) for row in self.select(SEGMENTS)]
 
     def segment_vectors(self, segment: Segment) -> np.ndarray:
-        """The vectors of a segment, memory-mapped: float32 [n, D]. Their rows are checked when used.
+        """Return the vectors of a segment, memory-mapped: float32 [n, D]. Rows are checked when used.
 
         Raises:
-            LookalikeError: the file is gone or of another shape.
+            LookalikeError: The file is missing or has another shape.
         """
         with self._repairable():
             return segments.vectors(self.folder / "segments", segment, self.manifest.dim)
 
     def segment_rows(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
-        """Item ids int64 [n] and the CRC-32 of each row's bytes, uint32 [n], of a segment.
+        """Return the item ids, int64 [n], and the CRC-32 of each row's bytes, uint32 [n], of a segment.
 
         Raises:
-            LookalikeError: the file is gone or not the one that was written.
+            LookalikeError: The file is missing or damaged.
         """
         with self._repairable():
             return segments.rows(self.folder / "segments", segment)
 
     def items(self, ids: Sequence[int]) -> list[StoredItem]:
-        """What is kept about the items of some numbers, removed or not; those unknown are left out.
+        """Return items by id, removed ones among them; unknown ids are left out.
 
         Raises:
-            LookalikeError: it is damaged.
+            LookalikeError: The facts of an item are damaged.
         """
         with database.reading(self.folder) as db:
             return list(read_items(db, ids))
 
     def columns(self) -> list[str]:
-        """The metadata columns, as they are spelt here, oldest first."""
+        """Return the names of the metadata columns, oldest first."""
         with database.reading(self.folder) as db:
             return columns(db)
 
     def bad_files(self) -> list[BadFile]:
-        """Every file that could not be used when it was last tried."""
+        """Return the files that could not be used when they were last tried."""
         query = "SELECT root, path, size, mtime_ns, reason, detail FROM bad ORDER BY root, path"
         return [
             BadFile(FileStamp(r, p, size, m), reason, detail)
@@ -198,14 +202,14 @@ class Store:
 
     @contextmanager
     def writing(self, *, repairing: bool = False) -> Iterator[None]:
-        """Hold the writer's lock; clears what an interrupted writer left behind.
+        """Hold the writer's lock; the leftovers of an interrupted writer are deleted first.
 
         Args:
-            repairing: go on where the database is damaged.
+            repairing: Continue if the database is damaged.
 
         Raises:
-            LockedError: another process is writing; its number and machine are named.
-            LookalikeError: the folder cannot be written, or the database is damaged.
+            LockedError: Another process is writing; the message has its process id and machine.
+            LookalikeError: The folder cannot be written, or the database is damaged.
         """
 
         def refuse(lock: IO[str]) -> NoReturn:
@@ -217,7 +221,7 @@ class Store:
 
         try:
             with ExitStack() as stack:
-                with self._told():
+                with self._convert_errors():
                     lock = stack.enter_context(file_lock(self.folder / "LOCK", refuse))
                     lock.truncate(0)
                     lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
@@ -237,18 +241,23 @@ class Store:
             raise self._unwritable(error) from error
 
     def commit(self, vectors: np.ndarray, items: Sequence[NewItem], bad: Iterable[BadFile] = ()) -> None:
-        """Add items with their vectors, float32 [n, D], and bad files, in one step.
+        """Add items with their vectors, and unusable files, in one transaction.
 
-        An item takes the place of the live one with the same key; a path found bad loses its items, for
-        their picture is no longer what was embedded.
+        An item replaces the live one with the same key. The items of an unusable file are removed, since the
+        file is no longer the image that was embedded.
+
+        Args:
+            vectors: float32 [n, D], unit length.
+            items: Items of the vectors.
+            bad: Unusable files.
 
         Raises:
-            InputError: a metadata column or value that cannot be kept; nothing is changed then.
+            InputError: A metadata column or value that cannot be stored; nothing is changed.
         """
         when = now()
         with self.transaction() as db:
-            table = Items(db)
-            table.add_columns(name for item in items for name in item.metadata)
+            writer = ItemWriter(db)
+            writer.add_columns(name for item in items for name in item.metadata)
             if len(items):
                 first = db.execute(
                     "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
@@ -257,22 +266,22 @@ class Store:
                 segment = segments.write(self.folder / "segments", vectors, np.array(numbers))
                 seg = insert_segment(db, segment)
                 for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
-                    table.replace(number, item, (seg, row), when)
+                    writer.replace(number, item, (seg, row), when)
             for file in bad:
-                table.put_bad(file, when)
+                writer.put_bad(file, when)
 
     def amend(self, changes: Sequence[Change]) -> None:
-        """Change facts about live items, whose vectors stay, in one step.
+        """Change facts about live items, whose vectors stay, in one transaction.
 
         Raises:
-            InputError: an item that is not there, a key that another item has, or a column or value that
-                cannot be kept; nothing is changed then.
+            InputError: An unknown item, a key that another item has, or a column or value that cannot be
+                stored; nothing is changed.
         """
         with self.transaction() as db:
-            table = Items(db)
-            table.add_columns(name for change in changes for name in change.metadata)
+            writer = ItemWriter(db)
+            writer.add_columns(name for change in changes for name in change.metadata)
             for change in changes:
-                table.amend(change)
+                writer.amend(change)
 
     def forget_bad_files(self, keys: Iterable[tuple[str, str]]) -> None:
         """Delete files, by root and path, from the list of unusable ones."""
@@ -280,16 +289,16 @@ class Store:
             db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", keys)
 
     def remove(self, ids: Iterable[int]) -> int:
-        """Remove items, in one step -> how many. Their rows stay where they are until the next compaction.
+        """Remove items in one transaction, and return their number. Rows stay until the next compaction.
 
         Raises:
-            InputError: an item that is not there; nothing is changed then.
+            InputError: An unknown item; nothing is changed.
         """
         when, wanted = now(), sorted(set(ids))
         with self.transaction() as db:
-            table = Items(db)
+            writer = ItemWriter(db)
             for item in wanted:
-                table.remove(item, when)
+                writer.remove(item, when)
         return len(wanted)
 
     def use_index(self, index: ActiveIndex | None, spec: IndexSpec) -> None:
@@ -309,34 +318,34 @@ class Store:
         self.manifest = manifest
 
     def update_manifest(self, manifest: Manifest) -> None:
-        """Replace the manifest, in one step."""
+        """Replace the manifest."""
         with self.transaction() as db:
             write_manifest(db, manifest, self.manifest)
         self.manifest = manifest
 
     def record_run(self, command: str, started: str, counts: Mapping[str, int]) -> None:
-        """Note what was done to this gallery, when and with what."""
+        """Record a change of the gallery in its history: command, times, counts and library versions."""
         with self.transaction() as db:
             insert = "INSERT INTO runs (command, started, ended, counts, versions) VALUES (?, ?, ?, ?, ?)"
             db.execute(insert, (command, started, now(), json.dumps(counts), json.dumps(_versions())))
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One change of the database, inside `writing()`: it happens as a whole or not at all."""
+        """Run one transaction of the database, inside `writing()`."""
         if not self._held:
-            raise LookalikeError(f"{self.folder}: changed without the writer's lock; use `store.writing()`")
+            raise LookalikeError(f"{self.folder}: written without the writer's lock; use `store.writing()`")
         with database.writing(self.folder) as db:
             yield db
 
     def vacuum(self) -> None:
-        """Give unused space in the database back."""
-        with database.told(self.folder), closing(database.connect(self.folder)) as db:
+        """Free unused space in the database."""
+        with database.convert_errors(self.folder), closing(database.connect(self.folder)) as db:
             db.execute("VACUUM")
 
-    # ---- the rest
+    # ---- errors and leftovers
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -351,27 +360,27 @@ class Store:
         try:
             yield
         except segments.DamagedError as error:
-            hint = f"`lookalike index verify {self.folder} --repair` puts it right"
+            hint = f"repair it with `lookalike index verify {self.folder} --repair`"
             raise LookalikeError(f"{error}: missing or damaged; {hint}") from error
 
     def _check_seal(self) -> None:
         with database.reading(self.folder) as db:  # the next commit would seal the damage in
             if not database.sealed(db):
                 what = f"{self.folder}: the gallery's database is damaged"
-                raise LookalikeError(f"{what}; `lookalike index verify {self.folder}` says more")
+                raise LookalikeError(f"{what}; run `lookalike index verify {self.folder}`")
 
     def clear_leftovers(self) -> None:
-        """Delete the files that no row names; inside `writing()`."""
+        """Delete the files that no row names. Call it inside `writing()`."""
         for entry in self.leftovers():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def kept_files(self) -> set[str]:
-        """The names of the files below `own` that live items have."""
+        """Return the names of the uploaded files that live items have."""
         query = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
         return {path for (path,) in self.select(query, (OWN,))}
 
     def leftovers(self) -> list[Path]:
-        """Files and folders that no row names: of a writer at work, or of one that was killed."""
+        """Return files and folders that no row names: of a running writer, or of one that was killed."""
         named = {row[0] for row in self.select("SELECT dir FROM indexes")}
         for (file,) in self.select("SELECT file FROM segments"):
             named |= {file, f"{Path(file).stem}.rows.npy"}
@@ -389,7 +398,7 @@ class Store:
 
 
 def insert_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:
-    """Record a segment, under the next number unless one is given, and return its number."""
+    """Insert the row of a segment, under the next number unless one is given, and return its number."""
     insert = "INSERT INTO segments (seg, file, n, sha256, bytes, rows_sha256) VALUES (?, ?, ?, ?, ?, ?)"
     values = (segment.file, segment.n, segment.sha256, segment.bytes, segment.rows_sha256)
     given = db.execute(insert, (number, *values)).lastrowid

@@ -1,4 +1,4 @@
-"""The state last committed to a gallery, and whether there is a newer one."""
+"""Change detection: the committed state of a gallery, and whether there is a newer one."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ _INDEX = "SELECT dir, sha256, kind, n, card_sha256 FROM indexes"
 
 
 class Watch:
-    """One connection that stays open, which costs a few microseconds to ask; threads may share it.
+    """Open connection to a gallery, on which a check for changes takes microseconds. Thread-safe.
+
+    Args:
+        folder: Gallery folder.
 
     Raises:
-        LookalikeError: the gallery is gone from the disk.
+        LookalikeError: The gallery was deleted.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._opened = self._inode()
-        with database.told(folder):
+        with database.convert_errors(folder):
             self._db = database.connect(folder)
         weakref.finalize(self, self._db.close)
         self._seen = (0, 0)
 
     def state(self) -> State:
-        """The state last committed, all of it seen at the same instant; `changed()` counts from here."""
-        with self._lock, database.told(self._folder):
+        """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
+        with self._lock, database.convert_errors(self._folder):
             self._db.execute("BEGIN")
             try:
                 segments = tuple(Segment(*row) for row in self._db.execute(SEGMENTS))
@@ -48,24 +51,24 @@ class Watch:
         return State(segments, ids, ActiveIndex(*index) if index else None)
 
     def changed(self) -> bool:
-        """Whether anything was committed since `state()`, or another gallery took this one's place."""
-        with self._lock, database.told(self._folder):
+        """Return whether anything was committed since `state()`, or the folder holds another gallery now."""
+        with self._lock, database.convert_errors(self._folder):
             return self._version() != self._seen
 
     def replaced(self) -> bool:
-        """Whether another gallery lies in this one's place since it was opened."""
-        # As long as the connection is open, no other file can be given its number.
+        """Return whether the folder holds another gallery than when it was opened."""
+        # While the connection is open, no other file can get its inode number.
         return self._inode() != self._opened
 
     def _version(self) -> tuple[int, int]:
-        """Differs after every commit, and where another gallery lies in this place."""
+        """Return a value that differs after every commit, and for another gallery in this folder."""
         return self._inode(), self._db.execute("PRAGMA data_version").fetchone()[0]
 
     def _inode(self) -> int:
         try:
             return (self._folder / "gallery.db").stat().st_ino
         except FileNotFoundError:
-            # Without its path: the page of a server shows this to whoever searches there.
+            # Without its path: a server shows this message to its visitors.
             raise LookalikeError(
-                "the gallery is gone from the disk: restore it, or stop what uses it"
+                "the gallery was deleted: restore it, or stop the processes that use it"
             ) from None

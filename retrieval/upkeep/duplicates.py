@@ -1,4 +1,4 @@
-"""Pictures that a gallery holds more than once: the same file, or nearly the same picture."""
+"""Near-duplicates in a gallery: images with the same bytes or with similar embeddings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from retrieval.search.snapshot import Snapshot
 from retrieval.storage.queries import repeated_contents
 
 _BLOCK = 2048  # rows compared with as many others at once
-_DIRECTIONS = 64  # in which vectors are compared first
-_SAMPLE = 8192  # vectors that the directions are taken from
+_DIRECTIONS = 64  # dimensions of the first comparison
+_SAMPLE = 8192  # vectors from which these directions are computed
 _ROUNDING = 1e-6  # of float32
 
 
 @dataclass(frozen=True)
 class Group:
-    """Pictures of which each is like another one of the group.
+    """Images connected by pairs of near-duplicates.
 
     Attributes:
-        members: by id.
-        lowest: the least cosine similarity between two of them; below the threshold where the group is a
-            chain.
-        identical: whether the files of all have the same bytes.
+        members: Items, by id.
+        lowest: Lowest cosine similarity between two members; below the threshold if the group is a chain.
+        identical: Whether the files of all members have the same bytes.
     """
 
     members: tuple[Item, ...]
@@ -38,43 +37,49 @@ class Group:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The different labels among them; more than one means that at least one is wrong."""
+        """Distinct labels of the members; with more than one, at least one is wrong."""
         return tuple(sorted({item.label for item in self.members if item.label is not None}))
 
 
 def find_duplicates(gallery: Gallery, min_score: float = 0.95, *, show_progress: bool = False) -> list[Group]:
-    """Groups of near-duplicates: those across labels first, then those that are most alike.
+    """Find groups of near-duplicates: groups with several labels first, then by falling similarity.
 
-    Every pair of pictures with a cosine similarity of at least `min_score` is found, and every pair of files
-    with the same bytes; a group is what such pairs connect. The work grows with the square of the number of
-    pictures, the memory with the number: some 300 bytes a picture.
+    All pairs of images with a cosine similarity of at least `min_score` are found, and all pairs of files
+    with the same bytes; a group is a connected component of these pairs. The work grows with the square of
+    the number of images, the memory linearly: about 300 bytes per image.
+
+    Args:
+        gallery: Gallery to search.
+        min_score: Lowest cosine similarity of a pair, from -1 to 1.
+        show_progress: Report progress on stderr.
 
     Raises:
-        InputError: a threshold that is not from -1 to 1.
+        InputError: The threshold is out of range.
     """
     if not -1 <= min_score <= 1:
-        raise InputError(f"the lowest score must be from -1 to 1, got {min_score}")
+        raise InputError(f"the lowest score must be from -1 to 1; got {min_score}")
     snapshot = gallery.snapshot
     rows = np.flatnonzero(snapshot.ids)
-    groups = _Groups(len(rows))
+    groups = _Components(len(rows))
     _join_same_bytes(gallery, snapshot, rows, groups)
     _join_similar(snapshot, rows, min_score, groups, show_progress)
-    found = _describe(gallery, snapshot, [rows[members] for members in groups.several()])
+    found = _describe(gallery, snapshot, [rows[members] for members in groups.connected()])
     return sorted(found, key=lambda group: (len(group.labels) < 2, -group.lowest, group.members[0].id))
 
 
-class _Groups:
-    """What pairs connect, of the numbers from 0 to n - 1."""
+class _Components:
+    """Connected components of the numbers from 0 to n - 1."""
 
     def __init__(self, count: int) -> None:
         self._of = np.arange(count)  # the group of each number
 
     def apart(self, some: slice, others: slice) -> np.ndarray:
-        """Which pairs are of two groups so far, bool [n, m]."""
-        return self._of[some, None] != self._of[others]
+        """Return which pairs are not connected yet, bool [n, m]."""
+        apart: np.ndarray = self._of[some, None] != self._of[others]
+        return apart
 
     def join(self, numbers: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-        """Make one group of the groups of numbers[a] and numbers[b], for every pair of a and b."""
+        """Connect numbers[a] and numbers[b], for every pair of a and b."""
         if not len(a):
             return
         old, place = np.unique(self._of[numbers], return_inverse=True)
@@ -86,15 +91,15 @@ class _Groups:
             becomes[old] = old[first][joined]
             self._of = becomes[self._of]
 
-    def several(self) -> list[np.ndarray]:
-        """The members of each group of more than one, ascending."""
+    def connected(self) -> list[np.ndarray]:
+        """Return the members of each component of more than one, ascending."""
         order = np.argsort(self._of, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(self._of[order])) + 1)
         return [part for part in parts if len(part) > 1]
 
 
 def _join_similar(
-    snapshot: Snapshot, rows: np.ndarray, min_score: float, groups: _Groups, show_progress: bool
+    snapshot: Snapshot, rows: np.ndarray, min_score: float, groups: _Components, show_progress: bool
 ) -> None:
     """Join all pairs of rows that score at least `min_score`, a tile of the upper triangle at a time."""
     bounds, count = _bounds(snapshot, rows), len(rows)
@@ -106,7 +111,7 @@ def _join_similar(
                 if left == top:
                     near = np.triu(near, 1)
                 if near.any():
-                    near &= groups.apart(some, others)  # pairs within a group tell nothing new
+                    near &= groups.apart(some, others)  # connected pairs need no check
                     _join_checked(snapshot, rows, near, (top, left), min_score, groups)
                 progress.update(near.size if left > top else len(near) * (len(near) - 1) // 2)
 
@@ -117,9 +122,9 @@ def _join_checked(
     near: np.ndarray,
     corner: tuple[int, int],
     min_score: float,
-    groups: _Groups,
+    groups: _Components,
 ) -> None:
-    """Join those pairs of a tile, bool [b, b'], whose vectors do score `min_score`."""
+    """Join the pairs of a tile, bool [b, b'], whose exact score is at least `min_score`."""
     some, others = np.flatnonzero(near.any(1)), np.flatnonzero(near.any(0))
     numbers = np.concatenate([some + corner[0], others + corner[1]])
     scores = snapshot.vectors(rows[numbers[: len(some)]]) @ snapshot.vectors(rows[numbers[len(some) :]]).T
@@ -129,10 +134,10 @@ def _join_checked(
 
 
 def _bounds(snapshot: Snapshot, rows: np.ndarray) -> np.ndarray:
-    """Short unit vectors whose inner products are never less than those of the whole ones: float32 [n, d].
+    """Return short unit vectors whose inner products bound those of the vectors from above: float32 [n, d].
 
     x and y are each split into a part in a few common directions, P x, and the rest, r(x). By Cauchy and
-    Schwarz x.y <= Px.Py + |r(x)| |r(y)|: an inner product of one dimension more than there are directions.
+    Schwarz x.y <= Px.Py + |r(x)| |r(y)|: an inner product in one dimension more than the directions.
     """
     sample = np.random.default_rng(0).choice(rows, min(_SAMPLE, len(rows)), replace=False)
     sampled = snapshot.vectors(np.sort(sample)).astype(np.float64)
@@ -146,8 +151,8 @@ def _bounds(snapshot: Snapshot, rows: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, groups: _Groups) -> None:
-    """Join all pictures whose files have the same bytes."""
+def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, groups: _Components) -> None:
+    """Join all images whose files have the same bytes."""
     found = repeated_contents(gallery.store)
     at = snapshot.rows_of(np.array([item for _, item in found], np.int64))
     digests = np.array([digest for digest, _ in found], str)[at >= 0]
@@ -156,7 +161,7 @@ def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, gro
 
 
 def _describe(gallery: Gallery, snapshot: Snapshot, groups: list[np.ndarray]) -> list[Group]:
-    """What is to be known about groups of rows; items that are gone from the disk by now are left out."""
+    """Return the groups of rows with their items; items compacted away meanwhile are left out."""
     ids = [snapshot.ids[rows].tolist() for rows in groups]
     everyone = sorted(number for members in ids for number in members)
     items = gallery.items(everyone)
@@ -171,7 +176,7 @@ def _describe(gallery: Gallery, snapshot: Snapshot, groups: list[np.ndarray]) ->
 
 
 def _lowest(snapshot: Snapshot, rows: np.ndarray) -> float:
-    """The least inner product between two of some rows."""
+    """Return the lowest inner product between two of the rows."""
     lowest = 1.0
     for start in range(0, len(rows), _BLOCK):
         block = snapshot.vectors(rows[start : start + _BLOCK])

@@ -62,7 +62,7 @@ def test_more_than_a_batch(tmp_path: Path) -> None:
     assert hit.score == pytest.approx(1)
     assert import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == len(vectors)
     assert len(Gallery(tmp_path / "g")) == len(vectors), "the same ids again replace themselves"
-    with pytest.raises(InputError, match="made elsewhere"):
+    with pytest.raises(InputError, match="external embedding"):
         gallery.search(draw(0))
 
 
@@ -97,7 +97,7 @@ def broken(values: float) -> np.ndarray:
         ({"vectors": unit_vectors(2), "ids": np.array(["a", "a"])}, "row 2: the id 'a' is already used"),
         ({"vectors": unit_vectors(2), "label": np.array(["a"])}, "not one value per vector"),
         ({"vectors": unit_vectors(2), "x": np.array([{}, {}], object)}, "pickled objects"),
-        ({"vectors": unit_vectors(2), "score": np.ones(2)}, "name is taken"),
+        ({"vectors": unit_vectors(2), "score": np.ones(2)}, "name is reserved"),
         ({"vectors": unit_vectors(2, 0)[:, :5]}, "48 dimensions, not 5"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 from retrieval import InputError, LookalikeError
 from retrieval.search import kinds
-from retrieval.search.index import KINDS, Built, Index, build_index, write_index
+from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, write_index
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import IndexSpec
@@ -33,7 +33,7 @@ def stored(vectors: np.ndarray) -> Vectors:
     return Vectors(np.array_split(vectors, 3), vectors.shape[1])
 
 
-def reopened(built: Built | None, folder: Path) -> Index:
+def reopened(built: BuiltIndex | None, folder: Path) -> Index:
     assert built is not None
     active = write_index(built, folder)
     return Index(folder / active.folder, active.sha256, active.card_sha256)
@@ -194,7 +194,7 @@ def test_vectors_of_an_index_stay_on_the_disk(indexes: dict[str, Index], kind: s
     assert int(done.stdout) < own_numbers + 2**20
 
 
-def centres(built: Built | None) -> np.ndarray:
+def centres(built: BuiltIndex | None) -> np.ndarray:
     assert built is not None
     return faiss.downcast_index(built.index.quantizer).reconstruct_n(0, built.index.nlist)
 
@@ -205,7 +205,7 @@ def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
     extended = build_index(stored(VECTORS), IndexSpec(kind), previous=reopened(first, tmp_path))
     assert extended is not None
     assert extended.index.ntotal == len(VECTORS)
-    if kind.startswith("ivf"):
+    if kinds.APPROXIMATE[kind].in_cells:
         np.testing.assert_array_equal(centres(extended), centres(first))
     index = reopened(extended, tmp_path)
     scores, _ = state(index).nearest(QUERIES, 10)

@@ -145,9 +145,9 @@ def test_what_is_no_number_is_never_an_answer(count: int) -> None:
     assert not (rows == 123).any()
 
 
-def test_files_that_do_not_fit_each_other() -> None:
+def test_files_that_disagree_are_refused() -> None:
     vectors = clustered(4, 8, 1)
-    with pytest.raises(LookalikeError, match="do not fit"):
+    with pytest.raises(LookalikeError, match="disagree"):
         Snapshot([vectors], np.arange(3), np.zeros(4, np.uint32), dim=8)
 
 

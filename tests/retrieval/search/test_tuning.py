@@ -22,14 +22,14 @@ KIND = kinds.APPROXIMATE["sq8"]
 
 
 def test_recall_of_an_index_that_lacks_vectors_is_the_share_it_has() -> None:
-    exam = tuning.examine(STORED)
+    held_out = tuning.hold_out(STORED)
     lacking = np.random.default_rng(0).choice(6000, 2500, replace=False)
-    index = kinds.trained(KIND, VECTORS, 6000)
-    tuning.add(index, STORED, np.union1d(exam.rows, lacking))
-    others = np.isin(np.arange(6000), exam.rows, invert=True)
-    _, nearest = brute_force(VECTORS, VECTORS[exam.rows], 10, others)
+    index = kinds.train_index(KIND, VECTORS, 6000)
+    tuning.add_rows(index, STORED, np.union1d(held_out.rows, lacking))
+    others = np.isin(np.arange(6000), held_out.rows, invert=True)
+    _, nearest = brute_force(VECTORS, VECTORS[held_out.rows], 10, others)
     there = ~np.isin(nearest, lacking)
-    recall, at_least = exam.recall(index, 1, 10)
+    recall, at_least = held_out.recall(index, 1, 10)
     assert recall == pytest.approx(there.mean(), abs=1e-9)
     means = there.mean(1)
     resampled = np.random.default_rng(1).choice(means, (2000, len(means))).mean(1)
@@ -37,60 +37,60 @@ def test_recall_of_an_index_that_lacks_vectors_is_the_share_it_has() -> None:
 
 
 def test_queries_come_from_the_new_vectors_and_are_not_their_own_answer() -> None:
-    exam = tuning.examine(STORED, old=5000)
-    assert exam.rows.min() >= 5000
-    assert len(set(exam.rows.tolist())) == 100
-    np.testing.assert_array_equal(exam.queries, VECTORS[exam.rows])
-    assert (exam.kth < 0.9999).all()
+    held_out = tuning.hold_out(STORED, old=5000)
+    assert held_out.rows.min() >= 5000
+    assert len(set(held_out.rows.tolist())) == 100
+    np.testing.assert_array_equal(held_out.queries, VECTORS[held_out.rows])
+    assert (held_out.kth < 0.9999).all()
 
 
 def test_sweep_stops_at_the_least_effort_that_is_enough() -> None:
-    exam = tuning.examine(STORED)
+    held_out = tuning.hold_out(STORED)
     kind = kinds.APPROXIMATE["ivf-flat"]
-    index = kinds.trained(kind, VECTORS, 6000)
-    tuning.add(index, STORED, exam.rows)
+    index = kinds.train_index(kind, VECTORS, 6000)
+    tuning.add_rows(index, STORED, held_out.rows)
     efforts = []
     for wanted in (0.5, 0.9, 0.99, 1.0):
-        (trial,) = tuning.sweep(kind, index, exam, wanted)
+        (trial,) = tuning.sweep_efforts(kind, index, held_out, wanted)
         efforts.append(trial.effort)
         assert trial.at_least >= wanted
         if trial.effort > 1:
-            assert exam.recall(index, trial.effort // 2, 1)[1] < wanted
+            assert held_out.recall(index, trial.effort // 2, 1)[1] < wanted
     assert efforts == sorted(efforts)
     assert efforts[0] < efforts[-1]
 
 
 def test_choice_is_the_fastest_that_is_good_enough_and_small_enough() -> None:
     memory = kinds.memory_needed("sq8", DIM, 6000)
-    tried = tuning.trials(STORED, recall=0.97, memory=memory, show_progress=False)
-    chosen = tuning.cheapest(tried, 0.97)
+    tried = tuning.run_trials(STORED, recall=0.97, memory=memory, show_progress=False)
+    chosen = tuning.fastest(tried, 0.97)
     assert chosen is not None
     assert {trial.kind for trial in tried} == {"pq", "sq8", "ivf-pq"}, "the others are too large"
     good = [trial for trial in tried if trial.at_least >= 0.97]
     assert chosen.ms == min(trial.ms for trial in good)
     assert all(trial.at_least <= trial.recall for trial in tried)
     assert tuning.fastest_first(tried, 0.97)[0] == chosen.kind
-    all_tried = tuning.trials(STORED, recall=1.0, memory=None, show_progress=False)
+    all_tried = tuning.run_trials(STORED, recall=1.0, memory=None, show_progress=False)
     assert {trial.kind for trial in all_tried} == {"flat", "pq", "sq8", "ivf-pq", "ivf-sq8", "hnsw"}
     assert "flat" in tuning.fastest_first(all_tried, 1.0), "exact search always is"
 
 
 def test_nothing_fits() -> None:
     with pytest.raises(
-        LookalikeError, match=r"(?s)within 1,000 bytes; the smallest takes \d+,\d+:.*recall@10"
+        LookalikeError, match=r"(?s)within 1,000 bytes \(the smallest takes \d+,\d+\);.*recall@10"
     ):
-        tuning.trials(STORED, recall=0.9, memory=1000, show_progress=False)
+        tuning.run_trials(STORED, recall=0.9, memory=1000, show_progress=False)
     points = np.random.default_rng(0).standard_normal((4000, 64))
     noise = Vectors([(points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)], 64)
     memory = kinds.memory_needed("pq", 64, 4000)
     with pytest.raises(LookalikeError, match=r"(?s)no index reaches recall 1 within.*pq .*0\.\d{4}"):
-        tuning.trials(noise, recall=1.0, memory=memory, show_progress=False)
+        tuning.run_trials(noise, recall=1.0, memory=memory, show_progress=False)
 
 
 def test_times_are_told_for_all_vectors_not_for_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "SAMPLE", 1500)
-    monkeypatch.setattr(tuning.Exam, "milliseconds", lambda *_: 1.0)
-    tried = tuning.trials(STORED, recall=0.9, memory=None, show_progress=False)
+    monkeypatch.setattr(tuning.HeldOutQueries, "milliseconds", lambda *_: 1.0)
+    tried = tuning.run_trials(STORED, recall=0.9, memory=None, show_progress=False)
     times = {trial.kind: trial.ms for trial in tried}
     assert times["flat"] == times["sq8"] == times["pq"] == 4.0
     assert times["ivf-pq"] == times["ivf-sq8"] == 2.0
@@ -99,7 +99,7 @@ def test_times_are_told_for_all_vectors_not_for_the_sample(monkeypatch: pytest.M
 
 def test_table_marks_the_chosen_one() -> None:
     trials = [Trial("pq", 1, 5, 0.97, 0.96, 40, 0.5), Trial("hnsw", 64, 2, 1.0, 1.0, 600, 0.25)]
-    head, pq, hnsw = tuning.table(trials, trials[1])
+    head, pq, hnsw = tuning.trial_table(trials, trials[1])
     assert head.split() == [
         "kind",
         "effort",

@@ -81,8 +81,8 @@ def test_names_that_differ_in_case_alone_are_one_column(gallery: Gallery) -> Non
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"path": "x"}, "taken"),
-        ({"ID": 1}, "taken"),
+        ({"path": "x"}, "reserved"),
+        ({"ID": 1}, "reserved"),
         ({" ": 1}, "printable"),
         ({"a\0b": 1}, "printable"),
         ({"a" * 101: 1}, "100"),
@@ -90,7 +90,7 @@ def test_names_that_differ_in_case_alone_are_one_column(gallery: Gallery) -> Non
         ({"a": float("nan")}, "finite"),
         ({"a": 2**63}, "64 bit"),
         ({"a": [1]}, "list"),
-        ({"a": "\ud800"}, "no text"),
+        ({"a": "\ud800"}, "is not text"),
     ],
 )
 def test_metadata_that_cannot_be_kept_change_nothing(
@@ -176,12 +176,12 @@ def test_a_commit_by_anybody_is_seen(gallery: Gallery) -> None:
     assert len(reader) == 1
 
 
-def test_another_gallery_in_its_place_is_taken_up(gallery: Gallery, tmp_path: Path) -> None:
+def test_refresh_loads_a_gallery_that_replaced_this_one(gallery: Gallery, tmp_path: Path) -> None:
     commit(gallery, ["a"])
     other = small_gallery(tmp_path / "other")
     commit(other, ["b", "c"])
     gallery.folder.rename(tmp_path / "old")
-    with pytest.raises(LookalikeError, match="gone"):
+    with pytest.raises(LookalikeError, match="deleted"):
         gallery.changed()
     other.folder.rename(gallery.folder)
     assert gallery.changed()

@@ -160,7 +160,7 @@ def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
     service = SearchService(folder)
     query, _ = service.embed_query(pictures / "red" / "0.png")
     shutil.rmtree(folder)
-    with pytest.raises(LookalikeError, match="gone"):
+    with pytest.raises(LookalikeError, match="deleted"):
         service.facts()
     other = write_model(tmp_path / "other.onnx", note="another")
     Gallery.create(folder, other).add([pictures / "green"])
