@@ -1,1 +1,1 @@
-"""What can be seen of embeddings: numbers as plain arrays, and figures drawn from them. Needs no torch."""
+"""Analysis of embeddings: numbers as plain arrays, and figures. Needs no torch."""

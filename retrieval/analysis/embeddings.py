@@ -19,24 +19,27 @@ if TYPE_CHECKING:
 
 # Kinds of NumPy's types.
 _TEXT, _NAMES, _MARKS = "U", "Uiu", "b"
-_WORDS = {_TEXT: "text", _NAMES: "text or whole numbers", _MARKS: "true or false"}
-_UNIT = 1e-6  # how far from 1 rounding puts the length of a unit vector in float32
-_MEANT = "an .npz file with arrays `embeddings` [N, D] and `labels` [N], as `lookalike analyze embed` writes"
+_KIND_NAMES = {_TEXT: "text", _NAMES: "text or whole numbers", _MARKS: "true or false"}
+_UNIT = 1e-6  # deviation of the length of a unit vector by rounding in float32
+_EXPECTED = (
+    "an .npz file with arrays `embeddings` [N, D] and `labels` [N], as `lookalike analyze embed` writes"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Embeddings of labelled images; they are scaled to unit length, for it is the cosine that counts.
+    """Embeddings of labelled images, scaled to unit length.
 
     Attributes:
-        name: what to call them in a figure, and in an error.
-        vectors: float32 [N, D], unit length.
-        labels: [N], the class of each, as text.
-        paths: [N], the image files as text, empty for what is none; or `None` where nobody knows them.
-        synthetic: bool [N], true where a row is no image but a point made of others; empty stands for none.
+        name: Name in figures and errors.
+        vectors: Embeddings, float32 [N, D], unit length.
+        labels: Class of each, text [N].
+        paths: Image files, text [N], empty for rows without a file; `None` if unknown.
+        synthetic: Whether a row is a point computed from other rows instead of an image, bool [N]; an empty
+            array means no row.
 
     Raises:
-        InputError: arrays of other shapes, no rows at all, or values that are not finite or all zero.
+        InputError: Arrays have wrong shapes, there are no rows, or values are not finite or all zero.
     """
 
     name: str
@@ -55,12 +58,12 @@ class Embeddings:
             raise InputError(f"{self.name}: the embeddings hold NaN or infinite values")
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not lengths.all():
-            raise InputError(f"{self.name}: an embedding is zero, and so has no direction")
-        lengths[np.abs(lengths - 1) < _UNIT] = 1  # what has unit length stays what it is, to the bit
+            raise InputError(f"{self.name}: an embedding is zero, so it has no direction; leave it out")
+        lengths[np.abs(lengths - 1) < _UNIT] = 1  # unit vectors stay the same, to the bit
         labels = self._column("labels", self.labels, _NAMES).astype(str)
         paths = None if self.paths is None else self._column("paths", self.paths, _TEXT).astype(str)
         synthetic = self.synthetic if np.size(self.synthetic) else np.zeros(len(vectors), bool)
-        # A frozen object is filled so.
+        # The dataclass is frozen.
         object.__setattr__(self, "vectors", vectors / lengths)
         object.__setattr__(self, "labels", labels)
         object.__setattr__(self, "paths", paths)
@@ -69,7 +72,7 @@ class Embeddings:
     def _column(self, what: str, values: np.ndarray, kinds: str) -> np.ndarray:
         column = np.asarray(values)
         if column.shape != np.shape(self.vectors)[:1] or column.dtype.kind not in kinds:
-            need = f"must be {_WORDS[kinds]}, one for each of the {len(self.vectors)} embeddings"
+            need = f"must be {_KIND_NAMES[kinds]}, one for each of the {len(self.vectors)} embeddings"
             raise InputError(f"{self.name}: {what} {need}, but are {column.dtype} {list(column.shape)}")
         return column
 
@@ -82,12 +85,16 @@ class Embeddings:
         return np.unique(self.labels, return_inverse=True)[1].astype(np.int64)
 
     def take(self, rows: np.ndarray) -> Embeddings:
-        """Some of them: rows int [n], or bool [N]."""
+        """Return some of the rows: int [n], or bool [N]."""
         paths = None if self.paths is None else self.paths[rows]
         return Embeddings(self.name, self.vectors[rows], self.labels[rows], paths, self.synthetic[rows])
 
     def save(self, file: Path) -> None:
-        """Write an .npz file; an `InputError` where it cannot be written."""
+        """Write an .npz file.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
         arrays: dict[str, Any] = {
             "embeddings": self.vectors,
             "labels": self.labels,
@@ -101,32 +108,39 @@ class Embeddings:
 
     @classmethod
     def load(cls, file: Path) -> Embeddings:
-        """Read an .npz file with `embeddings` and `labels`, and perhaps `paths` and `synthetic`.
+        """Load an .npz file with `embeddings`, `labels` and optionally `paths` and `synthetic`.
 
-        Nothing in it is unpickled.
+        Nothing is unpickled.
 
         Raises:
-            InputError: no such file, another kind of file, or arrays that do not fit together.
+            InputError: The file is missing or of another kind, or the arrays do not match.
         """
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in arrays.files}
         except FileNotFoundError as error:
-            raise InputError(f"{file}: there is no such file; `lookalike analyze embed` makes one") from error
-        # NumPy raises a ValueError for what only pickle could read, and AttributeError for a single array.
+            raise InputError(f"{file}: no such file; `lookalike analyze embed` writes one") from error
+        # NumPy raises ValueError for pickled data and AttributeError for a single array.
         except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-            raise InputError(f"{file}: not {_MEANT}") from error
+            raise InputError(f"{file}: not {_EXPECTED}") from error
         missing = [name for name in ("embeddings", "labels") if name not in found]
         if missing:
             has = ", ".join(found) or "nothing"
-            raise InputError(f"{file}: has no array `{missing[0]}` but {has}; it should be {_MEANT}")
+            raise InputError(f"{file}: has no array `{missing[0]}` but {has}; it should be {_EXPECTED}")
         marks = found.get("synthetic", np.zeros(0, bool))
         checked = cls(str(file), found["embeddings"], found["labels"], found.get("paths"), marks)
         return replace(checked, name=file.stem)
 
 
 def embeddings_of(gallery: Gallery, found: StoredEmbeddings, name: str, unlabelled: str = "") -> Embeddings:
-    """Pictures of a gallery as the figures take them; `unlabelled` is the class of those without a label."""
+    """Return the stored embeddings of a gallery.
+
+    Args:
+        gallery: The gallery.
+        found: Its stored embeddings.
+        name: Name in figures.
+        unlabelled: Class of images without a label.
+    """
     items = gallery.items(found.ids.tolist())
     paths = np.array([items[number].path if number in items else "" for number in found.ids.tolist()])
     return Embeddings(name, found.vectors, np.array([label or unlabelled for label in found.labels]), paths)

@@ -1,4 +1,4 @@
-"""Where two pictures look alike: what each place of one adds to its similarity with the other."""
+"""Similarity heatmaps: the contribution of each location of an image to its similarity with another."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ALIKE, _UNLIKE = COLOURS[1], COLOURS[0]
-_STRONGEST = 0.85  # how much of the colour covers the picture at the limit of the scale
+_STRONGEST = 0.85  # opacity of the colour at the limit of the scale
 
 
 @dataclass(frozen=True, eq=False)
 class Heatmaps:
-    """How places of two pictures add up to the cosine of their embeddings.
+    """Contributions of the locations of two images to the cosine of their embeddings.
 
     Attributes:
-        cosine: of the two embeddings.
-        contributions_a: float32 [h, w], what each place of A adds to its cosine with B; they sum to the
-            cosine, up to the rounding of the model. Below 0: that place looks unlike B.
-        contributions_b: the same of B with A.
-        pixels_a, pixels_b: uint8 [S, S, 3], what the model saw.
+        cosine: Cosine of the two embeddings.
+        contributions_a: Contribution of each location of A to its cosine with B, float32 [h, w]; they sum to
+            the cosine, up to rounding. Locations below 0 look unlike B.
+        contributions_b: The same of B with A.
+        pixels_a: Preprocessed image A, uint8 [S, S, 3].
+        pixels_b: Preprocessed image B, uint8 [S, S, 3].
     """
 
     cosine: float
@@ -40,19 +41,24 @@ class Heatmaps:
 
     @property
     def limit(self) -> float:
-        """The largest contribution of either picture, whatever its sign: one scale for both."""
+        """Largest absolute contribution of both images, for a common scale."""
         return float(max(np.abs(self.contributions_a).max(), np.abs(self.contributions_b).max()))
 
 
 def heatmaps(embedder: Embedder, a: ImageSource, b: ImageSource) -> Heatmaps:
-    """Split the cosine of two pictures over their places (Stylianou et al. 2019; SCT, figure 8).
+    """Decompose the cosine of two images over their locations (Stylianou et al. 2019; SCT, figure 8).
 
-    The embedding is the mean over places, scaled to unit length: e_A = m_A / |m_A|, m_A = mean_p map_A[p].
-    So place p of A contributes map_A[p] . e_B / (|m_A| h w) to e_A . e_B.
+    The embedding is the mean over locations, scaled to unit length: e_A = m_A / |m_A|, m_A = mean_p map_A[p].
+    So location p of A contributes map_A[p] . e_B / (|m_A| h w) to e_A . e_B.
+
+    Args:
+        embedder: The model.
+        a: Image A.
+        b: Image B.
 
     Raises:
-        ImageError: a picture that cannot be read.
-        InputError: a model without a map.
+        ImageError: An image cannot be read.
+        InputError: The model has no embedding map.
     """
     pixels = np.stack([embedder.pixels(a), embedder.pixels(b)])
     vectors, maps = embedder.embed_maps(pixels)  # [2, D], [2, h, w, D]
@@ -62,15 +68,15 @@ def heatmaps(embedder: Embedder, a: ImageSource, b: ImageSource) -> Heatmaps:
 
 
 def overlay(pixels: np.ndarray, contributions: np.ndarray, limit: float) -> Image.Image:
-    """A picture in grey, with orange where it looks like the other one and blue where it looks unlike it.
+    """Return an image in grey, with orange where it looks like the other image and blue where it does not.
 
     Args:
-        pixels: uint8 [S, S, 3].
-        contributions: float [h, w], scaled up bilinearly.
-        limit: the contribution at full colour; that of both pictures, so that they compare.
+        pixels: Preprocessed image, uint8 [S, S, 3].
+        contributions: Contributions of its locations, float [h, w], scaled up bilinearly.
+        limit: Contribution at full colour; common to both images, so that they are comparable.
 
     Returns:
-        RGB, S x S.
+        RGB image, S x S.
     """
     size = (pixels.shape[1], pixels.shape[0])
     field = Image.fromarray(contributions.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
@@ -80,7 +86,7 @@ def overlay(pixels: np.ndarray, contributions: np.ndarray, limit: float) -> Imag
 
 
 def _coloured(grey: np.ndarray, strength: np.ndarray) -> np.ndarray:
-    """Grey 0..255 [..., 1] under colour of a strength -1..1 [..., 1] -> [..., 3]."""
+    """Blend grey 0..255 [..., 1] with colour of a strength -1..1 [..., 1] -> [..., 3]."""
     colour = np.where(strength >= 0, _rgb(_ALIKE), _rgb(_UNLIKE))
     cover = _STRONGEST * np.abs(strength)
     return grey * (1 - cover) + colour * cover
@@ -90,8 +96,8 @@ def _rgb(colour: str) -> np.ndarray:
     return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], np.float32)
 
 
-def draw(found: Heatmaps, names: tuple[str, str], figure: Figure) -> None:
-    """Four panels: the two pictures as the model saw them, and below each what it contributes."""
+def draw_heatmaps(found: Heatmaps, names: tuple[str, str], figure: Figure) -> None:
+    """Draw four panels: the two preprocessed images, and below each its contributions."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
@@ -115,4 +121,4 @@ def draw(found: Heatmaps, names: tuple[str, str], figure: Figure) -> None:
     mappable = ScalarMappable(Normalize(-100 * found.limit, 100 * found.limit), shades)
     h, w = found.contributions_a.shape
     bar = figure.colorbar(mappable, ax=panels[1, :], location="bottom", shrink=0.8, aspect=30)
-    bar.set_label(f"contribution of each of {h} x {w} places to the cosine (in hundredths)")
+    bar.set_label(f"contribution of each of {h} x {w} locations to the cosine (in hundredths)")

@@ -1,4 +1,4 @@
-"""How far embeddings spread: over the directions of space, and inside each class."""
+"""Variance of embeddings: spectrum of the covariance, overall and within each class."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DIRECTIONS = 3
-_COLLAPSED = 1e-10  # variance of unit vectors in float32 that differ by nothing but rounding
+_COLLAPSED = 1e-10  # variance of equal unit vectors in float32, by rounding
 _AT_ONCE = 8192
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The variance of embeddings of unit length, which is a squared distance without unit.
+    """Variance of embeddings of unit length, a squared distance without unit.
 
     Attributes:
-        name: whose they are.
-        variance: float64 [D], along the principal directions, largest first: the eigenvalues of the
+        name: Name of the embeddings.
+        variance: Variance along the principal directions, float64 [D], largest first: the eigenvalues of the
             covariance (divided by N) of all N embeddings.
-        classes: [C], the classes of at least two images.
-        class_eigenvalues: float64 [C, 3], largest first: all embeddings are projected on their first three
-            principal directions, and these are the eigenvalues of the covariance (divided by n - 1) of each
-            class there (LoOp, supplement, figure 1). A class of n images has at most n - 1 above 0.
+        classes: Classes of at least two images, [C].
+        class_eigenvalues: Eigenvalues of the covariance (divided by n - 1) of each class, after projecting
+            all embeddings on their first three principal directions, float64 [C, 3], largest first (LoOp,
+            supplement, figure 1). A class of n images has at most n - 1 above 0.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> float:
-        """exp of the entropy of the shares of variance: D if all directions have as much, 1 if one has all.
+        """Effective rank of the covariance (Roy and Vetterli 2007, definition 1).
 
-        That is the effective rank of the covariance (Roy and Vetterli 2007, definition 1). 0 where all
-        embeddings are equal.
+        It is exp of the entropy of the shares of variance: D if all directions have the same share, 1 if one
+        has all of it, and 0 if all embeddings are equal.
         """
         total = self.variance.sum()
         if not total:
@@ -61,7 +61,7 @@ class Spectrum:
 
     @property
     def mean(self) -> np.ndarray:
-        """Of the eigenvalues over the classes, [3]."""
+        """Mean of the eigenvalues over the classes, [3]."""
         return self.class_eigenvalues.mean(0)
 
     @property
@@ -70,7 +70,7 @@ class Spectrum:
         return self.class_eigenvalues.std(0)
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         return {
             "name": self.name,
             "effective_rank": self.effective_rank,
@@ -82,10 +82,10 @@ class Spectrum:
 
 
 def spectrum(embeddings: Embeddings) -> Spectrum:
-    """Spectrum of all embeddings and of each class.
+    """Compute the spectrum of all embeddings and of each class.
 
     Raises:
-        InputError: embeddings of fewer than three numbers, or no class with two images.
+        InputError: Embeddings have fewer than three dimensions, or no class has two images.
     """
     vectors, name = embeddings.vectors, embeddings.name
     if vectors.shape[1] < _DIRECTIONS:
@@ -104,7 +104,7 @@ def spectrum(embeddings: Embeddings) -> Spectrum:
 
 
 def _covariance(vectors: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Float64 [D, D], of blocks: centred copies of everything would take too much memory."""
+    """Return the covariance, float64 [D, D], computed in blocks to save memory."""
     total = np.zeros((len(mean), len(mean)))
     for start in range(0, len(vectors), _AT_ONCE):
         block = vectors[start : start + _AT_ONCE] - mean
@@ -113,7 +113,7 @@ def _covariance(vectors: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
 
 def _within(points: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Eigenvalues of the covariance of each class, largest first: [N, d], [N] -> [C, d]."""
+    """Return the eigenvalues of the covariance of each class, largest first: [N, d], [N] -> [C, d]."""
     counts = np.bincount(classes).astype(np.float64)
 
     def sums(values: np.ndarray) -> np.ndarray:
@@ -127,9 +127,9 @@ def _within(points: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return np.maximum(np.linalg.eigvalsh(scatter / divisors)[:, ::-1], 0)
 
 
-def draw(spectra: Sequence[Spectrum], figure: Figure) -> None:
-    """Two panels: eigenvalues of the classes, and how much of the variance the first directions hold."""
-    figure.suptitle("How far the embeddings spread", fontsize=13)
+def draw_spectra(spectra: Sequence[Spectrum], figure: Figure) -> None:
+    """Draw two panels: eigenvalues of the classes, and the variance explained by the first directions."""
+    figure.suptitle("Variance of the embeddings", fontsize=13)
     inside, overall = figure.subplots(1, 2)
     _draw_classes(spectra, inside)
     _draw_explained(spectra, overall)
@@ -140,14 +140,14 @@ def _draw_classes(spectra: Sequence[Spectrum], axes: Axes) -> None:
     width = 0.8 / len(spectra)
     for number, found in enumerate(spectra):
         places = np.arange(_DIRECTIONS) + (number - (len(spectra) - 1) / 2) * width
-        # A variance is not below 0, whatever its mean and deviation say.
+        # The error bar must not go below 0, which a variance never is.
         below = np.minimum(found.deviation, found.mean)
         spread, colour = [below, found.deviation], COLOURS[number % len(COLOURS)]
         axes.bar(places, found.mean, 0.9 * width, yerr=spread, capsize=3, color=colour)
     axes.set_xticks(range(_DIRECTIONS), ["largest", "middle", "smallest"])
     axes.set_xlabel("eigenvalue of a class in the first 3 directions")
     axes.set_ylabel("variance (squared distance)")
-    axes.set_title("Inside classes: mean and deviation", fontsize=11)
+    axes.set_title("Within classes: mean and deviation", fontsize=11)
     axes.grid(axis="y", alpha=0.3)
 
 
@@ -164,5 +164,5 @@ def _draw_explained(spectra: Sequence[Spectrum], axes: Axes) -> None:
     axes.set_ylim(0, 103)
     axes.set_xlabel("principal directions, largest first")
     axes.set_ylabel("share of the variance (%)")
-    axes.set_title("All embeddings: variance held", fontsize=11)
+    axes.set_title("All embeddings: explained variance", fontsize=11)
     axes.grid(alpha=0.3)

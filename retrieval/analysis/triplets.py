@@ -1,4 +1,4 @@
-"""The triplet diagram: every image by how near the nearest of its class and of another class are."""
+"""Triplet diagram: each image by its similarity to its nearest positive and nearest negative."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ARROWS = 120  # more of them hide each other
+_ARROWS = 120  # more of them would overlap
 _AFTER, _BEFORE = COLOURS[0], COLOURS[4]
 _SIDE = 5.0  # inches of a panel
 
 
 @dataclass(frozen=True, eq=False)
 class Triplets:
-    """Where images stand in the triplet diagram (SCT, figures 1, 5 and 7).
+    """Points of a triplet diagram (SCT, figures 1, 5 and 7).
 
     Attributes:
-        name: whose embeddings they are.
-        positive, negative: float32 [N], cosine of each image with the most similar other image of its class
-            (easiest positive) and with the most similar one of another class (hardest negative).
-        left_out: how many images are alone in their class and so have no place in it.
+        name: Name of the embeddings.
+        positive: Cosine of each image with the most similar other image of its class (easiest positive),
+            float32 [N].
+        negative: Cosine with the most similar image of another class (hardest negative), float32 [N].
+        left_out: Number of images that are alone in their class, which have no positive.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Triplets:
         return float((self.negative > self.positive).mean())
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         return {
             "name": self.name,
             "images": len(self.positive),
@@ -56,10 +57,10 @@ class Triplets:
 
 
 def triplets(embeddings: Embeddings, *, show_progress: bool = False) -> Triplets:
-    """Compare every image with all the others, in blocks; synthetic points are left out.
+    """Compare each image with all others, in blocks; synthetic points are left out.
 
     Raises:
-        InputError: a single class, or no class with two images.
+        InputError: There is a single class, or no class has two images.
     """
     images = embeddings.take(~embeddings.synthetic)
     labels, counts = np.unique(images.labels, return_counts=True)
@@ -74,22 +75,23 @@ def triplets(embeddings: Embeddings, *, show_progress: bool = False) -> Triplets
 
 
 def same_images(before: Embeddings, after: Embeddings) -> bool:
-    """Whether two sets of embeddings are of the same images, row by row, as far as anyone can tell."""
+    """Return whether two sets of embeddings are of the same images, row by row, as far as known."""
     if not np.array_equal(before.labels, after.labels):
         return False
     return before.paths is None or after.paths is None or np.array_equal(before.paths, after.paths)
 
 
-def size(panels: int) -> tuple[float, float]:
-    """Width and height of a figure of so many panels, in inches."""
+def diagram_size(panels: int) -> tuple[float, float]:
+    """Return width and height of a figure with a number of panels, in inches."""
     return _SIDE * panels + 0.3, _SIDE + 1.0
 
 
-def draw(panels: Mapping[str, Sequence[Triplets]], figure: Figure) -> None:
-    """One panel a split: its embeddings, or those before and after; arrows between them if they are few.
+def draw_triplet_diagram(panels: Mapping[str, Sequence[Triplets]], figure: Figure) -> None:
+    """Draw one panel per split, with arrows from before to after if there are few images.
 
     Args:
-        panels: name of the split -> one or two, of which the first is before and has the same images.
+        panels: Name of the split -> one set of triplets, or two of the same images, before and after.
+        figure: Figure to draw on.
     """
     from matplotlib.collections import PathCollection
 
@@ -105,12 +107,12 @@ def draw(panels: Mapping[str, Sequence[Triplets]], figure: Figure) -> None:
     known = axes.get_legend_handles_labels()
     legend = figure.legend(*known, loc="outside lower center", frameon=False, ncols=3)
     for handle in legend.legend_handles:
-        if isinstance(handle, PathCollection):  # a mark that many have to share is too faint for a legend
+        if isinstance(handle, PathCollection):  # marks of large sets are too faint for a legend
             handle.set(alpha=1, sizes=[40])
 
 
 def _corner(states: Sequence[Triplets]) -> float:
-    """Where the axes begin: of each set, all but a few strays in many are to be in the frame."""
+    """Return the lower limit of the axes: of each set, all but a few outliers are in the frame."""
     lows = [np.quantile(np.minimum(t.positive, t.negative), 0.002, method="lower") for t in states]
     return float(np.floor(10 * min(lows) - 0.2) / 10)
 

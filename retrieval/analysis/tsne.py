@@ -1,4 +1,4 @@
-"""A map of embeddings on which neighbours stay neighbours: t-SNE."""
+"""t-SNE map of embeddings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHOWN = 8  # classes with a colour; more cannot be told apart
+SHOWN = 8  # classes with a colour; more cannot be distinguished
 _FEWEST = 4
 _EQUAL = 1e-6  # cosines of unit vectors in float32 differ by so much from rounding alone
 
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """Points of a map, and whose they are.
+    """Points of a map with their embeddings.
 
     Attributes:
-        points: float64 [n, 2]; only which are near each other means something, not axes or distances.
-        embeddings: the n that are drawn.
-        total: of how many they are a sample.
-        perplexity: how many neighbours of each counted, roughly.
-        shown: the classes to tell apart by colour and shape, at most 8.
+        points: Positions, float64 [n, 2]; only neighbourhoods have a meaning, not axes and distances.
+        embeddings: The n embeddings.
+        total: Number of embeddings that they are a sample of.
+        perplexity: Rough number of neighbours that determined the position of each point.
+        shown: Classes with a colour and shape of their own, at most 8.
     """
 
     points: np.ndarray
@@ -41,7 +41,7 @@ class Map:
 
     @property
     def title(self) -> str:
-        """What is drawn, in one line."""
+        """Title of the map, in one line."""
         count = len(self.points)
         of = "" if count == self.total else f" (a random sample of {self.total:,})"
         what = "points" if self.embeddings.synthetic.any() else "images"
@@ -49,7 +49,7 @@ class Map:
         return f"t-SNE of {count:,} {what}{of} of {classes:,} classes: neighbours have similar embeddings"
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         paths = self.embeddings.paths
         return {
             "name": self.embeddings.name,
@@ -70,20 +70,21 @@ def tsne_map(
     perplexity: float | None = None,
     shown: Sequence[str] = (),
 ) -> Map:
-    """Place embeddings in the plane by t-SNE (van der Maaten and Hinton 2008), as scikit-learn does it.
+    """Compute a t-SNE map (van der Maaten and Hinton 2008) with scikit-learn.
 
-    It starts from the first two principal components. The same arguments give the same map, however many
-    threads there are.
+    It starts from the first two principal components. The same arguments give the same map, with any number
+    of threads.
 
     Args:
-        limit: beyond this a random sample is drawn.
-        seed: of the sample and of the map.
-        perplexity: `None`: 30, or (n - 1) / 3 where that is less.
-        shown: classes to colour; without any, the 8 with the most images.
+        embeddings: Embeddings to map.
+        limit: Number of embeddings beyond which a random sample is mapped.
+        seed: Seed of the sample and of the map.
+        perplexity: Perplexity; by default 30, or (n - 1) / 3 if that is less.
+        shown: Classes to colour; by default the 8 with the most images.
 
     Raises:
-        InputError: fewer than 4 embeddings, embeddings of one number or all equal, a perplexity that does not
-            fit, or classes that do not occur or are more than 8.
+        InputError: There are fewer than 4 embeddings, they have one dimension or are all equal, the
+            perplexity is out of range, or `shown` has unknown classes or more than 8.
     """
     total = len(embeddings)
     if total > limit:
@@ -94,7 +95,7 @@ def tsne_map(
     if embeddings.vectors.shape[1] < 2:
         raise InputError(f"{name}: a map needs embeddings of at least 2 numbers")
     if (embeddings.vectors @ embeddings.vectors[0]).min() > 1 - _EQUAL:
-        raise InputError(f"{name}: all embeddings are equal, so there is nothing to tell apart on a map")
+        raise InputError(f"{name}: all embeddings are equal, so a map would show nothing")
     wanted = min(30.0, (count - 1) / 3) if perplexity is None else perplexity
     if not 1 <= wanted < count:
         raise InputError(f"{name}: the perplexity must be at least 1 and below {count}, not {wanted:g}")
@@ -106,7 +107,7 @@ def _tsne(vectors: np.ndarray, seed: int, perplexity: float) -> np.ndarray:
     from sklearn.manifold import TSNE  # takes seconds to import
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    with threadpool_limits(1):  # sums of several threads come in another order each time
+    with threadpool_limits(1):  # with several threads, sums vary with their order
         model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
         return model.fit_transform(vectors.astype(np.float64))
 
@@ -123,8 +124,8 @@ def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(shown)) or tuple(sorted(most))
 
 
-def draw(found: Map, figure: Figure) -> None:
-    """A colour and a shape for each class shown, grey for the others; synthetic points are hollow."""
+def draw_map(found: Map, figure: Figure) -> None:
+    """Draw a map with a colour and a shape for each class shown; synthetic points are hollow."""
     axes = figure.add_subplot()
     figure.suptitle(found.title, fontsize=12)
     labels, synthetic = found.embeddings.labels, found.embeddings.synthetic
@@ -146,7 +147,7 @@ def draw(found: Map, figure: Figure) -> None:
 def _scatter(
     axes: Axes, found: Map, rows: np.ndarray, synthetic: np.ndarray, colour: str, marker: str, label: str
 ) -> None:
-    """Some rows; hollow where they are synthetic."""
+    """Draw some rows, the synthetic ones hollow."""
     if not rows.any():
         return
     size = 12 if colour == GREY else 30

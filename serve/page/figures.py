@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from html import escape
 
 import gradio as gr
 import numpy as np
@@ -14,7 +13,7 @@ from markupsafe import Markup
 
 from retrieval.analysis import triplets, tsne
 from retrieval.analysis.embeddings import embeddings_of
-from retrieval.analysis.tsne_marks import WALK, marks
+from retrieval.analysis.map_page import WALK_SCRIPT, map_marks
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels, state_of
 from retrieval.reports.figures import render_figure
@@ -42,7 +41,7 @@ class Figures:
 
     def component(self) -> gr.HTML:
         """Create the component; its `submit` names an item to search with."""
-        scripts = "\n".join([script("poll", "search_item"), WALK, script("figures")])
+        scripts = "\n".join([script("poll", "search_item"), WALK_SCRIPT, script("figures")])
         return gr.HTML(panel("", Markup()), elem_id="figures", apply_default_css=False, js_on_load=scripts)
 
     def connect(self, component: gr.HTML) -> None:
@@ -108,13 +107,13 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
     sampled = count + found.left_out < total
     of = f", a random sample of {total:,}, compared among themselves" if sampled else ""
     alone = f" {found.left_out:,} are alone in their class and left out." if found.left_out else ""
-    draw = partial(triplets.draw, {"labelled": [found]})
+    draw = partial(triplets.draw_triplet_diagram, {"labelled": [found]})
     label = f"Triplet diagram: of {100 * found.hard_share:.1f}% of the images another class is nearer"
     words = note(
         f"{count:,} labelled images{of}: to the right those near one of their class, upwards those near "
         f"another class. Above the diagonal another class is nearer, so that Recall@1 fails.{alone}"
     )
-    drawing = render_figure(draw, *triplets.size(1)).decode()
+    drawing = render_figure(draw, *triplets.diagram_size(1)).decode()
     return words + Markup(figure_fragment(drawing, label))
 
 
@@ -123,8 +122,8 @@ def map_view(found: tsne.Map, ids: list[int], total: int, facts: Facts) -> Marku
     labels = found.embeddings.labels
     numbers = np.unique(labels, return_inverse=True)[1].tolist()
     attributes = [
-        f'data-item="{item}" data-class="{number}" data-label="{escape(label)}"'
+        {"data-item": item, "data-class": number, "data-label": label}
         for item, number, label in zip(ids, numbers, labels.tolist(), strict=True)
     ]
-    drawn = marks(found, attributes)
+    drawn = map_marks(found, attributes)
     return render("map", drawn=drawn, shown=len(ids), total=total, first=ids[0], gallery=facts)

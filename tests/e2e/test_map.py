@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval.analysis.embeddings import Embeddings
+from retrieval.analysis.map_page import map_page
 from retrieval.analysis.tsne import tsne_map
-from retrieval.analysis.tsne_page import page as page_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
     random = np.random.default_rng(0)
     vectors = np.eye(3)[np.unique(labels, return_inverse=True)[1]] + 0.1 * random.normal(size=(24, 3))
     made = tmp_path_factory.mktemp("map") / "map.html"
-    made.write_text(page_of(tsne_map(Embeddings("shop", vectors, labels, np.array(paths)))))
+    made.write_text(map_page(tsne_map(Embeddings("shop", vectors, labels, np.array(paths)))))
     return made
 
 

@@ -7,7 +7,7 @@ let walked = null;
 const onMap = () => {
   const map = element.querySelector('.map');
   if (!map) return;
-  if (map === walked?.map) { walked.anew(); return; }
+  if (map === walked?.map) { walked.reset(); return; }
   const group = map.querySelector('g');
   const show = i => {
     const mark = group.children[i], text = element.querySelector('#pointed');

@@ -72,7 +72,7 @@ def test_unusable_arrays_say_why(tmp_path: Path, change: dict[str, Any], why: st
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.npz"
-    with pytest.raises(InputError, match="there is no such file"):
+    with pytest.raises(InputError, match="no such file"):
         Embeddings.load(file)
     np.savez(file, embeddings=SOME, labels=NAMES)
     whole = file.read_bytes()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, InputError
-from retrieval.analysis.heatmaps import draw, heatmaps, overlay
+from retrieval.analysis.heatmaps import draw_heatmaps, heatmaps, overlay
 from retrieval.reports.figures import render_figure
-from tests.conftest import draw as picture
+from tests.conftest import draw
 from tests.retrieval.commands.test_model import linear_model
 
 
@@ -21,7 +21,7 @@ def embedder(model_file: Path) -> Embedder:
 
 @pytest.mark.parametrize("seeds", [(0, 1), (2, 9), (4, 4)])
 def test_contributions_sum_to_the_cosine_that_search_sees(embedder: Embedder, seeds: tuple[int, int]) -> None:
-    a, b = picture(seeds[0]), picture(seeds[1], (90, 40), hue=1)
+    a, b = draw(seeds[0]), draw(seeds[1], (90, 40), hue=1)
     found = heatmaps(embedder, a, b)
     vectors = embedder.embed([a, b])
     assert found.cosine == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
@@ -33,7 +33,7 @@ def test_contributions_sum_to_the_cosine_that_search_sees(embedder: Embedder, se
 
 def test_each_place_contributes_its_part_of_the_mean(embedder: Embedder) -> None:
     """Without one place, the sum over the others gives the embedding but for what that place contributes."""
-    a, b = picture(0), picture(5, hue=2)
+    a, b = draw(0), draw(5, hue=2)
     found = heatmaps(embedder, a, b)
     vectors, maps = embedder.embed_maps(np.stack([embedder.pixels(a), embedder.pixels(b)]))
     mean = maps[0].reshape(-1, embedder.dim).mean(0)
@@ -47,7 +47,7 @@ def test_each_place_contributes_its_part_of_the_mean(embedder: Embedder) -> None
 
 
 def test_a_picture_is_wholly_like_itself(embedder: Embedder) -> None:
-    found = heatmaps(embedder, picture(3), picture(3))
+    found = heatmaps(embedder, draw(3), draw(3))
     assert found.cosine == pytest.approx(1, abs=1e-6)
     np.testing.assert_allclose(found.contributions_a, found.contributions_b, atol=1e-6)
 
@@ -55,11 +55,11 @@ def test_a_picture_is_wholly_like_itself(embedder: Embedder) -> None:
 def test_a_model_without_a_map_is_refused(tmp_path: Path) -> None:
     without = Embedder(linear_model(tmp_path / "m.onnx"))
     with pytest.raises(InputError, match=r"m\.onnx: this model has no embedding map"):
-        heatmaps(without, picture(0), picture(1))
+        heatmaps(without, draw(0), draw(1))
 
 
 def test_overlay_is_grey_orange_and_blue() -> None:
-    pixels = np.asarray(picture(0, (64, 64)))
+    pixels = np.asarray(draw(0, (64, 64)))
     grey = np.asarray(overlay(pixels, np.zeros((2, 2)), 1.0))
     assert (np.ptp(grey, axis=2) == 0).all()
     ends = np.array([[1.0, -1.0]])
@@ -79,6 +79,8 @@ def test_a_larger_scale_is_fainter() -> None:
 
 
 def test_the_figure_is_the_same_each_time(embedder: Embedder) -> None:
-    found = heatmaps(embedder, picture(0), picture(1))
-    first, second = (render_figure(lambda figure: draw(found, ("a", "b"), figure), 7, 8) for _ in range(2))
+    found = heatmaps(embedder, draw(0), draw(1))
+    first, second = (
+        render_figure(lambda figure: draw_heatmaps(found, ("a", "b"), figure), 7, 8) for _ in range(2)
+    )
     assert first == second

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retrieval import InputError
 from retrieval.analysis.embeddings import Embeddings
-from retrieval.analysis.spectrum import Spectrum, draw, spectrum
+from retrieval.analysis.spectrum import Spectrum, draw_spectra, spectrum
 from retrieval.reports.figures import render_figure
 
 
@@ -89,5 +89,5 @@ def test_unusable_embeddings() -> None:
 def test_the_figure_is_the_same_each_time() -> None:
     spectra: list[Spectrum] = [spectrum(cloud(seed)) for seed in range(2)]
     for kind in ("svg", "png"):
-        first, second = (render_figure(partial(draw, spectra), 11, 5, kind) for _ in range(2))
+        first, second = (render_figure(partial(draw_spectra, spectra), 11, 5, kind) for _ in range(2))
         assert first == second

@@ -11,7 +11,7 @@ import pytest
 
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
-from retrieval.analysis.triplets import draw, same_images, size, triplets
+from retrieval.analysis.triplets import diagram_size, draw_triplet_diagram, same_images, triplets
 from retrieval.reports.figures import MANY, render_figure
 
 
@@ -69,7 +69,7 @@ def test_the_same_images_are_told_by_labels_and_paths() -> None:
 
 def svg_of(*states: Embeddings) -> str:
     found = [triplets(state) for state in states]
-    return render_figure(partial(draw, {"all": found}), *size(1)).decode()
+    return render_figure(partial(draw_triplet_diagram, {"all": found}), *diagram_size(1)).decode()
 
 
 def test_the_figure_is_the_same_each_time() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
-from retrieval.analysis.tsne import Map, draw, tsne_map
-from retrieval.analysis.tsne_page import page
+from retrieval.analysis.map_page import map_page
+from retrieval.analysis.tsne import Map, draw_map, tsne_map
 from retrieval.reports.figures import render_figure
-from tests.conftest import draw as picture
+from tests.conftest import draw
 
 
 def groups(count: int = 10, each: int = 8, labels: np.ndarray | None = None) -> Embeddings:
@@ -43,8 +43,8 @@ def test_groups_stay_together(found: Map) -> None:
 def test_the_same_input_gives_the_same_bytes(found: Map) -> None:
     again = tsne_map(groups())
     np.testing.assert_array_equal(found.points, again.points)
-    assert render_figure(partial(draw, found), 10, 7) == render_figure(partial(draw, again), 10, 7)
-    assert page(found) == page(again)
+    assert render_figure(partial(draw_map, found), 10, 7) == render_figure(partial(draw_map, again), 10, 7)
+    assert map_page(found) == map_page(again)
 
 
 def test_a_sample_is_drawn_where_there_are_more() -> None:
@@ -120,10 +120,10 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
     paths = [tmp_path / "photos" / f"{i}" / f"{i}.png" for i in range(20)]
     for seed, path in enumerate(paths[:-1]):  # the last one is gone
         path.parent.mkdir(parents=True)
-        picture(seed, (200, 90)).save(path)
+        draw(seed, (200, 90)).save(path)
     some = groups(5, 4, np.repeat(hostile, 4))
     mapped = tsne_map(Embeddings("<i>", some.vectors, some.labels, np.array(list(map(str, paths)))))
-    text = page(mapped)
+    text = map_page(mapped)
     read = Reader(text)
     assert len(read.marks) == 20
     assert read.fetched == []
@@ -139,7 +139,7 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
 
 
 def test_synthetic_points_are_hollow(found: Map) -> None:
-    read = Reader(page(found))
+    read = Reader(map_page(found))
     hollow = ["s" in kind.split() for kind in read.marks]
     assert hollow == found.embeddings.synthetic.tolist()
     assert "Hollow: synthetic points." in read.shown
@@ -149,14 +149,14 @@ def test_synthetic_points_are_hollow(found: Map) -> None:
 def test_some_points_may_be_no_files(shop: Path) -> None:
     paths = np.array([str(shop / "red" / "0.png"), "", str(shop / "blue" / "1.png"), ""])
     some = groups(2, 2)
-    data = json.loads(Reader(page(tsne_map(Embeddings("x", some.vectors, some.labels, paths)))).data)
+    data = json.loads(Reader(map_page(tsne_map(Embeddings("x", some.vectors, some.labels, paths)))).data)
     assert data["names"] == ["red/0.png", "", "blue/1.png", ""]
     assert [uri[:15] for uri in data["pictures"]] == ["data:image/webp", ""] * 2
 
 
 def test_points_lie_on_the_map_as_they_are_near_each_other(found: Map) -> None:
     """The page keeps the shape: distances in it are those of the map, times one factor."""
-    places = np.array(re.findall(r'translate\(([\d.-]+) ([\d.-]+)\)"', page(found)), float)
+    places = np.array(re.findall(r'translate\(([\d.-]+) ([\d.-]+)\)"', map_page(found)), float)
     assert places.min() >= 0
     assert places.max() <= 1000
     ours, theirs = (np.linalg.norm(p[1:] - p[:-1], axis=1) for p in (places, found.points))

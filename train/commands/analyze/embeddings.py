@@ -80,8 +80,8 @@ def triplets(sources: list[EmbeddingSource]) -> Drawing:
         for s in states
     ]
     return Drawing(
-        plot=partial(diagram.draw, panels),
-        size=diagram.size(len(panels)),
+        plot=partial(diagram.draw_triplet_diagram, panels),
+        size=diagram.diagram_size(len(panels)),
         facts={split: [state.to_dict() for state in states] for split, states in panels.items()},
         text="\n".join(lines),
     )
@@ -114,7 +114,7 @@ def spectrum(sources: list[EmbeddingSource]) -> Drawing:
         variance, rank = f"{found.variance.sum():.3g}", f"{found.effective_rank:.1f}"
         rows.append((found.name, variance, rank, str(len(found.variance)), within))
     return Drawing(
-        plot=partial(analysis.draw, spectra),
+        plot=partial(analysis.draw_spectra, spectra),
         size=(11, 5.2),
         facts=[found.to_dict() for found in spectra],
         text="\n".join(text.align_columns(rows, right={1, 2, 3})),
@@ -150,16 +150,16 @@ def tsne(
       lookalike analyze tsne shop.gallery --class red --class blue --out map.svg
     """
     from retrieval.analysis import tsne as analysis
-    from retrieval.analysis.tsne_page import page
+    from retrieval.analysis.map_page import map_page
 
     embeddings = source.embed(source.splits[0])
     found = analysis.tsne_map(embeddings, limit=limit, seed=seed, perplexity=perplexity, shown=shown)
     return Drawing(
-        plot=partial(analysis.draw, found),
+        plot=partial(analysis.draw_map, found),
         size=(10, 7),
         facts=found.to_dict(),
         text=f"{found.title}; perplexity {found.perplexity:g}",
-        page=page(found),
+        page=map_page(found),
     )
 
 
@@ -185,7 +185,7 @@ def heatmap(model: Path, query: Path, result: Path) -> Drawing:
         for role, path in (("query", query), ("result", result))
     )
     return Drawing(
-        plot=partial(heatmaps.draw, found, (first, second)),
+        plot=partial(heatmaps.draw_heatmaps, found, (first, second)),
         size=(7, 8.2),
         facts={
             "cosine": found.cosine,

@@ -161,8 +161,8 @@ def step(
         for name, found in after.items()
     ]
     return Drawing(
-        plot=partial(diagram.draw, panels),
-        size=diagram.size(len(panels)),
+        plot=partial(diagram.draw_triplet_diagram, panels),
+        size=diagram.diagram_size(len(panels)),
         facts={
             "before": before.to_dict(),
             "after": {name: found.to_dict() for name, found in after.items()},
