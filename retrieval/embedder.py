@@ -173,7 +173,7 @@ class Embedder:
             got = f"{images.dtype} {list(images.shape)}"
             raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got {got}")
         try:
-            found = self._session.run(list(outputs), {"images": images})
+            found: list[np.ndarray] = self._session.run(list(outputs), {"images": images})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
             what = f"the model failed on {self.provider} with {len(images)} images ({_reason(error)})"
             remedy = (

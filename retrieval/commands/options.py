@@ -15,20 +15,18 @@ from retrieval.search.index import KINDS
 _SIZE = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
-class Size(click.ParamType):
-    """Parameter type for a number of bytes: 2GB, 500MB, 1.5GiB, 1000000."""
+def parse_size(text: str) -> int:
+    """Parse a number of bytes, such as 2GB, 500MB, 1.5GiB or 1000000.
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = _SIZE.fullmatch(value.strip())
-        if not found:
-            self.fail(f"{value!r} is not a size such as 2GB", param, ctx)
-        number, prefix, binary = found.groups()
-        power = " kmgt".index(prefix.lower() or " ")
-        return int(float(number) * (1024 if binary else 1000) ** power)
+    Raises:
+        click.BadParameter: It is not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise click.BadParameter(f"{text!r} is not a size such as 2GB")
+    number, prefix, binary = match.groups()
+    power = " kmgt".index(prefix.lower() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def index_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +46,8 @@ def index_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--memory",
-            type=Size(),
+            type=parse_size,
+            metavar="SIZE",
             help="Memory limit of the index, for example 2GB.  [default: unchanged, at first no limit]",
         ),
     )

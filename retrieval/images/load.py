@@ -246,7 +246,8 @@ def _opaque(image: Image.Image) -> Image.Image:
 
 
 def _finite(image: Image.Image) -> np.ndarray:
-    return np.nan_to_num(np.asarray(image), posinf=0.0, neginf=0.0)
+    values: np.ndarray = np.nan_to_num(np.asarray(image), posinf=0.0, neginf=0.0)
+    return values
 
 
 def _grey(values: np.ndarray) -> Image.Image:

@@ -1,4 +1,4 @@
-"""`lookalike index build`, `add`, `update`, `sync` and `rebuild` as a user types them."""
+"""Tests of `lookalike index build`, `add`, `update`, `sync` and `rebuild`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 import pytest
 
-from retrieval.commands.options import Size
+from retrieval.commands.options import parse_size
 from tests.conftest import draw, lookalike
 from tests.serve.model import write_model
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of three pictures, a table about them, and a model beside."""
+    """Two classes of three images, a metadata table and a model file."""
     for hue, name in enumerate(("red", "green")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for seed in range(3):
@@ -27,7 +27,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_from_a_table_to_a_new_model(photos: Path, tmp_path: Path) -> None:
+def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
     build = ["index", "build", "g", "photos", "--metadata", "shop.csv", "--model", "m.onnx"]
     facts = json.loads(lookalike(*build, "--json", "--memory", "1GB", cwd=tmp_path).stdout)
     assert (facts["added"], facts["unchanged"], facts["columns"]) == (6, 0, ["price"])
@@ -50,7 +50,7 @@ def test_from_a_table_to_a_new_model(photos: Path, tmp_path: Path) -> None:
     assert json.loads(lookalike("index", "info", "g", "--json", cwd=tmp_path).stdout)["images"] == 4
 
 
-def test_list_on_standard_input(photos: Path, tmp_path: Path) -> None:
+def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -80,7 +80,7 @@ def test_list_on_standard_input(photos: Path, tmp_path: Path) -> None:
         (["photos", "--max-bad", "2"], "Invalid value for '--max-bad'"),
     ],
 )
-def test_unusable_input_leaves_nothing_behind(
+def test_unusable_input_creates_no_gallery(
     photos: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     done = lookalike("index", "build", "g", *words, "--model", "m.onnx", code=2, cwd=tmp_path)
@@ -93,11 +93,11 @@ def test_unusable_input_leaves_nothing_behind(
     ("text", "size"),
     [("1000", 1000), ("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 500 * 10**6), ("4KiB", 4096)],
 )
-def test_sizes_as_people_write_them(text: str, size: int) -> None:
-    assert Size().convert(text, None, None) == size
+def test_sizes_with_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "2 apples", "-1GB", "1e9"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_invalid_sizes_are_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        Size().convert(text, None, None)
+        parse_size(text)

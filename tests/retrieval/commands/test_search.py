@@ -1,4 +1,4 @@
-"""`lookalike search` and `lookalike duplicates`, run as a user does."""
+"""Tests of `lookalike search` and `lookalike duplicates`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.retrieval.reports.html_page import Page
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
-    """The shop, with one of its red pictures among the green ones as well."""
-    folder = tmp_path_factory.mktemp("search") / "pictures"
+def photos(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """The shop, with one of the red images also among the green ones."""
+    folder = tmp_path_factory.mktemp("search") / "photos"
     shutil.copytree(shop, folder)
     shutil.copyfile(folder / "red" / "3.png", folder / "green" / "again.png")
     return folder
 
 
 @pytest.fixture(scope="module")
-def gallery(pictures: Path, model_file: Path) -> Path:
-    folder = pictures.with_name("g")
-    lookalike("index", "build", str(folder), str(pictures), "--model", str(model_file))
+def gallery(photos: Path, model_file: Path) -> Path:
+    folder = photos.with_name("g")
+    lookalike("index", "build", str(folder), str(photos), "--model", str(model_file))
     return folder
 
 
@@ -39,8 +39,8 @@ def keys(answer: dict[str, Any]) -> list[str]:
     return [hit["key"] for hit in answer["hits"]]
 
 
-def test_every_option_at_once(gallery: Path, pictures: Path, tmp_path: Path) -> None:
-    query, sheet = pictures / "red" / "3.png", tmp_path / "found.html"
+def test_every_option_at_once(gallery: Path, photos: Path, tmp_path: Path) -> None:
+    query, sheet = photos / "red" / "3.png", tmp_path / "found.html"
     words = ["--where", "label like 'r%' or label = 'green'", "--exclude", "red/3.png", "--min-score", "-1"]
     done = lookalike(
         "search", str(gallery), str(query), "-k", "2", *words, "--group-by", "label", "--sheet", str(sheet)
@@ -57,7 +57,7 @@ def test_every_option_at_once(gallery: Path, pictures: Path, tmp_path: Path) -> 
     assert "1.000 green" in page.text
 
 
-def test_by_item_and_its_times(gallery: Path) -> None:
+def test_search_by_item_and_timings(gallery: Path) -> None:
     (by_key,) = answers(str(gallery), "--id", "red/3.png", "-k", "24")
     (number,) = Gallery.open(gallery).ids_of(["red/3.png"])
     (by_number,) = answers(str(gallery), "--id", str(number), "-k", "24")
@@ -69,8 +69,10 @@ def test_by_item_and_its_times(gallery: Path) -> None:
     assert by_key["search_ms"] > 0
 
 
-def test_several_views_are_one_query(gallery: Path, pictures: Path, model_file: Path) -> None:
-    views = [pictures / "red" / "1.png", pictures / "blue" / "1.png"]
+def test_together_combines_several_images_into_one_query(
+    gallery: Path, photos: Path, model_file: Path
+) -> None:
+    views = [photos / "red" / "1.png", photos / "blue" / "1.png"]
     (answer,) = answers(str(gallery), *map(str, views), "--together", "-k", "25")
     one_by_one = Embedder(model_file).embed(views).astype(float)
     mean = one_by_one.mean(0) / np.linalg.norm(one_by_one.mean(0))
@@ -83,8 +85,8 @@ def test_several_views_are_one_query(gallery: Path, pictures: Path, model_file: 
 
 
 @pytest.mark.parametrize("rerank", ["query-expansion", "k-reciprocal"])
-def test_reranked(gallery: Path, pictures: Path, rerank: str) -> None:
-    query = pictures / "blue" / "2.png"
+def test_rerank_changes_the_scores(gallery: Path, photos: Path, rerank: str) -> None:
+    query = photos / "blue" / "2.png"
     (answer,) = answers(str(gallery), str(query), "--rerank", rerank, "-k", "5")
     hits = Gallery.open(gallery).search(query, 5, rerank=rerank)
     assert keys(answer) == [hit.key for hit in hits]
@@ -94,8 +96,8 @@ def test_reranked(gallery: Path, pictures: Path, rerank: str) -> None:
     assert answer["scores"] != "cosine similarity"
 
 
-def test_images_that_cannot_be_read_do_not_keep_the_others_back(
-    gallery: Path, pictures: Path, tmp_path: Path
+def test_unreadable_images_are_reported_and_the_others_answered(
+    gallery: Path, photos: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8\xff nothing")
@@ -121,8 +123,10 @@ def test_images_that_cannot_be_read_do_not_keep_the_others_back(
         (["-k", "99"], "found 25 of 99: the gallery has no more images"),
     ],
 )
-def test_fewer_than_wanted_is_said(gallery: Path, pictures: Path, words: list[str], why: str) -> None:
-    assert why in lookalike("search", str(gallery), str(pictures / "red" / "0.png"), *words).stderr
+def test_fewer_hits_than_requested_are_explained(
+    gallery: Path, photos: Path, words: list[str], why: str
+) -> None:
+    assert why in lookalike("search", str(gallery), str(photos / "red" / "0.png"), *words).stderr
 
 
 @pytest.mark.parametrize(
@@ -140,16 +144,16 @@ def test_fewer_than_wanted_is_said(gallery: Path, pictures: Path, words: list[st
         (["-k", "0"], "-k"),
     ],
 )
-def test_what_cannot_be_asked(gallery: Path, pictures: Path, words: list[str], message: str) -> None:
-    done = lookalike("search", str(gallery), str(pictures / "red" / "0.png"), *words, code=2)
+def test_invalid_queries_are_rejected(gallery: Path, photos: Path, words: list[str], message: str) -> None:
+    done = lookalike("search", str(gallery), str(photos / "red" / "0.png"), *words, code=2)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
 
 
-def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path, pictures: Path) -> None:
+def test_empty_gallery_hints_at_index_add(tmp_path: Path, model_file: Path, photos: Path) -> None:
     Gallery.create(tmp_path / "empty", model_file)
-    done = lookalike("search", str(tmp_path / "empty"), str(pictures / "red" / "0.png"), code=2)
+    done = lookalike("search", str(tmp_path / "empty"), str(photos / "red" / "0.png"), code=2)
     assert "the gallery is empty" in done.stderr
     assert "no near-duplicates among 0 images" in lookalike("duplicates", str(tmp_path / "empty")).stdout
 

@@ -1,4 +1,4 @@
-"""Files of a few megabytes, or bytes, that ask for minutes or gigabytes."""
+"""Builders of decompression bombs: small files that would take minutes or gigabytes to decode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.conftest import draw
 
-COUNT = 300_000  # of the small parts that a file of a few megabytes is made of
+COUNT = 300_000  # small segments in a file of a few megabytes
 
 
 def saved(image: Image.Image, form: str, **options: object) -> bytes:
@@ -20,7 +20,7 @@ def saved(image: Image.Image, form: str, **options: object) -> bytes:
 
 
 def of_scans(size: tuple[int, int], count: int) -> bytes:
-    """A progressive JPEG whose last scan is there so many times more."""
+    """Return a progressive JPEG whose last scan is repeated `count` times."""
     jpeg = saved(Image.new("RGB", size, (90, 120, 30)), "JPEG", progressive=True)
     last = jpeg.rindex(b"\xff\xda")
     return jpeg[:-2] + jpeg[last:-2] * count + jpeg[-2:]
@@ -49,7 +49,7 @@ def _in_gif(part: bytes) -> bytes:
 
 
 def tiff(tags: int, size: int, order: str = "<", *, big: bool = False, group: bool = False) -> bytes:
-    """A TIFF of so many bytes with so many tags, each of which says that it holds nearly all of it."""
+    """Return a TIFF of `size` bytes in which each of `tags` tags claims almost the whole file."""
     word, number = ("Q", "Q") if big else ("I", "H")
     head = {"<": b"II", ">": b"MM"}[order] + struct.pack(f"{order}H", 43 if big else 42)
     head += struct.pack(f"{order}HHQ", 8, 0, 16) if big else struct.pack(f"{order}I", 8)
@@ -68,7 +68,7 @@ def tiff(tags: int, size: int, order: str = "<", *, big: bool = False, group: bo
 
 BOMBS = {
     "scans": of_scans((2000, 2000), 1000),
-    "scans of a small picture": of_scans((20, 20), 1001),
+    "scans of a small image": of_scans((20, 20), 1001),
     "scans and tables": of_scans((8, 8), 1)[:-2] + b"\xff\xdb\0\2" * COUNT,
     "segments": in_jpeg(b"\xff\xed\0\2" * COUNT),
     "comments": in_jpeg(b"\xff\xfe\0\2" * COUNT),
@@ -81,7 +81,7 @@ BOMBS = {
     "texts": in_png(chunk(b"tEXt", b"a\0b") * COUNT),
     "a comment in pieces": _in_gif(b"!\xfe" + b"\1a" * COUNT + b"\0"),
     "comments of a GIF": _in_gif(b"!\xfe\1a\0" * COUNT),
-    "junk before the picture": _in_gif(b"\0" * COUNT),
+    "junk before the image": _in_gif(b"\0" * COUNT),
     "digits": b"P3 900 900 255 " + b"9 " * 3 * 900 * 900,
     "bits": b"P1 3000 3000 " + b"1" * 3000 * 3000,
     "tags": tiff(300, 1_000_000),

@@ -1,4 +1,4 @@
-"""Decoding many files at once: in order, whatever is wrong with some, and in bounded memory."""
+"""Tests of multi-threaded decoding: order, errors, memory bounds."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ PREPROCESS = Preprocess(size=16)
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """A hundred pictures of different sizes; every tenth file is none."""
+    """A hundred files: images of different sizes, every tenth one invalid."""
     paths = [tmp_path / f"{number}.png" for number in range(100)]
     for number, path in enumerate(paths):
         if number % 10 == 3:
-            path.write_text("no picture")
+            path.write_text("not an image")
         else:
             draw(number, (20 + number % 7, 30)).save(path)
     return paths
 
 
-def test_in_order_and_the_same_as_one_by_one(paths: list[Path]) -> None:
+def test_results_are_in_order_and_equal_single_decoding(paths: list[Path]) -> None:
     files = list(decode_ahead(paths, PREPROCESS, side=PREPROCESS.scaled))
     assert len(files) == 100
     for number, (path, file) in enumerate(zip(paths, files, strict=True)):
@@ -47,12 +47,12 @@ def test_in_order_and_the_same_as_one_by_one(paths: list[Path]) -> None:
 def test_known_bytes_are_not_decoded(paths: list[Path]) -> None:
     known = {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[:50]}
     files = list(read_ahead(paths, PREPROCESS, side=None, known=known.__contains__))
-    # Those that are no pictures all hold the same bytes, which are known.
+    # The invalid files all have the same bytes, which are known.
     assert [isinstance(file, KnownFile) for file in files[:50]] == [True] * 50
     assert sum(isinstance(file, KnownFile) for file in files[50:]) == 5
 
 
-def test_pixels_in_decoding_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_in_flight_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [(100, 100), (300, 300), (50, 50), (400, 500), (100, 100)] * 8
     paths = [tmp_path / f"{number}.png" for number in range(len(sizes))]
     for path, size in zip(paths, sizes, strict=True):
@@ -75,14 +75,14 @@ def test_pixels_in_decoding_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     assert 0 < most[0] <= 120_000
 
 
-def test_stopping_early_leaves_no_thread_behind(paths: list[Path]) -> None:
+def test_early_stop_ends_all_threads(paths: list[Path]) -> None:
     files = decode_ahead(paths, PREPROCESS)
     next(files)
     files.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
-def test_few_files_are_read_ahead_of_their_use(tmp_path: Path) -> None:
+def test_read_ahead_is_bounded(tmp_path: Path) -> None:
     draw(0).save(tmp_path / "0.png")
     taken = []
 

@@ -1,4 +1,4 @@
-"""The one image loader against pictures whose right answer is known."""
+"""Tests of the image loader with images of known content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     np.testing.assert_array_equal(np.asarray(loaded), np.asarray(upright))
 
 
-def test_invalid_orientation_and_broken_exif_do_no_harm() -> None:
+def test_invalid_orientation_and_broken_exif_are_ignored() -> None:
     exif = Image.Exif()
     exif[0x0112] = 200
     np.testing.assert_array_equal(load_image(encoded(draw(1), exif=exif)), draw(1))
@@ -48,7 +48,7 @@ def test_invalid_orientation_and_broken_exif_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_lies_over_white(mode: str) -> None:
+def test_transparency_is_blended_with_white(mode: str) -> None:
     image = Image.new(mode, (4, 4), (0,) * (len(mode) - 1) + (0,))
     image.putpixel((1, 2), (0,) * (len(mode) - 1) + (255,))
     loaded = load_image(encoded(image))
@@ -56,7 +56,7 @@ def test_transparency_lies_over_white(mode: str) -> None:
     assert loaded.getpixel((1, 2)) == (0, 0, 0)
 
 
-def test_transparent_palette_colour_lies_over_white() -> None:
+def test_transparent_palette_colour_is_blended_with_white() -> None:
     image = Image.new("P", (4, 4), 3)
     image.putpalette([0, 0, 0] * 3 + [10, 20, 30])
     image.putpixel((0, 0), 1)
@@ -66,14 +66,14 @@ def test_transparent_palette_colour_lies_over_white() -> None:
 
 
 def test_sixteen_bit_grey_keeps_its_brightness() -> None:
-    """Pillow's own conversion would clip all of it to white."""
+    """Pillow's own conversion would clip everything to white."""
     grey = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     loaded = np.asarray(load_image(encoded(Image.fromarray(grey))))
     np.testing.assert_allclose(loaded[..., 0], grey / 257, atol=0.5)
 
 
 def test_float_grey_keeps_its_brightness() -> None:
-    """Pillow's own conversion would clip all of it to black."""
+    """Pillow's own conversion would clip everything to black."""
     grey = np.linspace(0, 1, 64).reshape(8, 8).astype(np.float32)
     loaded = np.asarray(load_image(encoded(Image.fromarray(grey), "TIFF")))
     np.testing.assert_allclose(loaded[..., 1], grey * 255, atol=0.5)
@@ -94,15 +94,15 @@ def test_first_frame_of_an_animation() -> None:
     assert load_image(data).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_path_bytes_pillow_and_array_are_the_same_picture(tmp_path: Path) -> None:
-    picture = draw(3)
+def test_path_bytes_pillow_image_and_array_give_the_same_pixels(tmp_path: Path) -> None:
+    image = draw(3)
     path = tmp_path / "a.png"
-    picture.save(path)
-    for source in (path, str(path), path.read_bytes(), picture, np.asarray(picture)):
-        np.testing.assert_array_equal(np.asarray(load_image(source)), np.asarray(picture))
+    image.save(path)
+    for source in (path, str(path), path.read_bytes(), image, np.asarray(image)):
+        np.testing.assert_array_equal(np.asarray(load_image(source)), np.asarray(image))
 
 
-def test_bomb_is_refused_from_its_header() -> None:
+def test_bomb_is_rejected_by_its_header() -> None:
     bomb = encoded(Image.new("1", (13_000, 13_000)))
     assert len(bomb) < 200_000
     with pytest.raises(ImageError, match="megapixels") as caught:
@@ -123,7 +123,7 @@ def test_bomb_is_refused_from_its_header() -> None:
         (encoded(draw(0, (400, 400)), "JPEG")[:3000], ImageError.DAMAGED),
     ],
 )
-def test_unusable_bytes_say_why(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_unusable_bytes_have_a_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "x.jpg"
     path.write_bytes(content)
     with pytest.raises(ImageError) as caught:
@@ -132,7 +132,7 @@ def test_unusable_bytes_say_why(tmp_path: Path, content: bytes, reason: str) -> 
     assert str(path) in str(caught.value)
 
 
-def test_files_that_cannot_be_opened_say_why(tmp_path: Path) -> None:
+def test_unreadable_files_have_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ImageError) as caught:
         load_image(tmp_path / "nowhere.png")
     assert caught.value.reason == ImageError.MISSING
@@ -146,7 +146,7 @@ def test_files_that_cannot_be_opened_say_why(tmp_path: Path) -> None:
         assert caught.value.reason == ImageError.PERMISSION
 
 
-def test_wrong_array_is_refused() -> None:
+def test_array_of_wrong_type_or_shape_is_rejected() -> None:
     with pytest.raises(ImageError, match="uint8"):
         load_image(np.zeros((4, 4, 3), np.float32))
     with pytest.raises(ImageError, match="uint8"):
@@ -162,8 +162,8 @@ def test_damaged_files_raise_only_image_error(noise: bytes, kind: str, data: st.
 
 
 @pytest.mark.slow
-def test_awkward_files_load_or_say_why(tmp_path: Path) -> None:
-    """Files from image libraries' test suites: never anything but a picture or an ImageError."""
+def test_unusual_files_load_or_raise_image_error(tmp_path: Path) -> None:
+    """Files from the test suites of image libraries give an image or an ImageError."""
     folder = unzip_shared("bad_inputs.zip", tmp_path)
     images, errors = [], []
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".csv", ".txt")):
@@ -184,7 +184,7 @@ def test_awkward_files_load_or_say_why(tmp_path: Path) -> None:
 
 
 def photograph(size: tuple[int, int], seed: int = 0) -> Image.Image:
-    """Shapes of all sizes and some noise, about as much detail as a sharp photograph has."""
+    """Return shapes of all sizes with noise, about as detailed as a sharp photograph."""
     random = np.random.default_rng(seed)
     width, height = size
     layers = np.zeros((height, width, 3))
@@ -199,7 +199,7 @@ def photograph(size: tuple[int, int], seed: int = 0) -> Image.Image:
 
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"quality": 95}])
 @pytest.mark.parametrize("size", [(1500, 1000), (1000, 1500)])
-def test_large_jpeg_is_decoded_smaller_without_a_visible_difference(
+def test_reduced_decoding_of_a_large_jpeg_is_almost_identical(
     size: tuple[int, int], options: dict[str, int]
 ) -> None:
     data = encoded(photograph(size), "JPEG", **options)
@@ -213,7 +213,7 @@ def test_large_jpeg_is_decoded_smaller_without_a_visible_difference(
 
 
 @given(st.integers(1, 700), st.integers(1, 700), st.integers(1, 400))
-def test_twice_the_side_wanted_is_left_of_a_jpeg(width: int, height: int, side: int) -> None:
+def test_reduced_jpeg_has_at_least_twice_the_side(width: int, height: int, side: int) -> None:
     data = encoded(Image.new("RGB", (width, height)), "JPEG")
     loaded = load_image(data, side=side)
     assert loaded.size == (width, height) or min(loaded.size) >= 2 * side
@@ -221,12 +221,12 @@ def test_twice_the_side_wanted_is_left_of_a_jpeg(width: int, height: int, side: 
         assert min(loaded.size) <= -(-min(width, height) // 8)
 
 
-def test_side_changes_nothing_but_jpegs() -> None:
+def test_side_affects_only_jpegs() -> None:
     for kind in ("PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"):
         assert load_image(encoded(draw(0, (640, 480)), kind), side=10).size == (640, 480), kind
 
 
-def test_smaller_decoded_jpeg_is_upright_too_and_its_own_size_is_known() -> None:
+def test_reduced_jpeg_is_upright_and_keeps_its_full_size() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(draw(0, (801, 600)), "JPEG", exif=exif)
@@ -236,7 +236,7 @@ def test_smaller_decoded_jpeg_is_upright_too_and_its_own_size_is_known() -> None
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_smaller_decoded_jpeg_of_other_modes_is_rgb(mode: str) -> None:
+def test_reduced_jpeg_of_other_modes_is_rgb(mode: str) -> None:
     data = encoded(Image.new(mode, (800, 800), 100 if mode == "L" else (0, 255, 255, 0)), "JPEG")
     loaded = load_image(data, side=50)
     assert (loaded.mode, loaded.size) == ("RGB", (100, 100))
@@ -244,16 +244,16 @@ def test_smaller_decoded_jpeg_of_other_modes_is_rgb(mode: str) -> None:
     np.testing.assert_allclose(loaded.getpixel((50, 50)), expected, atol=3)
 
 
-def test_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_huge_file_is_rejected_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "huge.jpg"
     path.touch()
-    os.truncate(path, MAX_BYTES + 1)  # a hole: it takes no room
+    os.truncate(path, MAX_BYTES + 1)  # a sparse file
     with pytest.raises(ImageError, match="limit of 512 MB") as caught:
         load_image(path)
     assert caught.value.reason == ImageError.TOO_LARGE
 
 
-def test_picture_in_a_tar_file_has_a_path(tmp_path: Path) -> None:
+def test_path_into_a_tar_file(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(draw(5)))
     with tarfile.open(tmp_path / "s.tar", "w") as tar:
         tar.add(tmp_path / "a.png", "in/a.png")
@@ -268,7 +268,7 @@ def test_picture_in_a_tar_file_has_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_awkward_files_do_not_mind_being_decoded_smaller(tmp_path: Path) -> None:
+def test_unusual_files_with_reduced_decoding(tmp_path: Path) -> None:
     folder = unzip_shared("bad_inputs.zip", tmp_path)
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         whole, smaller = outcome(path, None), outcome(path, 32)
@@ -280,14 +280,14 @@ def test_awkward_files_do_not_mind_being_decoded_smaller(tmp_path: Path) -> None
 
 
 def outcome(path: Path, side: int | None) -> np.ndarray | str:
-    """Small pixels, or what is wrong with the file."""
+    """Return small pixels, or the reason of the error."""
     try:
         return Preprocess(size=32)(load_image(path, side=side))
     except ImageError as error:
         return error.reason
 
 
-def test_picture_can_come_through_a_pipe(tmp_path: Path) -> None:
+def test_image_from_a_named_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(encoded(draw(4)),))
     writer.start()

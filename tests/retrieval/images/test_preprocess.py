@@ -1,4 +1,4 @@
-"""Preprocessing against a direct resize and crop, and its description through JSON."""
+"""Tests of preprocessing against a direct resize and crop; JSON round trip of its description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import draw
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40), st.integers(0, 20))
-def test_any_picture_becomes_the_square(width: int, height: int, size: int, margin: int) -> None:
+def test_any_image_becomes_a_square(width: int, height: int, size: int, margin: int) -> None:
     pixels = Preprocess(size=size, resize=size + margin)(Image.new("RGB", (width, height), (9, 99, 199)))
     assert pixels.shape == (size, size, 3)
     assert pixels.dtype == np.uint8
@@ -27,37 +27,37 @@ def test_extreme_strips() -> None:
         assert Preprocess(size=16)(Image.new("RGB", size)).shape == (16, 16, 3)
 
 
-def test_same_as_resizing_everything_and_cropping() -> None:
-    """Square pictures, where the two need no rounding of the scaled size."""
-    picture = draw(5, (96, 96)).resize((120, 120), Image.Resampling.BICUBIC)
-    ours = Preprocess(size=48, resize=60)(picture).astype(int)
-    whole = picture.resize((60, 60), Image.Resampling.BICUBIC)
+def test_equals_resize_and_crop_of_the_full_image() -> None:
+    """With square images, for which the scaled size needs no rounding."""
+    image = draw(5, (96, 96)).resize((120, 120), Image.Resampling.BICUBIC)
+    ours = Preprocess(size=48, resize=60)(image).astype(int)
+    whole = image.resize((60, 60), Image.Resampling.BICUBIC)
     theirs = np.asarray(whole.crop((6, 6, 54, 54))).astype(int)
     assert np.abs(ours - theirs).max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(120, 40), (33, 90)])
-def test_squeezed_is_all_of_it_as_a_square_and_its_centre(shape: tuple[int, int]) -> None:
-    picture = draw(5).resize(shape, Image.Resampling.BICUBIC)
-    square = picture.resize((60, 60), Image.Resampling.BICUBIC)
+def test_squeeze_scales_the_full_image_to_a_square(shape: tuple[int, int]) -> None:
+    image = draw(5).resize(shape, Image.Resampling.BICUBIC)
+    square = image.resize((60, 60), Image.Resampling.BICUBIC)
     squeezed = Preprocess(size=48, resize=60, fit="squeeze")
-    np.testing.assert_array_equal(squeezed.whole(picture), np.asarray(square))
+    np.testing.assert_array_equal(squeezed.whole(image), np.asarray(square))
     theirs = np.asarray(square.crop((6, 6, 54, 54))).astype(int)
-    assert np.abs(squeezed(picture).astype(int) - theirs).max() <= 1
+    assert np.abs(squeezed(image).astype(int) - theirs).max() <= 1
 
 
-def test_without_margin_the_whole_square_is_kept() -> None:
-    picture = draw(2, (40, 40))
-    np.testing.assert_array_equal(Preprocess(size=40)(picture), np.asarray(picture))
+def test_resize_equal_to_size_crops_nothing_of_a_square() -> None:
+    image = draw(2, (40, 40))
+    np.testing.assert_array_equal(Preprocess(size=40)(image), np.asarray(image))
 
 
 def test_crop_is_central() -> None:
-    picture = Image.new("RGB", (30, 10), "black")
-    picture.paste("white", (10, 0, 20, 10))
-    assert Preprocess(size=10)(picture).min() == 255
+    image = Image.new("RGB", (30, 10), "black")
+    image.paste("white", (10, 0, 20, 10))
+    assert Preprocess(size=10)(image).min() == 255
 
 
-def test_description_survives_json() -> None:
+def test_json_round_trip() -> None:
     ours = Preprocess(
         size=96, resize=110, fit="squeeze", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(1, 2, 3)
     )
@@ -75,11 +75,11 @@ def test_description_survives_json() -> None:
         {"mean": (1.0,)},
     ],
 )
-def test_nonsense_is_refused(wrong: dict) -> None:
+def test_invalid_values_are_rejected(wrong: dict) -> None:
     with pytest.raises(InputError, match="preprocess"):
         Preprocess(**wrong)
 
 
-def test_unknown_key_is_refused() -> None:
+def test_unknown_key_is_rejected() -> None:
     with pytest.raises(InputError, match="colour"):
         Preprocess.from_dict({"size": 8, "colour": 1})

@@ -1,4 +1,4 @@
-"""A gallery to fill, and pictures for it."""
+"""Fixtures: an empty gallery and a folder of images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gallery(tmp_path: Path) -> Gallery:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of three pictures."""
+    """Two classes of three images."""
     folder = tmp_path / "photos"
     for hue, name in enumerate(("red", "green")):
         (folder / name).mkdir(parents=True)

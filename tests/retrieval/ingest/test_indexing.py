@@ -1,4 +1,4 @@
-"""Indexing runs: what becomes of new, changed, touched, moved, copied and unusable files, and of tables."""
+"""Tests of indexing runs: new, changed, touched, moved, copied and unusable files; metadata tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import draw
 
 
 def items(gallery: Gallery) -> dict[str, tuple[int, str | None, dict[str, object]]]:
-    """Key -> id, label and metadata."""
+    """Return key -> (id, label, metadata)."""
     rows = gallery.store.select("SELECT id FROM items WHERE deleted_at IS NULL")
     return {
         item.key: (item.id, item.label, item.metadata) for item in gallery.store.items([i for (i,) in rows])
@@ -24,7 +24,7 @@ def items(gallery: Gallery) -> dict[str, tuple[int, str | None, dict[str, object
 
 
 def segments(gallery: Gallery) -> int:
-    """Grows with everything that is embedded or copied."""
+    """Return the number of segments, which grows with every embedded or copied vector."""
     return sum(segment.n for segment in gallery.store.segments())
 
 
@@ -33,7 +33,7 @@ def touch(path: Path) -> None:
 
 
 def agrees(gallery: Gallery) -> bool:
-    """Whether every item has the vector of its file as it is now."""
+    """Return whether every item has the vector of the present content of its file."""
     gallery.refresh()
     ids = [id for id, _, _ in items(gallery).values()]
     found = gallery.items(ids)
@@ -44,7 +44,7 @@ def agrees(gallery: Gallery) -> bool:
 # ---- tables
 
 
-def test_table_gives_ids_labels_and_metadata(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+def test_table_sets_ids_labels_and_metadata(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text("path,id,label,brand,price\nred/0.png,a1,scarlet,acme,12\nred/1.png,a2,,,3.5\n")
     gallery.add([photos], metadata=table)
@@ -67,12 +67,12 @@ def test_metadata_without_a_file(gallery: Gallery, photos: Path) -> None:
         gallery.add(paths, metadata=[{}])
 
 
-def test_table_that_comes_later_describes_what_is_there(gallery: Gallery, photos: Path) -> None:
+def test_later_table_describes_existing_items(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     before, table = items(gallery), photos / "t.csv"
     table.write_text("path,price\nred/0.png,12\nred/1.png,3\n")
-    outcome = gallery.add([photos], metadata=table)
-    assert (outcome.added, outcome.unchanged, outcome.described) == (0, 6, 2)
+    result = gallery.add([photos], metadata=table)
+    assert (result.added, result.unchanged, result.described) == (0, 6, 2)
     assert segments(gallery) == 6
     after = items(gallery)
     assert after["red/0.png"] == (before["red/0.png"][0], "red", {"price": 12})
@@ -82,13 +82,13 @@ def test_table_that_comes_later_describes_what_is_there(gallery: Gallery, photos
     assert gallery.add([photos], metadata=table).described == 0
 
 
-def test_other_ids_take_the_place_of_the_old_without_the_model(gallery: Gallery, photos: Path) -> None:
+def test_new_ids_replace_old_ones_without_embedding(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id\nred/0.png,a\nred/1.png,b\n")
     gallery.add([], metadata=table)
-    table.write_text("path,id\nred/0.png,b\nred/1.png,c\n")  # one id goes to the other file
-    outcome = gallery.add([], metadata=table)
-    assert (outcome.added, outcome.copied) == (2, 2)
+    table.write_text("path,id\nred/0.png,b\nred/1.png,c\n")  # one id moves to the other file
+    result = gallery.add([], metadata=table)
+    assert (result.added, result.copied) == (2, 2)
     assert sorted(items(gallery)) == ["b", "c"]
     assert gallery.items([items(gallery)["b"][0]])[items(gallery)["b"][0]].path == str(
         photos / "red" / "0.png"
@@ -96,19 +96,19 @@ def test_other_ids_take_the_place_of_the_old_without_the_model(gallery: Gallery,
     assert agrees(gallery)
 
 
-def test_owners_label_outlives_a_new_picture(gallery: Gallery, photos: Path) -> None:
+def test_own_label_is_kept_when_the_image_changes(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
     gallery.add([photos], metadata=table)
     draw(77).save(photos / "red" / "0.png")
     touch(photos / "red" / "0.png")
-    outcome = gallery.add([photos])
-    assert (outcome.added, outcome.replaced) == (1, 1)
+    result = gallery.add([photos])
+    assert (result.added, result.replaced) == (1, 1)
     assert items(gallery)["a"][1:] == ("scarlet", {"price": 12})
     assert agrees(gallery)
 
 
-def test_column_of_two_types_is_refused_and_nothing_changed(gallery: Gallery, photos: Path) -> None:
+def test_column_of_two_types_is_rejected_without_changes(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,price\nred/0.png,12\n")
     gallery.add([photos / "red"], metadata=table, root=photos)
@@ -123,7 +123,7 @@ def test_column_of_two_types_is_refused_and_nothing_changed(gallery: Gallery, ph
 
 
 @pytest.mark.parametrize("column", ["width", "score", "a\nb", "x" * 200])
-def test_column_names_that_cannot_be_are_refused(gallery: Gallery, photos: Path, column: str) -> None:
+def test_invalid_column_names_are_rejected(gallery: Gallery, photos: Path, column: str) -> None:
     table = photos / "t.csv"
     table.write_text(f'path,"{column}"\nred/0.png,12\n')
     with pytest.raises(InputError, match="metadata column"):
@@ -134,25 +134,25 @@ def test_column_names_that_cannot_be_are_refused(gallery: Gallery, photos: Path,
 # ---- bytes that are known
 
 
-def test_touched_file_stays_as_it_is(gallery: Gallery, photos: Path) -> None:
+def test_touched_file_is_not_embedded_again(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     before = items(gallery)
     for path in photos.rglob("*.png"):
         touch(path)
-    outcome = gallery.add([photos])
-    assert (outcome.added, outcome.unchanged) == (0, 6)
+    result = gallery.add([photos])
+    assert (result.added, result.unchanged) == (0, 6)
     assert (items(gallery), segments(gallery)) == (before, 6)
     assert gallery.add([photos]).unchanged == 6
 
 
-def test_item_follows_its_file(gallery: Gallery, photos: Path) -> None:
+def test_item_follows_its_moved_file(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
     gallery.add([photos], metadata=table)
     before = items(gallery)
     shutil.move(photos / "red", photos / "rouge")
-    outcome = gallery.add([photos])
-    assert (outcome.added, outcome.moved, segments(gallery)) == (0, 3, 6)
+    result = gallery.add([photos])
+    assert (result.added, result.moved, segments(gallery)) == (0, 3, 6)
     after = items(gallery)
     assert after["a"] == before["a"]
     assert after["rouge/1.png"] == (before["red/1.png"][0], "rouge", {})
@@ -160,15 +160,15 @@ def test_item_follows_its_file(gallery: Gallery, photos: Path) -> None:
     assert gallery.add([photos]).unchanged == 6
 
 
-def test_files_that_change_places(gallery: Gallery, photos: Path) -> None:
+def test_swapped_files(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     (photos / "red" / "0.png").rename(photos / "x")
     (photos / "red" / "1.png").rename(photos / "red" / "0.png")
     (photos / "x").rename(photos / "red" / "1.png")
     touch(photos / "red" / "0.png")
     touch(photos / "red" / "1.png")
-    outcome = gallery.add([photos])
-    assert (outcome.added, outcome.copied) == (2, 2)
+    result = gallery.add([photos])
+    assert (result.added, result.copied) == (2, 2)
     assert len(items(gallery)) == 6
     assert agrees(gallery)
 
@@ -177,9 +177,9 @@ def test_copies_are_kept_and_reported(gallery: Gallery, photos: Path) -> None:
     shutil.copy(photos / "red" / "0.png", photos / "red" / "again.png")
     assert gallery.add([photos]).duplicates == [["red/0.png", "red/again.png"]]
     shutil.copy(photos / "red" / "1.png", photos / "green" / "again.png")
-    outcome = gallery.add([photos])
-    assert (outcome.added, outcome.copied) == (1, 1)
-    assert outcome.duplicates == [["red/1.png", "green/again.png"]]
+    result = gallery.add([photos])
+    assert (result.added, result.copied) == (1, 1)
+    assert result.duplicates == [["red/1.png", "green/again.png"]]
     assert gallery.add([photos]).duplicates == [], "nothing new"
     assert len(items(gallery)) == 8
     assert agrees(gallery)
@@ -201,7 +201,7 @@ def test_same_names_in_two_folders_are_two_items(gallery: Gallery, photos: Path,
 # ---- tar shards
 
 
-def test_shard_from_end_to_end(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+def test_tar_shard_from_indexing_to_search(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
     def pack(*names: str) -> None:
         with tarfile.open(tmp_path / "s.tar", "w") as tar:
             for name in names:
@@ -216,17 +216,17 @@ def test_shard_from_end_to_end(gallery: Gallery, photos: Path, tmp_path: Path) -
     assert read_bytes(Path(hit.path)) == (photos / "green" / "1.png").read_bytes()
     assert gallery.add([tmp_path / "s.tar"]).unchanged == 2
     pack("red/2.png", "red/0.png", "green/1.png")
-    outcome = gallery.add([tmp_path / "s.tar"])
-    assert (outcome.added, outcome.unchanged, segments(gallery)) == (1, 2, 3)
+    result = gallery.add([tmp_path / "s.tar"])
+    assert (result.added, result.unchanged, segments(gallery)) == (1, 2, 3)
     assert agrees(gallery)
 
 
 # ---- too many bad files
 
 
-def test_run_stops_when_too_much_is_unusable(gallery: Gallery, photos: Path) -> None:
+def test_run_stops_at_too_many_bad_files(gallery: Gallery, photos: Path) -> None:
     for number in range(200):
-        (photos / f"{number:03}.jpg").write_text("no picture")
+        (photos / f"{number:03}.jpg").write_text("not an image")
     with pytest.raises(LookalikeError, match=r"stopped: \d+ of \d+ files were unusable.*--max-bad 1"):
         gallery.add([photos])
     assert 50 < len(gallery.store.bad_files()) < 200
@@ -234,36 +234,36 @@ def test_run_stops_when_too_much_is_unusable(gallery: Gallery, photos: Path) -> 
     assert len(items(gallery)) == 6
 
 
-def test_few_bad_files_stop_only_who_asks_for_that(gallery: Gallery, photos: Path) -> None:
-    (photos / "red" / "9.jpg").write_text("no picture")
+def test_few_bad_files_stop_the_run_only_with_max_bad_0(gallery: Gallery, photos: Path) -> None:
+    (photos / "red" / "9.jpg").write_text("not an image")
     with pytest.raises(LookalikeError, match="1 of 7 files"):
         gallery.add([photos], max_bad=0)
     assert len(items(gallery)) == 6
     assert len(gallery.add([photos]).bad) == 1
 
 
-def test_rows_whose_file_is_gone_are_bad_files(gallery: Gallery, photos: Path) -> None:
+def test_table_rows_of_missing_files_are_bad_files(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,price\nred/0.png,12\nred/gone.png,3\n")
     for sources in ([], [photos]):
-        outcome = gallery.add(sources, metadata=photos / "t.csv")
-        assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/gone.png", "missing")]
+        result = gallery.add(sources, metadata=photos / "t.csv")
+        assert [(bad.stamp.path, bad.reason) for bad in result.bad] == [("red/gone.png", "missing")]
     draw(9).save(photos / "red" / "gone.png")
     assert gallery.add([], metadata=photos / "t.csv").bad == []
     assert items(gallery)["red/gone.png"][2] == {"price": 3}
 
 
-def test_item_whose_file_is_out_of_reach_stays(gallery: Gallery, photos: Path) -> None:
+def test_item_of_an_unreadable_file_is_kept(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,id,price\nred/0.png,a,12\nred/1.png,b,3\n")
     gallery.add([], metadata=photos / "t.csv")
     before = items(gallery)
     (photos / "red" / "0.png").unlink()
     for sources in ([], [photos / "red"]):
-        outcome = gallery.add(sources, metadata=photos / "t.csv", root=photos)
-        assert [(bad.stamp.path, bad.reason) for bad in outcome.bad] == [("red/0.png", "missing")]
+        result = gallery.add(sources, metadata=photos / "t.csv", root=photos)
+        assert [(bad.stamp.path, bad.reason) for bad in result.bad] == [("red/0.png", "missing")]
     assert {key: items(gallery)[key] for key in before} == before
 
 
-def test_what_another_process_committed_is_known(gallery: Gallery, photos: Path) -> None:
+def test_commits_of_another_process_are_seen(gallery: Gallery, photos: Path) -> None:
     other = Gallery(gallery.folder)
     gallery.add([photos])
     shutil.copy(photos / "red" / "0.png", photos / "red" / "again.png")
@@ -274,14 +274,14 @@ def test_what_another_process_committed_is_known(gallery: Gallery, photos: Path)
 # ---- after damage
 
 
-def test_lost_vector_is_made_again_and_nothing_else_is_lost(gallery: Gallery, photos: Path) -> None:
+def test_lost_vector_is_embedded_again(gallery: Gallery, photos: Path) -> None:
     (photos / "t.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
     gallery.add([photos], metadata=photos / "t.csv")
     before = items(gallery)
     with gallery.store.writing(), gallery.store.transaction() as db:
         db.execute("UPDATE items SET seg = NULL, row = NULL WHERE key IN ('a', 'green/0.png')")
-    outcome = gallery.add([photos])
-    assert (outcome.added, outcome.unchanged) == (2, 4)
+    result = gallery.add([photos])
+    assert (result.added, result.unchanged) == (2, 4)
     after = items(gallery)
     assert {key: facts[1:] for key, facts in after.items()} == {key: f[1:] for key, f in before.items()}
     assert agrees(gallery)

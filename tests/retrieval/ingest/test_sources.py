@@ -1,4 +1,4 @@
-"""Folders, globs, lists, tables and tar shards: which pictures they name, and what they say about them."""
+"""Tests of image sources: folders, glob patterns, lists, tables and tar shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import draw
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of two pictures, and a file that is none."""
+    """Two classes of two images, and a file that is not an image."""
     folder = tmp_path / "photos"
     for name in ("red/0.png", "red/1.png", "blue/0.png", "blue/1.png"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -35,13 +35,13 @@ def write(file: Path, text: str) -> Path:
 
 
 def named(found: Scan) -> dict[str, ImageFile]:
-    return {picture.path: picture for picture in found.files.values()}
+    return {image.path: image for image in found.files.values()}
 
 
 # ---- folders, globs, lists
 
 
-def test_links_are_followed_and_loops_are_not(photos: Path, tmp_path: Path) -> None:
+def test_links_are_followed_without_loops(photos: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     draw(9).save(elsewhere / "9.png")
@@ -53,27 +53,27 @@ def test_links_are_followed_and_loops_are_not(photos: Path, tmp_path: Path) -> N
     assert found["green/9.png"].label == "green"
 
 
-def test_glob_takes_labels_from_below_its_fixed_part(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glob_labels_are_relative_to_the_fixed_part(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos.parent)
     for pattern in ("photos/**/*.png", f"{photos}/**/*.png", "photos/*", "photos/?*/*.png"):
         found = scan([pattern])
-        assert {path: picture.label for path, picture in named(found).items()} == {
+        assert {path: image.label for path, image in named(found).items()} == {
             f"{label}/{n}.png": label for label in ("red", "blue") for n in (0, 1)
         }, pattern
-        assert {picture.root for picture in found.files.values()} == {str(photos)}
+        assert {image.root for image in found.files.values()} == {str(photos)}
     assert list(named(scan(["photos/red/*"]))) == ["0.png", "1.png"]
     with pytest.raises(InputError, match=r"\*\.gif: no image files"):
         scan(["photos/*.gif"])
 
 
-def test_name_with_brackets_is_taken_literally(tmp_path: Path) -> None:
+def test_file_name_with_brackets_is_literal(tmp_path: Path) -> None:
     folder = tmp_path / "a[1]"
     folder.mkdir()
     draw(0).save(folder / "x.png")
     assert list(named(scan([folder]))) == ["x.png"]
 
 
-def test_sources_that_overlap_count_once(photos: Path) -> None:
+def test_overlapping_sources_count_once(photos: Path) -> None:
     found = scan([photos, photos / "red", photos / "red" / "0.png"])
     assert len(found.files) == 4
     assert named(found)["red/0.png"].label == "red"
@@ -87,7 +87,7 @@ def test_list_is_relative_to_the_working_folder(photos: Path, monkeypatch: pytes
     assert list(found) == ["photos/red/0.png", "photos/blue/1.png", "photos/gone.png"]
     assert found["photos/red/0.png"].label == "photos/red"
     rooted = named(collect(Sources([], list_file=str(write(listed, "red/0.png")), root=photos)))
-    assert {path: picture.label for path, picture in rooted.items()} == {"red/0.png": "red"}
+    assert {path: image.label for path, image in rooted.items()} == {"red/0.png": "red"}
 
 
 def test_list_from_standard_input(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_list_from_standard_input(photos: Path, monkeypatch: pytest.MonkeyPatch)
     ("text", "message"),
     [("\n \n", "lists no images"), ("red/0.png\n../x.png\n", "line 2: '../x.png' is outside")],
 )
-def test_bad_list_is_refused(photos: Path, text: str, message: str) -> None:
+def test_invalid_list_is_rejected(photos: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         collect(Sources([], list_file=str(write(photos / "list.txt", text)), root=photos))
 
 
-def test_nothing_named_is_refused() -> None:
+def test_no_source_is_rejected() -> None:
     with pytest.raises(InputError, match="name files or folders"):
         collect(Sources([]))
 
@@ -116,7 +116,7 @@ def test_nothing_named_is_refused() -> None:
 CSV = "path,id,label,brand,price,weight,code\nred/0.png,a1,scarlet,acme,12,1.5,007\nblue/1.png,b2,,,3,2,12\n"
 
 
-def test_table_about_a_folder(photos: Path, tmp_path: Path) -> None:
+def test_table_for_a_folder(photos: Path, tmp_path: Path) -> None:
     found = named(collect(Sources([photos], metadata=write(tmp_path / "t.csv", CSV))))
     assert len(found) == 4
     red, blue, other = (found[path] for path in ("red/0.png", "blue/1.png", "red/1.png"))
@@ -134,16 +134,16 @@ def test_table_as_the_source(photos: Path, tmp_path: Path) -> None:
         collect(Sources([], metadata=write(tmp_path / "t.csv", CSV), root=photos)),
     ):
         assert list(named(found)) == ["red/0.png", "blue/1.png"]
-        assert {picture.root for picture in found.files.values()} == {str(photos)}
+        assert {image.root for image in found.files.values()} == {str(photos)}
 
 
-def test_table_without_label_or_id_leaves_both_as_they_are(photos: Path) -> None:
+def test_table_without_label_or_id_keeps_the_defaults(photos: Path) -> None:
     found = named(collect(Sources([], metadata=write(photos / "t.csv", "path,price\nred/0.png,1\n"))))
     assert (found["red/0.png"].label, found["red/0.png"].id) == ("red", None)
     assert not found["red/0.png"].has_own_label
 
 
-def test_parquet_is_the_same_as_csv(photos: Path) -> None:
+def test_parquet_equals_csv(photos: Path) -> None:
     rows = {
         "path": ["red/0.png", "blue/1.png"],
         "id": [1, 2],
@@ -156,19 +156,19 @@ def test_parquet_is_the_same_as_csv(photos: Path) -> None:
     found = named(collect(Sources([], metadata=photos / "t.parquet")))
     assert found["red/0.png"].metadata == {"price": 12, "weight": 1.5, "new": 1, "brand": "acme"}
     assert set(found["blue/1.png"].metadata.values()) == {None, 0}
-    assert [picture.id for picture in found.values()] == ["1", "2"]
+    assert [image.id for image in found.values()] == ["1", "2"]
     pyarrow.parquet.write_table(pyarrow.table({"path": ["a"], "tags": [["x"]]}), photos / "t.parquet")
     with pytest.raises(InputError, match=r"row 1, column 'tags': a list"):
         collect(Sources([], metadata=photos / "t.parquet"))
 
 
-def test_parquet_without_pyarrow_says_what_to_install(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_extra(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"pip install 'lookalike\[parquet\]'"):
         collect(Sources([], metadata=photos / "t.parquet"))
 
 
-def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path) -> None:
+def test_rows_of_other_files_are_unmatched_or_bad(photos: Path, tmp_path: Path) -> None:
     text = "path\nred/0.png\nblue/0.png\nblue/gone.png\n"
     found = collect(Sources([photos / "red"], metadata=write(tmp_path / "t.csv", text), root=photos))
     assert (len(found.files), found.unmatched) == (2, 1)
@@ -176,7 +176,7 @@ def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path)
     assert (bad.stamp.path, bad.reason) == ("blue/gone.png", ImageError.MISSING)
     assert "line 4" in bad.detail
     as_source = collect(Sources([], metadata=tmp_path / "t.csv", root=photos))
-    assert len(as_source.files) == 3, "reading it will say that it is missing"
+    assert len(as_source.files) == 3, "the missing file is reported on reading"
 
 
 @pytest.mark.parametrize(
@@ -198,12 +198,14 @@ def test_rows_about_other_files_are_counted_or_bad(photos: Path, tmp_path: Path)
         ("path\nelsewhere.png\n", "no row matches an image"),
     ],
 )
-def test_bad_table_is_refused_with_its_line(photos: Path, tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_table_is_rejected_with_the_line(
+    photos: Path, tmp_path: Path, text: str, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         collect(Sources([photos], metadata=write(tmp_path / "t.csv", text)))
 
 
-def test_table_that_is_none_is_refused(photos: Path, tmp_path: Path) -> None:
+def test_unreadable_table_is_rejected(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         collect(Sources([photos], metadata=tmp_path / "nowhere.csv"))
     (tmp_path / "t.csv").write_bytes(b"path\n\xff\xfe\n")
@@ -232,7 +234,7 @@ def png(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def test_shard_with_files_about_its_pictures(tmp_path: Path) -> None:
+def test_shard_with_sidecar_files(tmp_path: Path) -> None:
     members = {
         "a/0.png": png(0),
         "a/0.json": json.dumps({"price": 3, "tags": ["x"], "id": 77}),
@@ -244,17 +246,17 @@ def test_shard_with_files_about_its_pictures(tmp_path: Path) -> None:
         "4.wav": "sound",
     }
     found = scan([shard(tmp_path / "s.tar", members)])
-    pictures = named(found)
-    assert list(pictures) == ["s.tar/a/0.png", "s.tar/a/1.jpg", "s.tar/2.seg.png", "s.tar/b/3.png"]
-    zero, one, two, three = pictures.values()
+    images = named(found)
+    assert list(images) == ["s.tar/a/0.png", "s.tar/a/1.jpg", "s.tar/2.seg.png", "s.tar/b/3.png"]
+    zero, one, two, three = images.values()
     assert (zero.id, zero.label, zero.metadata) == ("77", "a", {"price": 3, "tags": '["x"]'})
     assert (one.label, one.metadata) == ("5", {"text": "a red car"})
     assert (two.label, three.label, found.ignored) == (None, "b", 1)
-    for seed, picture in enumerate(pictures.values()):
-        assert load_image(picture.full).tobytes() == draw(seed).tobytes()
+    for seed, image in enumerate(images.values()):
+        assert load_image(image.full).tobytes() == draw(seed).tobytes()
 
 
-def test_shard_is_a_source_only_if_it_is_named(photos: Path) -> None:
+def test_shard_in_a_folder_is_not_a_source(photos: Path) -> None:
     shard(photos / "s.tar", {"x.png": png(0)})
     assert len(scan([photos]).files) == 4
     assert len(scan([photos, photos / "s.tar"]).files) == 5
@@ -266,7 +268,7 @@ def test_shard_is_a_source_only_if_it_is_named(photos: Path) -> None:
         scan([alone])
 
 
-def test_shard_whose_names_lead_out_of_it(tmp_path: Path) -> None:
+def test_shard_member_names_that_escape_the_tar_file(tmp_path: Path) -> None:
     found = scan([shard(tmp_path / "s.tar", {"../x.png": png(0), "/y.png": png(1), "z.png": png(2)})])
     assert list(named(found)) == ["s.tar/z.png"]
     assert [bad.reason for bad in found.unusable] == ["name", "name"]
@@ -289,7 +291,7 @@ def test_damaged_shards(tmp_path: Path) -> None:
         scan([write(tmp_path / "text.tar", "text" * 1000)])
 
 
-def test_broken_file_about_a_picture_costs_that_picture(tmp_path: Path) -> None:
+def test_broken_sidecar_makes_its_image_unusable(tmp_path: Path) -> None:
     members = {
         "x.png": png(0),
         "x.json": "{",
@@ -302,7 +304,7 @@ def test_broken_file_about_a_picture_costs_that_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-def test_folder_that_cannot_be_read_is_listed(photos: Path) -> None:
+def test_unreadable_folder_is_reported(photos: Path) -> None:
     (photos / "red").chmod(0)
     try:
         found = scan([photos])
@@ -312,7 +314,7 @@ def test_folder_that_cannot_be_read_is_listed(photos: Path) -> None:
     assert len(found.files) == 2
 
 
-def test_paths_may_go_through_links(photos: Path, tmp_path: Path) -> None:
+def test_paths_through_symbolic_links(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(photos)
     table = write(tmp_path / "t.csv", f"path\n{tmp_path / 'link' / 'red' / '0.png'}\n")
     assert list(named(collect(Sources([], metadata=table, root=photos)))) == ["red/0.png"]

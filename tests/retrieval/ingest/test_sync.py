@@ -1,4 +1,4 @@
-"""A gallery kept in step with its files, rebuilt with another model, interrupted and killed."""
+"""Tests of update, sync and rebuild, also when interrupted or killed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.conftest import draw, lookalike, restore_signals, unzip_shared
 from tests.serve.model import write_model
 
 
-def held(gallery: Gallery) -> dict[str, tuple[str | None, str]]:
-    """Path -> label and content of everything the gallery holds, each with the vector of its file."""
+def items_of(gallery: Gallery) -> dict[str, tuple[str | None, str]]:
+    """Return path -> (label, content) of all items; check that each has the vector of its file."""
     rows = gallery.store.select("SELECT id FROM items WHERE deleted_at IS NULL ORDER BY id")
     stored = gallery.store.items([i for (i,) in rows])
     gallery.refresh()
@@ -35,8 +35,8 @@ def held(gallery: Gallery) -> dict[str, tuple[str | None, str]]:
     return {str(Path(item.root, item.path)): (item.label, item.content_sha256) for item in stored}
 
 
-def lying(folder: Path) -> dict[str, tuple[str | None, str]]:
-    """The same of a folder of pictures."""
+def files_of(folder: Path) -> dict[str, tuple[str | None, str]]:
+    """Return path -> (label, content) of the images in a folder."""
     return {
         str(path): (path.parent.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
         for path in folder.rglob("*.png")
@@ -54,8 +54,8 @@ def touch(path: Path) -> None:
 # ---- sync
 
 
-def test_sync_after_random_changes_is_the_folder(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
-    """Files are written, removed, moved, copied, exchanged and touched; the folder is the truth."""
+def test_sync_after_random_changes_matches_the_folder(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    """Files are written, removed, moved, copied, swapped and touched."""
     random = np.random.default_rng(5)
     other = tmp_path / "other" / "a"
     other.mkdir(parents=True)
@@ -81,15 +81,15 @@ def test_sync_after_random_changes_is_the_folder(gallery: Gallery, photos: Path,
             else:
                 touch(file)
         expected = folder_difference(gallery, photos)
-        outcome = sync(gallery, photos)
-        assert held(gallery) == {**lying(photos), **lying(other.parent)}, step
-        assert outcome.added + outcome.moved <= expected.new + expected.changed
+        result = sync(gallery, photos)
+        assert items_of(gallery) == {**files_of(photos), **files_of(other.parent)}, step
+        assert result.added + result.moved <= expected.new + expected.changed
         again = sync(gallery, photos)
         assert (again.added, again.moved, again.removed) == (0, 0, 0), step
     assert verify(gallery.folder).problems == []
 
 
-def test_sync_embeds_nothing_that_it_knows(gallery: Gallery, photos: Path) -> None:
+def test_sync_does_not_embed_known_content(gallery: Gallery, photos: Path) -> None:
     sync(gallery, photos)
     before = rows_written(gallery)
     (photos / "red").rename(photos / "rouge")
@@ -100,11 +100,11 @@ def test_sync_embeds_nothing_that_it_knows(gallery: Gallery, photos: Path) -> No
         "unchanged": 2,
         "gone": [str(photos / "red" / f"{n}.png") for n in range(3)],
     }
-    outcome = sync(gallery, photos)
-    assert (outcome.moved, outcome.removed, rows_written(gallery)) == (3, 0, before)
+    result = sync(gallery, photos)
+    assert (result.moved, result.removed, rows_written(gallery)) == (3, 0, before)
 
 
-def test_sync_of_nothing_is_refused(gallery: Gallery, photos: Path) -> None:
+def test_sync_of_an_empty_folder_is_rejected(gallery: Gallery, photos: Path) -> None:
     """A disk that is not mounted must not empty the gallery."""
     sync(gallery, photos)
     shutil.rmtree(photos)
@@ -117,19 +117,19 @@ def test_sync_of_nothing_is_refused(gallery: Gallery, photos: Path) -> None:
     assert len(gallery) == 6
 
 
-def test_sync_leaves_what_it_does_not_scan(gallery: Gallery, photos: Path) -> None:
+def test_sync_keeps_items_that_it_does_not_scan(gallery: Gallery, photos: Path) -> None:
     with tarfile.open(photos / "s.tar", "w") as tar:
         tar.add(photos / "red" / "0.png", "x.png")
     (photos / "red" / "1.png").rename(photos / "picture")
     gallery.add([photos / "s.tar", photos / "picture"])
-    outcome = sync(gallery, photos)
-    assert (outcome.removed, len(gallery)) == (0, 7)
+    result = sync(gallery, photos)
+    assert (result.removed, len(gallery)) == (0, 7)
     (photos / "picture").unlink()
     assert sync(gallery, photos).removed == 1
 
 
-def test_sync_forgets_bad_files_that_are_gone(gallery: Gallery, photos: Path) -> None:
-    (photos / "red" / "bad.png").write_text("no picture")
+def test_sync_forgets_deleted_bad_files(gallery: Gallery, photos: Path) -> None:
+    (photos / "red" / "bad.png").write_text("not an image")
     assert len(sync(gallery, photos).bad) == 1
     (photos / "red" / "bad.png").unlink()
     sync(gallery, photos)
@@ -139,7 +139,7 @@ def test_sync_forgets_bad_files_that_are_gone(gallery: Gallery, photos: Path) ->
 # ---- update
 
 
-def test_update_looks_at_the_files_again(gallery: Gallery, photos: Path) -> None:
+def test_update_embeds_changed_and_follows_moved_files(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     draw(50).save(photos / "red" / "0.png")
     touch(photos / "red" / "0.png")
@@ -154,13 +154,13 @@ def test_update_looks_at_the_files_again(gallery: Gallery, photos: Path) -> None
     assert rows_written(gallery) == 7
     pruned = update(gallery, prune=True)
     assert (pruned.result.removed, pruned.result.added, len(gallery)) == (1, 0, 5)
-    expected = lying(photos)
+    expected = files_of(photos)
     del expected[str(photos / "green" / "new.png")]
-    assert held(gallery) == expected
+    assert items_of(gallery) == expected
     assert update(gallery).gone == []
 
 
-def test_update_without_its_disk_is_refused(gallery: Gallery, photos: Path) -> None:
+def test_update_without_any_file_is_rejected(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos])
     photos.rename(photos.with_name("away"))
     with pytest.raises(InputError, match="all image files are gone"):
@@ -184,20 +184,20 @@ def facts(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, object]]]:
 
 @pytest.fixture
 def described(gallery: Gallery, photos: Path) -> Gallery:
-    """A gallery whose pictures have ids, labels and metadata."""
+    """A gallery whose images have ids, labels and metadata."""
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\nred/1.png,b,,3\n")
     gallery.add([photos], metadata=table)
     return gallery
 
 
-def test_rebuild_keeps_everything_but_the_vectors(described: Gallery, better: Embedder) -> None:
+def test_rebuild_replaces_only_the_vectors(described: Gallery, better: Embedder) -> None:
     before, reader = facts(described), Gallery(described.folder)
     done = rebuild(described, better)
     assert facts(done.gallery) == before
     assert done.gallery.fingerprint == better.fingerprint
     assert (done.result.added, done.resumed) == (6, 0)
-    held(done.gallery)
+    items_of(done.gallery)
     assert verify(done.gallery.folder).problems == []
     assert done.old == described.folder.with_name("g.old")
     assert facts(Gallery(done.old)) == before
@@ -210,7 +210,7 @@ def test_rebuild_keeps_everything_but_the_vectors(described: Gallery, better: Em
     assert not list(described.folder.parent.glob(".g*"))
 
 
-def test_rebuild_reports_pictures_that_are_gone(described: Gallery, better: Embedder, photos: Path) -> None:
+def test_rebuild_reports_missing_files(described: Gallery, better: Embedder, photos: Path) -> None:
     (photos / "red" / "0.png").unlink()
     done = rebuild(described, better)
     assert [bad.stamp.path for bad in done.result.bad] == ["red/0.png"]
@@ -218,10 +218,10 @@ def test_rebuild_reports_pictures_that_are_gone(described: Gallery, better: Embe
 
 
 @pytest.mark.parametrize("where", ["_check", "_exchange", "shutil.rmtree", "fsync_folder"])
-def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
+def test_interrupted_rebuild_leaves_one_complete_gallery(
     described: Gallery, better: Embedder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Cut off before each step of the end; the same command again finishes it without embedding again."""
+    """Interrupted before each of the last steps; running it again finishes without embedding."""
 
     class PowerCut(BaseException):
         pass
@@ -239,7 +239,7 @@ def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
     assert verify(there.folder).problems == []
     swapped = where not in ("_check", "_exchange")
     assert (there.fingerprint == better.fingerprint) == swapped
-    if where != "fsync_folder":  # then it had been done
+    if where != "fsync_folder":  # after that step the swap is complete
         done = rebuild(there, better)
         assert (done.result.added, done.resumed) == (0, 6)
         assert facts(done.gallery) == before
@@ -247,7 +247,7 @@ def test_rebuild_that_breaks_off_leaves_one_gallery_whole(
     assert not list(described.folder.parent.glob(".g*"))
 
 
-def test_rebuild_begun_with_another_model_starts_again(
+def test_rebuild_of_another_model_starts_over(
     described: Gallery, better: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Embedder(write_model(tmp_path / "other.onnx", "other"))
@@ -260,9 +260,7 @@ def test_rebuild_begun_with_another_model_starts_again(
     assert done.gallery.fingerprint == better.fingerprint
 
 
-def test_exchange_where_the_system_cannot_do_it_in_one_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exchange_without_renameat2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -274,11 +272,11 @@ def test_exchange_where_the_system_cannot_do_it_in_one_step(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-# ---- cut off
+# ---- interrupted and killed
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """A command in a process of its own that commits often; returns once it has committed something."""
+    """Start a command that commits often; return after its first commit."""
     program = (
         "import sys; from retrieval import cli; from retrieval.ingest import indexing\n"
         "indexing.COMMIT_ITEMS = 32; cli.main(sys.argv[1:])"
@@ -294,7 +292,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """Many names of a few files."""
+    """Many hard links to a few files."""
     folder = tmp_path / "many"
     folder.mkdir()
     for number in range(8):
@@ -304,7 +302,7 @@ def many(tmp_path: Path) -> Path:
     return folder
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(many: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_committed_images(many: Path, tmp_path: Path) -> None:
     model, folder = str(write_model(tmp_path / "m.onnx")), tmp_path / "g"
     words = ["index", "build", str(folder), str(many), "--model", model]
     process = start(folder, *words)
@@ -319,7 +317,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(many: Path, tmp_path: P
     assert len(Gallery(folder)) == 600
 
 
-def test_killed_rebuild_leaves_the_old_gallery_and_goes_on(many: Path, tmp_path: Path) -> None:
+def test_killed_rebuild_keeps_the_old_gallery_and_resumes(many: Path, tmp_path: Path) -> None:
     model, folder = str(write_model(tmp_path / "m.onnx")), tmp_path / "g"
     lookalike("index", "build", str(folder), str(many), "--model", model)
     words = ["index", "rebuild", str(folder), "--model", str(write_model(tmp_path / "n.onnx", "new"))]
@@ -335,7 +333,7 @@ def test_killed_rebuild_leaves_the_old_gallery_and_goes_on(many: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_awkward_files_through_the_whole_command(tmp_path: Path) -> None:
+def test_build_from_unusual_files(tmp_path: Path) -> None:
     folder = unzip_shared("bad_inputs.zip", tmp_path / "bad")
     model = str(write_model(tmp_path / "m.onnx"))
     words = ["index", "build", str(tmp_path / "g"), str(folder), "--model", model]
@@ -344,6 +342,6 @@ def test_awkward_files_through_the_whole_command(tmp_path: Path) -> None:
     assert len(gallery) > 120
     assert len(gallery.bad_files()) > 20
     assert all(bad.reason and bad.detail for bad in gallery.bad_files())
-    assert len(first.stderr.splitlines()) < 40, "the rest is counted"
+    assert len(first.stderr.splitlines()) < 40, "further files are only counted"
     assert "nothing new to add" in lookalike(*words, code=3).stdout
     assert verify(gallery.folder).problems == []

@@ -1,4 +1,4 @@
-"""Export and import: what leaves comes back the same, and vectors from elsewhere are looked at first."""
+"""Tests of the export and import of vectors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_round_trip(gallery: Gallery, tmp_path: Path, name: str) -> None:
     assert not verify(tmp_path / "new").problems
 
 
-def test_other_programs_read_what_is_exported(gallery: Gallery, tmp_path: Path) -> None:
+def test_export_is_readable_by_other_programs(gallery: Gallery, tmp_path: Path) -> None:
     export(gallery, tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column("id").to_pylist() == ["a.jpg", "c.jpg", "d.jpg", "e.jpg"]
@@ -52,7 +52,7 @@ def test_other_programs_read_what_is_exported(gallery: Gallery, tmp_path: Path) 
     assert not list(tmp_path.glob("*.tmp*"))
 
 
-def test_more_than_a_batch(tmp_path: Path) -> None:
+def test_import_of_several_batches(tmp_path: Path) -> None:
     vectors = unit_vectors(BATCH + 7) * 3
     np.savez(tmp_path / "in.npz", vectors=vectors, ids=np.arange(len(vectors)) + 100)
     assert import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == len(vectors)
@@ -61,12 +61,12 @@ def test_more_than_a_batch(tmp_path: Path) -> None:
     assert (hit.key, hit.path) == (str(len(vectors) + 99), "")
     assert hit.score == pytest.approx(1)
     assert import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == len(vectors)
-    assert len(Gallery(tmp_path / "g")) == len(vectors), "the same ids again replace themselves"
+    assert len(Gallery(tmp_path / "g")) == len(vectors), "items with the same ids are replaced"
     with pytest.raises(InputError, match="external embedding"):
         gallery.search(draw(0))
 
 
-def test_with_the_model_pictures_can_be_searched(tmp_path: Path) -> None:
+def test_import_with_a_model_allows_search_by_image(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
     draw(1).save(tmp_path / "x.png")
     whole = Gallery.create(tmp_path / "whole", model)
@@ -101,7 +101,7 @@ def broken(values: float) -> np.ndarray:
         ({"vectors": unit_vectors(2, 0)[:, :5]}, "48 dimensions, not 5"),
     ],
 )
-def test_what_cannot_be_used_changes_nothing(
+def test_invalid_vectors_change_nothing(
     gallery: Gallery, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
 ) -> None:
     before = contents(gallery)
@@ -114,7 +114,7 @@ def test_what_cannot_be_used_changes_nothing(
     assert not (tmp_path / "new").exists()
 
 
-def test_other_files_are_refused(gallery: Gallery, tmp_path: Path) -> None:
+def test_other_files_are_rejected(gallery: Gallery, tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "x.npy").write_bytes(b"no")
     pq.write_table(pa.table({"vector": [[1.0, 2.0], [1.0]]}), tmp_path / "ragged.parquet")
@@ -137,7 +137,7 @@ def test_other_files_are_refused(gallery: Gallery, tmp_path: Path) -> None:
         export(gallery, tmp_path / "x.csv")
 
 
-def test_the_kind_of_vectors_must_be_said(gallery: Gallery, tmp_path: Path) -> None:
+def test_origin_of_the_vectors_is_required(gallery: Gallery, tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", unit_vectors(2))
     with pytest.raises(InputError, match="--embedding 'random'"):
         import_vectors(gallery.folder, tmp_path / "in.npy", name="clip")
@@ -150,7 +150,7 @@ def test_the_kind_of_vectors_must_be_said(gallery: Gallery, tmp_path: Path) -> N
         import_vectors(tmp_path / "new", tmp_path / "in.npy", model=tmp_path / "m.onnx")
 
 
-def test_the_commands(gallery: Gallery, tmp_path: Path) -> None:
+def test_export_and_import_commands(gallery: Gallery, tmp_path: Path) -> None:
     out, new = str(tmp_path / "out.parquet"), str(tmp_path / "new")
     lookalike("index", "export", str(gallery.folder), out)
     assert "4 vectors imported" in lookalike("index", "import", new, out, "--embedding", "e").stdout

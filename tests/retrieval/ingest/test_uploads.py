@@ -1,4 +1,4 @@
-"""Pictures that a gallery keeps itself, and everything else that is done to galleries."""
+"""Tests of uploads: images stored in the gallery's own folder, through all maintenance operations."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tests.serve.model import write_model
 
 
 def encoded(seed: int) -> bytes:
-    """The bytes of a new picture."""
+    """Return the bytes of a new image."""
     buffer = io.BytesIO()
     draw(1000 + seed).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def kept(folder: Path) -> set[str]:
-    """What lies among the pictures that a gallery keeps."""
+    """Return the names of the files in the gallery's own folder."""
     return {path.name for path in (folder / "pictures").iterdir()}
 
 
 def everything(gallery: Gallery) -> dict[str, tuple[str | None, bytes, bytes]]:
-    """By key: label, vector, and the bytes of the file."""
+    """Return key -> (label, vector, bytes of the file)."""
     ids = gallery.snapshot.ids[gallery.snapshot.ids > 0].tolist()
     return {
         item.key: (item.label, gallery.vector(i).tobytes(), Path(item.path).read_bytes())
@@ -45,19 +45,19 @@ def everything(gallery: Gallery) -> dict[str, tuple[str | None, bytes, bytes]]:
 
 @pytest.fixture
 def grown(shop: Path, tmp_path: Path) -> Gallery:
-    """The shop, and three pictures that the gallery keeps."""
+    """A gallery of the shop and three uploads."""
     gallery = Gallery.create(tmp_path / "g", write_model(tmp_path / "model.onnx"))
     gallery.add([shop])
-    pictures = {f"n{n}.png": encoded(n) for n in range(3)}
-    vectors = gallery.embedder.embed(list(pictures.values()))
-    given = [Upload(*one, vector) for one, vector in zip(pictures.items(), vectors, strict=True)]
+    images = {f"n{n}.png": encoded(n) for n in range(3)}
+    vectors = gallery.embedder.embed(list(images.values()))
+    given = [Upload(*one, vector) for one, vector in zip(images.items(), vectors, strict=True)]
     with gallery.store.writing():
         store_uploads(gallery.store, given, "new")
     gallery.refresh()
     return gallery
 
 
-def test_the_folder_may_move_and_be_copied(grown: Gallery, tmp_path: Path) -> None:
+def test_gallery_with_uploads_can_be_moved_and_copied(grown: Gallery, tmp_path: Path) -> None:
     before = everything(grown)
     copy = shutil.copytree(grown.folder, tmp_path / "copy")
     moved = grown.folder.rename(tmp_path / "moved")
@@ -65,41 +65,41 @@ def test_the_folder_may_move_and_be_copied(grown: Gallery, tmp_path: Path) -> No
         there = Gallery(place)
         assert everything(there) == before
         assert all(Path(there.item(i).path).is_relative_to(place) for i in there.ids_of(["n0.png", "n2.png"]))
-    elsewhere = Gallery(moved, root=tmp_path / "nowhere")  # about the files that were indexed
+    elsewhere = Gallery(moved, root=tmp_path / "nowhere")  # for the indexed files
     (number,) = elsewhere.ids_of(["n1.png"])
     assert Path(elsewhere.item(number).path).exists()
 
 
-def test_upkeep_leaves_them_as_they_are(
+def test_maintenance_keeps_uploads(
     grown: Gallery, shop: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     before, files = everything(grown), kept(grown.folder)
     copy = Gallery(
         shutil.copytree(grown.folder, tmp_path_factory.mktemp("other") / "g", copy_function=shutil.copyfile)
-    )  # other times
+    )  # with new modification times
     for gallery in (grown, copy):
         found = update(gallery, prune=True)
         assert (found.result.added, found.result.removed, found.gone) == (0, 0, [])
         compact(gallery)
-        outcome = sync(gallery, shop)
-        assert (outcome.added, outcome.removed) == (0, 0)
-        outcome = gallery.add([gallery.folder.parent])  # the gallery itself lies in there
-        assert (outcome.added, outcome.moved) == (0, 0)
+        result = sync(gallery, shop)
+        assert (result.added, result.removed) == (0, 0)
+        result = gallery.add([gallery.folder.parent])  # it contains the gallery itself
+        assert (result.added, result.moved) == (0, 0)
         assert everything(gallery) == before
         assert kept(gallery.folder) == files
         assert not verify(gallery.folder).problems
 
 
-def test_a_file_elsewhere_with_the_same_bytes_is_a_copy(grown: Gallery, tmp_path: Path) -> None:
+def test_file_with_the_bytes_of_an_upload_is_a_copy(grown: Gallery, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "copy.png").write_bytes(encoded(1))
-    outcome = grown.add([tmp_path / "more"])
-    assert (outcome.copied, outcome.moved) == (1, 0)
+    result = grown.add([tmp_path / "more"])
+    assert (result.copied, result.moved) == (1, 0)
     assert len(kept(grown.folder)) == 3
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npy"])
-def test_they_go_out_and_come_in_again(grown: Gallery, tmp_path: Path, suffix: str) -> None:
+def test_export_and_import_of_uploads(grown: Gallery, tmp_path: Path, suffix: str) -> None:
     before = everything(grown)
     export(grown, tmp_path / f"out{suffix}")
     import_vectors(grown.folder, tmp_path / f"out{suffix}", model=grown.folder / "model" / "model.onnx")
@@ -108,12 +108,12 @@ def test_they_go_out_and_come_in_again(grown: Gallery, tmp_path: Path, suffix: s
     assert {key: (label, file) for key, (label, _, file) in after.items()} == {
         key: (label, file) for key, (label, _, file) in before.items()
     }
-    with grown.store.writing():  # clears what no row names
+    with grown.store.writing():  # deletes unreferenced files
         assert len(kept(grown.folder)) == 3
 
 
 @pytest.mark.parametrize("keep_old", [True, False])
-def test_a_rebuilt_gallery_takes_them_along(grown: Gallery, tmp_path: Path, keep_old: bool) -> None:
+def test_rebuild_keeps_uploads(grown: Gallery, tmp_path: Path, keep_old: bool) -> None:
     before, files = everything(grown), kept(grown.folder)
     done = rebuild(grown, Embedder(write_model(tmp_path / "other.onnx", "other")), keep_old=keep_old)
     assert done.result.bad == []
@@ -124,16 +124,16 @@ def test_a_rebuilt_gallery_takes_them_along(grown: Gallery, tmp_path: Path, keep
     assert kept(grown.folder) == files
     if done.old is not None:
         Gallery(grown.folder).remove(["n1.png"])
-        assert everything(Gallery(done.old)) == before  # each has its own
+        assert everything(Gallery(done.old)) == before  # neither shares files with the other
 
 
-def test_removing_by_command_takes_the_file_too(grown: Gallery) -> None:
+def test_remove_command_deletes_the_uploaded_file(grown: Gallery) -> None:
     grown.remove(["n1.png"])
     assert len(kept(grown.folder)) == 2
 
 
-def test_pictures_that_come_one_by_one_leave_few_segments(tmp_path: Path) -> None:
-    """Beside an index and removed items, which are as before; more than two merges."""
+def test_single_uploads_are_merged_into_few_segments(tmp_path: Path) -> None:
+    """With an index and removed items, which do not change; more than two merges."""
     gallery = small_gallery(tmp_path)
     commit(gallery, [f"a{n}" for n in range(30)], seed=1)
     with gallery.store.writing():
