@@ -24,7 +24,7 @@ COMMANDS = {
     "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
     "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
-    "export": ("export.commands:export", "Turn a training run, or a backbone, into one ONNX file."),
+    "export": ("export.commands:export", "Export a training run or a pretrained backbone to one ONNX file."),
     "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
     "index": ("retrieval.commands.index:index", "Build and maintain a gallery."),
     "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
@@ -40,8 +40,8 @@ COMMANDS = {
         "train.commands.analyze:analyze",
         "Draw the papers' figures from a run, a model or embeddings.",
     ),
-    "compare": ("retrieval.commands.compare:compare", "Put several reports side by side."),
-    "serve": ("serve.commands:serve", "Open a gallery in the browser."),
+    "compare": ("retrieval.commands.compare:compare", "Compare reports with the first of them."),
+    "serve": ("serve.commands:serve", "Serve galleries: a page in the browser, and an API for programs."),
 }
 
 # Packages that the commands of a package import, besides retrieval.

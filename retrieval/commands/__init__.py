@@ -1,1 +1,1 @@
-"""The commands over galleries."""
+"""Commands: models, galleries, search, duplicates and the comparison of reports."""

@@ -1,4 +1,4 @@
-"""Image loader, the only one: training, indexing, searching and serving all see the same pixels.
+"""Image loader, shared by training, indexing, searching and serving, which all see the same pixels.
 
 Decoding policy (version `DECODE_POLICY`, recorded in each gallery):
 

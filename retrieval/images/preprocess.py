@@ -1,4 +1,4 @@
-"""Preprocessing, the only one, with its description that is stored in the model file."""
+"""Preprocessing of images, and its description in the model file."""
 
 from __future__ import annotations
 

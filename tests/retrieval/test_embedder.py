@@ -42,7 +42,7 @@ def test_batches_of_any_size_give_the_same_vectors(model_file: Path, shop: Path)
 def test_pixels_of_any_number_give_the_same_vectors(model_file: Path) -> None:
     embedder = Embedder(model_file)
     pixels = np.random.default_rng(0).integers(0, 256, (201, 32, 32, 3), np.uint8)
-    one_by_one = np.concatenate([embedder.embed_pixels(picture[None]) for picture in pixels])
+    one_by_one = np.concatenate([embedder.embed_pixels(image[None]) for image in pixels])
     np.testing.assert_allclose(embedder.embed_pixels(pixels), one_by_one, atol=1e-6)
     np.testing.assert_allclose(embedder.embed_pixels(list(pixels)), one_by_one, atol=1e-6)
     mirrored = pixels[:, :, ::-1]  # not contiguous
