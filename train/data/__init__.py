@@ -1,4 +1,4 @@
-"""Labelled images on disk, and the splits of the published protocols. Needs no torch."""
+"""Data sets: labelled images on disk, and the splits of published protocols. Does not import torch."""
 
 from __future__ import annotations
 

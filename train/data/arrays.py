@@ -1,6 +1,6 @@
-"""Data sets that come as arrays, written out as PNG files: SPLIT/CLASS/NNNNN.png.
+"""Conversion of array data sets (CIFAR, STL-10, digits) to PNG files: SPLIT/CLASS/NNNNN.png.
 
-CIFAR and STL-10 are read from their binary archives; the Python ones would have to be unpickled.
+CIFAR and STL-10 are read from their binary archives, because the Python archives require unpickling.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retrieval.progress import Progress
 
 
 def cifar10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
-    """Write out cifar-10-binary.tar.gz."""
+    """Convert cifar-10-binary.tar.gz."""
     batches = [f"data_batch_{number}.bin" for number in range(1, 6)]
     _cifar(
         archives[0], target, "batches.meta.txt", {"train": batches, "test": ["test_batch.bin"]}, show_progress
@@ -25,7 +25,7 @@ def cifar10(archives: Sequence[Path], target: Path, show_progress: bool) -> None
 
 
 def cifar100(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
-    """Write out cifar-100-binary.tar.gz; folders are the 100 fine classes."""
+    """Convert cifar-100-binary.tar.gz; folders are the 100 fine classes."""
     files = {"train": ["train.bin"], "test": ["test.bin"]}
     _cifar(archives[0], target, "fine_label_names.txt", files, show_progress)
 
@@ -33,7 +33,7 @@ def cifar100(archives: Sequence[Path], target: Path, show_progress: bool) -> Non
 def _cifar(archive: Path, target: Path, meta: str, files: dict[str, list[str]], show_progress: bool) -> None:
     content = _read(archive, [meta, *(name for names in files.values() for name in names)])
     classes = content[meta].decode().split()
-    labels = 2 if meta.startswith("fine") else 1  # bytes before the pixels: of CIFAR-100, coarse then fine
+    labels = 2 if meta.startswith("fine") else 1  # label bytes before the pixels; CIFAR-100: coarse, fine
     for split, names in files.items():
         records = np.concatenate([_array(content[n], (labels + 3072,), archive) for n in names])
         pixels = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # [N, H, W, 3]
@@ -41,7 +41,7 @@ def _cifar(archive: Path, target: Path, meta: str, files: dict[str, list[str]], 
 
 
 def stl10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
-    """Write out the labelled images of stl10_binary.tar.gz."""
+    """Convert the labelled images of stl10_binary.tar.gz."""
     names = [f"{split}_{what}.bin" for split in ("train", "test") for what in "Xy"]
     content = _read(archives[0], ["class_names.txt", *names])
     classes = content["class_names.txt"].decode().split()
@@ -53,7 +53,7 @@ def stl10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
 
 
 def digits(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
-    """Write out scikit-learn's digits, enlarged so that people can see them."""
+    """Convert scikit-learn's digits, enlarged to 64 x 64 for display."""
     from sklearn.datasets import load_digits  # slow to import
 
     bundle = load_digits()
@@ -65,7 +65,7 @@ def digits(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
 
 
 def _read(archive: Path, wanted: Iterable[str]) -> dict[str, bytes]:
-    """Some files of a .tar.gz, by their last name, into memory; the rest is passed over."""
+    """Read the wanted files of a .tar.gz into memory, by base name."""
     missing, found = set(wanted), {}
     try:
         with tarfile.open(archive, "r|gz") as tar:
@@ -79,18 +79,18 @@ def _read(archive: Path, wanted: Iterable[str]) -> dict[str, bytes]:
                     return found
     except (tarfile.TarError, EOFError, OSError) as error:
         raise LookalikeError(f"{archive}: cannot be read ({error}); fetch it again") from error
-    raise LookalikeError(f"{archive}: it has no {sorted(missing)[0]}; fetch it again")
+    raise LookalikeError(f"{archive}: {sorted(missing)[0]} is missing; fetch it again")
 
 
 def _array(content: bytes, shape: tuple[int, ...], archive: Path) -> np.ndarray:
-    """Bytes as uint8 [N, *shape]."""
+    """Return bytes as uint8 [N, *shape]."""
     if len(content) % np.prod(shape):
-        raise LookalikeError(f"{archive}: its images are not of {shape} bytes; fetch it again")
+        raise LookalikeError(f"{archive}: its records do not have the shape {shape}; fetch it again")
     return np.frombuffer(content, np.uint8).reshape(-1, *shape)
 
 
 def _write(folder: Path, pixels: np.ndarray, labels: Sequence[str], show_progress: bool) -> None:
-    """Images uint8 [N, H, W, 3] and their classes as FOLDER/CLASS/NNNNN.png."""
+    """Write images uint8 [N, H, W, 3] to FOLDER/CLASS/NNNNN.png."""
     for label in set(labels):
         (folder / label).mkdir(parents=True, exist_ok=True)
     with Progress(f"writing {folder.name}", len(labels), show=show_progress) as progress:

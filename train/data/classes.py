@@ -1,4 +1,4 @@
-"""Facts about the classes of CIFAR and STL-10: super-classes, and what is mistaken for what."""
+"""Classes of CIFAR and STL-10: super-classes, and transitions of asymmetric label noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CIFAR10_TRANSITIONS = {
     "dog": "cat",
 }
 
-# The same confusions; STL-10 says car and has a monkey, which stays clean.
+# The same transitions; in STL-10 the automobile is a car, and the monkey stays clean.
 STL10_TRANSITIONS = {**CIFAR10_TRANSITIONS, "truck": "car"}
 
 # Krizhevsky 2009; names and order as in the archive.
@@ -43,7 +43,7 @@ CIFAR100_SUPER_CLASS = {name: above for above, names in CIFAR100_SUPER_CLASSES.i
 
 
 def next_within(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Each class is mistaken for the next of its group, the last for the first."""
+    """Return transitions from each class to the next of its group, from the last to the first."""
     return {name: names[(i + 1) % len(names)] for names in groups.values() for i, name in enumerate(names)}
 
 

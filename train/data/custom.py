@@ -1,4 +1,4 @@
-"""People's own images: `folder:DIR` and `csv:FILE`."""
+"""Custom data sets: `folder:DIR` and `csv:FILE`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROLES = ("query", "gallery")
 
 
 def from_folder(place: Path) -> Splits:
-    """One folder a class, at any depth; top folders called train and test are splits."""
+    """Read a data set with one folder per class, at any depth; top folders train and test are splits."""
     if not place.is_dir():
-        raise InputError(f"folder:{place}: there is no such folder")
+        raise InputError(f"folder:{place}: no such folder")
     stamps = [stamp for stamp in scan([place]).files.values() if stamp.label]
     if not stamps:
         raise InputError(f"folder:{place}: expected one folder of images for each class, found none")
@@ -27,7 +27,7 @@ def from_folder(place: Path) -> Splits:
     if {top for top, _, _ in tops} != set(SPLITS) or len(stray) == len(every):
         return Splits(every, every)
     if stray:
-        raise InputError(f"{stray[0].path}: it is in a split, but in no class; move it into a class folder")
+        raise InputError(f"{stray[0].path}: is in a split but in no class; move it into a class folder")
     parts: dict[str, list[LabelledImage]] = {name: [] for name in SPLITS}
     for image, (top, _, rest) in zip(every, tops, strict=True):
         parts[top].append(LabelledImage(image.path, rest))
@@ -35,40 +35,40 @@ def from_folder(place: Path) -> Splits:
 
 
 def from_csv(file: Path) -> Splits:
-    """A CSV file with the columns path and label, and optionally split, role and coarse.
+    """Read a CSV file with the columns path and label, and optionally split, role and coarse.
 
-    Paths are relative to the file. `split` is train or test; `role`, for test rows, is query or gallery:
-    queries are searched in the gallery then. `coarse` is a second, coarser label.
+    Paths are relative to the file. `split` is train or test; `role`, for test rows, is query or gallery, and
+    queries are then searched in the gallery. `coarse` is a second, coarser label.
 
     Raises:
-        InputError: what is wrong, with the number of the line.
+        InputError: An invalid file or line, with the line number.
     """
     rows = list(_rows(file))
     if not rows:
-        raise InputError(f"csv:{file}: it lists no images")
+        raise InputError(f"csv:{file}: lists no images")
     splits = {row.split for row in rows}
     if splits == {None}:
         every = [row.image for row in rows]
         return Splits(every, every)
     if None in splits:
         line = next(row.line for row in rows if row.split is None)
-        raise InputError(f"csv:{file}, line {line}: it has no split, but other lines have one: all or none")
+        raise InputError(f"csv:{file}, line {line}: no split, but other lines have one; set all or none")
     train = [row.image for row in rows if row.split == "train"]
     test = [row for row in rows if row.split == "test"]
     for name, split in zip(SPLITS, (train, test), strict=True):
         if not split:
-            raise InputError(f"csv:{file}: its {name} split has no images")
+            raise InputError(f"csv:{file}: the {name} split has no images")
     if {row.role for row in test} == {None}:
         return Splits(train, [row.image for row in test])
     parts = {role: [row.image for row in test if row.role == role] for role in ROLES}
     for row in test:
         if row.role is None:
             raise InputError(
-                f"csv:{file}, line {row.line}: it has no role, but other test lines have one: all or none"
+                f"csv:{file}, line {row.line}: no role, but other test lines have one; set all or none"
             )
     for role in ROLES:
         if not parts[role]:
-            raise InputError(f"csv:{file}: no test line has the role {role}; need queries and a gallery")
+            raise InputError(f"csv:{file}: no test line has the role {role}; both roles are required")
     return Splits(train, parts["query"], parts["gallery"])
 
 
@@ -98,16 +98,16 @@ def _row(file: Path, line: int, row: dict[str, str]) -> _Row:
         return InputError(f"csv:{file}, line {line}: {detail}")
 
     if None in row:
-        raise refuse("it has more fields than the first line has columns; put quotes around commas")
+        raise refuse("more fields than columns in the first line; put quotes around fields with commas")
     split, role = row.get("split") or None, row.get("role") or None
     for column in ("path", "label"):
         if not row[column]:
-            raise refuse(f"it has no {column}")
+            raise refuse(f"no {column}")
     if split not in (None, *SPLITS):
-        raise refuse(f"its split is {split!r}; expected train, test, or nothing")
+        raise refuse(f"split is {split!r}; expected train, test, or nothing")
     if role not in (None, *ROLES):
-        raise refuse(f"its role is {role!r}; expected query, gallery, or nothing")
+        raise refuse(f"role is {role!r}; expected query, gallery, or nothing")
     if role and split != "test":
-        raise refuse(f"it has the role {role}, which is for lines whose split is test")
+        raise refuse(f"the role {role} is allowed only with split test")
     image = LabelledImage(file.parent / row["path"], row["label"], row.get("coarse") or None)
     return _Row(line, image, split, role)

@@ -1,4 +1,4 @@
-"""What a data set is: image files, their classes, and which are for training and which for testing."""
+"""Data set: labelled image files, divided into training and test images."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """An image file and its class.
+    """Image file with its class.
 
     Attributes:
-        path: where it is.
-        label: its class.
-        coarse: a second, coarser label (the chain of a hotel, a super-class), or `None` without one.
+        path: Image file.
+        label: Class.
+        coarse: A second, coarser label (a hotel's chain, a super-class), or `None`.
     """
 
     path: Path
@@ -28,7 +28,7 @@ class LabelledImage:
 
 
 class Splits(NamedTuple):
-    """The images of a data set as a layout gives them; see `DataSet`."""
+    """Splits of a data set as read from disk; see `DataSet`."""
 
     train: list[LabelledImage]
     test: list[LabelledImage]
@@ -37,16 +37,16 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images to train on, and images to test on.
+    """Training and test images.
 
     Attributes:
-        name: as the user wrote it.
-        train: to train on.
-        test: to test on. With `gallery`, these are queries; without, each is searched among the others.
-            Data that comes without a test split has the same list in `train` and `test`.
-        gallery: what queries are searched in, or `None`.
-        coarse_name: what the coarser labels are, in the singular ("hotel chain"), or `None` without any.
-        transitions: which class is mistaken for which (asymmetric label noise); empty where nobody says.
+        name: Data specification as the user wrote it.
+        train: Training images.
+        test: Test images. With `gallery`, these are queries; without, each is searched among the others. Data
+            without a test split has the same list in `train` and `test`.
+        gallery: Images that queries are searched in, or `None`.
+        coarse_name: Meaning of the coarser labels, in the singular ("hotel chain"), or `None`.
+        transitions: Wrong class by true class for asymmetric label noise; empty if undefined.
     """
 
     name: str
@@ -58,5 +58,5 @@ class DataSet:
 
 
 def class_numbers(images: Sequence[LabelledImage]) -> np.ndarray:
-    """Labels as numbers 0..C-1 in the order of the sorted names, int64 [N]."""
+    """Return labels as numbers 0..C-1 in the order of the sorted names, int64 [N]."""
     return np.unique([image.label for image in images], return_inverse=True)[1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Downloads that go on where they broke off, and are what they should be."""
+"""Downloads with resume and checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to download: where it is, its name here, its SHA-256, its size in bytes."""
+    """File to download.
+
+    Attributes:
+        url: Address.
+        file: Local file name.
+        sha256: Checksum.
+        size: Size in bytes.
+    """
 
     url: str
     file: str
@@ -28,12 +35,12 @@ class Archive:
 
 
 def download(archive: Archive, folder: Path, *, show_progress: bool = False) -> Path:
-    """Put an archive into a folder; what an earlier try left there is not asked for again.
+    """Download an archive into a folder, resuming an interrupted download.
 
-    The file gets its name when it is complete and its SHA-256 is right.
+    The file gets its name once it is complete and its SHA-256 matches.
 
     Raises:
-        LookalikeError: the server cannot be reached or sends something else, or the transfer broke off.
+        LookalikeError: The server cannot be reached or sends another file, or the transfer was interrupted.
     """
     target = folder / archive.file
     if target.is_file():
@@ -50,20 +57,20 @@ def download(archive: Archive, folder: Path, *, show_progress: bool = False) -> 
 
 
 def check(archive: Archive, file: Path) -> None:
-    """Insist that a file is this archive.
+    """Check that a file is this archive.
 
     Raises:
-        LookalikeError: its SHA-256 is another.
+        LookalikeError: The SHA-256 differs.
     """
     if sha256_of(file) != archive.sha256:
         raise LookalikeError(
-            f"{file}: it is not what it should be (its SHA-256 is not {archive.sha256}); "
-            f"try again, or see what {archive.url} has become"
+            f"{file}: wrong content (SHA-256 is not {archive.sha256}); "
+            f"try again, or check whether {archive.url} has changed"
         )
 
 
 def _receive(archive: Archive, part: Path, show_progress: bool) -> None:
-    """Append to the file what it lacks."""
+    """Append the missing bytes to a partial file."""
     begun = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "lookalike", "Range": f"bytes={begun}-"}
     total = math.ceil(archive.size / _MEBIBYTE)
@@ -74,12 +81,12 @@ def _receive(archive: Archive, part: Path, show_progress: bool) -> None:
             Progress(f"downloading {archive.file}", total, "MiB", show=show_progress) as progress,
         ):
             if not (answer.headers.get("Content-Range") or "").startswith(f"bytes {begun}-"):
-                begun = 0  # the server sends all of it, asked for or not
+                begun = 0  # the server ignores ranges and sends the whole file
             announced = answer.headers.get("Content-Length")
             if announced is not None and begun + int(announced) != archive.size:
                 raise LookalikeError(
-                    f"{archive.url}: it has {begun + int(announced):,} bytes, not {archive.size:,}: "
-                    f"something else is there now; get {archive.file} elsewhere and put it under --root"
+                    f"{archive.url}: has {begun + int(announced):,} bytes, not {archive.size:,}: the file "
+                    f"has changed; get {archive.file} elsewhere and put it under --root"
                 )
             file.truncate(begun)
             progress.update(begun // _MEBIBYTE)
@@ -89,12 +96,12 @@ def _receive(archive: Archive, part: Path, show_progress: bool) -> None:
     except (OSError, HTTPException) as error:
         detail = error.reason if type(error) is URLError else error
         raise LookalikeError(
-            f"{archive.url}: cannot be downloaded ({detail}); the same command again goes on from there, "
-            f"or takes {archive.file} if it lies under --root"
+            f"{archive.url}: cannot be downloaded ({detail}); run the same command again to resume, "
+            f"or put {archive.file} under --root"
         ) from error
     received = part.stat().st_size
     if received < archive.size:
         raise LookalikeError(
-            f"{archive.url}: broke off after {received:,} of {archive.size:,} bytes; "
-            "the same command again goes on from there"
+            f"{archive.url}: interrupted after {received:,} of {archive.size:,} bytes; "
+            "run the same command again to resume"
         )

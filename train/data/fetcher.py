@@ -1,4 +1,4 @@
-"""Putting a data set where it is wanted: download, check, unpack, and only then move it into place."""
+"""Fetcher of known data sets: download, check, unpack, then move into place."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from train.data.known import KNOWN, KnownDataSet, read
 
 
 def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
-    """Put a data set known by name under a folder; at once where it is there already.
+    """Fetch a known data set into a folder; returns immediately if it is there already.
 
-    An interrupted fetch leaves nothing in view, and goes on where it stopped. An archive that lies in the
-    folder already is used instead of a download.
+    An interrupted fetch leaves no visible files and is resumed by the next one. An archive that is already
+    in the folder is used instead of a download.
 
     Raises:
-        InputError: an unknown name, one that must be got by hand, or something else is in its place.
-        LookalikeError: the download failed, or is not what it should be.
+        InputError: An unknown name, a data set that has to be obtained manually, or other files in its place.
+        LookalikeError: The download failed, or its checksum is wrong.
     """
     known = KNOWN.get(name)
     if known is None:
@@ -30,8 +30,8 @@ def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
     if known.unpack is None:
         raise InputError(f"{name} cannot be fetched: {known.by_hand}")
     root.mkdir(parents=True, exist_ok=True)
-    with file_lock(root / ".fetching.lock", lambda _: None):  # wait until no other process fetches
-        problem = _problem(name, root)  # another process may have been quicker
+    with file_lock(root / ".fetching.lock", lambda _: None):  # one process at a time
+        problem = _problem(name, root)  # another process may have fetched it meanwhile
         if problem is not None:
             _put(known, root, root / f".fetching-{name}", problem, show_progress)
             read(name, root)
@@ -46,7 +46,7 @@ def _problem(name: str, root: Path) -> InputError | None:
 
 
 def _put(known: KnownDataSet, root: Path, work: Path, problem: InputError, show_progress: bool) -> None:
-    """Unpack below `work`, then move into place; both halves can be repeated."""
+    """Unpack below `work`, then move into place; both steps can be repeated."""
     assert known.unpack is not None
     ready = work / "ready"
     if not ready.is_dir():

@@ -1,4 +1,4 @@
-"""What a data set holds, and what is wrong with it."""
+"""Inspection of a data set: counts, unreadable files, duplicates, classes with a single image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.data.dataset import DataSet, LabelledImage
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """The images of a split, and how many a class has: the fewest, the median, the most."""
+    """Counts of a split: images, classes, and the minimum, median and maximum of images per class."""
 
     images: int
     classes: int
@@ -28,7 +28,7 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class ListedImage:
-    """An image as the data set lists it."""
+    """Image as listed by the data set."""
 
     path: Path
     label: str
@@ -43,27 +43,29 @@ class Duplicate:
 
     @property
     def across_classes(self) -> bool:
-        """One of the labels must be wrong, or both are right and nothing can tell them apart."""
+        """Whether the entries have different labels: one is wrong, or the classes overlap."""
         return len({entry.label for entry in self.entries}) > 1
 
     @property
     def across_splits(self) -> bool:
-        """What is tested has been trained on, or a query finds itself."""
+        """Whether the entries are in different splits: a test image was trained on, or finds itself."""
         return len({entry.split for entry in self.entries}) > 1
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect_dataset` found.
+    """Result of `inspect_dataset`.
 
     Attributes:
-        name: as the user wrote it.
-        images, classes: how many different ones there are in all splits together.
-        splits: by name: all (data without splits), or train and test, or train, queries and gallery.
-        coarse_name, coarse_classes: what the coarser labels are, and how many; `None` and 0 without any.
-        unusable: files that are missing or cannot be read.
-        duplicates: the worst first.
-        single: by split, classes with one image (of queries: with none in the gallery).
+        name: Data specification as the user wrote it.
+        images: Number of distinct images in all splits.
+        classes: Number of distinct classes in all splits.
+        splits: Counts by split: all (data without splits), or train and test, or train, queries and gallery.
+        coarse_name: Meaning of the coarser labels, or `None`.
+        coarse_classes: Number of coarser labels.
+        unusable: Errors of missing or unreadable files.
+        duplicates: Groups of identical files, worst first.
+        single: Classes with one image, by split (for queries: with none in the gallery).
     """
 
     name: str
@@ -78,7 +80,7 @@ class Inspection:
 
 
 def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspection:
-    """Count, and read every file once, with the loader that training and indexing use."""
+    """Count images and classes and read every file once, with the loader of training and indexing."""
     splits = _splits(dataset)
     entries = defaultdict(list)
     for split, images in splits.items():

@@ -1,4 +1,4 @@
-"""The data sets known by name: their protocols, where they come from, and how much belongs to each."""
+"""Known data sets: published protocols, sources and sizes, by name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from train.data.download import Archive
 
 @dataclass(frozen=True)
 class KnownDataSet:
-    """A data set known by name.
+    """Data set known by name.
 
     Attributes:
-        title: what it is.
-        protocol: who is trained on, who is tested, as published.
-        images: how many there are.
+        title: Short description.
+        protocol: Published division into training and test classes.
+        images: Number of images.
         counts: (images, classes) of the splits whose size is fixed.
-        read: finds the images in the unpacked archive.
-        tops: the folders that fetching it makes below ROOT.
-        unpack: makes them from its archives; `None`: it cannot be fetched.
-        archives: to download.
-        by_hand: where to get what cannot be fetched, and how to lay it out.
-        bundled: it needs neither download nor ROOT.
-        coarse_name, transitions: see `DataSet`.
+        read: Reads the splits from the unpacked archive.
+        tops: Folders that fetching creates below ROOT.
+        unpack: Creates them from the archives; `None` if the data set cannot be fetched.
+        archives: Archives to download.
+        by_hand: How to obtain and lay out a data set that cannot be fetched.
+        bundled: Whether it needs neither download nor ROOT.
+        coarse_name, transitions: See `DataSet`.
     """
 
     title: str
@@ -46,7 +46,7 @@ class KnownDataSet:
 
     @property
     def source(self) -> str:
-        """How to get it, in a few words."""
+        """How to obtain it: bundled, by hand, or fetch with its size."""
         if self.bundled:
             return "bundled"
         if self.unpack is None:
@@ -56,10 +56,10 @@ class KnownDataSet:
 
 
 def read(name: str, root: Path) -> Splits:
-    """The images of a data set known by name.
+    """Read a known data set.
 
     Raises:
-        InputError: it is not there, or not all of it; how to get it is said.
+        InputError: It is missing or incomplete; the message says how to obtain it.
     """
     known = KNOWN[name]
     try:
@@ -73,7 +73,7 @@ def read(name: str, root: Path) -> Splits:
         if (len(found), labels) != (images, classes):
             raise InputError(
                 f"{name}:{root}: expected {images:,} {split} images of {classes:,} classes, "
-                f"found {len(found):,} of {labels:,}; folder:DIR and csv:FILE take whatever is there"
+                f"found {len(found):,} of {labels:,}; use folder:DIR or csv:FILE for a part of it"
             )
     return splits
 
@@ -191,7 +191,7 @@ KNOWN = {
         coarse_name="hotel chain",
     ),
     "cifar10": KnownDataSet(
-        title="small pictures of 10 kinds, 32 x 32 pixels",
+        title="small images of 10 kinds, 32 x 32 pixels",
         protocol="official split, the same classes to train and to test",
         images=60_000,
         counts={"train": (50_000, 10), "test": (10_000, 10)},
@@ -202,7 +202,7 @@ KNOWN = {
         transitions=CIFAR10_TRANSITIONS,
     ),
     "cifar100": KnownDataSet(
-        title="small pictures of 100 kinds, 32 x 32 pixels",
+        title="small images of 100 kinds, 32 x 32 pixels",
         protocol="official split, the same classes to train and to test",
         images=60_000,
         counts={"train": (50_000, 100), "test": (10_000, 100)},
@@ -224,7 +224,7 @@ KNOWN = {
         archives=(_CIFAR100,),
     ),
     "stl10": KnownDataSet(
-        title="pictures of 10 kinds, 96 x 96 pixels",
+        title="images of 10 kinds, 96 x 96 pixels",
         protocol="official split, the same classes to train and to test",
         images=13_000,
         counts={"train": (5_000, 10), "test": (8_000, 10)},

@@ -1,4 +1,4 @@
-"""Wrong labels, put in on purpose: how much of them does a loss bear?"""
+"""Synthetic label noise, to measure how robust a loss is to wrong labels."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from retrieval.files import atomic_write
 from train.config import NoiseConfig
 from train.data import LabelledImage
 
-_STREAM = 1  # of random numbers: another than what else is drawn by the same seed
+_STREAM = 1  # random stream, distinct from others with the same seed
 
 
 def with_wrong_labels(
     images: Sequence[LabelledImage], config: NoiseConfig, seed: int, transitions: Mapping[str, str]
 ) -> list[LabelledImage]:
-    """The same images in the same order, some with the label of another class that is among them.
+    """Return the images in the same order, some with the label of another of their classes.
 
-    symmetric: round(rate N) images, drawn from all, get one of the other classes, each as likely.
-    asymmetric: round(rate n) of the n images of each class get the class it is mistaken for (Patrini et al.
-    2017). `transitions` says which; without any, it is the next class in sorted order, for the last one the
-    first. Where the other class is not among the images, its own transition is followed; classes without
-    one stay clean.
+    symmetric: round(rate N) random images get one of the other classes with equal probability.
+    asymmetric: round(rate n) of the n images of each class get the class in `transitions` (Patrini et al.
+    2017); without transitions, the next class in sorted order, the first one for the last. If that class is
+    not among the images, its own transition is followed; classes without one stay clean.
 
-    Only `label` becomes wrong: `coarse` stays the image's own.
+    Only `label` changes; `coarse` keeps the true value.
 
     Raises:
-        InputError: there is only one class.
+        InputError: There is only one class.
     """
     classes = sorted({image.label for image in images})
     if not config.rate or not images:
@@ -50,7 +49,7 @@ def with_wrong_labels(
 
 
 def write_noise(file: Path, before: Sequence[LabelledImage], after: Sequence[LabelledImage]) -> None:
-    """Write which labels are wrong, as CSV: path, label (right), given (wrong)."""
+    """Write the wrong labels as CSV: path, label (true), given (wrong)."""
     with (
         atomic_write(file) as draft,
         draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as lines,
@@ -65,9 +64,9 @@ def write_noise(file: Path, before: Sequence[LabelledImage], after: Sequence[Lab
 def _symmetric(
     images: Sequence[LabelledImage], classes: list[str], rate: float, random: np.random.Generator
 ) -> dict[int, str]:
-    """Position of an image -> its wrong label."""
+    """Return the wrong labels by position of the image."""
     chosen = random.choice(len(images), round(rate * len(images)), replace=False)
-    steps = random.integers(1, len(classes), len(chosen))  # never 0 or all the way round: another class
+    steps = random.integers(1, len(classes), len(chosen))  # never 0 modulo C: another class
     place = {label: number for number, label in enumerate(classes)}
     return {
         int(i): classes[(place[images[i].label] + step) % len(classes)]
@@ -78,7 +77,7 @@ def _symmetric(
 def _asymmetric(
     images: Sequence[LabelledImage], targets: Mapping[str, str], rate: float, random: np.random.Generator
 ) -> dict[int, str]:
-    """Position of an image -> its wrong label."""
+    """Return the wrong labels by position of the image."""
     members = defaultdict(list)
     for position, image in enumerate(images):
         members[image.label].append(position)
@@ -90,7 +89,7 @@ def _asymmetric(
 
 
 def _targets(classes: list[str], transitions: Mapping[str, str]) -> dict[str, str]:
-    """What each class is mistaken for, among the classes there are."""
+    """Return the wrong class for each class, among the classes present."""
     if not transitions:
         return dict(zip(classes, [*classes[1:], classes[0]], strict=True))
     there, found = set(classes), {}

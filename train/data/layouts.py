@@ -1,6 +1,6 @@
-"""The official archives, unpacked: which image is of which class and in which split.
+"""Readers of the unpacked official archives: class and split of each image.
 
-Each reader takes the folder and gives `Splits`. It checks the form of what it reads, not how much there is.
+Each reader takes the folder and returns `Splits`. It validates the format, not the number of images.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from train.data.dataset import LabelledImage, Splits
 
 
 def by_folder(root: Path) -> Splits:
-    """train/CLASS/* and test/CLASS/*: what is fetched of CIFAR, STL-10 and the digits."""
+    """Read train/CLASS/* and test/CLASS/*, the layout of fetched CIFAR, STL-10 and digits."""
     train, test = ([LabelledImage(p, c) for p, (c,) in _images(root / s, 1)] for s in ("train", "test"))
     return Splits(train, test)
 
 
 def cifar100(root: Path) -> Splits:
-    """As `by_folder`, with the 20 super-classes as coarser labels."""
+    """Read CIFAR-100 with its 20 super-classes as coarser labels."""
     train, test, _ = by_folder(root)
     return Splits(_with_super_classes(train), _with_super_classes(test))
 
 
 def cifar100_20(root: Path) -> Splits:
-    """CIFAR-100 with its 20 super-classes as classes."""
+    """Read CIFAR-100 with its 20 super-classes as classes."""
     train, test, _ = cifar100(root)
     return Splits(*([LabelledImage(i.path, str(i.coarse)) for i in images] for images in (train, test)))
 
@@ -36,34 +36,34 @@ def cifar100_20(root: Path) -> Splits:
 def _with_super_classes(images: list[LabelledImage]) -> list[LabelledImage]:
     for image in images:
         if image.label not in CIFAR100_SUPER_CLASS:
-            raise InputError(f"{image.path.parent}: no class of CIFAR-100 is called {image.label!r}")
+            raise InputError(f"{image.path.parent}: {image.label!r} is no class of CIFAR-100")
     return [LabelledImage(i.path, i.label, CIFAR100_SUPER_CLASS[i.label]) for i in images]
 
 
 def omniglot(root: Path) -> Splits:
-    """images_background/ALPHABET/CHARACTER/* to train, images_evaluation/... to test."""
+    """Read images_background/ALPHABET/CHARACTER/* for training, images_evaluation/... for testing."""
     sides = (root / "images_background", root / "images_evaluation")
     return Splits(*([LabelledImage(p, "/".join(names)) for p, names in _images(side, 2)] for side in sides))
 
 
 def cub200(root: Path) -> Splits:
-    """CUB_200_2011/: images.txt, image_class_labels.txt, images/. Species 1 to 100 to train."""
+    """Read CUB_200_2011/: images.txt, image_class_labels.txt, images/. Species 1 to 100 are for training."""
     home = _home(root, "CUB_200_2011", "images.txt")
     species = {number: int(name) for number, name in _rows(home / "image_class_labels.txt", 2)}
     splits = Splits([], [])
     for number, name in _rows(home / "images.txt", 2):
         if number not in species:
-            raise InputError(f"{home / 'image_class_labels.txt'}: image {number} of images.txt is not in it")
+            raise InputError(f"{home / 'image_class_labels.txt'}: image {number} of images.txt is missing")
         image = LabelledImage(home / "images" / name, name.partition("/")[0])
         (splits.train if species[number] <= 100 else splits.test).append(image)
     return splits
 
 
 def cars196(root: Path) -> Splits:
-    """cars_annos.mat and car_ims/. Classes 1 to 98 to train."""
+    """Read cars_annos.mat and car_ims/. Classes 1 to 98 are for training."""
     file = root / "cars_annos.mat"
     if not file.is_file():
-        raise InputError(f"{file}: there is no such file")
+        raise InputError(f"{file}: no such file")
     import scipy.io  # slow to import
 
     splits = Splits([], [])
@@ -73,13 +73,13 @@ def cars196(root: Path) -> Splits:
             number = int(row["class"])
             image = LabelledImage(root / str(row["relative_im_path"]), str(parts["class_names"][number - 1]))
             (splits.train if number <= 98 else splits.test).append(image)
-    except Exception as error:  # what is raised depends on where the file is damaged
+    except Exception as error:  # the exception depends on where the file is damaged
         raise InputError(f"{file}: not the annotations of Cars196 ({error})") from error
     return splits
 
 
 def sop(root: Path) -> Splits:
-    """Stanford_Online_Products/: Ebay_train.txt, Ebay_test.txt, and a folder for each kind of product."""
+    """Read Stanford_Online_Products/: Ebay_train.txt, Ebay_test.txt, and one folder per kind of product."""
     home = _home(root, "Stanford_Online_Products", "Ebay_train.txt")
     files = (home / "Ebay_train.txt", home / "Ebay_test.txt")
     return Splits(
@@ -88,7 +88,7 @@ def sop(root: Path) -> Splits:
 
 
 def inshop(root: Path) -> Splits:
-    """list_eval_partition.txt and img/, side by side or in Eval/ and Img/ as the authors' folders are."""
+    """Read list_eval_partition.txt and img/, side by side or in Eval/ and Img/ as published."""
     name = "list_eval_partition.txt"
     file = next((f for f in (root / "Eval" / name, root / name) if f.is_file()), root / name)
     home = root / "Img" if (root / "Img").is_dir() else root
@@ -101,9 +101,9 @@ def inshop(root: Path) -> Splits:
 
 
 def hotels50k(root: Path) -> Splits:
-    """train/CHAIN/HOTEL/SOURCE/* as gallery, test/unoccluded/CHAIN/HOTEL/SOURCE/* as queries.
+    """Read train/CHAIN/HOTEL/SOURCE/* as gallery, test/unoccluded/CHAIN/HOTEL/SOURCE/* as queries.
 
-    ROOT is images/ or the folder that holds it. Chain -1 means none, and is no coarser label.
+    ROOT is images/ or its parent. Chain -1 means that a hotel has no chain, and so no coarser label.
     """
     home = _home(root, "images", "train")
     train, test = (
@@ -114,14 +114,14 @@ def hotels50k(root: Path) -> Splits:
 
 
 def _home(root: Path, name: str, sign: str) -> Path:
-    """Where the archive lies: in this folder, or in the one of its own name below."""
+    """Return the root of the archive: this folder, or the subfolder of its name."""
     return root if (root / sign).exists() else root / name
 
 
 def _images(top: Path, depth: int) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Image files so many folders below `top`, in order, with the names of those folders."""
+    """Yield the image files `depth` folders below `top` in order, with the names of those folders."""
     if not top.is_dir():
-        raise InputError(f"{top}: there is no such folder")
+        raise InputError(f"{top}: no such folder")
     empty = True
     for place, folders, files in os.walk(top):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -136,7 +136,7 @@ def _images(top: Path, depth: int) -> Iterator[tuple[Path, tuple[str, ...]]]:
 
 
 def _rows(file: Path, fields: int, skip: int = 0) -> Iterator[list[str]]:
-    """The lines of a list after the first `skip`, split at white space."""
+    """Yield the lines of a list after the first `skip`, split at white space."""
     try:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -147,6 +147,6 @@ def _rows(file: Path, fields: int, skip: int = 0) -> Iterator[list[str]]:
                     raise InputError(f"{file}, line {number}: expected {fields} fields, found {len(row)}")
                 yield row
     except FileNotFoundError:
-        raise InputError(f"{file}: there is no such file") from None
+        raise InputError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({error})") from error

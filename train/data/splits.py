@@ -1,4 +1,4 @@
-"""Which training classes are held out to choose the best epoch."""
+"""Split of the training classes into training and validation classes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from train.data import LabelledImage
 def hold_out(
     images: Sequence[LabelledImage], config: SplitConfig, seed: int
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """Divide images by class into training and validation, as the seed draws it.
+    """Divide images by class into training and validation images, at random by seed.
 
-    With `config.folds`, every class is in the validation part of exactly one fold, and folds differ by at
-    most one class. Otherwise a share of the classes is held out, or none where that is fewer than two
-    classes: one class alone cannot be searched.
+    With `config.folds`, every class is in the validation part of exactly one fold, and fold sizes differ by
+    at most one class. Otherwise a share of the classes is held out, or none if that is fewer than two
+    classes: one class alone cannot be evaluated.
 
     Raises:
-        InputError: fewer than two classes would be left to train on, or be in a fold.
+        InputError: Fewer than two classes would remain for training or be in a fold.
     """
     classes = sorted({image.label for image in images})
     held_out = set(_fold(classes, config, seed) if config.folds else _share(classes, config, seed))

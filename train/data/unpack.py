@@ -1,4 +1,4 @@
-"""Unpacking archives from elsewhere: nothing lands outside the folder."""
+"""Unpacking of untrusted archives, without writing outside the target folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tar_files(archives: Sequence[Path], target: Path, show_progress: bool) -> No
     """Unpack .tar archives, compressed or not.
 
     Raises:
-        LookalikeError: an archive is damaged, or has a member that would land elsewhere.
+        LookalikeError: An archive is damaged, or has a member outside the target folder.
     """
     for archive in archives:
         try:
@@ -37,7 +37,7 @@ def zip_files(archives: Sequence[Path], target: Path, show_progress: bool) -> No
     """Unpack .zip archives.
 
     Raises:
-        LookalikeError: an archive is damaged, or has a member that would land elsewhere.
+        LookalikeError: An archive is damaged, or has a member outside the target folder.
     """
     for archive in archives:
         try:
@@ -58,7 +58,7 @@ def zip_files(archives: Sequence[Path], target: Path, show_progress: bool) -> No
 
 
 def _refuse(archive: Path, member: str) -> LookalikeError:
-    return LookalikeError(f"{archive}: refused: its member {member!r} would land outside the folder")
+    return LookalikeError(f"{archive}: refused: its member {member!r} is outside the target folder")
 
 
 def _damaged(archive: Path, error: Exception) -> LookalikeError:

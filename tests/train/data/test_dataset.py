@@ -24,14 +24,14 @@ def test_folder_of_classes(shop: Path) -> None:
     np.testing.assert_array_equal(np.bincount(data.class_numbers(found.train)), [8, 8, 8])
 
 
-def test_folders_called_train_and_test_are_splits(shop: Path, tmp_path: Path) -> None:
+def test_train_and_test_folders_are_splits(shop: Path, tmp_path: Path) -> None:
     shutil.copytree(shop / "red", tmp_path / "train" / "red")
     shutil.copytree(shop / "blue", tmp_path / "test" / "blue")
     found = data.load(f"folder:{tmp_path}")
     assert ({i.label for i in found.train}, {i.label for i in found.test}) == ({"red"}, {"blue"})
 
 
-def test_nested_folders_are_classes_of_their_own(tmp_path: Path) -> None:
+def test_nested_folders_are_separate_classes(tmp_path: Path) -> None:
     folder = unzip_shared("omniglot_images_background_small1.zip", tmp_path)
     found = data.load(f"folder:{folder / 'images_background_small1'}")
     assert len(found.train) == 2720
@@ -57,18 +57,18 @@ def test_csv_with_and_without_splits(shop: Path, tmp_path: Path) -> None:
         ("file,label\na,b", "no column 'path'"),
         ("path,label\n,b", "line 2"),
         ("path,label,split\na,b,validate", "line 2"),
-        ("path,label,split\na,b,train\nc,d,", "line 3: it has no split"),
-        ('path,label\n\n"a\nb",c\n,d', "line 5: it has no path"),
-        ("path,label\na,b,c", "line 2: it has more fields"),
-        ("path,label,split,role\na,b,train,query", "line 2: it has the role query, which is for lines whose"),
-        ("path,label,split,role\na,b,train,\na,b,test,probe", "line 3: its role is 'probe'"),
-        ("path,label,split,role\na,b,train,\na,b,test,query\na,b,test,", "line 4: it has no role"),
+        ("path,label,split\na,b,train\nc,d,", "line 3: no split"),
+        ('path,label\n\n"a\nb",c\n,d', "line 5: no path"),
+        ("path,label\na,b,c", "line 2: more fields"),
+        ("path,label,split,role\na,b,train,query", "line 2: the role query is allowed only"),
+        ("path,label,split,role\na,b,train,\na,b,test,probe", "line 3: role is 'probe'"),
+        ("path,label,split,role\na,b,train,\na,b,test,query\na,b,test,", "line 4: no role"),
         ("path,label,split,role\na,b,train,\na,b,test,query", "no test line has the role gallery"),
         ("path,label,split\na,b,train", "test split has no images"),
         ("path,label\n", "lists no images"),
     ],
 )
-def test_unusable_csv_says_where(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_csv_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(InputError, match=message):
         data.load(f"csv:{tmp_path / 'a.csv'}")
@@ -86,11 +86,11 @@ def test_csv_with_queries_gallery_and_coarse_labels(tmp_path: Path) -> None:
     assert data.load(f"csv:{tmp_path / 'a.csv'}").coarse_name is None
 
 
-def test_image_beside_the_classes_of_a_split_is_not_guessed_at(shop: Path, tmp_path: Path) -> None:
+def test_image_outside_the_class_folders_of_a_split_is_refused(shop: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         shutil.copytree(shop / "red", tmp_path / split / "red")
     shutil.copy(shop / "red" / "0.png", tmp_path / "test" / "stray.png")
-    with pytest.raises(InputError, match=r"stray\.png: it is in a split, but in no class"):
+    with pytest.raises(InputError, match=r"stray\.png: is in a split but in no class"):
         data.load(f"folder:{tmp_path}")
     for split in ("train", "test"):
         shutil.rmtree(tmp_path / split / "red")
@@ -103,18 +103,18 @@ def test_image_beside_the_classes_of_a_split_is_not_guessed_at(shop: Path, tmp_p
     [
         ("digit", "did you mean 'digits'"),
         ("floder:x", "did you mean 'folder'"),
-        ("folder:", "say where"),
+        ("folder:", "no place given"),
         ("folder:/nowhere", "no such folder"),
         ("csv:/nowhere", "cannot be read"),
         ("digits:/nowhere", "datasets fetch digits"),
-        ("cub200", "say where it is, as in cub200:ROOT"),
+        ("cub200", "no folder given; write cub200:ROOT"),
         (
             "inshop:/nowhere",
-            "list_eval_partition.txt: there is no such file; its authors give it for research",
+            "list_eval_partition.txt: no such file; its authors give it for research",
         ),
     ],
 )
-def test_unusable_names_say_what_would_do(spec: str, message: str) -> None:
+def test_invalid_specs_are_refused_with_a_hint(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         data.load(spec)
 
@@ -124,7 +124,7 @@ def test_folder_without_classes_is_refused(shop: Path) -> None:
         data.load(f"folder:{shop / 'red'}")
 
 
-def test_digits_are_scikit_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_equal_those_of_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = data.load("digits")
     assert {i.label for i in found.train} == set("01234")

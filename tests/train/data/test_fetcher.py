@@ -1,4 +1,4 @@
-"""Fetching, from a real server on this machine: resumed, checked, and never half there."""
+"""Fetcher, with a local server: resume, checksums, and no partial data sets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass
 class Server:
-    """Files over HTTP; what to do wrong can be set at any time."""
+    """HTTP file server with configurable faults."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -153,11 +153,11 @@ def test_fetched_once(server: Server, birds: Archive, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-def test_broken_off_download_goes_on(
+def test_interrupted_download_is_resumed(
     server: Server, birds: Archive, tmp_path: Path, knows_ranges: bool
 ) -> None:
     server.stop_after, server.knows_ranges = birds.size // 2, knows_ranges
-    with pytest.raises(LookalikeError, match="the same command again goes on"):
+    with pytest.raises(LookalikeError, match="run the same command again to resume"):
         data.fetch("cub200", tmp_path)
     assert in_view(tmp_path) == []
     with pytest.raises(InputError, match="datasets fetch cub200"):
@@ -168,7 +168,7 @@ def test_broken_off_download_goes_on(
     assert_birds(tmp_path)
 
 
-def test_killed_download_goes_on(server: Server, birds: Archive, tmp_path: Path) -> None:
+def test_killed_download_is_resumed(server: Server, birds: Archive, tmp_path: Path) -> None:
     server.stop_after, server.stall = birds.size // 2, True
     program = f"""
 from dataclasses import replace
@@ -186,20 +186,20 @@ data.fetch("cub200", __import__("pathlib").Path({str(tmp_path)!r}))
     assert_birds(tmp_path)
 
 
-def test_wrong_content_is_thrown_away(server: Server, birds: Archive, tmp_path: Path) -> None:
+def test_wrong_content_is_deleted(server: Server, birds: Archive, tmp_path: Path) -> None:
     right = server.files["/CUB_200_2011.tgz"]
     server.files["/CUB_200_2011.tgz"] = bytes(len(right))
     with pytest.raises(LookalikeError, match=f"SHA-256 is not {birds.sha256}"):
         data.fetch("cub200", tmp_path)
     assert in_view(tmp_path) == []
     server.files["/CUB_200_2011.tgz"] = right[:-5]
-    with pytest.raises(LookalikeError, match="something else is there now"):
+    with pytest.raises(LookalikeError, match="the file has changed"):
         data.fetch("cub200", tmp_path)
     server.files["/CUB_200_2011.tgz"], server.stop_after = right, 1000
-    with pytest.raises(LookalikeError, match="broke off after 1,000 of"):
+    with pytest.raises(LookalikeError, match="interrupted after 1,000 of"):
         data.fetch("cub200", tmp_path)
     server.files["/CUB_200_2011.tgz"], server.knows_ranges = b"<html>sorry", False
-    with pytest.raises(LookalikeError, match="it has 11 bytes"):
+    with pytest.raises(LookalikeError, match="has 11 bytes"):
         data.fetch("cub200", tmp_path)
     server.files["/CUB_200_2011.tgz"], server.stop_after, server.knows_ranges = right, None, True
     data.fetch("cub200", tmp_path)
@@ -207,7 +207,7 @@ def test_wrong_content_is_thrown_away(server: Server, birds: Archive, tmp_path: 
     assert_birds(tmp_path)
 
 
-def test_server_that_has_it_no_more(server: Server, birds: Archive, tmp_path: Path) -> None:
+def test_missing_file_on_the_server_is_reported(server: Server, birds: Archive, tmp_path: Path) -> None:
     server.files.clear()
     with pytest.raises(LookalikeError, match=r"CUB_200_2011\.tgz: cannot be downloaded \(HTTP Error 404"):
         data.fetch("cub200", tmp_path)
@@ -229,7 +229,7 @@ def test_server_that_has_it_no_more(server: Server, birds: Archive, tmp_path: Pa
         ("zip", zip_of({**BIRDS, "C:/escaped": b"x"})),
     ],
 )
-def test_archive_that_reaches_out_of_its_folder(
+def test_archive_member_outside_the_folder_is_refused(
     server: Server, birds: Archive, tmp_path: Path, kind: str, content: bytes
 ) -> None:
     small = data.KNOWN["cub200"]
@@ -250,7 +250,7 @@ def test_absolute_names_of_a_tar_stay_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unpacker", [unpack.tar_files, unpack.zip_files])
-def test_damaged_archive_is_named(tmp_path: Path, unpacker: Callable[..., None]) -> None:
+def test_damaged_archive_is_reported(tmp_path: Path, unpacker: Callable[..., None]) -> None:
     whole = (tar_of if unpacker is unpack.tar_files else zip_of)(BIRDS)
     for content in (whole[: len(whole) // 2], b"garbage" * 999, b""):
         (tmp_path / "a").write_bytes(content)
@@ -258,7 +258,7 @@ def test_damaged_archive_is_named(tmp_path: Path, unpacker: Callable[..., None])
             unpacker([tmp_path / "a"], tmp_path / "out", False)
 
 
-def test_interrupted_unpacking_starts_again_without_a_download(
+def test_interrupted_unpacking_restarts_without_a_download(
     server: Server, birds: Archive, tmp_path: Path
 ) -> None:
     small = data.KNOWN["cub200"]
@@ -278,7 +278,7 @@ def test_interrupted_unpacking_starts_again_without_a_download(
     assert_birds(tmp_path)
 
 
-def test_interrupted_between_two_folders_goes_on(tmp_path: Path) -> None:
+def test_interrupted_move_is_resumed(tmp_path: Path) -> None:
     data.fetch("digits", tmp_path)
     ready = tmp_path / ".fetching-digits" / "ready"
     ready.mkdir(parents=True)
@@ -288,10 +288,10 @@ def test_interrupted_between_two_folders_goes_on(tmp_path: Path) -> None:
     assert len(data.load(f"digits:{tmp_path}").test) == 896
 
 
-def test_archive_at_hand_is_used_and_checked(server: Server, birds: Archive, tmp_path: Path) -> None:
+def test_existing_archive_is_used_and_checked(server: Server, birds: Archive, tmp_path: Path) -> None:
     given = tmp_path / "CUB_200_2011.tgz"
     given.write_bytes(b"something else")
-    with pytest.raises(LookalikeError, match="not what it should be"):
+    with pytest.raises(LookalikeError, match="wrong content"):
         data.fetch("cub200", tmp_path)
     given.write_bytes(server.files["/CUB_200_2011.tgz"])
     data.fetch("cub200", tmp_path)
@@ -299,7 +299,7 @@ def test_archive_at_hand_is_used_and_checked(server: Server, birds: Archive, tmp
     assert in_view(tmp_path) == ["CUB_200_2011", "CUB_200_2011.tgz"], "what people put there is theirs"
 
 
-def test_what_is_in_the_way_is_left_alone(server: Server, birds: Archive, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(server: Server, birds: Archive, tmp_path: Path) -> None:
     (tmp_path / "CUB_200_2011").mkdir()
     (tmp_path / "CUB_200_2011" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="CUB_200_2011 is in the way"):
@@ -320,7 +320,7 @@ def photographs(side: int) -> list[np.ndarray]:
 
 
 def planes(image: np.ndarray, by_column: bool = False) -> bytes:
-    """The red values of a picture, then the green, then the blue, row by row or column by column."""
+    """Return planar bytes of an image: red, green, then blue, by rows or by columns."""
     axes = (2, 1, 0) if by_column else (2, 0, 1)
     return image.transpose(axes).tobytes()
 
@@ -365,7 +365,7 @@ def stl10_archive() -> tuple[bytes, Callable[..., None], int]:
 
 
 @pytest.mark.parametrize("make", [cifar10_archive, cifar100_archive, stl10_archive])
-def test_binary_archives_become_the_same_pixels(
+def test_binary_archives_are_converted_losslessly(
     tmp_path: Path, make: Callable[[], tuple[bytes, Callable[..., None], int]]
 ) -> None:
     content, write, side = make()
@@ -380,7 +380,7 @@ def test_binary_archives_become_the_same_pixels(
         write([tmp_path / "archive.tar.gz"], tmp_path / "again", False)
 
 
-def test_commands_say_where_to_get_the_rest(tmp_path: Path) -> None:
+def test_unfetchable_data_set_is_refused_with_instructions(tmp_path: Path) -> None:
     for name, where in (("cars196", "pytorch/vision"), ("inshop", "mmlab"), ("hotels50k", "GWUvision")):
         assert where in lookalike_here("datasets", "fetch", name, "--root", str(tmp_path), code=2).stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`datasets info`: what a data set holds, and what is wrong with it."""
+"""`datasets info`: counts and problems of a data set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_counts_and_problems_of_a_folder(shop: Path, tmp_path: Path) -> None:
     draw(99).save(tmp_path / "test" / "green" / "only.png")
     shutil.copy(shop / "red" / "0.png", tmp_path / "train" / "red" / "again.png")
     shutil.copy(shop / "green" / "0.png", tmp_path / "test" / "blue" / "mixed up.png")
-    (tmp_path / "train" / "red" / "1.png").write_bytes(b"not a picture")
+    (tmp_path / "train" / "red" / "1.png").write_bytes(b"not an image")
     done = lookalike_here("datasets", "info", f"folder:{tmp_path}", "--json", code=3)
     found = json.loads(done.stdout)
     assert (found["images"], found["classes"], found["coarse"]) == (27, 3, None)

@@ -1,4 +1,4 @@
-"""Wrong labels: as many as asked for, where asked for, and written down."""
+"""Label noise: exact amounts, published transitions, and the file of wrong labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def images(names: list[str]) -> list[LabelledImage]:
 
 
 def changed(before: list[LabelledImage], after: list[LabelledImage]) -> list[tuple[str, str]]:
-    """(right, wrong) of the labels that differ; nothing else may."""
+    """Return (right, wrong) of the labels that differ; nothing else may differ."""
     assert [replace(image, label="") for image in before] == [replace(image, label="") for image in after]
     return [(b.label, a.label) for b, a in zip(before, after, strict=True) if a.label != b.label]
 
@@ -78,15 +78,15 @@ def test_which_images_are_wrong_depends_on_the_seed() -> None:
         ("stl10", "truck>car bird>airplane deer>horse cat>dog dog>cat"),
     ],
 )
-def test_published_confusions(name: str, pairs: str) -> None:
+def test_published_transitions(name: str, pairs: str) -> None:
     there = "airplane automobile bird car cat deer dog frog horse monkey ship truck"
     before = images(there.split() * 10)
     after = with_wrong_labels(before, NoiseConfig(kind="asymmetric", rate=0.4), 0, KNOWN[name].transitions)
     assert Counter(changed(before, after)) == {tuple(pair.split(">")): 4 for pair in pairs.split()}
 
 
-def test_classes_that_are_not_there_are_passed_over() -> None:
-    """As when validation holds some out: no image may get a class that nothing else is of."""
+def test_absent_classes_are_skipped() -> None:
+    """With classes held out for validation, no image may get a label that has no images."""
     before = images(["beaver", "otter", "whale", "cat", "bird"] * 10)
     transitions = {**KNOWN["cifar100"].transitions, "cat": "dog", "dog": "cat", "bird": "airplane"}
     after = with_wrong_labels(before, NoiseConfig(kind="asymmetric", rate=0.2), 0, transitions)
@@ -94,7 +94,7 @@ def test_classes_that_are_not_there_are_passed_over() -> None:
     assert Counter(changed(before, after)) == expected, "dolphin and seal are skipped; cat and bird stay"
 
 
-def test_nothing_is_drawn_without_noise_and_one_class_is_refused() -> None:
+def test_zero_rate_changes_nothing_and_one_class_is_refused() -> None:
     before = images(["a", "a"])
     assert with_wrong_labels(before, NoiseConfig(kind="symmetric", rate=0.0), 0, {}) == before
     for kind in ("symmetric", "asymmetric"):

@@ -1,4 +1,4 @@
-"""Data sets known by name, from small folders laid out as the official archives are."""
+"""Known data sets, read from small folders in the layout of the official archives."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PUBLISHED_SUPER_CLASSES = """
 """  # the coarse label byte of each fine label, 0 to 99, in cifar-100-binary
 
 
-def picture(file: Path) -> None:
+def write_image(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draw(len(file.name), (16, 12)).save(file)
 
 
 def pairs(images: list[data.LabelledImage] | None) -> list[tuple[str, str]]:
-    """Labels and file names; every file must be there."""
+    """Return labels and file names; every file must exist."""
     assert images is not None
     assert all(image.path.is_file() for image in images)
     return [(image.label, image.path.name) for image in images]
@@ -45,7 +45,7 @@ def test_cub200(tmp_path: Path, inside: bool) -> None:
         "4 200.Common_Yellowthroat/Common_Yellowthroat_0049_190708.jpg": "4 200",
     }
     for line in names:
-        picture(home / "images" / line.split()[1])
+        write_image(home / "images" / line.split()[1])
     (home / "images.txt").write_text("\n".join(names) + "\n")
     (home / "image_class_labels.txt").write_text("\n".join(names.values()) + "\n")
     found = layouts.cub200(home if inside else tmp_path)
@@ -64,7 +64,7 @@ def test_cars196(tmp_path: Path) -> None:
     table["annotations"] = np.array(rows, kind).reshape(1, -1)
     scipy.io.savemat(tmp_path / "cars_annos.mat", table)
     for row in rows:
-        picture(tmp_path / str(row[0]))
+        write_image(tmp_path / str(row[0]))
     found = layouts.cars196(tmp_path)
     assert pairs(found.train) == [("Make 98 SUV 2012", "000001.jpg"), ("Make 1 SUV 2012", "000003.jpg")]
     assert pairs(found.test) == [("Make 99 SUV 2012", "000002.jpg")]
@@ -76,7 +76,7 @@ def test_cars196(tmp_path: Path) -> None:
 def test_sop(tmp_path: Path) -> None:
     home = tmp_path / "Stanford_Online_Products"
     for split, product, name in (("train", 1, "111085122871_0.JPG"), ("test", 11319, "110715681235_0.JPG")):
-        picture(home / "bicycle_final" / name)
+        write_image(home / "bicycle_final" / name)
         header = "image_id class_id super_class_id path\n"
         (home / f"Ebay_{split}.txt").write_text(f"{header}1 {product} 1 bicycle_final/{name}\n")
     found = layouts.sop(tmp_path)
@@ -91,7 +91,7 @@ def test_inshop(tmp_path: Path, folders: tuple[str, str]) -> None:
     lines = ["3", "image_name item_id evaluation_status"]
     for name, part in parts.items():
         path = f"img/WOMEN/Dresses/id_000000{name[:2]}/{name}.jpg"
-        picture(images / path)
+        write_image(images / path)
         lines.append(f"{path}                           id_000000{name[:2]} {part}     ")
     lists.mkdir(exist_ok=True)
     (lists / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
@@ -103,9 +103,9 @@ def test_inshop(tmp_path: Path, folders: tuple[str, str]) -> None:
 
 def test_hotels50k(tmp_path: Path) -> None:
     for place in ("train/12/900/travel_website/1", "train/-1/901/traffickcam/2"):
-        picture(tmp_path / "images" / f"{place}.jpg")
-    picture(tmp_path / "images" / "test/unoccluded/12/900/traffickcam/3.jpg")
-    picture(tmp_path / "images" / "test/high_occlusions/12/900/traffickcam/3.jpg")
+        write_image(tmp_path / "images" / f"{place}.jpg")
+    write_image(tmp_path / "images" / "test/unoccluded/12/900/traffickcam/3.jpg")
+    write_image(tmp_path / "images" / "test/high_occlusions/12/900/traffickcam/3.jpg")
     found = layouts.hotels50k(tmp_path)
     assert found == layouts.hotels50k(tmp_path / "images")
     assert pairs(found.gallery) == [("901", "2.jpg"), ("900", "1.jpg")]
@@ -115,7 +115,7 @@ def test_hotels50k(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_omniglot(tmp_path: Path) -> None:
-    """All of it; the archive at hand has no folders for the alphabets."""
+    """The whole data set; the local archive has no folders for the alphabets."""
     flat = unzip_shared("omniglot_full_105.zip", tmp_path / "flat")
     for character in flat.glob("*/*"):
         target = tmp_path / character.parent.name / character.name.replace("__", "/")
@@ -148,7 +148,7 @@ def test_super_classes_are_the_published_ones() -> None:
     assert numbers == [int(word) for word in PUBLISHED_SUPER_CLASSES.split()]
 
 
-def test_transitions_of_cifar100_are_circles_of_five_within_super_classes() -> None:
+def test_transitions_of_cifar100_are_cycles_within_super_classes() -> None:
     for name in classes.CIFAR100_TRANSITIONS:
         seen = [name]
         while len(seen) < 6:
@@ -159,7 +159,7 @@ def test_transitions_of_cifar100_are_circles_of_five_within_super_classes() -> N
 
 
 @pytest.mark.parametrize("reader", [layouts.by_folder, layouts.omniglot, layouts.hotels50k])
-def test_folders_without_images_are_not_a_data_set(tmp_path: Path, reader: object) -> None:
+def test_folders_without_images_are_refused(tmp_path: Path, reader: object) -> None:
     for side in ("train", "test/unoccluded", "images_background", "images_evaluation"):
         (tmp_path / side).mkdir(parents=True)
     with pytest.raises(InputError, match="no images"):
@@ -177,7 +177,7 @@ def test_counts_agree_with_the_number_of_images() -> None:
 def test_whole_data_set_of_the_published_size_is_accepted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With lists of the true length; no image is opened for it."""
+    """Uses lists of the true length; no image is opened."""
     if name == "cub200":
         species = [1 + i * 100 // 5864 for i in range(5864)] + [101 + i * 100 // 5924 for i in range(5924)]
         (tmp_path / "images.txt").write_text(
@@ -198,14 +198,14 @@ def test_whole_data_set_of_the_published_size_is_accepted(
     assert isinstance(known.read(name, tmp_path), Splits)
     assert len(found.train) + len(found.test) + len(found.gallery or []) == data.KNOWN[name].images
     listing.write_text(listing.read_text().rsplit("\n", 2)[0] + "\n")
-    with pytest.raises(InputError, match=r"expected|not in it"):
+    with pytest.raises(InputError, match=r"expected|is missing"):
         data.load(f"{name}:{tmp_path}")
 
 
-def test_pictures_are_only_looked_for_where_they_belong(tmp_path: Path) -> None:
+def test_images_outside_the_layout_are_ignored(tmp_path: Path) -> None:
     for place in ("train/a/1.png", "test/a/2.png", "test/a/masks/3.png", "test/.hidden/4.png", "train/5.png"):
-        picture(tmp_path / place)
-    (tmp_path / "train" / "a" / "notes.txt").write_text("not a picture")
+        write_image(tmp_path / place)
+    (tmp_path / "train" / "a" / "notes.txt").write_text("not an image")
     found = layouts.by_folder(tmp_path)
     assert (pairs(found.train), pairs(found.test)) == ([("a", "1.png")], [("a", "2.png")])
     assert Image.open(found.train[0].path).size == (16, 12)

@@ -23,7 +23,7 @@ def labels(found: list[LabelledImage]) -> set[str]:
 
 
 @given(st.integers(4, 60), st.floats(0, 0.9), st.integers(0, 9))
-def test_share_of_whole_classes_or_none(classes: int, share: float, seed: int) -> None:
+def test_validation_is_a_share_of_whole_classes_or_empty(classes: int, share: float, seed: int) -> None:
     every, config = images(classes), SplitConfig(validation=share)
     wanted = round(share * classes)
     if wanted > classes - 2:
@@ -54,7 +54,7 @@ def test_folds_of_one_class_are_refused() -> None:
         hold_out(images(7), SplitConfig(folds=4), 0)
 
 
-def test_seed_decides_and_the_order_of_the_images_does_not() -> None:
+def test_split_depends_on_the_seed_not_on_image_order() -> None:
     every = images(40)
     for config in (SplitConfig(validation=0.25), SplitConfig(folds=4)):
         drawn = {frozenset(labels(hold_out(every, config, seed)[1])) for seed in range(5)}

@@ -1,4 +1,4 @@
-"""Augmentation: crops by searching for them, motions by Pillow and by symmetry."""
+"""Augmentation: crops located by search, transforms checked against Pillow and symmetries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval import Preprocess
-from tests.conftest import draw as picture_of
+from tests.conftest import draw as draw_image
 from train.config import AugmentConfig
 from train.input.augment import apply_transform, image_transform, random_transform
 
@@ -26,18 +26,18 @@ def augmented(images: torch.Tensor, size: int, turn: int = 0, **config: object) 
     return apply_transform(images, random_transform(turns, settings, torch.Generator().manual_seed(1)), size)
 
 
-# ---- one picture
+# ---- one image
 
 
-def cut(picture: torch.Tensor, size: int, seed: int, **config: object) -> torch.Tensor:
+def cut(image: torch.Tensor, size: int, seed: int, **config: object) -> torch.Tensor:
     change = image_transform(NOTHING.model_copy(update=config), Preprocess(size=size))
     assert change is not None
     torch.manual_seed(seed)
-    return change(picture)
+    return change(image)
 
 
 def places(part: torch.Tensor, whole: torch.Tensor) -> list[tuple[int, int]]:
-    """Every place where `part` [3, s, s] lies in `whole` [3, h, w]."""
+    """Return all positions of `part` [3, s, s] in `whole` [3, h, w]."""
     windows = whole.unfold(1, part.shape[1], 1).unfold(2, part.shape[2], 1)  # [3, y, x, s, s]
     return [tuple(place) for place in (windows == part[:, None, None]).all((0, 3, 4)).nonzero().tolist()]
 
@@ -55,8 +55,8 @@ def test_random_crop_is_a_window_of_the_whole_picture(padding: int) -> None:
     assert {x for _, x in seen} == set(range(padded.shape[2] - 11))
 
 
-def test_resized_crop_takes_at_least_its_share() -> None:
-    """On a picture whose values say where they are, the span of the crop is the span of its values."""
+def test_resized_crop_has_at_least_the_minimum_area() -> None:
+    """Pixel values encode their position, so the range of values gives the extent of the crop."""
     y, x = torch.meshgrid(torch.arange(200), torch.arange(250), indexing="ij")
     ramps = torch.stack([y, x, x * 0]).to(torch.uint8)
     areas = []
@@ -70,7 +70,7 @@ def test_resized_crop_takes_at_least_its_share() -> None:
     assert max(areas) > 0.8
 
 
-def test_colours_change_within_their_share() -> None:
+def test_colour_jitter_is_bounded() -> None:
     grey = torch.full((3, 8, 8), 100, dtype=torch.uint8)
     seen = [cut(grey, 8, seed, color=0.2) for seed in range(100)]
     values = torch.stack(seen)
@@ -82,20 +82,20 @@ def test_colours_change_within_their_share() -> None:
     assert all(cut(red, 8, seed, color=0.2)[:, 0, 0].argmax() == 0 for seed in range(50))
 
 
-def test_nothing_is_done_to_one_picture_unless_asked_for() -> None:
+def test_no_image_transform_without_crop_and_colour() -> None:
     assert image_transform(AugmentConfig(), Preprocess(size=8)) is None
 
 
 # ---- batches
 
 
-def test_nothing_random_is_a_central_crop() -> None:
+def test_without_random_settings_it_is_a_central_crop() -> None:
     images = noise(3, 12)
     assert torch.equal(augmented(images, 12), images)
     assert torch.equal(augmented(images, 8), images[:, 2:10, 2:10])
 
 
-def test_symmetries_are_the_eight_of_the_square() -> None:
+def test_symmetries_are_those_of_the_square() -> None:
     images = noise(4, 9)
     seen = [augmented(images, 9, turn, symmetries=8) for turn in range(8)]
     turned = [torch.rot90(images, turns, (1, 2)) for turns in range(4)]
@@ -105,8 +105,8 @@ def test_symmetries_are_the_eight_of_the_square() -> None:
     assert torch.equal(seen[0], images)
 
 
-def test_a_mirror_image_keeps_its_turn() -> None:
-    """Turned classes stay apart: what is mirrored at random is the picture, before it is turned."""
+def test_random_flip_precedes_the_symmetry() -> None:
+    """Classes of different symmetries stay distinct: the image is flipped before it is rotated."""
     images = noise(100, 5)
     for turn in range(4):
         quarter, mirrored = (torch.rot90(start, turn, (1, 2)) for start in (images, images.flip(2)))
@@ -116,7 +116,7 @@ def test_a_mirror_image_keeps_its_turn() -> None:
         assert 25 < plain.sum() < 75
 
 
-def test_flip_mirrors_about_half_of_them() -> None:
+def test_flip_mirrors_about_half_of_the_images() -> None:
     images = noise(400, 4)
     flipped = augmented(images, 4, flip=True)
     mirrored = (flipped == images.flip(2)).all((1, 2, 3))
@@ -124,7 +124,7 @@ def test_flip_mirrors_about_half_of_them() -> None:
     assert 150 < mirrored.sum() < 250
 
 
-def test_shift_moves_by_at_most_its_share() -> None:
+def test_shift_is_bounded() -> None:
     image = torch.zeros(500, 40, 40, 3, dtype=torch.uint8)
     image[:, 18:22, 18:22] = 255
     moved = augmented(image, 40, shift=0.25)[..., 0].double()
@@ -136,20 +136,20 @@ def test_shift_moves_by_at_most_its_share() -> None:
         assert centre.min() < -9
 
 
-def test_rotation_by_pillow() -> None:
-    """The same map as Pillow's, up to its rounding, by an angle within the limit."""
-    picture = picture_of(0, (64, 64), 1).resize((64, 64), Image.Resampling.BICUBIC)
-    ours = augmented(torch.from_numpy(np.array(picture))[None], 64, rotate=30.0)[0].numpy()
+def test_rotation_equals_pillow() -> None:
+    """The same map as Pillow's, up to rounding, by an angle within the limit."""
+    image = draw_image(0, (64, 64), 1).resize((64, 64), Image.Resampling.BICUBIC)
+    ours = augmented(torch.from_numpy(np.array(image))[None], 64, rotate=30.0)[0].numpy()
     errors = []
     for angle in np.arange(-30, 30.1, 0.25):
-        theirs = np.array(picture.rotate(angle, Image.Resampling.BILINEAR), float)
+        theirs = np.array(image.rotate(angle, Image.Resampling.BILINEAR), float)
         errors.append(np.abs(theirs - ours)[20:44, 20:44].mean())
     assert min(errors) < 1.0
     assert np.median(errors) > 5.0
 
 
 @given(st.integers(2, 9), st.integers(0, 8), st.integers(1, 9))
-def test_a_share_of_a_batch_moves_as_it_does_within(count: int, start: int, length: int) -> None:
+def test_transform_of_a_share_equals_that_of_the_batch(count: int, start: int, length: int) -> None:
     config = AugmentConfig(shear=0.2, symmetries=8)
     images = noise(count, 10)
     transform = random_transform(torch.arange(count) % 8, config, torch.Generator().manual_seed(count))

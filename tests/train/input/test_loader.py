@@ -1,4 +1,4 @@
-"""The loader: the same batches whoever makes them, and errors that come out as what they are."""
+"""Data loader: identical batches for any number of workers and processes, and clear errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Three classes of four pictures."""
+    """Three classes of four images."""
     for number in range(12):
         draw(number, (48, 30 + number), hue=number // 4).save(tmp_path / f"{number:02d}.png")
     return sorted(tmp_path.glob("*.png"))
@@ -72,7 +72,7 @@ def load(ours: Loader, augment: AugmentConfig, start: int = 0) -> list[torch.Ten
 
 
 @pytest.mark.parametrize("augment", [CENTER, RANDOM, RESIZED], ids=lambda augment: augment.crop)
-def test_batches_are_the_same_whoever_makes_them(
+def test_batches_do_not_depend_on_workers_or_processes(
     paths: list[Path], augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loader(paths, augment, workers=0) as ours:
@@ -100,28 +100,28 @@ def test_batches_are_the_same_whoever_makes_them(
 
 
 @pytest.mark.parametrize("augment", [CENTER, RANDOM, RESIZED], ids=lambda augment: augment.crop)
-def test_draws_are_new_each_time_and_leave_the_global_generator_alone(
+def test_augmentation_varies_and_leaves_the_global_generator_alone(
     paths: list[Path], augment: AugmentConfig
 ) -> None:
     before = torch.get_rng_state()
     same = np.zeros(2, np.int64)
     with loader(paths, augment, workers=0) as ours:
         seen = [one.pixels for epoch in range(3) for one in ours.epoch(epoch, [same] * 4)]
-    pictures = {picture.numpy().tobytes() for batch in seen for picture in batch}
-    assert len(pictures) > 20, "of 24"
+    images = {image.numpy().tobytes() for batch in seen for image in batch}
+    assert len(images) > 20, "of 24"
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_augmentation_it_is_what_the_model_sees_later(paths: list[Path]) -> None:
-    """The central crop of the picture at its scale, and nothing else."""
+def test_without_augmentation_pixels_equal_the_central_crop(paths: list[Path]) -> None:
+    """Only resizing and the central crop are applied."""
     with loader(paths, workers=0) as ours:
         [loaded] = ours.epoch(0, [np.arange(12)])
     scaled = dataclasses.replace(PREPROCESS, size=24)
-    for picture, path in zip(loaded.pixels, paths, strict=True):
-        np.testing.assert_array_equal(picture, scaled(load_image(path))[2:22, 2:22])
+    for image, path in zip(loaded.pixels, paths, strict=True):
+        np.testing.assert_array_equal(image, scaled(load_image(path))[2:22, 2:22])
 
 
-def test_a_position_is_an_image_and_a_symmetry(paths: list[Path]) -> None:
+def test_position_encodes_image_and_symmetry(paths: list[Path]) -> None:
     augment = NOTHING.model_copy(update={"symmetries": 8})
     with loader(paths, augment, workers=0) as ours:
         [plain, turned] = ours.epoch(0, [np.arange(12), np.arange(12) + 5 * 12])
@@ -129,16 +129,16 @@ def test_a_position_is_an_image_and_a_symmetry(paths: list[Path]) -> None:
     assert torch.equal(turned.pixels, mirrored)
 
 
-def test_nothing_is_read_of_batches_passed_over(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_batches_are_not_read(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
     pipe = paths[0].parent / "pipe"
-    os.mkfifo(pipe)  # whoever reads it waits for ever
+    os.mkfifo(pipe)  # reading it blocks
     with loader([pipe, *paths[1:]], workers=1) as ours:
         parts = [np.zeros(4, np.int64)] * 3 + [np.array([1, 2])]
         assert [loaded.number for loaded in ours.epoch(0, parts, start=3)] == [3]
 
 
-def test_an_epoch_that_was_left_is_forgotten(paths: list[Path]) -> None:
+def test_unfinished_epoch_is_dropped(paths: list[Path]) -> None:
     with loader(paths, RANDOM, workers=2) as ours:
         expected = [one.pixels for one in ours.epoch(1, batches(1, 20))]
         next(ours.epoch(0, batches(0, 20)))
@@ -170,7 +170,7 @@ def test_unreadable_images_are_replaced_by_one_of_their_class(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_class_without_a_readable_image_is_named(
+def test_class_without_a_readable_image_is_refused(
     paths: list[Path], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in paths[4:8]:
@@ -188,7 +188,7 @@ def test_a_class_without_a_readable_image_is_named(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_comes_out_in_one_line(paths: list[Path], workers: int) -> None:
+def test_worker_error_is_reported_in_one_line(paths: list[Path], workers: int) -> None:
     with loader(paths, workers=workers) as ours, pytest.raises(LookalikeError) as caught:
         list(ours.epoch(2, [np.array([1]), np.array([1.5])]))
     assert str(caught.value).startswith("epoch 2, batch 1: cannot be loaded (")
@@ -196,13 +196,13 @@ def test_an_error_comes_out_in_one_line(paths: list[Path], workers: int) -> None
     assert "Traceback" in str(caught.value.__cause__)
 
 
-def test_a_worker_that_is_killed_is_an_error(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_worker_is_reported(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
     pipe = paths[0].parent / "pipe"
     os.mkfifo(pipe)
 
     def kill() -> None:
-        with pipe.open("wb"):  # the worker is reading, so we are waiting for it
+        with pipe.open("wb"):  # the worker is reading, the main process waits
             for child in multiprocessing.active_children():
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -214,7 +214,7 @@ def test_a_worker_that_is_killed_is_an_error(paths: list[Path], monkeypatch: pyt
         killer.join()
 
 
-def test_closing_ends_the_workers_also_within_an_epoch(paths: list[Path]) -> None:
+def test_close_stops_the_workers_within_an_epoch(paths: list[Path]) -> None:
     with loader(paths, workers=2) as ours:
         running = ours.epoch(0, batches(0))
         next(running)
@@ -259,7 +259,7 @@ def alive(process: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_the_process_that_trains(paths: list[Path], how: signal.Signals) -> None:
+def test_workers_end_with_the_training_process(paths: list[Path], how: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _TRAIN, str(paths[0].parent), *map(str, paths)],
         stdout=subprocess.PIPE,
@@ -271,7 +271,7 @@ def test_workers_end_with_the_process_that_trains(paths: list[Path], how: signal
     assert process.stdout is not None
     workers = list(map(int, process.stdout.readline().split()))
     assert len(workers) == 2
-    if how == signal.SIGINT:  # as Ctrl-C does: to all of them
+    if how == signal.SIGINT:  # like Ctrl-C, to all processes
         os.killpg(process.pid, how)
     else:
         process.send_signal(how)

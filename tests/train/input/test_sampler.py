@@ -1,4 +1,4 @@
-"""Batches of P classes x K images."""
+"""Batch sampler: P classes x K images."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_every_batch_is_k_images_of_p_classes(counts: list[int], p: int, k: int,
     assert len(drawn) == batches.per_epoch == max(1, len(labels) // (p * k))
     for batch in drawn:
         per_class = labels[batch].reshape(p, k)
-        assert (per_class == per_class[:, :1]).all(), "the images of a class lie side by side"
+        assert (per_class == per_class[:, :1]).all(), "images are grouped by class"
         assert len(set(per_class[:, 0])) == p
         for row in batch.reshape(p, k):
-            assert len(set(row)) == min(k, counts[labels[row[0]]]), "no image twice while there are others"
+            assert len(set(row)) == min(k, counts[labels[row[0]]]), "no repeats unless the class is too small"
 
 
 @given(sizes, st.integers(0, 99))
-def test_epochs_follow_from_the_seed_and_their_number(counts: list[int], seed: int) -> None:
+def test_epoch_depends_on_seed_and_number_only(counts: list[int], seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     one, two = (ClassBatchSampler(labels, BatchConfig(classes=2, per_class=2), seed) for _ in range(2))
     list(one.epoch(0))
@@ -49,28 +49,28 @@ def test_epochs_and_seeds_differ() -> None:
     assert len({tuple(batch) for batch in firsts}) == 9
 
 
-def test_classes_and_images_are_dealt_evenly() -> None:
+def test_classes_and_images_are_drawn_evenly() -> None:
     labels = np.repeat(np.arange(6), 20)
     drawn = np.concatenate(list(ClassBatchSampler(labels, BatchConfig(classes=3, per_class=4), 0).epoch(0)))
     assert set(Counter(labels[drawn]).values()) == {20}
-    assert sorted(drawn) == list(range(120)), "an even epoch is every image once"
+    assert sorted(drawn) == list(range(120)), "every image exactly once"
 
 
 @given(sizes, st.integers(2, 6), st.integers(2, 5), st.integers(0, 99))
-def test_at_least_k_of_every_class_that_occurs(counts: list[int], p: int, k: int, seed: int) -> None:
+def test_at_least_k_images_of_every_class_in_a_batch(counts: list[int], p: int, k: int, seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     batches = ClassBatchSampler(labels, BatchConfig(classes=p, per_class=k, layout="at-least"), seed)
     for batch in batches.epoch(0):
         assert len(batch) == min(p, len(counts)) * k
         assert min(Counter(labels[batch]).values()) >= k
-        assert (np.diff(np.flatnonzero(np.diff(labels[batch], prepend=-1))) >= k).all(), "side by side"
+        assert (np.diff(np.flatnonzero(np.diff(labels[batch], prepend=-1))) >= k).all(), "grouped by class"
         for label, count in Counter(labels[batch]).items():
             distinct = len(set(batch[labels[batch] == label]))
-            assert distinct == min(count, counts[label]), "no image twice while there are others"
+            assert distinct == min(count, counts[label]), "no repeats unless the class is too small"
 
 
 def test_at_least_keeps_natural_frequencies() -> None:
-    """A class ten times as large comes about ten times as often where classes rarely share a batch."""
+    """A class ten times as large is drawn about ten times as often, if classes rarely share a batch."""
     labels = np.repeat(np.arange(40), [100] * 20 + [10] * 20)
     batches = ClassBatchSampler(
         labels, BatchConfig(classes=2, per_class=2, layout="at-least", per_epoch=1500), 0
@@ -79,7 +79,7 @@ def test_at_least_keeps_natural_frequencies() -> None:
     assert 9 < drawn[True] / drawn[False] < 11
 
 
-def test_an_epoch_may_be_as_long_as_one_likes() -> None:
+def test_per_epoch_sets_the_number_of_batches() -> None:
     labels = np.repeat(np.arange(4), 4)
     assert (
         len(list(ClassBatchSampler(labels, BatchConfig(classes=2, per_class=2, per_epoch=7), 0).epoch(0)))
@@ -87,6 +87,6 @@ def test_an_epoch_may_be_as_long_as_one_likes() -> None:
     )
 
 
-def test_one_class_is_not_enough() -> None:
+def test_single_class_is_refused() -> None:
     with pytest.raises(InputError, match="two classes"):
         ClassBatchSampler(np.zeros(5, int), BatchConfig(), 0)
