@@ -1,4 +1,4 @@
-"""Galleries filled with random vectors, without a picture or a run of a model: fast."""
+"""Galleries filled with random vectors, without images or model runs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ DIM = 48  # of the small model
 
 
 def small_gallery(folder: Path) -> Gallery:
-    """An empty gallery of the small model."""
+    """Return an empty gallery of the small model."""
     folder.mkdir(exist_ok=True)
     return Gallery.create(folder / "g", write_model(folder / "model.onnx"))
 
 
 def bare_gallery(folder: Path) -> Gallery:
-    """An empty gallery without a model."""
+    """Return an empty gallery without a model."""
     Store.create(folder, Manifest("", DIM, embedding="random"))
     return Gallery(folder)
 
 
 def unit_vectors(count: int, seed: int = 0) -> np.ndarray:
-    """Random directions, float32 [count, DIM]."""
+    """Return random unit vectors, float32 [count, DIM]."""
     vectors = np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def new_items(names: list[str], root: str = "/pictures", **metadata: Value) -> list[NewItem]:
-    """An item a name; its size says which."""
+    """Return an item per name; the file sizes are distinct."""
     stamps = [FileStamp(root, f"{name}.jpg", len(name), 1, name[0]) for name in names]
     return [NewItem(stamp, f"sha-{stamp.path}", 4, 3, metadata) for stamp in stamps]
 
 
 def commit(gallery: Gallery, names: list[str], seed: int = 0, **metadata: Value) -> np.ndarray:
-    """Commit random vectors under these names -> the vectors."""
+    """Commit random vectors under names, and return the vectors."""
     vectors = unit_vectors(len(names), seed)
     with gallery.store.writing():
         gallery.store.commit(vectors, new_items(names, **metadata))
@@ -49,7 +49,7 @@ def commit(gallery: Gallery, names: list[str], seed: int = 0, **metadata: Value)
 
 
 def contents(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, Value], bytes]]:
-    """Key -> label, metadata and the bytes of the vector, of everything alive in the state last committed."""
+    """Return label, metadata and vector bytes of all live items by key, in the committed state."""
     gallery.refresh()
     ids = gallery.snapshot.ids[gallery.snapshot.ids > 0]
     vectors = gallery.snapshot.vectors(gallery.snapshot.rows_of(ids))

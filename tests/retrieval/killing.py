@@ -1,11 +1,11 @@
-"""Run an operation on a gallery over and over, killed (-9) each time one step later than the time before.
+"""Run an operation on a gallery repeatedly, killed (-9) one step later each time.
 
     python -m tests.retrieval.killing OPERATION ORIGINAL OUT
 
-leaves in OUT/<n> what a kill at the n-th step left of a copy of ORIGINAL, until the operation comes to its
-end; of states that look the same, the first. A step is whatever touches the disk: a statement of SQL, a
-flush, a rename, a deletion, a new file. The database is given so little memory that it writes to its file
-all through a transaction, and must undo it.
+leaves in OUT/<n> the state of a copy of ORIGINAL after a kill at the n-th step, until the operation
+completes; of equal states, only the first. A step is any access to the disk: a statement of SQL, a flush, a
+rename, a deletion, a new file. The database gets so little cache that it writes to its file during a
+transaction, and must roll back.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tests.retrieval.filling import new_items, unit_vectors
 
 
 def add(folder: Path) -> None:
-    """Two new pictures, one of them in the place of another, and a new column."""
+    """Add two images, one of which replaces another, and a new column."""
     gallery = Gallery(folder)
     with gallery.store.writing():
         gallery.store.commit(unit_vectors(2, 9), new_items(["a1", "new"], colour="red"))
 
 
 def amend(folder: Path) -> None:
-    """New facts about two pictures, in one step."""
+    """Change facts about two items in one transaction."""
     gallery = Gallery(folder)
     numbers = gallery.ids_of(["b1.jpg", "b2.jpg"])
     with gallery.store.writing():
@@ -56,7 +56,7 @@ def remove(folder: Path) -> None:
 
 
 def keep_pictures(folder: Path) -> None:
-    """Two pictures that come as bytes, whose files the gallery keeps."""
+    """Upload two images."""
     given = []
     for name, vector in zip(("x.png", "y.png"), unit_vectors(2, 9), strict=True):
         buffer = io.BytesIO()
@@ -101,7 +101,7 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
 
 
 class Killer:
-    """Counts steps, and kills this process at one of them."""
+    """Step counter that kills this process at one step."""
 
     def __init__(self, at: int) -> None:
         self._left = at
@@ -112,7 +112,7 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self, owner: Any, name: str) -> None:
-        """Make the start of every call of a function a step."""
+        """Count every call of a function as a step."""
         real = getattr(owner, name)
 
         def watched(*args: Any, **options: Any) -> Any:
@@ -153,7 +153,7 @@ class Killer:
 
 
 def look(folder: Path) -> tuple[object, ...]:
-    """What tells one state on the disk from another: names, sizes, commits of the database."""
+    """Return a signature of the state on disk: names, sizes, commit counter of the database."""
     files = sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
     return tuple(files), (folder / "gallery.db").read_bytes()[24:28]
 
@@ -164,7 +164,7 @@ def main(operation: str, original: Path, out: Path) -> None:
         at += 1
         folder = shutil.copytree(original, out / f"{at}")
         names = (uuid.UUID(int=number) for number in count(1))
-        child = os.fork()  # nothing has started a thread yet
+        child = os.fork()  # no thread has been started yet
         if child == 0:
             uuid.uuid4 = names.__next__  # type: ignore[assignment]  # the same each time: states compare
             Killer(at).arm()

@@ -1,4 +1,4 @@
-"""Galleries: what goes in comes out, exactly, and survives what may happen to it."""
+"""Galleries: adding, searching, models, concurrent writers and crashes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gallery(tmp_path: Path, embedder: Embedder) -> Gallery:
 
 
 def vectors_of(embedder: Embedder, paths: list[Path]) -> np.ndarray:
-    """Embeddings one picture at a time: the slow way that cannot mix anything up."""
+    """Return embeddings computed one image at a time, which cannot mix items up."""
     return np.concatenate([embedder.embed([path]) for path in paths])
 
 
@@ -50,7 +50,7 @@ def test_search_equals_brute_force(gallery: Gallery, embedder: Embedder, shop: P
         assert hits[0].label == query.parent.name
 
 
-def test_added_in_pieces_is_the_same_as_in_one_go(
+def test_adding_in_parts_equals_adding_at_once(
     gallery: Gallery, tmp_path: Path, embedder: Embedder, shop: Path
 ) -> None:
     pieces = Gallery.create(tmp_path / "pieces", embedder)
@@ -85,7 +85,7 @@ def test_search_by_item_leaves_the_item_out(gallery: Gallery, shop: Path) -> Non
         gallery.search_id(10_000)
 
 
-def test_search_beside_libraries_that_patch_faiss(model_file: Path, shop: Path, tmp_path: Path) -> None:
+def test_search_with_libraries_that_patch_faiss(model_file: Path, shop: Path, tmp_path: Path) -> None:
     """pytorch-metric-learning imports FAISS's wrappers for torch, which replace `Index.search`."""
     program = (
         "import sys, faiss.contrib.torch_utils\n"
@@ -99,7 +99,7 @@ def test_search_beside_libraries_that_patch_faiss(model_file: Path, shop: Path, 
     assert done.stdout.strip() == "3"
 
 
-def test_more_than_there_is_and_nothing_at_all(gallery: Gallery, shop: Path) -> None:
+def test_k_beyond_the_gallery_and_empty_gallery(gallery: Gallery, shop: Path) -> None:
     assert gallery.search(shop / "red" / "0.png") == []
     gallery.add([shop])
     assert len(gallery.search(shop / "red" / "0.png", 1000)) == 24
@@ -111,7 +111,7 @@ def test_more_than_there_is_and_nothing_at_all(gallery: Gallery, shop: Path) -> 
         gallery.search_vectors(np.zeros((1, 3), np.float32))
 
 
-def test_same_command_again_is_a_no_op(gallery: Gallery, shop: Path) -> None:
+def test_adding_again_is_a_no_op(gallery: Gallery, shop: Path) -> None:
     assert gallery.add([shop]).added == 24
     before = sorted(p.name for p in (gallery.folder / "segments").iterdir())
     again = gallery.add([shop])
@@ -119,7 +119,7 @@ def test_same_command_again_is_a_no_op(gallery: Gallery, shop: Path) -> None:
     assert sorted(p.name for p in (gallery.folder / "segments").iterdir()) == before
 
 
-def test_changed_file_takes_the_place_of_the_old(gallery: Gallery, tmp_path: Path) -> None:
+def test_changed_file_replaces_its_item(gallery: Gallery, tmp_path: Path) -> None:
     path = tmp_path / "pictures" / "a" / "x.png"
     path.parent.mkdir(parents=True)
     draw(1).save(path)
@@ -153,7 +153,7 @@ def test_bad_files_are_listed_skipped_and_retried(gallery: Gallery, tmp_path: Pa
     assert [Path(bad.stamp.path).name for bad in gallery.bad_files()] == ["empty.jpg"]
 
 
-def test_name_that_is_not_text_is_listed(gallery: Gallery, tmp_path: Path) -> None:
+def test_undecodable_file_name_is_listed(gallery: Gallery, tmp_path: Path) -> None:
     folder = tmp_path / "pictures"
     folder.mkdir()
     draw(1).save(folder / "good.png")
@@ -163,7 +163,7 @@ def test_name_that_is_not_text_is_listed(gallery: Gallery, tmp_path: Path) -> No
     assert [bad.reason for bad in outcome.bad] == ["name"]
 
 
-def test_file_named_outright_joins_the_folder_it_lies_in(gallery: Gallery, shop: Path) -> None:
+def test_single_file_joins_the_root_of_its_folder(gallery: Gallery, shop: Path) -> None:
     gallery.add([shop / "red"])
     assert gallery.search(draw(0), 1)[0].label is None, "the folder that was named gives no label"
     other = Gallery.create(gallery.folder.with_name("other"), gallery.embedder)
@@ -208,7 +208,7 @@ def with_note(model_file: Path) -> bytes:
     return model.SerializeToString()
 
 
-def test_same_file_that_computes_something_else_is_refused(gallery: Gallery, tmp_path: Path) -> None:
+def test_model_that_computes_other_vectors_is_refused(gallery: Gallery, tmp_path: Path) -> None:
     probes = np.load(gallery.folder / "model" / "probes.npy")
     model = gallery.folder / "model" / "model.onnx"
     Store.create(tmp_path / "elsewhere", gallery.store.manifest, model, np.roll(probes, 1, axis=1))
@@ -238,7 +238,7 @@ def test_folder_can_be_copied(gallery: Gallery, shop: Path, tmp_path: Path) -> N
     assert [h.id for h in copy.search(draw(0), 5)] == [h.id for h in gallery.search(draw(0), 5)]
 
 
-def test_what_is_no_gallery_is_refused(tmp_path: Path, gallery: Gallery, model_file: Path) -> None:
+def test_folders_that_are_no_gallery_are_refused(tmp_path: Path, gallery: Gallery, model_file: Path) -> None:
     with pytest.raises(InputError, match="not a gallery"):
         Gallery.open(tmp_path)
     (tmp_path / "full").mkdir()
@@ -265,8 +265,8 @@ def test_leftovers_of_a_crash_are_cleared(gallery: Gallery, shop: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_any_time_it_goes_on(tmp_path: Path, model_file: Path, embedder: Embedder) -> None:
-    """kill -9 an indexing run again and again: nothing is lost, mixed or embedded twice."""
+def test_killed_indexing_run_resumes(tmp_path: Path, model_file: Path, embedder: Embedder) -> None:
+    """An indexing run that is killed repeatedly loses nothing, mixes nothing and embeds nothing twice."""
     pictures, folder = tmp_path / "pictures", tmp_path / "g"
     (pictures / "a").mkdir(parents=True)
     for seed in range(400):

@@ -1,4 +1,4 @@
-"""Vectors for tests of search, and the answers that a plain computation gives."""
+"""Vectors for search tests, and brute-force results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retrieval.search.snapshot import Snapshot
 
 
 def clustered(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:
-    """Unit vectors float32 [count, dim] around 60 centres, the same ones for every seed."""
+    """Return unit vectors, float32 [count, dim], around 60 centres that are the same for every seed."""
     random = np.random.default_rng(seed)
     centres = np.random.default_rng(0).standard_normal((60, dim)) + shift
     points = centres[random.integers(0, 60, count)] + 0.7 * random.standard_normal((count, dim))
@@ -25,7 +25,7 @@ def snapshot(
     index: Index | None = None,
     covered: int = 0,
 ) -> Snapshot:
-    """A state whose items are numbered by row, from 1."""
+    """Return a snapshot whose item ids are the row numbers, from 1."""
     rows = np.concatenate(parts)
     ids = np.arange(1, len(rows) + 1)
     ids[list(removed)] = 0
@@ -36,7 +36,7 @@ def snapshot(
 def brute_force(
     vectors: np.ndarray, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All products, sorted: scores [N, k] and rows [N, k], -inf and -1 where there are fewer than k."""
+    """Return the k best scores, [N, k], and rows, [N, k]; -inf and -1 beyond the last row."""
     scores = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
     if allowed is not None:
         scores[:, ~allowed] = -np.inf

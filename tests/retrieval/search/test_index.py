@@ -1,4 +1,4 @@
-"""Indexes propose, the stored vectors decide: every kind is held to what it promises."""
+"""Approximate indexes of every kind: recall, exact scores, filters, extension and damage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reopened(built: BuiltIndex | None, folder: Path) -> Index:
 
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
-    """One index of each kind over all the vectors."""
+    """Return one index of each kind over all vectors."""
     folder = tmp_path_factory.mktemp("indexes")
     return {kind: reopened(build_index(stored(VECTORS), IndexSpec(kind)), folder) for kind in APPROXIMATE}
 
@@ -80,7 +80,7 @@ def test_filter_narrow_and_broad(indexes: dict[str, Index], kind: str, share: fl
 
 @EVERY_KIND
 def test_filter_of_classes_far_from_the_query(indexes: dict[str, Index], kind: str) -> None:
-    """What is allowed lies where the index would not look: it must be found all the same."""
+    """Allowed rows far from the query, in cells that the index would not visit, are found."""
     _, order = brute_force(VECTORS, VECTORS[:1], len(VECTORS))
     allowed = np.ones(len(VECTORS), bool)
     allowed[order[0, :1500]] = False
@@ -113,7 +113,7 @@ def test_many_threads_at_once_each_with_its_own_filter(indexes: dict[str, Index]
 
 
 @EVERY_KIND
-def test_more_than_there_is(indexes: dict[str, Index], kind: str) -> None:
+def test_k_beyond_the_number_of_items(indexes: dict[str, Index], kind: str) -> None:
     _, rows = state(indexes[kind]).nearest(QUERIES[:2], len(VECTORS) + 5)
     assert (np.sort(rows, axis=1)[:, 5:] == np.arange(len(VECTORS))).all()
 
@@ -130,7 +130,7 @@ def test_newer_vectors_are_found_outside_the_index(kind: str, tmp_path: Path) ->
 
 @EVERY_KIND
 @pytest.mark.parametrize("count", [1, 2, 7, 30])
-def test_a_handful_of_vectors(kind: str, count: int, tmp_path: Path) -> None:
+def test_tiny_index(kind: str, count: int, tmp_path: Path) -> None:
     few = VECTORS[:count]
     index = reopened(build_index(Vectors([few], DIM), IndexSpec(kind)), tmp_path)
     proposed = index.propose(QUERIES, 3)
@@ -140,7 +140,7 @@ def test_a_handful_of_vectors(kind: str, count: int, tmp_path: Path) -> None:
 
 
 @EVERY_KIND
-def test_equal_vectors_only(kind: str, tmp_path: Path) -> None:
+def test_identical_vectors(kind: str, tmp_path: Path) -> None:
     same = np.repeat(VECTORS[:1], 200, 0)
     index = reopened(build_index(Vectors([same], DIM), IndexSpec(kind)), tmp_path)
     assert len(set(index.propose(VECTORS[:1], 10)[0].tolist()) - {-1}) >= 10
@@ -165,7 +165,7 @@ def test_index_and_card_are_checked_before_they_are_used(tmp_path: Path) -> None
     np.testing.assert_array_equal(again.propose(QUERIES, 5), expected)
 
 
-def test_index_that_was_opened_stays_whole_when_a_writer_clears_it_away(tmp_path: Path) -> None:
+def test_open_index_survives_deletion_of_its_files(tmp_path: Path) -> None:
     built = build_index(stored(VECTORS[:2000]), IndexSpec("ivf-sq8"))
     expected = reopened(built, tmp_path).propose(QUERIES, 5)
     index = reopened(built, tmp_path)
@@ -174,8 +174,8 @@ def test_index_that_was_opened_stays_whole_when_a_writer_clears_it_away(tmp_path
 
 
 @EVERY_KIND
-def test_vectors_of_an_index_stay_on_the_disk(indexes: dict[str, Index], kind: str) -> None:
-    """Its pages are the file's own, which all processes share: hardly any memory is written to open it."""
+def test_index_is_memory_mapped(indexes: dict[str, Index], kind: str) -> None:
+    """Pages are shared with other processes: opening an index dirties hardly any memory."""
     program = (
         "import sys, faiss\n"
         "def written():\n"
@@ -215,7 +215,7 @@ def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new", [0, 3])
-def test_hardly_anything_new_changes_nothing_else(new: int, tmp_path: Path) -> None:
+def test_few_new_vectors_keep_the_parameters(new: int, tmp_path: Path) -> None:
     first = reopened(build_index(stored(VECTORS[:8000]), IndexSpec("ivf-pq")), tmp_path)
     again = build_index(stored(VECTORS[: 8000 + new]), IndexSpec("ivf-pq"), previous=first)
     assert again is not None
@@ -238,7 +238,7 @@ def test_hardly_anything_new_changes_nothing_else(new: int, tmp_path: Path) -> N
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_built_anew_where_extending_will_not_do(change: dict, why: str, tmp_path: Path) -> None:
+def test_index_is_rebuilt_if_it_cannot_be_extended(change: dict, why: str, tmp_path: Path) -> None:
     first = build_index(stored(VECTORS[:6000]), IndexSpec("ivf-sq8"))
     options = {"kind": "ivf-sq8", "vectors": VECTORS, **change}
     vectors = options.pop("vectors")
@@ -246,7 +246,7 @@ def test_built_anew_where_extending_will_not_do(change: dict, why: str, tmp_path
     assert not np.array_equal(centres(second), centres(first)), why
 
 
-def test_damaged_index_is_built_anew(tmp_path: Path) -> None:
+def test_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     index = reopened(build_index(stored(VECTORS[:2000]), IndexSpec("pq")), tmp_path)
     (index.folder / "index.faiss").write_bytes(b"nothing")
     again = build_index(stored(VECTORS), IndexSpec("pq"), previous=index)
@@ -254,7 +254,7 @@ def test_damaged_index_is_built_anew(tmp_path: Path) -> None:
     assert again.index.ntotal == len(VECTORS)
 
 
-def test_disk_that_is_full(tmp_path: Path) -> None:
+def test_full_disk(tmp_path: Path) -> None:
     built = build_index(stored(VECTORS[:2000]), IndexSpec("sq8"))
     assert built is not None
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -269,13 +269,13 @@ def test_disk_that_is_full(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.faiss*"))
 
 
-def test_no_index_for_few_vectors_or_when_none_is_wanted() -> None:
+def test_no_index_for_few_vectors_or_flat() -> None:
     assert build_index(stored(VECTORS), IndexSpec("auto")) is None
     assert build_index(stored(VECTORS), IndexSpec("flat")) is None
     assert build_index(Vectors([], DIM), IndexSpec("hnsw")) is None
 
 
-def test_wishes_that_cannot_be_met() -> None:
+def test_invalid_index_specs() -> None:
     with pytest.raises(InputError, match="did you mean 'hnsw'"):
         build_index(stored(VECTORS), IndexSpec("hnws"))
     for recall in (0.0, 1.5, -1.0):

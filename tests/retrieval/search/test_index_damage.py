@@ -1,4 +1,4 @@
-"""An index that is not as it was written is never handed to FAISS, and searching goes on without it."""
+"""Damaged indexes are never passed to FAISS; the search continues without them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPECTED = brute_force(VECTORS, QUERIES, 10)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An index of each kind over most of the vectors."""
+    """Return the folder of one index of each kind over most of the vectors."""
     found = {}
     for kind in kinds.APPROXIMATE:
         folder = tmp_path_factory.mktemp("indexes") / "indexes"
@@ -67,7 +67,7 @@ def _refuse(*_: Any) -> None:
         ("card.json", lambda content: content.replace(b'"effort": ', b'"effort": 1')),
     ],
 )
-def test_what_is_damaged_is_not_read_and_all_vectors_are_compared(
+def test_damaged_index_falls_back_to_exact_search(
     folders: dict[str, Path],
     kind: str,
     name: str,
@@ -101,7 +101,7 @@ def _foreign(content: bytes) -> bytes:
 
 
 def _boasting(content: bytes) -> bytes:
-    """Says that it holds 2^32 times as much as it does."""
+    """A file whose header claims 2^32 times its size."""
     return content.replace(COVERED.to_bytes(8, "little"), (2**32 * COVERED).to_bytes(8, "little"))
 
 
@@ -112,14 +112,14 @@ def _boasting(content: bytes) -> bytes:
         *[(kind, _boasting) for kind in ("sq8", "pq", "hnsw")],  # the others have no such number
     ],
 )
-def test_what_faiss_cannot_read_is_not_used(
+def test_unreadable_index_is_not_used(
     folders: dict[str, Path],
     kind: str,
     change: Callable[[bytes], bytes],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of another version of FAISS, or made by somebody who knows to write checksums as well."""
+    """A file of another version of FAISS, or a forged one with matching checksums."""
     folder = shutil.copytree(folders[kind], tmp_path / "shop.gallery" / "indexes" / "one")
     (folder / "index.faiss").write_bytes(change((folder / "index.faiss").read_bytes()))
     before = faiss.get_deserialization_vector_byte_limit()
@@ -130,7 +130,7 @@ def test_what_faiss_cannot_read_is_not_used(
 
 
 @pytest.mark.parametrize("kind", kinds.APPROXIMATE)
-def test_what_is_sound_is_used(folders: dict[str, Path], kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_intact_index_is_used(folders: dict[str, Path], kind: str, caplog: pytest.LogCaptureFixture) -> None:
     index = Index(folders[kind], *_digests(folders[kind]))
     assert index.usable
     assert index.copied().ntotal == index.faiss.ntotal == COVERED

@@ -1,4 +1,4 @@
-"""Re-ranking against the papers' formulas, written out the slow way."""
+"""Re-ranking against a direct implementation of the papers' formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clustered(seed: int, count: int, dim: int = 6, spread: float = 0.6) -> np.nd
 def slow_k_reciprocal(
     query: np.ndarray, candidates: np.ndarray, k1: int, k2: int, weight: float
 ) -> list[float]:
-    """The paper in sets and dictionaries, one picture at a time."""
+    """Return the paper's distances, computed with sets and dictionaries, one image at a time."""
     points = [query.astype(float), *candidates.astype(float)]
     everyone = range(len(points))
     distance = [[float(((a - b) ** 2).sum()) for b in points] for a in points]
@@ -63,7 +63,7 @@ def slow_k_reciprocal(
 @pytest.mark.parametrize(
     ("k1", "k2", "weight"), [(20, 6, 0.3), (6, 3, 0.3), (4, 1, 0.0), (8, 2, 1.0), (60, 60, 0.5)]
 )
-def test_k_reciprocal_is_what_the_paper_says(k1: int, k2: int, weight: float) -> None:
+def test_k_reciprocal_matches_the_paper(k1: int, k2: int, weight: float) -> None:
     points = clustered(seed=k1, count=41)
     found = k_reciprocal(points[0], points[1:], k1, k2, weight)
     np.testing.assert_allclose(found, slow_k_reciprocal(points[0], points[1:], k1, k2, weight), atol=1e-6)
@@ -81,7 +81,7 @@ def test_k_reciprocal_on_random_neighbourhoods(seed: int, count: int, k1: int, k
     np.testing.assert_allclose(found, slow_k_reciprocal(points[0], points[1:], k1, k2, 0.3), atol=1e-6)
 
 
-def test_k_reciprocal_keeps_a_copy_of_the_query_first_and_does_not_mind_the_order() -> None:
+def test_k_reciprocal_ranks_a_copy_first_in_any_order() -> None:
     points = clustered(seed=3, count=60)
     candidates = np.concatenate([points[1:], points[:1]])
     found = k_reciprocal(points[0], candidates)
@@ -92,8 +92,8 @@ def test_k_reciprocal_keeps_a_copy_of_the_query_first_and_does_not_mind_the_orde
     )
 
 
-def test_k_reciprocal_prefers_the_company_of_the_query() -> None:
-    """A stranger that lies nearer than a far member of the query's own cluster goes behind it."""
+def test_k_reciprocal_prefers_shared_neighbours() -> None:
+    """An outsider nearer than a far member of the query's cluster is ranked behind it."""
     random = np.random.default_rng(1)
     cluster = unit(np.eye(1, 32) + 0.12 * random.normal(size=(24, 32)))
     query, far = cluster[0], cluster[np.argmin(cluster @ cluster[0])]
@@ -109,14 +109,14 @@ def test_k_reciprocal_prefers_the_company_of_the_query() -> None:
     assert distances[row] > distances[far_row]
 
 
-def test_one_candidate_and_none() -> None:
+def test_k_reciprocal_with_one_or_no_candidate() -> None:
     points = clustered(seed=5, count=2)
     assert k_reciprocal(points[0], points[1:]).shape == (1,)
     assert k_reciprocal(points[0], points[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
-def test_expansion_is_the_weighted_sum(alpha: float) -> None:
+def test_query_expansion_is_the_weighted_sum(alpha: float) -> None:
     queries, gallery = clustered(1, 5), clustered(2, 50)
     scores = queries @ gallery.T
     order = np.argsort(-scores, axis=1)[:, :7]
@@ -128,13 +128,13 @@ def test_expansion_is_the_weighted_sum(alpha: float) -> None:
         np.testing.assert_allclose(expanded, total / np.linalg.norm(total), atol=1e-6)
 
 
-def test_neighbours_on_the_other_side_do_not_count() -> None:
+def test_negative_neighbours_do_not_count() -> None:
     query = unit(np.array([[1.0, 0.0]]))
     opposite = unit(np.array([[[-1.0, 0.1]]]))
     np.testing.assert_array_equal(expand(query, opposite, np.array([[-1.0]])), query)
 
 
-def test_several_queries_become_their_middle() -> None:
+def test_mean_query() -> None:
     corners = np.eye(3, dtype=np.float32)
     np.testing.assert_allclose(mean_query(corners), np.full(3, 3**-0.5), rtol=1e-6)
     np.testing.assert_allclose(mean_query(corners[:1]), corners[0])

@@ -1,4 +1,4 @@
-"""What one can ask of a search, against plain numpy over everything the gallery holds."""
+"""Search options against a brute-force computation in numpy."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def clustered(seed: int, count: int) -> np.ndarray:
 
 
 def facts(i: int) -> dict[str, Any]:
-    """What is known about the i-th picture; prices are whole, broken or missing."""
+    """Return the metadata of the i-th item; prices are integers, fractions or missing."""
     price = [i % 70, i / 10, None][i % 3]
     return {"key": f"k{i}", "label": LABELS[i * 7 % 4], "brand": BRANDS[i * 5 % 11 % 4], "price": price}
 
 
 def make(folder: Path, pieces: int = 1) -> Gallery:
-    """A gallery of vectors with metadata, committed in so many pieces."""
+    """Return a gallery of vectors with metadata, committed in several pieces."""
     store = Store.create(folder, MANIFEST)
     vectors = clustered(1, COUNT)
     with store.writing():
@@ -66,7 +66,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
-    """The same pictures in many segments, with some that were removed since."""
+    """Return the same items in many segments, with removed items among them."""
     made = make(tmp_path_factory.mktemp("galleries") / "pieces", pieces=17)
     extra = [NewItem(FileStamp("/pictures", f"x{i}.jpg", 1, 1), "", 1, 1, {}, f"x{i}") for i in range(40)]
     with made.store.writing():
@@ -78,7 +78,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 
 
 def brute_force(query: np.ndarray, holds: Callable[[dict[str, Any]], bool] = lambda _: True) -> list[int]:
-    """Every picture that something holds of, nearest first."""
+    """Return all items that fulfil a predicate, nearest first."""
     scores = clustered(1, COUNT).astype(float) @ query.astype(float)
     return [i for i in np.argsort(-scores, kind="stable").tolist() if holds(facts(i))]
 
@@ -113,12 +113,12 @@ QUERY = clustered(2, 1)
         ("height = 7", lambda f: False),
     ],
 )
-def test_only_what_fulfils_the_condition(gallery: Gallery, where: str, holds: Any) -> None:
+def test_where_filters_hits(gallery: Gallery, where: str, holds: Any) -> None:
     hits = gallery.search_vectors(QUERY, 20, where=where)[0]
     assert keys(hits) == numbered(brute_force(QUERY[0], holds)[:20])
 
 
-def test_hits_say_what_is_known(gallery: Gallery) -> None:
+def test_hits_carry_the_facts_of_their_items(gallery: Gallery) -> None:
     best = brute_force(QUERY[0])[0]
     (hit,) = gallery.search_vectors(QUERY, 1)[0]
     assert (hit.key, hit.label, hit.path) == (f"k{best}", facts(best)["label"], f"/pictures/{best}.jpg")
@@ -135,7 +135,7 @@ def test_excluded_by_id_and_by_key(gallery: Gallery) -> None:
     assert keys(hits) == numbered([order[1], *order[3:7]])
 
 
-def test_by_item_leaves_the_item_out(gallery: Gallery) -> None:
+def test_search_id_excludes_the_item(gallery: Gallery) -> None:
     order = brute_force(clustered(1, COUNT)[5])
     assert order[0] == 5
     (number,) = gallery.ids_of(["k5"])
@@ -143,7 +143,7 @@ def test_by_item_leaves_the_item_out(gallery: Gallery) -> None:
     assert keys(gallery.search_id(number, 6, exclude=[f"k{order[1]}"])) == numbered(order[2:8])
 
 
-def test_nothing_below_the_lowest_score(gallery: Gallery) -> None:
+def test_min_score(gallery: Gallery) -> None:
     scores = np.sort(clustered(1, COUNT) @ QUERY[0])[::-1]
     lowest = float(scores[7] + scores[8]) / 2
     assert len(gallery.search_vectors(QUERY, 50, min_score=lowest)[0]) == 8
@@ -152,7 +152,7 @@ def test_nothing_below_the_lowest_score(gallery: Gallery) -> None:
 
 @pytest.mark.parametrize("column", ["label", "brand", "price", "key"])
 @pytest.mark.parametrize("k", [1, 3, 9, 200])
-def test_one_hit_of_each_value(gallery: Gallery, column: str, k: int) -> None:
+def test_group_by(gallery: Gallery, column: str, k: int) -> None:
     expected, seen = [], set()
     for i in brute_force(QUERY[0]):
         value = facts(i)[column]
@@ -162,7 +162,7 @@ def test_one_hit_of_each_value(gallery: Gallery, column: str, k: int) -> None:
     assert keys(gallery.search_vectors(QUERY, k, group_by=column)[0]) == numbered(expected[:k])
 
 
-def test_one_hit_of_each_value_of_what_fulfils_the_condition(gallery: Gallery) -> None:
+def test_group_by_with_where(gallery: Gallery) -> None:
     rows = brute_force(QUERY[0], lambda f: f["price"] is not None and f["brand"] is not None)
     brands = [facts(i)["brand"] for i in rows]
     expected = sorted(brands.index(brand) for brand in ("acme", "zenith", "o'neil"))
@@ -196,7 +196,7 @@ def test_k_reciprocal_orders_the_candidates(gallery: Gallery) -> None:
     assert keys(grouped) == keys(hits)[:3]
 
 
-def test_several_queries_are_answered_like_one_at_a_time(gallery: Gallery) -> None:
+def test_batch_equals_single_queries(gallery: Gallery) -> None:
     queries = clustered(3, 30)
     for options in ({}, {"group_by": "label"}, {"rerank": "query-expansion"}, {"rerank": "k-reciprocal"}):
         together = gallery.search_vectors(queries, 5, **options)
@@ -227,7 +227,7 @@ options = st.builds(
 
 @settings(max_examples=60)
 @given(options=options, seed=st.integers(0, 50))
-def test_segments_and_removed_items_make_no_difference(
+def test_search_is_independent_of_segments_and_removals(
     gallery: Gallery, pieces: Gallery, options: SearchOptions, seed: int
 ) -> None:
     query = clustered(seed, 1)
@@ -245,8 +245,8 @@ def test_every_allowed_item_is_found_when_k_is_large(gallery: Gallery) -> None:
     assert keys(gallery.search_vectors(QUERY, 10_000, where="label = 'coat'")[0]) == numbered(everything)
 
 
-def test_all_of_it_over_an_approximate_index(tmp_path: Path) -> None:
-    """An index proposes; what is asked for is kept all the same, and scores are exact."""
+def test_options_with_an_approximate_index(tmp_path: Path) -> None:
+    """With an approximate index, options still hold and scores are exact."""
     count = 13_000  # few enough are compared one by one
     vectors, store = clustered(4, count), Store.create(tmp_path / "g", MANIFEST)
     with store.writing():
@@ -284,7 +284,7 @@ def test_all_of_it_over_an_approximate_index(tmp_path: Path) -> None:
             assert sorted(labels) == ["coat", "hat", "shoe"]
 
 
-def test_conditions_see_what_was_committed_since(tmp_path: Path) -> None:
+def test_conditions_see_new_commits(tmp_path: Path) -> None:
     made = make(tmp_path / "g")
     assert made.search_vectors(QUERY, 5, where="brand = 'new'") == [[]]
     item = NewItem(FileStamp("/pictures", "new.jpg", 1, 1), "", 1, 1, {"brand": "new"}, "new")
@@ -299,7 +299,7 @@ def test_conditions_see_what_was_committed_since(tmp_path: Path) -> None:
     assert made.search_vectors(QUERY, 5, where="brand = 'new'") == [[]]
 
 
-def test_an_empty_gallery_has_nothing_to_find(tmp_path: Path) -> None:
+def test_empty_gallery(tmp_path: Path) -> None:
     Store.create(tmp_path / "g", MANIFEST)
     empty = Gallery.open(tmp_path / "g")
     for rerank in ("none", "query-expansion", "k-reciprocal"):
@@ -326,7 +326,7 @@ def test_an_empty_gallery_has_nothing_to_find(tmp_path: Path) -> None:
         ({"exclude": [2**70]}, "no item"),
     ],
 )
-def test_what_cannot_be_asked(gallery: Gallery, options: dict[str, Any], message: str) -> None:
+def test_invalid_options(gallery: Gallery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         gallery.search_vectors(QUERY, **options)
 

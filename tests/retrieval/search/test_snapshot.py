@@ -1,4 +1,4 @@
-"""Search over a gallery's vectors as they lie: the answer of a plain computation, whatever the layout."""
+"""Snapshot search against brute force, for any layout of parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW_AND_MANY = pytest.mark.parametrize("count", [1, 3, 40], ids="queries={}".for
 def test_equals_brute_force_with_ties(
     seed: int, size: int, queries: int, k: int, cuts: list[int], share: float
 ) -> None:
-    """Vectors of few small integers: products are exact, and equal ones are everywhere."""
+    """Return vectors of few small integers: products are exact, and ties are frequent."""
     random = np.random.default_rng(seed)
     vectors = random.integers(-1, 2, (size, 3)).astype(np.float32)
     asked = random.integers(-2, 3, (queries, 3)).astype(np.float32)
@@ -57,7 +57,7 @@ def test_equals_brute_force_on_embeddings(count: int, k: int) -> None:
 
 
 @FEW_AND_MANY
-def test_one_part_or_many_is_the_same(count: int) -> None:
+def test_search_is_independent_of_parts(count: int) -> None:
     vectors, queries = clustered(5000, 16, 1), clustered(count, 16, 2)
     one, many = (snapshot(np.split(vectors, cuts)) for cuts in ([], range(7, 5000, 61)))
     for a, b in zip(one.nearest(queries, 20), many.nearest(queries, 20), strict=True):
@@ -65,8 +65,8 @@ def test_one_part_or_many_is_the_same(count: int) -> None:
 
 
 @FEW_AND_MANY
-def test_equal_pictures_come_in_the_order_of_their_rows(count: int) -> None:
-    """More of them than are looked at for a start, and in blocks that are computed differently."""
+def test_ties_are_ordered_by_row(count: int) -> None:
+    """More ties than the first candidates, in blocks that are computed differently."""
     vectors = clustered(6000, 37, 1)
     copies = np.arange(11, 6000, 53)
     vectors[copies] = vectors[11]
@@ -76,7 +76,7 @@ def test_equal_pictures_come_in_the_order_of_their_rows(count: int) -> None:
 
 
 @FEW_AND_MANY
-def test_three_allowed_of_many(count: int) -> None:
+def test_narrow_filter(count: int) -> None:
     vectors, queries = clustered(20_000, 16, 1), clustered(count, 16, 2)
     allowed = np.zeros(20_000, bool)
     allowed[[5, 12_345, 19_999]] = True
@@ -86,7 +86,7 @@ def test_three_allowed_of_many(count: int) -> None:
     assert np.isneginf(scores[:, 3:]).all()
 
 
-def test_none_at_all() -> None:
+def test_empty_filter_and_snapshot() -> None:
     empty = Snapshot([], np.empty(0, np.int64), np.empty(0, np.uint32), dim=8)
     scores, rows = empty.nearest(np.ones((2, 8)), 3)
     assert (scores.shape, rows.tolist(), empty.size) == ((2, 3), [[-1] * 3] * 2, 0)
@@ -95,7 +95,7 @@ def test_none_at_all() -> None:
     assert (gone.nearest(np.ones((1, 8)), 2)[1] == -1).all()
 
 
-def test_items_and_their_rows() -> None:
+def test_rows_of_items() -> None:
     vectors = clustered(50, 8, 1)
     state = snapshot(np.split(vectors, [20]), removed=[3, 30])
     assert state.size == 48
@@ -113,14 +113,14 @@ def test_items_and_their_rows() -> None:
         (np.zeros((1, 8)), 0, "at least 1"),
     ],
 )
-def test_queries_that_cannot_be_answered(queries: np.ndarray, k: int, message: str) -> None:
+def test_invalid_queries(queries: np.ndarray, k: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         snapshot([clustered(4, 8, 1)]).nearest(queries, k)
 
 
 @FEW_AND_MANY
 @pytest.mark.parametrize("value", [0.2, 1e30, -1e30])
-def test_damaged_vector_is_never_an_answer(count: int, value: float, tmp_path: Path) -> None:
+def test_damaged_vector_is_never_returned(count: int, value: float, tmp_path: Path) -> None:
     vectors = clustered(500, 8, 1)
     np.save(tmp_path / "part.npy", vectors)
     mapped = np.load(tmp_path / "part.npy", mmap_mode="r+")
@@ -137,7 +137,7 @@ def test_damaged_vector_is_never_an_answer(count: int, value: float, tmp_path: P
 
 
 @FEW_AND_MANY
-def test_what_is_no_number_is_never_an_answer(count: int) -> None:
+def test_nan_is_never_returned(count: int) -> None:
     vectors = clustered(500, 8, 1)
     state = snapshot([vectors])
     vectors[123] = np.nan

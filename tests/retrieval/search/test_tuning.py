@@ -1,4 +1,4 @@
-"""Recall is measured as an independent count would, and choices follow from what was measured."""
+"""Index tuning: measured recall against an independent count, and the choice of kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STORED = Vectors(np.array_split(VECTORS, 3), DIM)
 KIND = kinds.APPROXIMATE["sq8"]
 
 
-def test_recall_of_an_index_that_lacks_vectors_is_the_share_it_has() -> None:
+def test_recall_of_an_incomplete_index_is_its_share() -> None:
     held_out = tuning.hold_out(STORED)
     lacking = np.random.default_rng(0).choice(6000, 2500, replace=False)
     index = kinds.train_index(KIND, VECTORS, 6000)
@@ -36,7 +36,7 @@ def test_recall_of_an_index_that_lacks_vectors_is_the_share_it_has() -> None:
     assert at_least == pytest.approx(np.quantile(resampled, 0.05), abs=0.003)
 
 
-def test_queries_come_from_the_new_vectors_and_are_not_their_own_answer() -> None:
+def test_held_out_queries_are_new_and_not_their_own_neighbours() -> None:
     held_out = tuning.hold_out(STORED, old=5000)
     assert held_out.rows.min() >= 5000
     assert len(set(held_out.rows.tolist())) == 100
@@ -44,7 +44,7 @@ def test_queries_come_from_the_new_vectors_and_are_not_their_own_answer() -> Non
     assert (held_out.kth < 0.9999).all()
 
 
-def test_sweep_stops_at_the_least_effort_that_is_enough() -> None:
+def test_sweep_stops_at_the_least_sufficient_effort() -> None:
     held_out = tuning.hold_out(STORED)
     kind = kinds.APPROXIMATE["ivf-flat"]
     index = kinds.train_index(kind, VECTORS, 6000)
@@ -60,7 +60,7 @@ def test_sweep_stops_at_the_least_effort_that_is_enough() -> None:
     assert efforts[0] < efforts[-1]
 
 
-def test_choice_is_the_fastest_that_is_good_enough_and_small_enough() -> None:
+def test_fastest_kind_within_recall_and_memory_is_chosen() -> None:
     memory = kinds.memory_needed("sq8", DIM, 6000)
     tried = tuning.run_trials(STORED, recall=0.97, memory=memory, show_progress=False)
     chosen = tuning.fastest(tried, 0.97)
@@ -75,7 +75,7 @@ def test_choice_is_the_fastest_that_is_good_enough_and_small_enough() -> None:
     assert "flat" in tuning.fastest_first(all_tried, 1.0), "exact search always is"
 
 
-def test_nothing_fits() -> None:
+def test_no_kind_fits() -> None:
     with pytest.raises(
         LookalikeError, match=r"(?s)within 1,000 bytes \(the smallest takes \d+,\d+\);.*recall@10"
     ):
@@ -87,7 +87,7 @@ def test_nothing_fits() -> None:
         tuning.run_trials(noise, recall=1.0, memory=memory, show_progress=False)
 
 
-def test_times_are_told_for_all_vectors_not_for_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_extrapolated_to_all_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "SAMPLE", 1500)
     monkeypatch.setattr(tuning.HeldOutQueries, "milliseconds", lambda *_: 1.0)
     tried = tuning.run_trials(STORED, recall=0.9, memory=None, show_progress=False)
@@ -115,7 +115,7 @@ def test_table_marks_the_chosen_one() -> None:
 
 
 @pytest.mark.parametrize("kind", kinds.APPROXIMATE)
-def test_memory_needed_is_what_the_file_holds(kind: str, tmp_path: Path) -> None:
+def test_memory_needed_matches_the_file_size(kind: str, tmp_path: Path) -> None:
     built = build_index(STORED, IndexSpec(kind, recall=0.5))
     assert built is not None
     folder = write_index(built, tmp_path).folder

@@ -1,4 +1,4 @@
-"""Conditions: random ones against plain Python, what people mistype, and what others try to smuggle in."""
+"""Conditions: random ones against plain Python, typing errors, and SQL injection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def literal(value: str | float) -> str:
 
 
 def rank(value: str | float) -> tuple[int, Any]:
-    """How SQLite orders values of different kinds: all numbers before all text."""
+    """Return SQLite's sort key for values of different types: all numbers before all text."""
     return (1, value) if isinstance(value, str) else (0, value)
 
 
@@ -60,7 +60,7 @@ Meaning = tuple[str, Callable[[Row], Truth]]
 
 @st.composite
 def leaves(draw: st.DrawFn) -> Meaning:
-    """A test as text, and what it says about a row."""
+    """Draw a test as text with its truth function over rows."""
     # A column of text turns the numbers it is compared with into text; the others take values as they are.
     column = draw(st.sampled_from([name for name in COLUMNS if name != "label"]))
     name, kind = NAMES[column], draw(st.sampled_from(["compare", "in", "like", "between", "null"]))
@@ -105,14 +105,14 @@ def combine(inner: st.SearchStrategy[Meaning]) -> st.SearchStrategy[Meaning]:
 
 
 @given(st.recursive(leaves(), combine, max_leaves=8), st.lists(st.tuples(cells, cells, cells), max_size=8))
-def test_random_conditions_mean_what_they_say(meaning: Meaning, cells: list[tuple[Any, ...]]) -> None:
+def test_random_conditions_match_plain_python(meaning: Meaning, cells: list[tuple[Any, ...]]) -> None:
     text, holds = meaning
     rows = [{"price": a, "Größe in cm": b, 'a"b': c} for a, b, c in cells]
     assert select(text, rows) == [i for i, row in enumerate(rows) if holds(row) is True]
 
 
 def select(text: str, rows: list[Row]) -> list[int]:
-    """The rows that SQLite finds by a condition."""
+    """Return the rows that SQLite finds by a condition."""
     sql, bound = compile_condition(parse(text), COLUMNS)
     with sqlite3.connect(":memory:") as db:
         db.execute('CREATE TABLE t (n, label TEXT, price, "Größe in cm", "a""b")')
@@ -124,7 +124,7 @@ def select(text: str, rows: list[Row]) -> list[int]:
     return found
 
 
-def test_missing_values_fulfil_neither_a_test_nor_its_opposite() -> None:
+def test_comparison_with_a_missing_value_is_unknown() -> None:
     rows = [{"price": 10}, {"price": 50}, {"price": None}]
     assert select("price < 30", rows) == [0]
     assert select("not price < 30", rows) == [1]
@@ -132,7 +132,7 @@ def test_missing_values_fulfil_neither_a_test_nor_its_opposite() -> None:
     assert select("price in (10, 50)", rows) == [0, 1]
 
 
-def test_a_label_of_digits_is_found_by_its_number() -> None:
+def test_label_of_digits_equals_its_number() -> None:
     assert select("label = 7", [{"label": "7"}, {"label": "07"}]) == [0]
 
 
@@ -174,12 +174,12 @@ def test_true_and_false_are_one_and_zero() -> None:
         ("x" * (MAX_LENGTH + 1), f"at most {MAX_LENGTH}"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text: str, message: str) -> None:
+def test_errors_name_the_position(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         compile_condition(parse(text), COLUMNS)
 
 
-def test_the_longest_condition_is_one_that_sqlite_takes() -> None:
+def test_sqlite_accepts_the_largest_conditions() -> None:
     assert select(
         " or ".join(["price is null"] * (MAX_LENGTH // len("price is null or "))),
         [{"price": 1}, {"price": None}],
@@ -206,7 +206,7 @@ def test_the_longest_condition_is_one_that_sqlite_takes() -> None:
         '"label"" = 1 or ""a" = 1',
     ],
 )
-def test_no_sql_but_conditions(text: str) -> None:
+def test_sql_injection_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         compile_condition(parse(text), COLUMNS)
 
@@ -220,6 +220,6 @@ TOKENS = st.sampled_from(
 
 
 @given(st.text() | st.lists(TOKENS).map(" ".join) | st.lists(TOKENS).map("".join))
-def test_whatever_is_written_it_is_a_condition_or_an_input_error(text: str) -> None:
+def test_any_text_parses_or_raises_input_error(text: str) -> None:
     with suppress(InputError):
         select(text, [{"label": "a", "price": 1}])

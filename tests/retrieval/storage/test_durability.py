@@ -1,4 +1,4 @@
-"""Whatever happens while a gallery is written, it holds what it held before, or what was being written."""
+"""Durability: after a kill or a full disk, a gallery holds the state before or after the write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.retrieval.killing import OPERATIONS
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Segments to merge, removed rows, an index, metadata, a leftover."""
+    """Return a gallery with segments to merge, removed rows, an index, metadata and a leftover."""
     gallery = bare_gallery(tmp_path_factory.mktemp("original") / "g")
     commit(gallery, [f"a{i}" for i in range(4)], seed=1, brand="acme")
     commit(gallery, [f"b{i}" for i in range(4)], seed=2, price=3)
@@ -40,7 +40,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: killing a process loses nothing that it has written."""
+    """Return a folder in memory if possible: a killed process loses nothing that it has written."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -50,7 +50,7 @@ def quick(tmp_path: Path) -> Iterator[Path]:
 
 
 def damaged(folder: Path) -> None:
-    """The last vector of the first segment is lost."""
+    """Truncate the last vector of the first segment."""
     path = folder / "segments" / Gallery(folder).store.segments()[0].file
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -84,7 +84,7 @@ def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> No
 
 
 @pytest.mark.slow
-def test_killed_while_it_is_made(original: Path, quick: Path) -> None:
+def test_killed_while_creating(original: Path, quick: Path) -> None:
     for folder in kill_at_every_step("create", original, quick / "killed"):
         if (folder / "new").exists():
             assert Store(folder / "new").manifest.dim == 3
@@ -105,7 +105,7 @@ def kill_at_every_step(operation: str, start: Path, out: Path) -> list[Path]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file may grow beyond a size: writes fail, as on a full disk."""
+    """Limit the size of files: larger writes fail, as on a full disk."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
@@ -117,7 +117,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [0, 100, 1000, 20_000, 50_000, 90_000])
-def test_files_that_cannot_grow(original: Path, tmp_path: Path, size: int) -> None:
+def test_failed_write_changes_nothing(original: Path, tmp_path: Path, size: int) -> None:
     folder = shutil.copytree(original, tmp_path / "g")
     gallery = Gallery(folder)
     before = contents(gallery)
@@ -136,7 +136,7 @@ def add_many(gallery: Gallery) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
+    """Return the mount point of a small disk."""
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", path], check=False).returncode:
@@ -146,7 +146,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("free", [0, 4, 16, 40, 64, 100, 150])
-def test_a_full_disk(original: Path, disk: Path, free: int) -> None:
+def test_full_disk_changes_nothing(original: Path, disk: Path, free: int) -> None:
     folder = shutil.copytree(original, disk / "g")
     before = contents(Gallery(folder))
     space = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
@@ -166,7 +166,7 @@ def test_a_full_disk(original: Path, disk: Path, free: int) -> None:
 
 
 def error_of(work: Callable[[Gallery], object], folder: Path) -> str:
-    """What a failure gives as its reason, or nothing."""
+    """Return the reason of a failure; empty on success."""
     try:
         work(Gallery(folder))
     except LookalikeError as error:
@@ -174,7 +174,7 @@ def error_of(work: Callable[[Gallery], object], folder: Path) -> str:
     return ""
 
 
-def test_a_disk_that_can_only_be_read(original: Path, disk: Path) -> None:
+def test_read_only_disk(original: Path, disk: Path) -> None:
     folder = shutil.copytree(original, disk / "g")
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     gallery = Gallery(folder)

@@ -1,4 +1,4 @@
-"""The store: what is committed is there, in columns of the types that were given, and nothing else is."""
+"""Store: commits, metadata columns, keys, locking and change detection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def metadata_of(gallery: Gallery) -> dict[str, dict[str, Value]]:
     return {key: metadata for key, (_, metadata, _) in contents(gallery).items()}
 
 
-def test_metadata_become_columns_of_the_types_given(gallery: Gallery) -> None:
+def test_metadata_columns_keep_their_types(gallery: Gallery) -> None:
     commit(gallery, ["a"], brand="acme", price=2)
     commit(gallery, ["b"], price=2.5, **{'odd "name"; --': None, "größe": "ü"})
     assert gallery.store.columns() == ["brand", "price", 'odd "name"; --', "größe"]
@@ -49,7 +49,7 @@ VALUES = (
 
 @settings(max_examples=15)
 @given(st.lists(st.dictionaries(st.sampled_from("abcdef"), VALUES), min_size=1, max_size=5))
-def test_any_value_comes_back_as_it_was(
+def test_metadata_values_round_trip(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Value]]
 ) -> None:
     gallery = bare_gallery(tmp_path_factory.mktemp("any"))
@@ -60,7 +60,7 @@ def test_any_value_comes_back_as_it_was(
     assert metadata_of(gallery) == expected
 
 
-def test_columns_may_have_the_names_of_our_own(gallery: Gallery) -> None:
+def test_metadata_columns_may_have_names_of_internal_columns(gallery: Gallery) -> None:
     given = {"size": "XL", "seg": 1, "row": 2, "crc": 3, "deleted_at": "x", "n": 4, "rowid": 5}
     commit(gallery, ["a"], **given)
     commit(gallery, ["a"], seed=1, row=3)
@@ -71,7 +71,7 @@ def test_columns_may_have_the_names_of_our_own(gallery: Gallery) -> None:
     assert metadata_of(gallery) == {"a.jpg": {**given, "row": 3}}
 
 
-def test_names_that_differ_in_case_alone_are_one_column(gallery: Gallery) -> None:
+def test_column_names_ignore_case(gallery: Gallery) -> None:
     commit(gallery, ["a"], Brand="acme")
     commit(gallery, ["b"], brand="bolt")
     assert gallery.store.columns() == ["Brand"]
@@ -93,9 +93,7 @@ def test_names_that_differ_in_case_alone_are_one_column(gallery: Gallery) -> Non
         ({"a": "\ud800"}, "is not text"),
     ],
 )
-def test_metadata_that_cannot_be_kept_change_nothing(
-    gallery: Gallery, metadata: dict[str, Value], message: str
-) -> None:
+def test_invalid_metadata_changes_nothing(gallery: Gallery, metadata: dict[str, Value], message: str) -> None:
     before = commit(gallery, ["a"], brand="acme").tobytes()
     with pytest.raises(InputError, match=message):
         commit(gallery, ["a", "b"], brand="bolt", **metadata)
@@ -103,7 +101,7 @@ def test_metadata_that_cannot_be_kept_change_nothing(
     assert gallery.store.columns() == ["brand"]
 
 
-def test_a_new_item_takes_the_place_of_the_one_with_its_key(gallery: Gallery) -> None:
+def test_new_item_replaces_the_one_with_its_key(gallery: Gallery) -> None:
     commit(gallery, ["a", "b"], brand="acme", price=3)
     old = gallery.ids_of(["a.jpg"])[0]
     (vector,) = commit(gallery, ["a"], seed=1, price=None)
@@ -112,7 +110,7 @@ def test_a_new_item_takes_the_place_of_the_one_with_its_key(gallery: Gallery) ->
     assert len(gallery) == 2
 
 
-def test_keys_are_the_paths_until_two_roots_have_the_same(gallery: Gallery) -> None:
+def test_key_is_the_path_unless_two_roots_share_it(gallery: Gallery) -> None:
     with gallery.store.writing():
         gallery.store.commit(unit_vectors(1), new_items(["x"], "/one"))
         gallery.store.commit(unit_vectors(1), new_items(["x"], "/two"))
@@ -120,7 +118,7 @@ def test_keys_are_the_paths_until_two_roots_have_the_same(gallery: Gallery) -> N
     assert set(contents(gallery)) == {"x.jpg", "/two/x.jpg"}
 
 
-def test_a_file_found_bad_loses_its_item(gallery: Gallery) -> None:
+def test_unusable_file_loses_its_item(gallery: Gallery) -> None:
     commit(gallery, ["a", "b"])
     with gallery.store.writing():
         bad = BadFile(FileStamp("/pictures", "a.jpg", 9, 9), "damaged", "cut off")
@@ -145,7 +143,7 @@ def test_facts_change_without_the_vector(gallery: Gallery) -> None:
     assert contents(gallery)["sku-1"][1]["price"] == 4
 
 
-def test_removed_at_once_by_id_or_key_and_all_or_none(gallery: Gallery) -> None:
+def test_removal_is_atomic(gallery: Gallery) -> None:
     commit(gallery, ["a", "b", "c"])
     (b,) = gallery.ids_of(["b.jpg"])
     assert gallery.remove([b, "a.jpg"]) == 2
@@ -165,7 +163,7 @@ def test_nothing_is_written_without_the_lock(gallery: Gallery) -> None:
     assert not gallery.store.leftovers()
 
 
-def test_a_commit_by_anybody_is_seen(gallery: Gallery) -> None:
+def test_commits_of_other_stores_are_seen(gallery: Gallery) -> None:
     reader = Gallery(gallery.folder)
     assert not reader.changed()
     commit(gallery, ["a"])
@@ -189,10 +187,8 @@ def test_refresh_loads_a_gallery_that_replaced_this_one(gallery: Gallery, tmp_pa
     assert set(contents(gallery)) == {"b.jpg", "c.jpg"}
 
 
-def test_a_reader_opens_although_a_writer_clears_away(
-    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between reading the state and opening its files, a whole compaction happens, and the next write."""
+def test_reader_retries_if_a_writer_deletes_files(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction and another write happen between reading the state and opening its files."""
     commit(gallery, ["a", "b"])
     commit(gallery, ["c"], seed=1)
     rest = iter([None])
@@ -217,7 +213,7 @@ def test_other_formats_are_refused(gallery: Gallery, version: int, hint: str) ->
         Gallery(gallery.folder)
 
 
-def test_pictures_are_found_under_another_root(gallery: Gallery, tmp_path: Path) -> None:
+def test_moved_images_are_found_under_another_root(gallery: Gallery, tmp_path: Path) -> None:
     commit(gallery, ["a"])
     moved = gallery.folder.rename(tmp_path / "moved")
     there = Gallery(moved, root=tmp_path / "pictures")

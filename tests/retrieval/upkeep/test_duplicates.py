@@ -23,7 +23,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def crowd(seed: int, count: int, dim: int) -> np.ndarray:
-    """Pictures, and others at all distances from near to far of some of them."""
+    """Return random vectors, and others at all distances from some of them."""
     random = np.random.default_rng(seed)
     originals = random.normal(size=(max(1, count // 3), dim))
     noise = random.uniform(0, 0.6, size=(count, 1)) * random.normal(size=(count, dim))
@@ -37,7 +37,7 @@ def make(
     labels: Sequence[str | None] | None = None,
     pieces: int = 1,
 ) -> Gallery:
-    """A gallery of vectors whose keys are their numbers."""
+    """Return a gallery of vectors whose keys are their numbers."""
     store = Store.create(folder, Manifest("", vectors.shape[1], embedding="random"))
     with store.writing():
         for some in np.array_split(np.arange(len(vectors)), pieces):
@@ -60,7 +60,7 @@ def found(gallery: Gallery, min_score: float) -> set[frozenset[int]]:
 
 
 def one_by_one(vectors: np.ndarray, min_score: float) -> set[frozenset[int]]:
-    """Groups grown pair by pair."""
+    """Return the expected groups, grown pair by pair."""
     group = {i: {i} for i in range(len(vectors))}
     for i, a in enumerate(vectors.astype(float)):
         for j in np.flatnonzero(vectors[:i].astype(float) @ a >= min_score):
@@ -78,7 +78,7 @@ def one_by_one(vectors: np.ndarray, min_score: float) -> set[frozenset[int]]:
     st.sampled_from([2, 9, 65, 200]),
     st.sampled_from([0.5, 0.9, 0.97]),
 )
-def test_every_pair_that_is_near_is_found(
+def test_every_near_pair_is_found(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, dim: int, min_score: float
 ) -> None:
     vectors = crowd(seed, count, dim)
@@ -86,7 +86,7 @@ def test_every_pair_that_is_near_is_found(
     assert found(gallery, min_score) == one_by_one(vectors, min_score)
 
 
-def test_more_pictures_than_are_compared_at_once(tmp_path: Path) -> None:
+def test_pairs_across_blocks_are_found(tmp_path: Path) -> None:
     vectors = crowd(5, 5000, 100)
     vectors[4900] = vectors[10]  # in the first and in the last block
     gallery = make(tmp_path / "g", vectors, pieces=7)
@@ -105,7 +105,7 @@ def test_a_thousand_copies_are_one_group(tmp_path: Path) -> None:
     assert found(make(tmp_path / "g", vectors), 1.0) == {frozenset(range(1500)), frozenset(range(1500, 3000))}
 
 
-def test_the_same_file_is_found_whatever_its_vectors(tmp_path: Path) -> None:
+def test_identical_files_are_found_by_their_bytes(tmp_path: Path) -> None:
     vectors = np.eye(6, dtype=np.float32)
     gallery = make(tmp_path / "g", vectors, contents=["a", "b", "a", "", "", "b"])
     groups = find_duplicates(gallery, 0.9)
@@ -114,7 +114,7 @@ def test_the_same_file_is_found_whatever_its_vectors(tmp_path: Path) -> None:
     assert [group.lowest for group in groups] == [0.0, 0.0]
 
 
-def test_a_chain_says_how_unlike_its_ends_are(tmp_path: Path) -> None:
+def test_chain_reports_its_lowest_score(tmp_path: Path) -> None:
     angles = np.radians([0, 10, 20, 30, 90])
     vectors = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     (group,) = find_duplicates(make(tmp_path / "g", vectors, contents=["a", "a", "c", "d", "e"]), 0.98)
@@ -135,23 +135,23 @@ def test_groups_across_labels_come_first(tmp_path: Path) -> None:
     assert {tuple(labels) for _, labels in order[2:]} == {("a",)}, "no label disagrees with none"
 
 
-def test_everything_is_one_group_at_the_lowest_threshold(tmp_path: Path) -> None:
+def test_lowest_threshold_gives_one_group(tmp_path: Path) -> None:
     vectors = crowd(2, 30, 5)
     assert found(make(tmp_path / "g", vectors), -1.0) == {frozenset(range(30))}
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_too_few_to_be_twice(tmp_path: Path, count: int) -> None:
+def test_galleries_of_zero_or_one_image(tmp_path: Path, count: int) -> None:
     assert found(make(tmp_path / "g", crowd(0, 3, 4)[:count]), 0.0) == set()
 
 
 @pytest.mark.parametrize("wrong", [1.01, -2.0, float("nan")])
-def test_thresholds_that_are_none(tmp_path: Path, wrong: float) -> None:
+def test_invalid_thresholds(tmp_path: Path, wrong: float) -> None:
     with pytest.raises(InputError, match="from -1 to 1"):
         find_duplicates(make(tmp_path / "g", crowd(0, 3, 4)), wrong)
 
 
-def test_a_damaged_vector_is_told(tmp_path: Path) -> None:
+def test_damaged_vector_raises(tmp_path: Path) -> None:
     gallery = make(tmp_path / "g", crowd(0, 50, 8))
     (segment,) = [path for path in (tmp_path / "g" / "segments").iterdir() if ".rows" not in path.name]
     data = bytearray(segment.read_bytes())

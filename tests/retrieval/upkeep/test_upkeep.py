@@ -1,4 +1,4 @@
-"""Upkeep: compaction keeps every vector in its order; the commands say what they did."""
+"""Compaction, concurrent readers, and the output of the upkeep commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.retrieval.filling import (
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """What a command prints, in this process."""
+    """Run a command in this process and return its output."""
     with pytest.raises(SystemExit) as left:
         main(["index", *words])
     out, err = capsys.readouterr()
@@ -51,7 +51,7 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(STEPS)
-def test_any_history_leaves_what_a_dictionary_would_hold(
+def test_any_history_matches_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, object]]
 ) -> None:
     gallery = bare_gallery(tmp_path_factory.mktemp("history") / "g")
@@ -104,8 +104,8 @@ def test_compaction_merges_drops_and_indexes_again(tmp_path: Path) -> None:
     assert contents(gallery) == {}
 
 
-def test_readers_see_whole_states_while_another_process_writes(tmp_path: Path) -> None:
-    """The writer always keeps ten items of one generation, in many segments or few."""
+def test_readers_see_committed_states_only(tmp_path: Path) -> None:
+    """The writer always commits ten items of one generation, in many or few segments."""
     gallery = bare_gallery(tmp_path / "g")
     commit(gallery, [f"n{i}" for i in range(10)], generation=0)
     program = (
@@ -138,7 +138,7 @@ def test_readers_see_whole_states_while_another_process_writes(tmp_path: Path) -
     assert {m["generation"] for _, m, _ in contents(gallery).values()} == {15}
 
 
-def test_the_commands_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gallery = small_gallery(tmp_path)
     folder = str(gallery.folder)
     commit(gallery, ["a", "b", "c"], brand="acme")
@@ -155,7 +155,7 @@ def test_the_commands_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFi
     assert facts["bytes"]["all"] == sum(f.stat().st_size for f in gallery.folder.rglob("*") if f.is_file())
 
 
-def test_verify_tells_repairs_and_tells_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_command_reports_and_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gallery = small_gallery(tmp_path)
     folder = str(gallery.folder)
     commit(gallery, ["a", "b", "c"])
@@ -172,12 +172,12 @@ def test_verify_tells_repairs_and_tells_again(tmp_path: Path, capsys: pytest.Cap
     assert "restore the exported model file" in run(capsys, "verify", folder, "--repair", code=1)
 
 
-def test_a_folder_that_is_no_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_that_is_no_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("info", "verify", "compact"):
         assert "not a gallery" in run(capsys, command, str(tmp_path), code=2)
 
 
-def test_the_writer_names_itself_to_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locked_gallery_names_its_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gallery = bare_gallery(tmp_path / "g")
     with gallery.store.writing():
         gallery.store.commit(unit_vectors(1), new_items(["a"]))

@@ -1,4 +1,4 @@
-"""Verification: one changed byte anywhere is found, never served, and put right where that can be."""
+"""Verification and repair: a flipped byte anywhere is found, never served, and repaired if possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.retrieval.filling import commit, contents, small_gallery
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three segments, an index over two of them, one item removed, metadata."""
+    """Return a gallery with three segments, an index over two of them, a removed item and metadata."""
     gallery = small_gallery(tmp_path_factory.mktemp("original"))
     commit(gallery, [f"a{i}" for i in range(20)], seed=1, brand="acme", price=2.5)
     commit(gallery, [f"b{i}" for i in range(20)], seed=2)
@@ -65,43 +65,43 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_one_flipped_byte_is_found_and_mended(folder: Path, kind: str, share: float) -> None:
+def test_flipped_byte_is_found_and_repaired(folder: Path, kind: str, share: float) -> None:
     before = contents(Gallery(folder))
     path = KINDS[kind](folder)
     flip(path, int(share * path.stat().st_size))
     found = verify(folder)
     assert [path.name in problem.what for problem in found.problems] == [True]
     assert found.left == found.problems, "looking changes nothing"
-    mended = verify(folder, repair=True)
+    repaired = verify(folder, repair=True)
     if kind == "model":
-        assert mended.left
+        assert repaired.left
         return
-    assert mended.problems
-    assert not mended.left
+    assert repaired.problems
+    assert not repaired.left
     assert not verify(folder).problems
     after = contents(Gallery(folder))
     assert {key: before[key] for key in after} == after
-    assert len(before) - len(after) == mended.waiting <= 1
+    assert len(before) - len(after) == repaired.waiting <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_file_is_found(folder: Path, kind: str) -> None:
+def test_missing_file_is_found(folder: Path, kind: str) -> None:
     KINDS[kind](folder).unlink()
     assert verify(folder).problems
-    mended = verify(folder, repair=True)
+    repaired = verify(folder, repair=True)
     if kind == "model":
-        assert mended.left
+        assert repaired.left
         return
-    assert not mended.left
-    assert mended.waiting == (19 if kind == "segment" else 0)  # of 20, one was removed
+    assert not repaired.left
+    assert repaired.waiting == (19 if kind == "segment" else 0)  # of 20, one was removed
 
 
-def test_a_truncated_segment_loses_its_end_alone(folder: Path) -> None:
+def test_truncated_segment_loses_only_its_end(folder: Path) -> None:
     path = first_segment(folder)
     path.write_bytes(path.read_bytes()[:-200])  # the last vector takes 192 bytes
-    mended = verify(folder, repair=True)
-    assert not mended.left
-    assert mended.waiting == 2
+    repaired = verify(folder, repair=True)
+    assert not repaired.left
+    assert repaired.waiting == 2
     assert (folder / "quarantine" / path.name).exists()
     gallery = Gallery(folder)
     assert len(gallery) == 57
@@ -113,14 +113,14 @@ def test_a_truncated_segment_loses_its_end_alone(folder: Path) -> None:
 def test_segment_and_rows_lost_together(folder: Path) -> None:
     for path in (first_segment(folder), first_rows(folder)):
         path.unlink()
-    mended = verify(folder, repair=True)
-    assert not mended.left
-    assert mended.waiting == 19
+    repaired = verify(folder, repair=True)
+    assert not repaired.left
+    assert repaired.waiting == 19
     assert len(contents(Gallery(folder))) == 40
 
 
-def test_every_byte_of_the_database_that_matters(folder: Path) -> None:
-    """Whatever byte changes: either it is found, or the gallery says what it said before."""
+def test_flipped_database_bytes_are_found_or_harmless(folder: Path) -> None:
+    """Any flipped byte is found, or the gallery returns the same contents as before."""
     before = dump(folder)
     database = folder / "gallery.db"
     intact = database.read_bytes()
@@ -144,7 +144,7 @@ def dump(folder: Path) -> tuple[object, ...]:
     return contents(gallery), gallery.store.manifest, gallery.store.segments(), gallery.bad_files(), runs
 
 
-def test_a_damaged_item_is_told_and_taken_out(folder: Path) -> None:
+def test_damaged_item_is_found_and_removed(folder: Path) -> None:
     gallery = Gallery(folder)
     (number,) = gallery.ids_of(["b1.jpg"])
     with gallery.store.writing(), gallery.store.transaction() as db:
@@ -154,7 +154,7 @@ def test_a_damaged_item_is_told_and_taken_out(folder: Path) -> None:
     assert "b1.jpg" not in contents(Gallery(folder))
 
 
-def test_an_item_in_the_wrong_place_is_put_right(folder: Path) -> None:
+def test_misplaced_item_is_repaired(folder: Path) -> None:
     gallery = Gallery(folder)
     before = contents(gallery)
     with gallery.store.writing(), gallery.store.transaction() as db:
@@ -164,7 +164,7 @@ def test_an_item_in_the_wrong_place_is_put_right(folder: Path) -> None:
     assert contents(Gallery(folder)) == before
 
 
-def test_damage_is_not_compacted_into_good_files(folder: Path) -> None:
+def test_compaction_refuses_damaged_vectors(folder: Path) -> None:
     flip(first_segment(folder), -1)
     gallery = Gallery(folder)
     with pytest.raises(LookalikeError, match="repair"):
@@ -172,7 +172,7 @@ def test_damage_is_not_compacted_into_good_files(folder: Path) -> None:
     assert len(Gallery(folder)) == 59
 
 
-def test_a_damaged_database_is_not_written_to(folder: Path) -> None:
+def test_damaged_database_is_not_written(folder: Path) -> None:
     import sqlite3
 
     with sqlite3.connect(folder / "gallery.db") as db:
@@ -185,7 +185,7 @@ def test_a_damaged_database_is_not_written_to(folder: Path) -> None:
     assert gallery.remove([1]) == 1
 
 
-def test_leftovers_are_no_problem(folder: Path) -> None:
+def test_leftovers_are_not_problems(folder: Path) -> None:
     (folder / "segments" / "half.npy.tmp-1").touch()
     found = verify(folder)
     assert not found.problems
