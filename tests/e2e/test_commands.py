@@ -89,8 +89,10 @@ def test_run_model_and_gallery_evaluate_to_the_same_numbers(
         assert json.loads((tmp_path / "r" / "report.json").read_text()) == report
         results.append(report["results"][-1])
         before, ours = report["results"][1:]
-        assert ours["recall"] == before["recall"], "this network was not trained"
-    assert results[0]["recall"] == results[1]["recall"] == results[2]["recall"]
+        assert ours["values"]["recall_at_1"] == before["values"]["recall_at_1"], (
+            "this network was not trained"
+        )
+    assert results[0]["values"] == results[1]["values"] == results[2]["values"]
     assert list(gallery.glob("reports/*/report.html")), "the gallery keeps its report"
 
 
