@@ -14,13 +14,13 @@ from retrieval.images.preprocess import Preprocess
 Pooling = Literal["mean", "gem", "cls", "spatial"]
 
 
-class Settings(BaseModel):
+class StrictModel(BaseModel):
     """Base of all settings: immutable, no unknown keys, no conversion between types (but int to float)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SplitConfig(Settings):
+class SplitConfig(StrictModel):
     """Held-out classes: training classes set aside to choose the best epoch."""
 
     validation: float = Field(
@@ -47,7 +47,7 @@ class SplitConfig(Settings):
         return self
 
 
-class NoiseConfig(Settings):
+class NoiseConfig(StrictModel):
     """Label noise in the training images (never in the held-out classes), recorded in noise.csv."""
 
     kind: Literal["symmetric", "asymmetric"] = Field(
@@ -59,7 +59,7 @@ class NoiseConfig(Settings):
     )
 
 
-class ModelConfig(Settings):
+class ModelConfig(StrictModel):
     """Network: backbone, pooling and a linear embedding layer."""
 
     backbone: str = Field(
@@ -96,7 +96,7 @@ class ModelConfig(Settings):
     )
 
 
-class PreprocessConfig(Settings):
+class PreprocessConfig(StrictModel):
     """Preprocessing in training and at inference: the settings of `retrieval.Preprocess`."""
 
     size: int = Field(
@@ -130,7 +130,7 @@ def _build_preprocess(value: Any) -> Any:
     return Preprocess(**dict(PreprocessConfig.model_validate(value))) if isinstance(value, Mapping) else value
 
 
-class AugmentConfig(Settings):
+class AugmentConfig(StrictModel):
     """Random augmentation of the training images."""
 
     crop: Literal["center", "random", "resized"] = Field(
@@ -166,7 +166,7 @@ class AugmentConfig(Settings):
     )
 
 
-class BatchConfig(Settings):
+class BatchConfig(StrictModel):
     """Batches of P classes x K images."""
 
     classes: int = Field(default=16, ge=2, description="Classes in a batch, P.")
@@ -187,7 +187,7 @@ class BatchConfig(Settings):
     )
 
 
-class OptimizerConfig(Settings):
+class OptimizerConfig(StrictModel):
     """Optimizer and learning rates."""
 
     name: Literal["adamw", "adam", "sgd"] = Field(
@@ -214,7 +214,7 @@ class OptimizerConfig(Settings):
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of sgd.")
 
 
-class ScheduleConfig(Settings):
+class ScheduleConfig(StrictModel):
     """Learning rate schedule."""
 
     name: Literal["cosine", "constant", "step"] = Field(
@@ -229,7 +229,7 @@ class ScheduleConfig(Settings):
     gamma: float = Field(default=0.1, gt=0, description="step: factor of the learning rates.")
 
 
-class LoaderConfig(Settings):
+class LoaderConfig(StrictModel):
     """Loading and decoding of the training images."""
 
     workers: int | None = Field(
@@ -247,7 +247,7 @@ class LoaderConfig(Settings):
     )
 
 
-class Published(Settings):
+class Published(StrictModel):
     """Results that a paper reports for this experiment, in percent."""
 
     source: str = Field(description="Paper and table.")
@@ -257,7 +257,7 @@ class Published(Settings):
     note: str | None = Field(default=None, description="Known differences from the paper.")
 
 
-class Config(Settings):
+class Config(StrictModel):
     """All settings of a training run; repeating a run with them reproduces it."""
 
     data: str = Field(description="Training data, in the form that --data takes.")

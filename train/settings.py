@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images.preprocess import Preprocess
-from train.config import Config, PreprocessConfig, Settings
+from train.config import Config, PreprocessConfig, StrictModel
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -174,11 +174,11 @@ def explain() -> str:
     return "\n".join(lines)
 
 
-def _fields(section: type[Settings], where: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def _fields(section: type[StrictModel], where: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield every setting with its dotted name."""
     for name, field in section.model_fields.items():
         kind = PreprocessConfig if field.annotation is Preprocess else field.annotation
-        if isinstance(kind, type) and issubclass(kind, Settings):
+        if isinstance(kind, type) and issubclass(kind, StrictModel):
             yield from _fields(kind, f"{where}{name}.")
         else:
             yield f"{where}{name}", field

@@ -69,11 +69,11 @@ def test_run_model_and_gallery_give_the_same_embeddings(
         analyze_here("embed", *words, "--out", tmp_path / f"{name}.npz")
     files = {name: Embeddings.load(tmp_path / f"{name}.npz") for name in ("run", "untrained", "model")}
     files |= {name: Embeddings.load(tmp_path / f"{name}.npz") for name in ("gallery", "again")}
-    pictures = sorted(map(str, shop.glob("*/*.png")))
-    expected = dict(zip(pictures, Embedder(model_file).embed(pictures), strict=True))
+    images = sorted(map(str, shop.glob("*/*.png")))
+    expected = dict(zip(images, Embedder(model_file).embed(images), strict=True))
     for name, found in files.items():
         assert found.paths is not None
-        assert sorted(found.paths) == pictures, name
+        assert sorted(found.paths) == images, name
         assert [Path(path).parent.name for path in found.paths] == found.labels.tolist()
         np.testing.assert_allclose(found.vectors, [expected[path] for path in found.paths], atol=1e-5)
 
@@ -124,10 +124,10 @@ def test_tsne_of_a_gallery(tmp_path: Path, gallery: Path) -> None:
 
 
 def test_heatmap_of_two_images(tmp_path: Path, model_file: Path, shop: Path) -> None:
-    pictures = (shop / "red" / "0.png", shop / "blue" / "1.png")
-    words = ("heatmap", model_file, *pictures, "--out", tmp_path / "h.svg")
+    images = (shop / "red" / "0.png", shop / "blue" / "1.png")
+    words = ("heatmap", model_file, *images, "--out", tmp_path / "h.svg")
     facts = json.loads(analyze_here(*words, "--json")[0])
-    a, b = Embedder(model_file).embed(pictures)
+    a, b = Embedder(model_file).embed(images)
     assert facts["cosine"] == pytest.approx(float(a @ b), abs=1e-6)
     for side in ("query", "result"):
         assert np.sum(facts[side]["contributions"]) == pytest.approx(facts["cosine"], abs=1e-5)
@@ -137,7 +137,7 @@ def test_heatmap_of_two_images(tmp_path: Path, model_file: Path, shop: Path) -> 
 
 def test_unreadable_images_are_listed_and_left_out(tmp_path: Path, model_file: Path, shop: Path) -> None:
     shutil.copytree(shop, tmp_path / "shop")
-    (tmp_path / "shop" / "red" / "0.png").write_bytes(b"no picture")
+    (tmp_path / "shop" / "red" / "0.png").write_bytes(b"not an image")
     words = (model_file, "--data", f"folder:{tmp_path / 'shop'}", "--out", tmp_path / "e.npz")
     _, said = analyze_here("embed", *words, code=3)
     assert f"left out: {tmp_path / 'shop' / 'red' / '0.png'}: it is not a" in said
