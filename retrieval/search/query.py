@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
+from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import is_text, parse
 from retrieval.storage.queries import column_values, ids_by_key, ids_matching
-
-if TYPE_CHECKING:
-    from retrieval.search.snapshot import Snapshot
-    from retrieval.storage.store import Store
+from retrieval.storage.store import Store
 
 # Meaning of a hit's score by re-ranking method.
 RERANKS = {

@@ -57,7 +57,7 @@ from retrieval.storage.watch import SEGMENTS, Watch
 # Errors of a full or broken disk; numpy gives no number for a partial write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 # Names of the files that may be deleted in the folder of uploads, where users may put files as well.
-_OURS = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
+_UPLOAD = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
 
 
 class Store:
@@ -294,12 +294,12 @@ class Store:
         Raises:
             InputError: An unknown item; nothing is changed.
         """
-        when, wanted = now(), sorted(set(ids))
+        when, unique = now(), sorted(set(ids))
         with self.transaction() as db:
             writer = ItemWriter(db)
-            for item in wanted:
+            for item in unique:
                 writer.remove(item, when)
-        return len(wanted)
+        return len(unique)
 
     def use_index(self, index: ActiveIndex | None, spec: IndexSpec) -> None:
         """Put a finished index to use, or none; the previous one becomes a leftover.
@@ -353,7 +353,7 @@ class Store:
 
     def _unwritable(self, error: OSError) -> LookalikeError:
         what = f"cannot be written ({error.strerror or error})"
-        return LookalikeError(f"{self.folder}: {what}; what was committed before is safe")
+        return LookalikeError(f"{self.folder}: {what}; committed data is safe")
 
     @contextmanager
     def _repairable(self) -> Iterator[None]:
@@ -392,8 +392,8 @@ class Store:
         ]
         if self.own.is_dir():
             kept = self.kept_files()
-            ours = (entry for entry in sorted(self.own.iterdir()) if _OURS.fullmatch(entry.name))
-            left += [entry for entry in ours if entry.name not in kept]
+            uploads = (entry for entry in sorted(self.own.iterdir()) if _UPLOAD.fullmatch(entry.name))
+            left += [entry for entry in uploads if entry.name not in kept]
         return left
 
 
