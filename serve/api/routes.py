@@ -26,7 +26,7 @@ from serve.api.schemas import (
     BatchRequest,
     ByIdRequest,
     EmbedRequest,
-    SearchOptions,
+    SearchFields,
     SearchParameters,
     SearchRequest,
 )
@@ -338,7 +338,7 @@ def problem_details(error: InputError, request: Request) -> schemas.ProblemDetai
 
 
 def _search(
-    service: SearchService, query: AnyQuery, options: SearchOptions, fingerprint: str | None
+    service: SearchService, query: AnyQuery, options: SearchFields, fingerprint: str | None
 ) -> Response:
     answer = service.find([query], options.options(), fingerprint=fingerprint)
     (hits,) = answer.found
@@ -363,7 +363,7 @@ async def _fetch_image(query: SearchRequest, service: SearchService) -> SearchRe
     return query.model_copy(update={"image": await fetch_async(query.url), "url": None})
 
 
-def _merge(options: SearchOptions, body: Body, image_field: str | None = None) -> dict[str, Any]:
+def _merge(options: SearchFields, body: Body, image_field: str | None = None) -> dict[str, Any]:
     """Return the values of query string and body; those of the body take precedence."""
     return {**options.model_dump(exclude_unset=True), **body.values(image_field)}
 

@@ -20,8 +20,7 @@ from pydantic import model_validator as validator
 from pydantic_core import from_json
 
 from retrieval.errors import InputError
-from retrieval.search.query import RERANKS
-from retrieval.search.query import SearchOptions as Options
+from retrieval.search.query import RERANKS, SearchOptions
 from retrieval.search.where import MAX_LENGTH
 from serve.core.fetch_url import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 from serve.core.queries import MIN_SIDE, Region, RegionQuery, SingleQuery
@@ -81,8 +80,8 @@ Fingerprint = Annotated[
 ]
 
 
-class SearchOptions(BaseModel):
-    """Options of a search."""
+class SearchFields(BaseModel):
+    """Fields of a request with the options of a search."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -112,18 +111,20 @@ class SearchOptions(BaseModel):
         + ".",
     )
 
-    def options(self) -> Options:
+    def options(self) -> SearchOptions:
         """Return the options of `Gallery.find`."""
-        return Options(self.k, self.where, tuple(self.exclude), self.min_score, self.group_by, self.rerank)
+        return SearchOptions(
+            self.k, self.where, tuple(self.exclude), self.min_score, self.group_by, self.rerank
+        )
 
 
-class SearchParameters(SearchOptions):
+class SearchParameters(SearchFields):
     """Query string of a search."""
 
     region: RegionValues | None = None
 
 
-class BatchParameters(SearchOptions):
+class BatchParameters(SearchFields):
     """Query string of a batch."""
 
     together: bool = False
@@ -159,7 +160,7 @@ class Query(BaseModel):
         return _with_region(image, self.region)
 
 
-class SearchRequest(SearchOptions, Query):
+class SearchRequest(SearchFields, Query):
     """One query and its options."""
 
     model_config = ConfigDict(
@@ -189,7 +190,7 @@ def _with_region(image: bytes | int | str, region: list[float] | None) -> Single
     return image if region is None else RegionQuery(image, Region.of(region))
 
 
-class ByIdRequest(SearchOptions):
+class ByIdRequest(SearchFields):
     """An image of the gallery, and options."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": "red/1.png", "k": 5}]})
@@ -202,7 +203,7 @@ class ByIdRequest(SearchOptions):
         return _with_region(self.id, self.region)
 
 
-class BatchRequest(SearchOptions):
+class BatchRequest(SearchFields):
     """Several queries with the same options."""
 
     model_config = ConfigDict(

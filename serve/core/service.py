@@ -179,7 +179,7 @@ class SearchService:
 
         Args:
             queries: The queries.
-            options: SearchOptions of the search, for all queries.
+            options: Options of the search, for all queries.
             fingerprint: Model of the vectors among the queries; another one than the gallery's is refused.
 
         Raises:
