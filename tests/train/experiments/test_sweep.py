@@ -82,7 +82,7 @@ def recall_at_1(run: Run, which: str, data: str) -> float:
     files = sorted(Path(data.partition(":")[2]).glob("*/*.png"))
     embed = pixel_embedder(run.trained(which) if which != "before" else run.untrained())
     pixels = [run.config.preprocess(Image.open(file).convert("RGB")) for file in files]
-    vectors = np.concatenate([embed(image[None]) for image in pixels])
+    vectors = np.concatenate([embed(np.stack([image])) for image in pixels])
     right = 0
     for i, vector in enumerate(vectors):
         others = [j for j in range(len(files)) if j != i]
