@@ -63,7 +63,7 @@ class Background(Generic[T]):
         if not _slot.acquire(blocking=False):
             if self._status.running and self._status.key == key:
                 return
-            raise BusyError("other long work goes on in this server: try again when it is done")
+            raise BusyError("other long work is running on this server: try again when it is done")
         self._status = Status(key, running=True)
         threading.Thread(target=self._run, args=(key, work), name="background", daemon=True).start()
 

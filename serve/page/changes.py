@@ -38,7 +38,7 @@ def add_form() -> AddForm:
         files = gr.File(label="Images to add", file_count="multiple", elem_id="add-files", height=160)
         with gr.Row(equal_height=False, elem_id="add-how"):
             label = gr.Textbox(
-                label="Label of all of them",
+                label="Label for all of them",
                 placeholder="none",
                 max_length=changes.MAX_LABEL_LENGTH,
                 elem_id="add-label",
@@ -66,7 +66,7 @@ class Changes:
 
         Args:
             files: Path of each, and the name that the visitor has for it.
-            label: Label of all of them; empty for none.
+            label: Label for all of them; empty for none.
 
         Returns:
             The outcome of each, no files, and the outputs of `refresh` with the newest images.
@@ -84,7 +84,7 @@ class Changes:
 
     def upload_failed(self) -> tuple[str, None]:
         """Handle an error in Gradio before `add`: it keeps uploads for some minutes only."""
-        return problem("Nothing was added: choose the images again, and add them within minutes."), None
+        return problem("Nothing was added: choose the images again, and add them within a few minutes."), None
 
     def remove(self, event: gr.EventData) -> None:
         """Remove the items that a button names.
@@ -122,5 +122,5 @@ def _outcome(found: Added | InputError) -> tuple[str, bool]:
         reason = found.detail if isinstance(found, ImageError) else str(found)
         return f"not added: {reason}", True
     if not found.is_new:
-        return f"is there already, as item {found.item.id}", False
+        return f"is in the gallery already, as item {found.item.id}", False
     return f"item {found.item.id}", False

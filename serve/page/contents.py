@@ -87,9 +87,9 @@ def summary(gallery: Gallery) -> Markup:
 
 def _index(index: Mapping[str, Any], outside: int) -> str:
     if index["kind"] == "flat":
-        return "flat: all vectors are compared, nothing is missed"
+        return "flat: compares all vectors, recall is exact"
     text = f"{index['kind']}, measured recall {index['recall']:.4f}"
-    return f"{text}; {pluralize(outside, 'vector')} not in it yet, compared one by one" if outside else text
+    return f"{text}; {pluralize(outside, 'vector')} not indexed yet, compared one by one" if outside else text
 
 
 @template_filter

@@ -202,7 +202,7 @@ def _facts(item: StoredItem) -> list[tuple[str, object]]:
 def _name(visit: Visit) -> str:
     """Return what the query is called: one of several images is compared alone."""
     several = len(visit.images) > 1
-    return f"query picture {visit.shown + 1} of {len(visit.images)}" if several else "the query"
+    return f"query image {visit.shown + 1} of {len(visit.images)}" if several else "the query"
 
 
 def _html_or_error(build: Callable[[], Markup]) -> Markup:

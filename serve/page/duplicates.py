@@ -52,10 +52,10 @@ class Duplicates:
             UnavailableError: The gallery cannot be read.
         """
         if not LOWEST <= min_score <= 1:
-            raise InputError(f"the lowest similarity has to be from {LOWEST:g} to 1")
+            raise InputError(f"the minimum similarity has to be from {LOWEST:g} to 1")
         gallery, known = self._service.gallery, self._found.get(str(min_score))
         if len(gallery) > MAX_IMAGES:
-            what = f"more than {MAX_IMAGES:,} pictures are not compared here"
+            what = f"more than {MAX_IMAGES:,} images are not compared here"
             raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
         if known is None or known.state != state_of(gallery):
             self._work.start(str(min_score), lambda: self._find(min_score))
@@ -72,7 +72,7 @@ class Duplicates:
             return Status(key, status.running, status.stage, None, status.failure)
         found = self._found.get(key)
         if found is None or found.uuid != gallery.store.manifest.uuid:
-            raise InputError("this was found in another gallery, or is forgotten by now: look again")
+            raise InputError("these groups are not current any more: search again")
         left = (_without_removed(group, gallery) for group in found.groups)
         return Status(key, result=[group for group in left if len(group.members) > 1])
 

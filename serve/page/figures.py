@@ -73,7 +73,7 @@ class Figures:
         if status.running:
             return progress(name, status.stage, "Computing")
         if status.key != state:
-            return progress(name, None, "Waiting for other work to end")
+            return progress(name, None, "Waiting for other work to finish")
         return status.failure or status.result or Markup()
 
     def _triplets(self) -> Markup:
@@ -89,7 +89,7 @@ class Figures:
             gallery = fixed_gallery(self._service)
             found = gallery.embeddings(limit=_MAPPED)
             if not found.total:
-                raise InputError("there are no pictures yet")
+                raise InputError("there are no images yet")
             largest = Counter(label for label in found.labels if label).most_common(tsne.SHOWN)
             embeddings = embeddings_of(gallery, found, self._service.name, _UNLABELLED)
             placed = tsne.tsne_map(embeddings, shown=sorted(label for label, _ in largest))
@@ -110,8 +110,8 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
     draw = partial(triplets.draw_triplet_diagram, {"labelled": [found]})
     label = f"Triplet diagram: of {100 * found.hard_share:.1f}% of the images another class is nearer"
     words = note(
-        f"{count:,} labelled images{of}: to the right those near one of their class, upwards those near "
-        f"another class. Above the diagonal another class is nearer, so that Recall@1 fails.{alone}"
+        f"{count:,} labelled images{of}: horizontally the similarity to the nearest of the same class, "
+        f"vertically to the nearest of another class. Above the diagonal, Recall@1 fails.{alone}"
     )
     drawing = render_figure(draw, *triplets.diagram_size(1)).decode()
     return words + Markup(figure_fragment(drawing, label))

@@ -150,7 +150,7 @@ class GalleryTab(Tab):
     def _groups(self, min_score: float, page: int) -> Markup:
         status, facts = self._duplicates.status(min_score), self._service.facts()
         if status.running:
-            return progress(status.key, status.stage, "Comparing all pictures with each other")
+            return progress(status.key, status.stage, "Comparing all images with each other")
         if status.failure:
             return status.failure
         removes = self._service.permissions.changes

@@ -30,10 +30,10 @@ def problem(text: str) -> Markup:
 def error_message(error: Exception) -> Markup:
     """Return an error as a status line; errors that are not the visitor's are logged and not detailed."""
     if isinstance(error, ImageError):
-        return problem(f"This picture cannot be used: {error.detail}. Choose another one.")
+        return problem(f"This image cannot be used: {error.detail}. Choose another one.")
     if isinstance(error, InputError | ServerError):  # their messages are written for visitors
         return problem(str(error))
-    # This includes damage on the disk, whose messages name paths of the server.
+    # This includes damage size on disk, whose messages name paths of the server.
     _log.error("an event of the page failed", exc_info=error)
     return problem(_UNEXPECTED)
 

@@ -23,7 +23,7 @@ from serve.http.upload_limit import is_full
 from serve.page.visit import QueryImage, SearchForm, url_parameters
 
 _ICON = 96  # pixels
-REBUILT = "the gallery was rebuilt with another model: choose the picture again"
+REBUILT = "the gallery was rebuilt with another model: choose the image again"
 
 
 def from_upload(service: SearchService, file: Path) -> QueryImage:
@@ -72,8 +72,8 @@ def download(url: str) -> Path:
     """
     folder = get_upload_folder()
     if is_full(Path(folder)):
-        raise BusyError("too many pictures are being looked at: try again in a few minutes")
-    return Path(save_bytes_to_cache(fetch(url), "picture", folder))
+        raise BusyError("too many uploads are in use: try again in a few minutes")
+    return Path(save_bytes_to_cache(fetch(url), "image", folder))
 
 
 @dataclass(frozen=True)

@@ -96,13 +96,13 @@ class Reports:
             InputError: A report does not exist or is not readable, or the two cannot be compared.
         """
         if not choice.report:
-            how = "`lookalike evaluate GALLERY --data DATA` makes one with other images"
+            how = "`lookalike evaluate GALLERY --data DATA` evaluates it with other images"
             return note(f"There is no evaluation yet. {how}.")
         folders = {folder.name: folder for folder in kept_reports(self._service.folder)}
         try:
             chosen = [folders[name] for name in (choice.report, choice.against) if name]
         except KeyError:
-            raise InputError("this report is not there any more: open the tab again") from None
+            raise InputError("this report no longer exists: open the tab again") from None
         return self._render(
             tuple((folder, _mtime(folder)) for folder in chosen), state_of(self._service.gallery)
         )
@@ -137,9 +137,9 @@ def _image_note(items: Sequence[int | None]) -> Markup:
         return Markup()
     missing = sum(item is None for item in items)
     if missing == len(items):
-        return note("The pictures shown are not in this gallery, so they cannot be searched with.")
-    rest = f" {pluralize(missing, 'picture')} shown {'is' if missing == 1 else 'are'} not in this gallery."
-    return note(f"A click on a picture searches with it.{rest if missing else ''}")
+        return note("The images shown are not in this gallery, so they cannot be searched with.")
+    rest = f" {pluralize(missing, 'image')} shown {'is' if missing == 1 else 'are'} not in this gallery."
+    return note(f"A click on an image searches with it.{rest if missing else ''}")
 
 
 def _mtime(folder: Path) -> int:

@@ -82,10 +82,10 @@ def _no_hits(result: SearchResult) -> str:
         return ""
     if result.best_score is not None:
         lowest, best = result.form.min_score, result.best_score
-        return problem(f"Nothing scores {lowest:g} or more: the best score there is {best:.4f}.")
+        return problem(f"No result scores {lowest:g} or more: the best score is {best:.4f}.")
     if result.form.where:
-        return problem("No picture fulfils the filter.")
-    return note("There is no other picture.")
+        return problem("No image matches the filter.")
+    return note("There is no other image.")
 
 
 def result_list(result: SearchResult, gallery: Facts) -> Markup:
@@ -147,18 +147,18 @@ def history_list(visit: Visit, gallery: Facts, examples: Sequence[Item]) -> Mark
 def _title(entry: HistoryEntry) -> str:
     """Return the query and the fields of a search in a few words."""
     first = entry.images[0].query
-    name = (first.item.label or f"item {first.item.id}") if first.item else "picture"
+    name = (first.item.label or f"item {first.item.id}") if first.item else "image"
     if len(entry.images) > 1:
-        name = pluralize(len(entry.images), "picture")
+        name = pluralize(len(entry.images), "image")
     elif first.region is not None:
-        name = f"part of {name}"
+        name = f"region of {name}"
     form = entry.form
     where = form.where if len(form.where) <= _FILTER_LENGTH else form.where[: _FILTER_LENGTH - 1] + "…"
     fields = [
         where,
         f"K {form.k}" if form.k != SearchForm().k else "",
         f"≥ {form.min_score:g}" if form.min_score is not None else "",
-        f"one for each {form.group_by}" if form.group_by else "",
+        f"one per {form.group_by}" if form.group_by else "",
     ]
     return " · ".join(filter(None, [name, *fields]))
 

@@ -20,9 +20,9 @@ from serve.page.results import examples, history_list, query_images, result_list
 from serve.page.tab import Handler, Shared, Tab, events, fresh
 from serve.page.visit import MAX_K, Address, QueryImage, QueryImages, SearchForm, Visit
 
-_HINT = "Drop, paste or choose a picture to see what looks like it."
-_ITEMS = "Choose a picture of the gallery to see what looks like it: there is no model here for other ones."
-_FORGOTTEN = "That search was made with a picture that is not kept any more: drop it again."
+_HINT = "Drop, paste or choose an image to find similar ones."
+_ITEMS = "Choose an image of the gallery to find similar ones: it has no model to embed other images."
+_FORGOTTEN = "That search used an image that is no longer kept: drop it again."
 # The outputs of most handlers: the visit, the query's images, status, results, and history.
 Outputs = tuple[Visit, str, str, str, str]
 
@@ -164,7 +164,7 @@ class SearchTab(Tab):
         def added() -> Visit:
             images = visit.images + load()
             if len(images) > MAX_TOGETHER:
-                raise InputError(f"a query is made of {MAX_TOGETHER} pictures at most: remove some first")
+                raise InputError(f"a query has at most {MAX_TOGETHER} images: remove some first")
             return visit.with_query(images, len(images) - 1)
 
         return self._change(visit, added, form)
@@ -260,16 +260,16 @@ def _html(name: str, template: str | None, *scripts: str, **facts: object) -> gr
 
 def _image_box() -> gr.Image:
     box = gr.Image(
-        label="Query picture",
+        label="Query image",
         show_label=False,
         elem_id="query",
-        alt_text="The picture that is being sent",
+        alt_text="The image being uploaded",
         type="filepath",
         image_mode=None,
         sources=["upload", "clipboard", "webcam"],
         buttons=[],
         height=280,
-        placeholder="Drop a picture here",
+        placeholder="Drop an image here",
     )
     # Our own loader decodes, so that pixels and errors are the same everywhere. This holds as long as no
     # event answers the component with an update: Gradio would then create it again.
@@ -279,7 +279,7 @@ def _image_box() -> gr.Image:
 
 def _more_button() -> gr.UploadButton:
     button = gr.UploadButton(
-        "Add another picture", file_count="multiple", file_types=["image"], size="sm", elem_id="more"
+        "Add another image", file_count="multiple", file_types=["image"], size="sm", elem_id="more"
     )
     button.preprocess = lambda payload: [file.path for file in payload or []]  # as for the image box
     return button
@@ -308,5 +308,5 @@ def _without_address(error: Exception) -> Markup:
 
 def _image(visit: Visit, number: int) -> QueryImage:
     if not 0 <= number < len(visit.images):
-        raise InputError("the picture is not part of the query any more")
+        raise InputError("the image is no longer part of the query")
     return visit.images[number]

@@ -1,6 +1,6 @@
 """The state of a visit: the query, the search form, the address of the page, and the searches so far.
 
-Nothing of it is on the disk.
+Nothing of it is size on disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SearchForm:
     Attributes:
         k: Number of results, 1 to `MAX_K`.
         where: Filter condition, see `retrieval.search.where`; empty for none.
-        min_score: Lowest score; None for any.
+        min_score: Minimum score; None for any.
         group_by: Column of whose values each gives its best hit only; empty for none.
     """
 
@@ -218,7 +218,7 @@ class Visit:
         return replace(self, history=tuple(kept), last_number=max(self.last_number, number))
 
     def entry(self, number: int) -> HistoryEntry | None:
-        """Return a search by its number; None if it is not kept any more."""
+        """Return a search by its number; None if it is no longer kept."""
         return next((entry for entry in self.history if entry.number == number), None)
 
 

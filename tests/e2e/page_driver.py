@@ -56,7 +56,7 @@ def in_a_tab(browser: Browser, server: Server, **how: Any) -> Iterator[Page]:
 def opened(page: Page, server: Server) -> Page:
     """Open the server's page and wait until it is ready."""
     page.goto(server.url, wait_until="domcontentloaded")
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose a picture")
+    expect(page.locator("#status")).to_contain_text("Drop, paste or choose an image")
     return page
 
 

@@ -77,7 +77,7 @@ def test_a_result_can_be_searched_with(page: Page, gallery: Gallery, shop: Path,
     item = int(str(second.get_attribute("data-item")))
     if way == "click":
         second.click()
-        page.get_by_role("button", name="Search with this one").click()
+        page.get_by_role("button", name="Search with this image").click()
     else:
         page.locator("#results button").first.focus()
         page.keyboard.press("Tab")
@@ -85,7 +85,7 @@ def test_a_result_can_be_searched_with(page: Page, gallery: Gallery, shop: Path,
         expect(page.get_by_role("button", name="Close")).to_be_focused()
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_contain_text(f"like item {item}, itself left out")
+    expect(page.locator("#status")).to_contain_text(f"similar to item {item}, which is left out")
     expect_results(page, 10)
     hits = gallery.search_id(item, k=10)
     label = gallery.item(item).label
@@ -112,18 +112,18 @@ def test_what_is_asked_for_is_what_is_found(page: Page, gallery: Gallery, shop: 
     }
     expect(page.locator("#results li").first).to_contain_text("brand: acme")
     filter_box.fill("")
-    page.get_by_label("One result for each").select_option("brand")
+    page.get_by_label("One result per").select_option("brand")
     expect_results(page, 2)
     expect(page.locator("#results")).to_contain_text(BRANDS[1])  # as text
     assert captions(page) == [
         f"{rank} · {hit.score:.4f} · {hit.label}"
         for rank, hit in enumerate(gallery.search(path, group_by="brand"), 1)
     ]
-    page.get_by_label("One result for each").select_option("picture (all of them)")
+    page.get_by_label("One result per").select_option("image (all of them)")
     expect_results(page, 10)
     scores = [hit.score for hit in gallery.search(path, k=24)]
-    page.get_by_label("Lowest score").fill("0.9")
-    page.get_by_label("Lowest score").press("Tab")
+    page.get_by_label("Minimum score").fill("0.9")
+    page.get_by_label("Minimum score").press("Tab")
     expect_results(page, min(10, sum(score >= 0.9 for score in scores)))
 
 
@@ -139,17 +139,17 @@ def test_mistakes_in_the_form_get_a_sentence_and_can_be_put_right(
     expect(page.locator("#results li")).to_have_count(0)
     expect(page.locator("#asked img")).to_be_visible()
     filter_box.fill("label = 'blue'")
-    page.get_by_label("Lowest score").fill("0.999")
-    page.get_by_label("Lowest score").press("Enter")
+    page.get_by_label("Minimum score").fill("0.999")
+    page.get_by_label("Minimum score").press("Enter")
     best = gallery.search(shop / "green" / "5.png", k=1, where="label = 'blue'")[0].score
     expect(page.locator("#status .trouble")).to_have_text(
-        f"Nothing scores 0.999 or more: the best score there is {best:.4f}."
+        f"No result scores 0.999 or more: the best score is {best:.4f}."
     )
-    page.get_by_label("Lowest score").fill("7")
-    page.get_by_label("Lowest score").press("Enter")
+    page.get_by_label("Minimum score").fill("7")
+    page.get_by_label("Minimum score").press("Enter")
     expect(page.locator("#status .trouble")).to_contain_text("from -1 to 1")
-    page.get_by_label("Lowest score").fill("")
-    page.get_by_label("Lowest score").press("Enter")
+    page.get_by_label("Minimum score").fill("")
+    page.get_by_label("Minimum score").press("Enter")
     expect_results(page, 8)
 
 
@@ -184,10 +184,10 @@ def test_back_returns_to_the_search_before(page: Page, server: Server) -> None:
     settle(page)
     item = page.locator("#results button").first.get_attribute("data-item")
     page.locator("#results button").first.click()
-    page.get_by_role("button", name="Search with this one").click()
+    page.get_by_role("button", name="Search with this image").click()
     expect(page).to_have_url(f"{server.url}/?id={item}&k=4")
     page.go_back()
-    expect(page.locator("#status")).to_contain_text("like item 11")
+    expect(page.locator("#status")).to_contain_text("similar to item 11")
     expect(page).to_have_url(f"{server.url}/?id=11&k=4")
     expect_results(page, 4)
 
@@ -198,14 +198,14 @@ def test_an_address_of_a_picture_that_is_not_there_says_so(page: Page, server: S
     expect(page.locator("#results li")).to_have_count(0)
     expect(page).to_have_url(f"{server.url}/")
     page.go_back()  # to the page that this one was opened from, not to the address that failed
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose a picture")
+    expect(page.locator("#status")).to_contain_text("Drop, paste or choose an image")
 
 
 def test_hits_are_judged_by_colour_and_symbol(page: Page, server: Server, gallery: Gallery) -> None:
     page.goto(f"{server.url}/?id=3&k=24", wait_until="domcontentloaded")
     expect_results(page, 23)
     label = gallery.item(3).label
-    expect(page.locator("#status")).to_contain_text("7 of 23 with its label")
+    expect(page.locator("#status")).to_contain_text("7 of 23 with the same label")
     for card, hit in zip(page.locator("#results li button").all(), gallery.search_id(3, k=24), strict=True):
         right = hit.label == label
         expect(card).to_have_class("right" if right else "wrong")
@@ -226,7 +226,7 @@ def test_pictures_dropped_right_after_one_another_are_each_told(
         assert captions(page) == [f"{n} · {hit.score:.4f} · {hit.label}" for n, hit in enumerate(hits, 1)]
         expect(page.locator("#asked img")).to_have_count(1)
         box.set_input_files(broken)
-        expect(page.locator("#status")).to_contain_text("This picture cannot be used: it is not a JPEG")
+        expect(page.locator("#status")).to_contain_text("This image cannot be used: it is not a JPEG")
         expect(page.locator("#results li")).to_have_count(0)  # nothing stale
         expect(page.locator("#asked img")).to_have_count(0)
     for name in ("green", "red"):  # and two good ones
@@ -251,8 +251,8 @@ def test_an_upload_that_is_too_large_says_so_and_leaves_the_search_as_it_was(
 def test_taking_the_picture_away_empties_the_results(page: Page, shop: Path) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
-    page.get_by_role("button", name="Remove the query picture").click()
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose a picture")
+    page.get_by_role("button", name="Remove the query image").click()
+    expect(page.locator("#status")).to_contain_text("Drop, paste or choose an image")
     expect(page.locator("#results li")).to_have_count(0)
 
 

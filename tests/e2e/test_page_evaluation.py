@@ -60,7 +60,7 @@ def test_a_gallery_is_evaluated_by_keyboard_and_for_everybody(
         expect(page.locator("#report")).to_contain_text("no evaluation yet")
         expect(page.get_by_label("Report")).to_be_hidden()
         page.get_by_role("button", name="Evaluate this gallery").press("Enter")
-        expect(page.locator("#measure")).to_contain_text("as it is now")
+        expect(page.locator("#measure")).to_contain_text("in its current state")
         expect(page.get_by_role("button", name="Evaluate this gallery")).to_have_count(0)
         assert page.evaluate("document.activeElement.closest('#measure') !== null"), "the focus is not lost"
         (folder,) = kept_reports(gallery.folder)
@@ -70,7 +70,7 @@ def test_a_gallery_is_evaluated_by_keyboard_and_for_everybody(
         expect(page.get_by_label("Report")).to_contain_text(f"Recall@1 {recall}%")
         expect_within_the_width(page)
         other.get_by_role("button", name="Evaluate this gallery").click()
-        expect(other.locator("#measure")).to_contain_text("as it is now")
+        expect(other.locator("#measure")).to_contain_text("in its current state")
         assert kept_reports(gallery.folder) == [folder], "it is not done again"
         assert page.foreign == page.broken == []  # type: ignore[attr-defined]
 
@@ -86,7 +86,7 @@ def _expect_to_search(page: Page, button: Locator) -> None:
     item = button.get_attribute("data-search")
     button.press("Enter")
     expect(page.locator("#results")).to_be_visible()
-    expect(page.locator("#status")).to_contain_text(f"like item {item}, itself left out")
+    expect(page.locator("#status")).to_contain_text(f"similar to item {item}, which is left out")
     expect_results(page, 10)
     expect(page.get_by_role("tab", name="Search")).to_be_focused()
 
@@ -103,7 +103,7 @@ def test_reports_are_chosen_and_compared(page: Page) -> None:
     report.select_option(index=0)
     against.select_option(index=1)
     expect(page.locator("#report")).to_contain_text("difference to")
-    expect(page.locator("#report")).to_contain_text("Not all is the same")
+    expect(page.locator("#report")).to_contain_text(" differs from ")
     against.select_option(index=0)
     expect(page.locator("#report")).not_to_contain_text("difference to")
 
@@ -121,7 +121,7 @@ def test_the_map_is_walked_on_and_searched_from(page: Page, gallery: Gallery) ->
     page.get_by_role("button", name="Map").press("Enter")
     plane = page.get_by_role("application")
     expect(plane.locator("path")).to_have_count(29)
-    expect(page.locator("#pointed")).to_have_text("Nothing is pointed at.")
+    expect(page.locator("#pointed")).to_have_text("No image is selected.")
     expect(page.locator("#figures .card img")).to_be_hidden()
     plane.focus()
     page.keyboard.press("ArrowRight")
@@ -133,14 +133,14 @@ def test_the_map_is_walked_on_and_searched_from(page: Page, gallery: Gallery) ->
     expect(image).to_have_attribute("src", re.compile(rf"/v1/(galleries/\w+/)?images/{item}/thumbnail"))
     page.wait_for_function("document.querySelector('#figures .card img').naturalWidth > 0")
     page.keyboard.press("Escape")
-    expect(page.locator("#pointed")).to_have_text("Nothing is pointed at.")
+    expect(page.locator("#pointed")).to_have_text("No image is selected.")
     mark = plane.locator("path").nth(7)
     mark.hover(force=True)
     item = int(str(plane.locator(".at").get_attribute("data-item")))
     expect(page.locator("#pointed")).to_contain_text(f"item {item}")
     page.mouse.down()
     page.mouse.up()
-    expect(page.locator("#status")).to_contain_text(f"like item {item}, itself left out")
+    expect(page.locator("#status")).to_contain_text(f"similar to item {item}, which is left out")
     expect_results(page, 10)
 
 
@@ -161,4 +161,4 @@ def test_a_finger_looks_first_and_searches_by_the_button(browser: Browser, serve
         button = page.get_by_role("button", name="Search with it")
         item = button.get_attribute("data-search")
         button.tap()
-        expect(page.locator("#status")).to_contain_text(f"like item {item}, itself left out")
+        expect(page.locator("#status")).to_contain_text(f"similar to item {item}, which is left out")

@@ -144,7 +144,7 @@ def test_a_label_filters_the_pictures(page: Page, home: Path, label: str) -> Non
     number = sum((item.label or "no label") == label for item in items)
     part = unfold(page, "#statistics")
     part.get_by_role("button", name=label, exact=True).press("Enter")
-    expect(page.locator("#browse nav")).to_contain_text(f"of {number} picture")
+    expect(page.locator("#browse nav")).to_contain_text(f"of {number} image")
     names = page.locator("#browse li span:not(.quiet)").all_inner_texts()
     assert set(names) == {label}
     expect(page.locator("#browse").get_by_label("Filter")).to_be_focused()
@@ -162,7 +162,7 @@ def test_near_duplicates_are_those_of_the_command(page: Page, home: Path) -> Non
         ids = [int(str(one.get_attribute("data-item"))) for one in row.locator("[data-item]").all()]
         assert ids == [item.id for item in group.members]
         expect(row).to_contain_text(f"lowest similarity {group.lowest:.4f}")
-        expect(row).to_contain_text("the same bytes" if group.identical else "different files")
+        expect(row).to_contain_text("identical files" if group.identical else "different files")
         expect(row.locator(".disagree")).to_have_count(int(len(group.labels) > 1))
     part.get_by_role("button", name="Next").press("Enter")
     expect(part.locator("nav")).to_contain_text(f"21 to {len(groups)} of {len(groups)} groups")
@@ -174,10 +174,10 @@ def test_near_duplicates_are_those_of_the_command(page: Page, home: Path) -> Non
 def test_a_threshold_that_is_none_is_said(page: Page) -> None:
     part = unfold(page, "#duplicates")
     for score in ("0.5", "", "2"):
-        part.get_by_label("Lowest similarity").fill(score)
+        part.get_by_label("Minimum similarity").fill(score)
         part.get_by_role("button", name="Find").click()
-        expect(part.locator(".trouble")).to_have_text("the lowest similarity has to be from 0.8 to 1")
-        part.get_by_label("Lowest similarity").fill("1")
+        expect(part.locator(".trouble")).to_have_text("the minimum similarity has to be from 0.8 to 1")
+        part.get_by_label("Minimum similarity").fill("1")
         part.get_by_role("button", name="Find").click()
         expect(part.locator(".groups")).to_be_visible()
 
@@ -187,7 +187,7 @@ def test_where_nothing_may_be_changed_nothing_offers_it(page: Page) -> None:
     part = find(page)
     expect(part.get_by_role("button", name="Remove")).to_have_count(0)
     page.locator("#browse button[data-item='3']").click()
-    expect(page.get_by_role("dialog").get_by_role("button", name="Search with this one")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_role("button", name="Search with this image")).to_be_visible()
     expect(page.get_by_role("dialog").get_by_role("button", name="Remove")).to_have_count(0)
 
 
@@ -206,18 +206,18 @@ def test_pictures_are_added_and_seen_at_once(free: Page, changed: Server, tmp_pa
     expect(outcome.locator(".trouble")).to_have_text("choose images first")
     files = [*sorted(tmp_path.glob("*.png")), shop / "red" / "2.png"]
     choose(free, files)
-    free.get_by_label("Label of all of them").fill(ODD)
+    free.get_by_label("Label for all of them").fill(ODD)
     free.get_by_role("button", name="Add", exact=True).click()
-    expect(outcome).to_contain_text("2 pictures added.")
+    expect(outcome).to_contain_text("2 images added.")
     everything = gallery.items(gallery.snapshot.ids.tolist()).values()
     known = next(item.id for item in everything if item.path == str(shop / "red" / "2.png"))
     expect(outcome.locator("li").filter(has_text="2.png")).to_contain_text(
-        f"is there already, as item {known}"
+        f"is in the gallery already, as item {known}"
     )
     expect(outcome.locator("li").filter(has_text="no.png")).to_contain_text("not added: it is not a")
     expect(free.locator("#header")).to_contain_text(f"{before + 2} images")
     expect(free.locator("#stock dl")).to_contain_text(f"{before + 2}")
-    expect(free.locator("#browse nav")).to_contain_text(f"of {before + 2} pictures")
+    expect(free.locator("#browse nav")).to_contain_text(f"of {before + 2} images")
     newest = free.locator("#browse li").last
     expect(newest).to_contain_text("b.png")
     expect(newest).to_contain_text(ODD)
@@ -238,7 +238,7 @@ def test_what_was_chosen_too_long_ago_is_chosen_again(free: Page, changed: Serve
     expect(outcome.locator(".trouble")).to_contain_text("choose the images again")
     choose(free, [tmp_path / "late.png"])
     free.get_by_role("button", name="Add", exact=True).click()
-    expect(outcome).to_contain_text("1 picture added.")
+    expect(outcome).to_contain_text("1 image added.")
 
 
 def test_a_picture_is_removed_after_a_second_click(free: Page, changed: Server) -> None:
@@ -253,12 +253,12 @@ def test_a_picture_is_removed_after_a_second_click(free: Page, changed: Server) 
     button = dialog.locator("button.remove")
     number = int(str(button.get_attribute("data-remove")))
     button.dblclick()  # not two clicks
-    expect(button).to_have_text("Really remove 1 picture?")
+    expect(button).to_have_text("Really remove 1 image?")
     free.wait_for_timeout(600)
     dialog.get_by_role("button", name="Close").focus()  # one thinks better of it
     expect(button).to_have_text("Remove")
     button.press("Enter")
-    expect(button).to_have_text("Really remove 1 picture?")
+    expect(button).to_have_text("Really remove 1 image?")
     free.wait_for_timeout(600)
     gallery.refresh()
     assert len(gallery) == before
@@ -337,11 +337,11 @@ def test_the_last_picture_can_go_and_a_first_one_come(
         button.click()
         page.wait_for_timeout(600)
         button.click()
-        expect(page.locator("#browse")).to_contain_text("There are no pictures yet.")
+        expect(page.locator("#browse")).to_contain_text("There are no images yet.")
         unfold(page, "#statistics")
-        expect(page.locator("#statistics")).to_contain_text("There are no pictures yet.")
+        expect(page.locator("#statistics")).to_contain_text("There are no images yet.")
         unfold(page, "#duplicates").get_by_role("button", name="Find").click()
-        expect(page.locator("#duplicates")).to_contain_text("No two pictures are as alike as that.")
+        expect(page.locator("#duplicates")).to_contain_text("No two images are that similar.")
         page.get_by_role("button", name="Add images").click()
         choose(page, [tmp_path / "two.png"])
         page.get_by_role("button", name="Add", exact=True).click()

@@ -32,7 +32,7 @@ def visit(page: Page, server: Server, *items: int) -> None:
     for item in items:
         page.evaluate("item => history.pushState(null, '', '?id=' + item)", item)
     page.goto(f"{server.url}/?id={items[-1]}", wait_until="domcontentloaded")
-    expect(page.locator("#status")).to_contain_text(f"like item {items[-1]},")
+    expect(page.locator("#status")).to_contain_text(f"similar to item {items[-1]},")
 
 
 def test_the_last_filter_counts(far: Page) -> None:
@@ -55,7 +55,7 @@ def test_the_gallery_is_found_as_it_was_left(far: Page) -> None:
     field.press("Enter")
     expect(far.locator("#browse li")).to_have_count(8)
     far.locator("#browse .grid button").first.click()
-    far.get_by_role("button", name="Search with this one").click()
+    far.get_by_role("button", name="Search with this image").click()
     expect_results(far, 10)
     far.get_by_role("tab", name="Gallery").click()
     rest(far)
@@ -67,9 +67,9 @@ def test_the_last_of_two_examples_is_searched_with(far: Page) -> None:
     buttons = far.locator("#trail .examples button")
     last = buttons.nth(2).get_attribute("data-item")
     far.evaluate("[0, 1, 2].map(n => document.querySelectorAll('#trail .examples button')[n].click())")
-    expect(far.locator("#status")).to_contain_text(f"like item {last},")
+    expect(far.locator("#status")).to_contain_text(f"similar to item {last},")
     settle(far)
-    expect(far.locator("#status")).to_contain_text(f"like item {last},")
+    expect(far.locator("#status")).to_contain_text(f"similar to item {last},")
 
 
 def test_of_two_regions_the_last_one_counts(far: Page, server: Server) -> None:
@@ -98,7 +98,7 @@ def test_going_back_in_leaps_keeps_the_way_forth(far: Page, server: Server) -> N
         far.evaluate("history.back()")
         far.wait_for_timeout(LATENCY // 2)
     for back in (3, 4, 5, 6):
-        expect(far.locator("#status")).to_contain_text(f"like item {back},")
+        expect(far.locator("#status")).to_contain_text(f"similar to item {back},")
         expect(far).to_have_url(re.compile(rf"id={back}\b"))
         settle(far)
         far.evaluate("history.forward()")

@@ -72,8 +72,8 @@ def test_a_refusal_is_told_and_the_page_goes_on(
 
 
 def test_a_picture_that_is_not_on_the_web_is_not_fetched(page: Page) -> None:
-    page.get_by_label("Address of a picture").fill("https://127.0.0.1/picture.png")
-    page.get_by_label("Address of a picture").press("Enter")
+    page.get_by_label("Image URL").fill("https://127.0.0.1/picture.png")
+    page.get_by_label("Image URL").press("Enter")
     expect(page.locator("#status .trouble")).to_be_visible()  # its own machine is none of the web
     expect(page.locator("#results li")).to_have_count(0)
     assert "127.0.0.1" not in page.locator("#status").inner_text()

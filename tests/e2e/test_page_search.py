@@ -49,7 +49,7 @@ def _region(page: Page) -> list[float]:
 
 
 def _drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """Draw from one place of the query picture to another, in fractions of it."""
+    """Draw from one place of the query image to another, in fractions of it."""
     box = page.locator("#asked .cropping").bounding_box()
     assert box is not None
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end)]
@@ -67,7 +67,7 @@ def test_a_part_of_an_upload_is_drawn_and_searched_with(page: Page, gallery: Gal
     upload(page, path)
     expect_results(page, 10)
     _drag(page, (0.25, 0.2), (0.75, 0.8))
-    expect(page.locator("#status")).to_contain_text("like a part of the picture")
+    expect(page.locator("#status")).to_contain_text("similar to a region of the image")
     region = _region(page)
     assert np.allclose(region, [0.25, 0.2, 0.75, 0.8], atol=0.02)
     assert _shown(page) == _told(gallery.search(_cut(path, region)))
@@ -78,9 +78,9 @@ def test_a_part_of_an_upload_is_drawn_and_searched_with(page: Page, gallery: Gal
     moved = _region(page)
     assert np.allclose(moved, np.add(region, [0.1, 0, 0.1, 0]), atol=0.02)
     assert _shown(page) == _told(gallery.search(_cut(path, moved)))
-    page.get_by_role("button", name="Whole picture", exact=True).click()
+    page.get_by_role("button", name="Whole image", exact=True).click()
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · green")
-    expect(page.get_by_role("button", name="Whole picture", exact=True)).to_have_count(0)
+    expect(page.get_by_role("button", name="Whole image", exact=True)).to_have_count(0)
 
 
 def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
@@ -89,7 +89,7 @@ def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
     page.goto(f"{server.url}/?id=5&k=24", wait_until="domcontentloaded")
     expect_results(page, 23)
     _drag(page, (0.1, 0.2), (0.6, 0.9))
-    expect(page.locator("#status")).to_contain_text("like a part of item 5, itself left out")
+    expect(page.locator("#status")).to_contain_text("similar to a region of item 5, which is left out")
     region = _region(page)
     item = gallery.item(5)
     hits = gallery.search(_cut(item.path, region), k=24, exclude=[5])
@@ -99,7 +99,7 @@ def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
     values = ",".join(f"{part:g}" for part in region)
     expect(page).to_have_url(f"{server.url}/?id=5&region={values}&k=24")
     page.goto(page.url, wait_until="domcontentloaded")  # as somebody else opens it
-    expect(page.locator("#status")).to_contain_text("like a part of item 5")
+    expect(page.locator("#status")).to_contain_text("similar to a region of item 5")
     assert _region(page) == region
     assert _shown(page) == _told(hits)
     settle(page)
@@ -124,7 +124,7 @@ def test_a_region_is_moved_and_resized_by_keys_alone(page: Page, gallery: Galler
     for _ in range(5):
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("Shift+ArrowUp")
-    expect(page.locator("#status")).to_contain_text("like a part of the picture")
+    expect(page.locator("#status")).to_contain_text("similar to a region of the image")
     assert _region(page) == pytest.approx([0.1, 0.2, 0.7, 0.7])
     assert _shown(page) == _told(gallery.search(_cut(path, _region(page))))
     expect(rectangle).to_be_focused()
@@ -137,7 +137,7 @@ def test_a_part_that_is_too_small_says_so_and_the_search_stays(page: Page, shop:
     upload(page, shop / "green" / "5.png")  # 48 x 40 pixels
     expect_results(page, 10)
     _drag(page, (0.3, 0.3), (0.35, 0.9))
-    expect(page.locator("#status .trouble")).to_contain_text("of a picture of 48 x 40")
+    expect(page.locator("#status .trouble")).to_contain_text("of an image of 48 x 40")
     expect(page.locator("#results li")).to_have_count(10)
     expect(page.locator("#asked .region.chosen")).to_have_count(0)
 
@@ -161,7 +161,7 @@ def test_a_finger_draws_on_a_small_screen(browser: Browser, server: Server, shop
                 [] if part is None else [{"x": x + part * width, "y": y + part * height}]
             )
             session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": places})
-        expect(page.locator("#status")).to_contain_text("like a part of the picture")
+        expect(page.locator("#status")).to_contain_text("similar to a region of the image")
         assert np.allclose(_region(page), [0.2, 0.2, 0.8, 0.8], atol=0.03)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -176,18 +176,18 @@ def test_several_pictures_are_one_query_and_each_can_be_taken_away(
     upload(page, paths[0])
     expect_results(page, 10)
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Add another picture").click()
+        page.get_by_role("button", name="Add another image").click()
     chooser.value.set_files(paths[1:])
-    expect(page.locator("#status")).to_contain_text("like the mean of 3 pictures")
+    expect(page.locator("#status")).to_contain_text("similar to the mean of 3 images")
     expect(page.locator("#asked .parts li")).to_have_count(3)
     mean = gallery.embedder.embed(paths).mean(0)
     (hits,) = gallery.search_vectors((mean / np.linalg.norm(mean))[None])
     assert _shown(page) == _told(hits)
-    page.get_by_role("button", name="Show query picture 1").click()
-    expect(page.locator("#asked .frame img")).to_have_attribute("alt", "Query picture 1")
-    page.get_by_role("button", name="Remove query picture 2").last.click()
-    expect(page.locator("#status")).to_contain_text("like the mean of 2 pictures")
-    page.get_by_role("button", name="Remove query picture 2").last.click()
+    page.get_by_role("button", name="Show query image 1").click()
+    expect(page.locator("#asked .frame img")).to_have_attribute("alt", "Query image 1")
+    page.get_by_role("button", name="Remove query image 2").last.click()
+    expect(page.locator("#status")).to_contain_text("similar to the mean of 2 images")
+    page.get_by_role("button", name="Remove query image 2").last.click()
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · green")
     expect(page.locator("#asked .parts")).to_have_count(0)
 
@@ -202,7 +202,7 @@ def test_pictures_of_the_gallery_join_the_query_and_its_link(
     page.locator("#results li button").nth(4).click()
     page.get_by_role("button", name="Add to the query").click()
     expect(page.locator("#status")).to_contain_text(
-        "like the mean of 2 pictures, 2 items among them left out"
+        "similar to the mean of 2 images, 2 items of the query left out"
     )
     expect(page.locator("#status")).to_contain_text("stored embedding")
     expect(page).to_have_url(f"{server.url}/?id=5&id={second}&k=24")
@@ -214,7 +214,7 @@ def test_pictures_of_the_gallery_join_the_query_and_its_link(
     assert _shown(page) == _told(hits)
     settle(page)
     page.locator("#results li button").first.click()
-    expect(page.locator("#dialog figcaption").first).to_have_text("query picture 1 of 2")
+    expect(page.locator("#dialog figcaption").first).to_have_text("query image 1 of 2")
 
 
 # ---- ways into a search
@@ -228,7 +228,7 @@ def test_examples_are_of_all_labels_and_begin_a_search(page: Page, gallery: Gall
     assert 4 <= len(items) <= 6
     assert {item.label for item in items} == {"red", "green", "blue"}
     cards.first.click()
-    expect(page.locator("#status")).to_contain_text(f"like item {items[0].id}")
+    expect(page.locator("#status")).to_contain_text(f"similar to item {items[0].id}")
     expect(page.locator("#trail")).not_to_contain_text("Or start")
 
 
@@ -246,8 +246,8 @@ def test_searches_of_the_visit_can_be_repeated_and_gone_back_to(
     expect(page).to_have_url(f"{server.url}/?q=2&k=4")
     settle(page)
     page.locator("#results li button").nth(1).click()
-    page.get_by_role("button", name="Search with this one").click()
-    expect(page.locator("#status")).to_contain_text("like item")
+    page.get_by_role("button", name="Search with this image").click()
+    expect(page.locator("#status")).to_contain_text("similar to item")
     expect(page.locator("#trail .past button")).to_have_count(3)
     page.go_back()
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · red")
@@ -259,14 +259,14 @@ def test_searches_of_the_visit_can_be_repeated_and_gone_back_to(
     page.go_back()
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · green")
     page.go_back()
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose a picture")
+    expect(page.locator("#status")).to_contain_text("Drop, paste or choose an image")
     expect(page.locator("#results li")).to_have_count(0)
-    entry = page.locator("#trail .past button").filter(has_text="picture").last
+    entry = page.locator("#trail .past button").filter(has_text="image").last
     entry.click()
     expect_results(page, 4)
     expect(page.get_by_label("Results (K)")).to_have_value("4")
     page.reload(wait_until="domcontentloaded")  # another visit
-    expect(page.locator("#status")).to_contain_text("not kept any more")
+    expect(page.locator("#status")).to_contain_text("no longer kept")
 
 
 def test_a_camera_can_take_the_picture(browser: Browser, server: Server) -> None:

@@ -108,7 +108,7 @@ def _check(shown: str, folder: Path) -> bool:
     assert "Traceback" not in shown
     assert "Something went wrong" not in shown
     found = "3 results" in shown
-    assert found != ("This picture cannot be used" in shown)
+    assert found != ("This image cannot be used" in shown)
     assert str(folder) not in shown
     return found
 

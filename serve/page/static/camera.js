@@ -4,8 +4,8 @@ if (cameras) cameras.getUserMedia = async wanted => {
   try { return await open(wanted); }
   catch (error) {
     const why = error.name === 'NotFoundError'
-      ? 'There is no camera here: drop or choose a picture.'
-      : 'The camera cannot be used: allow it in the browser, or drop or choose a picture.';
+      ? 'No camera was found: drop or choose an image.'
+      : 'The camera cannot be used: allow it in the browser, or drop or choose an image.';
     props.value = `<div data-kept><p class="trouble">${why}</p></div>`;
     return new Promise(() => {});  // stays pending until another click
   }

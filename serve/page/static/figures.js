@@ -13,15 +13,15 @@ const onMap = () => {
     const mark = group.children[i], text = element.querySelector('#pointed');
     const shown = text.nextElementSibling;
     shown.hidden = !mark;
-    text.textContent = mark ? `${mark.dataset.label}, item ${mark.dataset.item}` : 'Nothing is pointed at.';
+    text.textContent = mark ? `${mark.dataset.label}, item ${mark.dataset.item}` : 'No image is selected.';
     group.classList.toggle('lit', Boolean(mark));
     for (const one of group.children) {
       one.classList.toggle('on', mark?.dataset.class === one.dataset.class);
     }
     if (!mark) return;
-    const picture = shown.querySelector('img');
-    picture.src = picture.getAttribute('src').replace(/\d+(?=\/thumbnail)/, mark.dataset.item);
-    picture.alt = mark.dataset.label;
+    const image = shown.querySelector('img');
+    image.src = image.getAttribute('src').replace(/\d+(?=\/thumbnail)/, mark.dataset.item);
+    image.alt = mark.dataset.label;
     shown.querySelector('button').dataset.search = mark.dataset.item;
   };
   walked = {map, ...walkOn(map, group, show)};

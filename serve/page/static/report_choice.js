@@ -6,7 +6,7 @@ const fill = () => {
   form.report.replaceChildren(...reports.map(([name, title]) => new Option(title, name)));
   const others = reports.filter(([name]) => name !== report);
   form.against.replaceChildren(
-    new Option('no other', ''), ...others.map(([name, title]) => new Option(title, name)));
+    new Option('none', ''), ...others.map(([name, title]) => new Option(title, name)));
   form.against.parentElement.hidden = !others.length;
   form.report.value = report;
   form.against.value = against;

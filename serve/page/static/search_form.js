@@ -13,7 +13,7 @@ const fill = () => {
   const groups = given.groups.includes(given.group_by) || !given.group_by
     ? given.groups : [...given.groups, given.group_by];
   form.group_by.replaceChildren(
-    new Option('picture (all of them)', ''), ...groups.map(name => new Option(name, name)));
+    new Option('image (all of them)', ''), ...groups.map(name => new Option(name, name)));
   form.where.placeholder = given.example;
   for (const name of names) form.elements[name].value = given[name];
   sent = text();

@@ -59,7 +59,7 @@ def test_only_what_was_uploaded_is_added(
     (path,) = upload(page, "mine.png", secret.read_bytes()).json()
     outcome = send_event(page, "click", [[file(path, "../<b>mine.png")], "red"], of="add-go")
     assert outcome["success"]
-    assert "1 picture added" in outcome["output"]["data"][0]
+    assert "1 image added" in outcome["output"]["data"][0]
     assert "<b>mine" not in outcome["output"]["data"][0]
     assert len(Gallery(folder)) == before + 1
     (number,) = Gallery(folder).ids_of(["<b>mine.png"])

@@ -88,13 +88,13 @@ def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchServ
     until(lambda: tab.poll()[0])
     measure, form, report = tab.open(ReportChoice())
     assert "data-evaluate" not in measure
-    assert "as it is now" in measure
+    assert "in its current state" in measure
     (folder,) = kept_reports(service.folder)
     assert form["report"] == folder.name
     assert "Recall@1" in report
     tab.start()
     assert kept_reports(service.folder) == [folder], "what is known is not measured again"
-    assert "as it is now" in opened(service)[0], "nor by who comes later"
+    assert "in its current state" in opened(service)[0], "nor by who comes later"
     service.gallery.remove([1])
     assert "data-evaluate" in opened(service)[0]
     tab.start()
@@ -107,7 +107,7 @@ def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_
     tab, other, go = EvaluationTab(service), Background[str](), threading.Event()
     other.start("long", lambda: "done" if go.wait(30) else "")
     told = tab.start()
-    assert "other long work goes on" in told
+    assert "other long work is running" in told
     assert "data-evaluate" in told
     figures = Figures(service)
     assert "Waiting" in figures.open(SimpleNamespace(of="triplets"))  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_
         time.sleep(0.01)
     assert other.status().result == "done"
     shown = [tab.start() for _ in range(5)]
-    assert all("data-running" in one or "as it is now" in one for one in shown)
+    assert all("data-running" in one or "in its current state" in one for one in shown)
     until(lambda: tab.open(ReportChoice())[0])
     assert len(kept_reports(service.folder)) == 1
     assert "<figure>" in until(lambda: figures.poll(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_a_failure_says_what_to_do_and_not_where_it_is(service: SearchService, t
     assert str(tmp_path) not in said
     (service.folder / "reports").unlink()
     tab.start()
-    assert "as it is now" in until(lambda: tab._measure())
+    assert "in its current state" in until(lambda: tab._measure())
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_no_visitor_names_a_path(service: SearchService) -> None:
         for choice in (ReportChoice(name), ReportChoice(folder.name, name)):
             _, form, _ = tab.open(choice)
             assert (form["report"], form["against"]) == (folder.name, "")
-            assert "not there any more" in tab.show_report(choice)
+            assert "no longer exists" in tab.show_report(choice)
 
 
 def test_what_a_browser_sends_is_read_with_care() -> None:
@@ -246,7 +246,7 @@ def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: Sear
     assert set(hardest) <= {
         Path(service.item(item).path).relative_to(findings.root).as_posix() for item, _ in found
     }
-    assert "A click on a picture" in page
+    assert "A click on an image" in page
     item = found[0][0]
     service.gallery.remove([item])
     page = EvaluationTab(service).show_report(ReportChoice(folder.name))
@@ -305,7 +305,7 @@ def test_the_map_has_every_picture_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert "data:" not in shown
     assert "onerror" not in {name for _, attributes in Page(shown).tags for name in attributes}
     monkeypatch.setattr(figures_tab, "_MAPPED", 20)
-    assert "20 images of 34, drawn at random" in figure(Figures(service), "map")
+    assert "20 images of 34, a random sample" in figure(Figures(service), "map")
 
 
 def test_a_figure_is_made_once_for_each_state(service: SearchService) -> None:

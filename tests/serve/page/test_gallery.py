@@ -165,7 +165,7 @@ def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch:
     for score in (0.95, 0.9, 0.85):
         found(looked, score)
     assert looked.status(0.999).result == left  # of another visitor, perhaps
-    with pytest.raises(InputError, match="look again"):
+    with pytest.raises(InputError, match="search again"):
         looked.status(0.99)
 
 
@@ -185,7 +185,7 @@ def test_only_one_search_runs_at_a_time(service: SearchService, monkeypatch: pyt
             other.start(0.95)
         with pytest.raises(BusyError):
             looked.start(0.9)
-        with pytest.raises(InputError, match="look again"):
+        with pytest.raises(InputError, match="search again"):
             looked.status(0.9)
         looked.start(0.95)  # the same: it goes on
         assert looked.status(0.95).running
@@ -213,7 +213,7 @@ def test_what_was_found_in_another_gallery_is_not_shown(service: SearchService) 
     service.folder.rename(service.folder.with_name("before"))
     bare_gallery(service.folder)
     wait_until(lambda: not len(service.gallery))
-    with pytest.raises(InputError, match="look again"):
+    with pytest.raises(InputError, match="search again"):
         looked.status(0.95)
 
 
@@ -225,7 +225,7 @@ def test_a_threshold_that_says_little_is_refused(service: SearchService, score: 
 
 def test_a_gallery_too_large_is_refused(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicates, "MAX_IMAGES", 10)
-    with pytest.raises(InputError, match="more than 10 pictures"):
+    with pytest.raises(InputError, match="more than 10 images"):
         Duplicates(service).start(0.95)
 
 

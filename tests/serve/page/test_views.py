@@ -116,15 +116,15 @@ def test_the_status_splits_the_time_and_names_the_item() -> None:
     assert "search 3.1 ms" in one
     by_item = _Parsed(status_line(_found(item=Item(24, "a", None)), "?id=24")).text
     assert "0 results" in by_item
-    assert "like item 24" in by_item
+    assert "similar to item 24" in by_item
 
 
 def test_nothing_found_is_explained_and_leaves_nothing_behind() -> None:
     assert result_list(_found(), _SHOP) == ""
     low = status_line(_found(form=SearchForm(min_score=0.95), best_score=0.87654), "")
-    assert "Nothing scores 0.95 or more: the best score there is 0.8765" in low
-    assert "No picture fulfils the filter" in status_line(_found(form=SearchForm(where="id = 0")), "")
-    assert "no other picture" in status_line(_found(), "")
+    assert "No result scores 0.95 or more: the best score is 0.8765" in low
+    assert "No image matches the filter" in status_line(_found(form=SearchForm(where="id = 0")), "")
+    assert "no other image" in status_line(_found(), "")
 
 
 # ---- what a browser sends
@@ -210,7 +210,7 @@ def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) 
     service = SearchService(gallery.folder)
     search = SearchTab(service)
     assert "lookalike index add" in search.again(Visit(), SearchForm())[2]
-    assert "no pictures yet" in images(_SHOP, [], image_page(gallery, "", 0))
+    assert "no images yet" in images(_SHOP, [], image_page(gallery, "", 0))
 
 
 def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_region_is_cut_from_the_upload_and_from_its_small_copy_once_that_is_de
     assert sharp.query.vector is not None
     assert float(small.query.vector @ sharp.query.vector) > 0.99
     shown = query_images(Visit().with_query((small,)), _SHOP, crops=True)
-    assert "Drop it again for a sharper one" in shown
+    assert "again for a sharper one" in shown
     assert not with_region(service, small, None).from_thumbnail  # all of it looks as it did
 
 
