@@ -89,7 +89,8 @@ def _coloured(grey: np.ndarray, strength: np.ndarray) -> np.ndarray:
     """Blend grey 0..255 [..., 1] with colour of a strength -1..1 [..., 1] -> [..., 3]."""
     colour = np.where(strength >= 0, _rgb(_ALIKE), _rgb(_UNLIKE))
     cover = _STRONGEST * np.abs(strength)
-    return grey * (1 - cover) + colour * cover
+    blended: np.ndarray = grey * (1 - cover) + colour * cover
+    return blended
 
 
 def _rgb(colour: str) -> np.ndarray:
@@ -101,7 +102,7 @@ def draw_heatmaps(found: Heatmaps, names: tuple[str, str], figure: Figure) -> No
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    figure.suptitle(f"Where the two look alike: cosine similarity {found.cosine:.3f}", fontsize=13)
+    figure.suptitle(f"Cosine similarity {found.cosine:.3f} by location", fontsize=13)
     show = partial(overlay, limit=found.limit)
     sides = zip(
         names, (found.pixels_a, found.pixels_b), (found.contributions_a, found.contributions_b), strict=True
@@ -112,7 +113,7 @@ def draw_heatmaps(found: Heatmaps, names: tuple[str, str], figure: Figure) -> No
         panels[0, column].set_title(name, fontsize=10)
         panels[1, column].imshow(show(pixels, contributions))
         other = ("the result", "the query")[column]
-        panels[1, column].set_title(f"where it looks like {other}", fontsize=11)
+        panels[1, column].set_title(f"similarity to {other}", fontsize=11)
     for axes in panels.flat:
         axes.set_xticks([])
         axes.set_yticks([])

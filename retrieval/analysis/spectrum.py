@@ -62,12 +62,12 @@ class Spectrum:
     @property
     def mean(self) -> np.ndarray:
         """Mean of the eigenvalues over the classes, [3]."""
-        return self.class_eigenvalues.mean(0)
+        return np.asarray(self.class_eigenvalues.mean(0))
 
     @property
     def deviation(self) -> np.ndarray:
         """Standard deviation of the eigenvalues over the classes (divided by C), [3]."""
-        return self.class_eigenvalues.std(0)
+        return np.asarray(self.class_eigenvalues.std(0))
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
@@ -124,7 +124,8 @@ def _within(points: np.ndarray, classes: np.ndarray) -> np.ndarray:
     centred = points - (sums(points) / counts[:, None])[classes]
     scatter = sums(centred[:, :, None] * centred[:, None, :])  # [C, d, d]
     divisors = np.maximum(counts - 1, 1)[:, None, None]
-    return np.maximum(np.linalg.eigvalsh(scatter / divisors)[:, ::-1], 0)
+    eigenvalues: np.ndarray = np.maximum(np.linalg.eigvalsh(scatter / divisors)[:, ::-1], 0)
+    return eigenvalues
 
 
 def draw_spectra(spectra: Sequence[Spectrum], figure: Figure) -> None:

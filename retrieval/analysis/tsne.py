@@ -109,7 +109,8 @@ def _tsne(vectors: np.ndarray, seed: int, perplexity: float) -> np.ndarray:
 
     with threadpool_limits(1):  # with several threads, sums vary with their order
         model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
-        return model.fit_transform(vectors.astype(np.float64))
+        points: np.ndarray = model.fit_transform(vectors.astype(np.float64))
+    return points
 
 
 def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:

@@ -274,8 +274,8 @@ class _MistakeFinder:
         )
         which = which.reshape(-1)
         forward = np.bincount(which[ours < theirs], minlength=len(counts))
-        asked = np.bincount(self.labels[self.ranking.answerable], minlength=len(self.names))
-        share = counts / asked[pairs].sum(0)
+        totals = np.bincount(self.labels[self.ranking.answerable], minlength=len(self.names))
+        share = counts / totals[pairs].sum(0)
         scores = self.ranking.scores[wrong, 0]
         best_first = wrong[order := np.lexsort((wrong, -scores))]
         example = dict(zip(which[order][::-1].tolist(), best_first[::-1].tolist(), strict=True))
@@ -286,7 +286,7 @@ class _MistakeFinder:
                 Confusion(
                     classes=(str(self.names[a]), str(self.names[b])),
                     counts=(int(forward[pair]), int(counts[pair] - forward[pair])),
-                    queries=(int(asked[a]), int(asked[b])),
+                    queries=(int(totals[a]), int(totals[b])),
                     query=query,
                     answer=self._neighbour(query, 0),
                 )
@@ -296,7 +296,8 @@ class _MistakeFinder:
     def _hardest(self) -> list[int]:
         precision = self.evaluation.similarities.average_precision[self.wrong]
         order = np.lexsort((self.wrong, precision, -self.first_right[self.wrong]))
-        return self.wrong[order][:HARDEST].tolist()
+        hardest: list[int] = self.wrong[order][:HARDEST].tolist()
+        return hardest
 
     def _hard(self, query: int) -> HardQuery:
         similar, depth = self.evaluation.similarities, self.ranking.rows.shape[1]

@@ -44,7 +44,8 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarra
         max_points_per_centroid=len(points),
     )
     model.train(points)
-    return model.index.search(points, 1)[1][:, 0]
+    found: np.ndarray = model.index.search(points, 1)[1][:, 0]
+    return found
 
 
 def _effort(points: int, clusters: int) -> tuple[int, int]:

@@ -35,7 +35,8 @@ class Inputs:
         """Number of gallery images of each query's class, without the query itself, int64 [N]."""
         sizes = np.append(np.bincount(self.gallery_classes), 0)  # the last entry is for class -1
         itself = (self.own >= 0) & (self.gallery_classes[self.own] == self.query_classes)
-        return sizes[self.query_classes] - itself
+        numbers: np.ndarray = sizes[self.query_classes] - itself
+        return numbers
 
 
 def check_inputs(

@@ -76,8 +76,9 @@ def r_precision_of_ranks(queries: np.ndarray, ranks: np.ndarray, num_relevant: n
 
 
 def _share(found: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
-    nothing = np.full(len(num_relevant), np.nan)
-    return np.divide(found, num_relevant, out=nothing, where=num_relevant > 0)
+    shares = np.full(len(num_relevant), np.nan)
+    np.divide(found, num_relevant, out=shares, where=num_relevant > 0)
+    return shares
 
 
 def _relevant_within_r(ranking: Ranking) -> tuple[np.ndarray, np.ndarray]:

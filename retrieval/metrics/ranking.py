@@ -136,7 +136,7 @@ def _order(inputs: Inputs, part: slice, rows: np.ndarray, scores: np.ndarray, k:
     # Upper bound of the similarity of images that were not fetched.
     lowest = np.where(scores[:, -1] > -np.inf, scores[:, -1], scores[:, -2:][:, 0])
     classes = inputs.query_classes[part, None]
-    relevant = (inputs.gallery_classes[rows] == classes) & (rows >= 0)  # [b, k + 2]
+    relevant: np.ndarray = (inputs.gallery_classes[rows] == classes) & (rows >= 0)  # [b, k + 2]
     swapped = relevant[:, :-1] & ~relevant[:, 1:] & (scores[:, :-1] - TIE <= scores[:, 1:])
     mixed = np.flatnonzero(swapped.any(1))
     if len(mixed):

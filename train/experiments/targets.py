@@ -121,4 +121,5 @@ def baseline(name: str, config: Mapping[str, Any]) -> Candidate:
 def _raw_pixels(pixels: np.ndarray) -> np.ndarray:
     flat = pixels.reshape(len(pixels), -1).astype(np.float32)  # [N, H W 3]
     flat -= flat.mean(1, keepdims=True)
-    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
+    flat /= np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
+    return flat

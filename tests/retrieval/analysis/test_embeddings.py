@@ -1,4 +1,4 @@
-"""Embeddings as a file: what comes back, and what is refused."""
+"""Embeddings in .npz files: round trip and invalid files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOME = np.random.default_rng(0).normal(size=(4, 3))
 NAMES = np.array(["a", "a", "b", "ü $x$"])
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_embeddings_are_loaded_again(tmp_path: Path) -> None:
     marks = np.array([False, True, False, False])
     saved = Embeddings("x", SOME, NAMES, np.array(["1.png", "2.png", "3.png", "4.png"]), marks)
     saved.save(tmp_path / "made" / "shop.npz")
@@ -29,13 +29,13 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert found.vectors.dtype == np.float32
 
 
-def test_the_same_embeddings_are_the_same_bytes(tmp_path: Path) -> None:
+def test_equal_embeddings_give_equal_files(tmp_path: Path) -> None:
     for name in ("a.npz", "b.npz"):
         Embeddings("x", SOME, NAMES).save(tmp_path / name)
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
-def test_a_plain_file_of_numpy_is_enough(tmp_path: Path) -> None:
+def test_plain_numpy_file_is_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", embeddings=SOME.astype(np.float16), labels=np.array([7, 7, 1, 12]))
     found = Embeddings.load(tmp_path / "a.npz")
     assert found.labels.tolist() == ["7", "7", "1", "12"]
@@ -62,7 +62,7 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "why"), UNUSABLE, ids=range(len(UNUSABLE)))
-def test_unusable_arrays_say_why(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+def test_invalid_arrays_are_refused(tmp_path: Path, change: dict[str, Any], why: str) -> None:
     arrays = {"embeddings": SOME, "labels": NAMES, **change}
     np.savez(tmp_path / "a.npz", **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(InputError, match=why) as error:
@@ -86,7 +86,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 class Trap:
-    """A pickle that makes a folder when it is loaded."""
+    """A pickle that creates a folder when it is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,7 +104,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_another_name_of_file_is_refused(tmp_path: Path) -> None:
+def test_other_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"call it shop\.npz"):
         Embeddings("x", SOME, NAMES).save(tmp_path / "shop.txt")
     (tmp_path / "file").write_text("")

@@ -1,4 +1,4 @@
-"""Heatmaps of a real model: the contributions of all places are the cosine."""
+"""Heatmaps of a real model: the contributions of all locations sum to the cosine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embedder(model_file: Path) -> Embedder:
 
 
 @pytest.mark.parametrize("seeds", [(0, 1), (2, 9), (4, 4)])
-def test_contributions_sum_to_the_cosine_that_search_sees(embedder: Embedder, seeds: tuple[int, int]) -> None:
+def test_contributions_sum_to_the_cosine_of_a_search(embedder: Embedder, seeds: tuple[int, int]) -> None:
     a, b = draw(seeds[0]), draw(seeds[1], (90, 40), hue=1)
     found = heatmaps(embedder, a, b)
     vectors = embedder.embed([a, b])
@@ -31,8 +31,8 @@ def test_contributions_sum_to_the_cosine_that_search_sees(embedder: Embedder, se
     np.testing.assert_array_equal(found.pixels_b, embedder.pixels(b))
 
 
-def test_each_place_contributes_its_part_of_the_mean(embedder: Embedder) -> None:
-    """Without one place, the sum over the others gives the embedding but for what that place contributes."""
+def test_each_location_contributes_its_share_of_the_mean(embedder: Embedder) -> None:
+    """The sum over the other locations is the embedding less its contribution."""
     a, b = draw(0), draw(5, hue=2)
     found = heatmaps(embedder, a, b)
     vectors, maps = embedder.embed_maps(np.stack([embedder.pixels(a), embedder.pixels(b)]))
@@ -46,13 +46,13 @@ def test_each_place_contributes_its_part_of_the_mean(embedder: Embedder) -> None
             assert found.contributions_a[row, column] == pytest.approx(float(lost), abs=1e-6)
 
 
-def test_a_picture_is_wholly_like_itself(embedder: Embedder) -> None:
+def test_image_has_cosine_1_with_itself(embedder: Embedder) -> None:
     found = heatmaps(embedder, draw(3), draw(3))
     assert found.cosine == pytest.approx(1, abs=1e-6)
     np.testing.assert_allclose(found.contributions_a, found.contributions_b, atol=1e-6)
 
 
-def test_a_model_without_a_map_is_refused(tmp_path: Path) -> None:
+def test_model_without_a_map_is_refused(tmp_path: Path) -> None:
     without = Embedder(linear_model(tmp_path / "m.onnx"))
     with pytest.raises(InputError, match=r"m\.onnx: this model has no embedding map"):
         heatmaps(without, draw(0), draw(1))
@@ -72,13 +72,13 @@ def test_overlay_is_grey_orange_and_blue() -> None:
     assert middle.max() < 5  # no colour where nothing is contributed
 
 
-def test_a_larger_scale_is_fainter() -> None:
+def test_larger_scale_is_fainter() -> None:
     pixels = np.full((8, 8, 3), 128, np.uint8)
     strong, faint = (np.asarray(overlay(pixels, np.ones((1, 1)), limit)).astype(int) for limit in (1, 10))
     assert np.abs(strong - 128).sum() > 5 * np.abs(faint - 128).sum() > 0
 
 
-def test_the_figure_is_the_same_each_time(embedder: Embedder) -> None:
+def test_figure_is_reproducible(embedder: Embedder) -> None:
     found = heatmaps(embedder, draw(0), draw(1))
     first, second = (
         render_figure(lambda figure: draw_heatmaps(found, ("a", "b"), figure), 7, 8) for _ in range(2)

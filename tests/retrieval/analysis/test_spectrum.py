@@ -1,4 +1,4 @@
-"""The spectrum of embeddings, against singular values, NumPy's covariance, and cases with a known answer."""
+"""Spectrum of embeddings, against singular values, NumPy's covariance, and cases with a known answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cloud(seed: int, sizes: tuple[int, ...] = (5, 9, 2, 1), dim: int = 6) -> Emb
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_against_singular_values_and_numpy(seed: int) -> None:
+def test_spectrum_equals_singular_values_and_numpy_covariance(seed: int) -> None:
     embeddings = cloud(seed)
     found = spectrum(embeddings)
     centred = embeddings.vectors.astype(np.float64)
@@ -44,7 +44,7 @@ def test_against_singular_values_and_numpy(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 1000))
-def test_turning_the_space_changes_nothing(seed: int) -> None:
+def test_spectrum_is_invariant_to_rotation(seed: int) -> None:
     embeddings = cloud(seed)
     turn = np.linalg.qr(np.random.default_rng(seed + 1).normal(size=(6, 6)))[0]
     turned = Embeddings("turned", embeddings.vectors @ turn, embeddings.labels)
@@ -66,27 +66,27 @@ def test_effective_rank_of_known_shapes() -> None:
     assert rank(np.arange(1, 6) + noise) == 0  # what rounding leaves is no spread
 
 
-def test_the_variance_of_unit_vectors_is_what_the_mean_lacks() -> None:
+def test_total_variance_of_unit_vectors_is_1_minus_squared_mean() -> None:
     """For |z| = 1, E|z - m|^2 = 1 - |m|^2."""
     embeddings = cloud(4)
     mean = embeddings.vectors.mean(0)
     assert spectrum(embeddings).variance.sum() == pytest.approx(1 - mean @ mean, abs=1e-6)
 
 
-def test_more_rows_than_fit_at_once() -> None:
+def test_more_rows_than_a_block() -> None:
     embeddings = cloud(0, (9000, 9000), 4)
     theirs = np.linalg.eigvalsh(np.cov(embeddings.vectors.T.astype(np.float64), bias=True))[::-1]
     np.testing.assert_allclose(spectrum(embeddings).variance, theirs, rtol=1e-4)
 
 
-def test_unusable_embeddings() -> None:
+def test_too_few_dimensions_or_images_are_refused() -> None:
     with pytest.raises(InputError, match="no class has two images"):
         spectrum(cloud(0, (1, 1, 1)))
     with pytest.raises(InputError, match="needs embeddings of 3 numbers, these have 2"):
         spectrum(cloud(0, (3, 3), 2))
 
 
-def test_the_figure_is_the_same_each_time() -> None:
+def test_figure_is_reproducible() -> None:
     spectra: list[Spectrum] = [spectrum(cloud(seed)) for seed in range(2)]
     for kind in ("svg", "png"):
         first, second = (render_figure(partial(draw_spectra, spectra), 11, 5, kind) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The triplet diagram against a search through all images, one after the other."""
+"""Triplet diagram against a brute-force search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_embeddings(seed: int, labels: str = "aaabbbbccd") -> Embeddings:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_point_is_the_nearest_of_each_kind(seed: int) -> None:
+def test_points_are_the_nearest_positive_and_negative(seed: int) -> None:
     embeddings = random_embeddings(seed)
     expected = []
     for i in range(len(embeddings)):
@@ -39,7 +39,7 @@ def test_every_point_is_the_nearest_of_each_kind(seed: int) -> None:
     assert found.hard_share == pytest.approx(np.mean([n > p for p, n in expected]))
 
 
-def test_hard_triplets_are_what_recall_at_1_lacks() -> None:
+def test_share_of_hard_triplets_is_1_minus_recall_at_1() -> None:
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(30), 5)
     vectors = random.normal(size=(30, 8))[labels] + random.normal(size=(150, 8))
@@ -50,14 +50,14 @@ def test_hard_triplets_are_what_recall_at_1_lacks() -> None:
     assert 0.1 < found.hard_share < 0.9
 
 
-def test_without_positives_or_negatives_there_is_no_triplet() -> None:
+def test_labels_without_positives_or_negatives_are_refused() -> None:
     with pytest.raises(InputError, match="some: all images are of one class"):
         triplets(random_embeddings(0, "aaaaaaa"))
     with pytest.raises(InputError, match="some: no class has two images"):
         triplets(random_embeddings(0, "abcdefg"))
 
 
-def test_the_same_images_are_told_by_labels_and_paths() -> None:
+def test_same_images_have_the_same_labels_and_paths() -> None:
     one, other = random_embeddings(0), random_embeddings(1)
     assert same_images(one, other)
     assert not same_images(one, random_embeddings(1, "aaabbbbcce"))
@@ -72,13 +72,13 @@ def svg_of(*states: Embeddings) -> str:
     return render_figure(partial(draw_triplet_diagram, {"all": found}), *diagram_size(1)).decode()
 
 
-def test_the_figure_is_the_same_each_time() -> None:
+def test_figure_is_reproducible() -> None:
     assert svg_of(random_embeddings(0), random_embeddings(1)) == svg_of(
         random_embeddings(0), random_embeddings(1)
     )
 
 
-def test_arrows_join_what_is_few_and_many_points_become_a_picture() -> None:
+def test_few_images_have_arrows_and_many_are_rasterized() -> None:
     def of(count: int, seed: int) -> Embeddings:
         random = np.random.default_rng(seed)
         return Embeddings("x", random.normal(size=(count, 4)), np.arange(count) % 5)
@@ -91,6 +91,6 @@ def test_arrows_join_what_is_few_and_many_points_become_a_picture() -> None:
     assert len(many) < 2 * len(some)  # and not seven times
 
 
-def test_odd_names_stay_names() -> None:
+def test_special_characters_in_names_are_text() -> None:
     odd = "$\\frac{$ <b>&amp; \n\x07 \u732b" + "x" * 99
     ElementTree.fromstring(svg_of(replace(random_embeddings(0), name=odd)))

@@ -1,4 +1,4 @@
-"""The map: neighbours stay neighbours, the same input gives the same files, and the page is whole."""
+"""t-SNE map: neighbourhoods, reproducibility, and the self-contained page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conftest import draw
 
 
 def groups(count: int = 10, each: int = 8, labels: np.ndarray | None = None) -> Embeddings:
-    """Points around so many centres; every fourth is synthetic."""
+    """Clustered points; every fourth is synthetic."""
     random = np.random.default_rng(0)
     numbers = np.repeat(np.arange(count), each)
     vectors = random.normal(size=(count, 16))[numbers] + 0.2 * random.normal(size=(len(numbers), 16))
@@ -33,21 +33,21 @@ def found() -> Map:
     return tsne_map(groups())
 
 
-def test_groups_stay_together(found: Map) -> None:
+def test_neighbours_on_the_map_are_of_one_cluster(found: Map) -> None:
     points = np.ascontiguousarray(found.points, np.float32)
     distances = ((points[:, None] - points[None]) ** 2).sum(2)
     np.fill_diagonal(distances, np.inf)
     assert (found.embeddings.labels[distances.argmin(1)] == found.embeddings.labels).all()
 
 
-def test_the_same_input_gives_the_same_bytes(found: Map) -> None:
+def test_map_figure_and_page_are_reproducible(found: Map) -> None:
     again = tsne_map(groups())
     np.testing.assert_array_equal(found.points, again.points)
     assert render_figure(partial(draw_map, found), 10, 7) == render_figure(partial(draw_map, again), 10, 7)
     assert map_page(found) == map_page(again)
 
 
-def test_a_sample_is_drawn_where_there_are_more() -> None:
+def test_beyond_the_limit_a_random_sample_is_mapped() -> None:
     first, again, other = (tsne_map(groups(), limit=30, seed=seed) for seed in (1, 1, 2))
     assert len(first.points) == 30
     assert first.total == 80
@@ -58,20 +58,20 @@ def test_a_sample_is_drawn_where_there_are_more() -> None:
     assert len({row.tobytes() for row in first.embeddings.vectors} & everything) == 30
 
 
-def test_the_perplexity_fits_few_points() -> None:
+def test_default_perplexity_depends_on_the_number_of_points() -> None:
     assert tsne_map(groups(2, 2)).perplexity == 1
     assert tsne_map(groups(5, 4)).perplexity == pytest.approx(19 / 3)
     assert tsne_map(groups(10, 10)).perplexity == 30
 
 
-def test_the_largest_classes_have_colours_or_those_asked_for(found: Map) -> None:
+def test_largest_or_chosen_classes_have_colours(found: Map) -> None:
     sizes = np.repeat([f"c{i}" for i in range(10)], [3, 9, 9, 9, 9, 9, 9, 9, 9, 5])
     assert tsne_map(groups(labels=sizes)).shown == tuple(f"c{i}" for i in range(1, 9))
     assert tsne_map(groups(), shown=["7", "3", "7"]).shown == ("7", "3")
     assert len(found.shown) == 8
 
 
-def test_what_cannot_be_mapped_says_why() -> None:
+def test_invalid_input_is_refused() -> None:
     equal = Embeddings("equal", np.tile(groups().vectors[0], (9, 1)), np.arange(9))
     flat = Embeddings("flat", np.array([[1.0], [-1], [1], [-1]]), np.arange(4))
     for embeddings, options, why in [
@@ -89,7 +89,7 @@ def test_what_cannot_be_mapped_says_why() -> None:
 
 
 class Reader(HTMLParser):
-    """Collects the marks of the map, its data, and everything that a browser would fetch."""
+    """Collects the marks of the map, its data, and all URLs that a browser would fetch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Reader(HTMLParser):
             self.shown += data
 
 
-def test_the_page_is_whole(tmp_path: Path) -> None:
+def test_page_is_self_contained_and_safe(tmp_path: Path) -> None:
     hostile = ["</script><b>bold</b>", "@data@", "a & b", "plain", "@title@"]
     paths = [tmp_path / "photos" / f"{i}" / f"{i}.png" for i in range(20)]
     for seed, path in enumerate(paths[:-1]):  # the last one is gone
@@ -129,7 +129,7 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
     assert read.fetched == []
     assert "b" not in read.tags
     assert not re.search(r"https?://(?!www\.w3\.org)", text)
-    assert str(tmp_path) not in text  # paths are told from the folder that holds them all
+    assert str(tmp_path) not in text  # paths are relative to their common folder
     data = json.loads(read.data)
     assert [data["classes"][i] for i in data["labels"]] == some.labels.tolist()
     assert data["names"][3] == "3/3.png"
@@ -146,7 +146,7 @@ def test_synthetic_points_are_hollow(found: Map) -> None:
     assert set(json.loads(read.data)["pictures"]) == {""}
 
 
-def test_some_points_may_be_no_files(shop: Path) -> None:
+def test_points_without_files_have_no_thumbnail(shop: Path) -> None:
     paths = np.array([str(shop / "red" / "0.png"), "", str(shop / "blue" / "1.png"), ""])
     some = groups(2, 2)
     data = json.loads(Reader(map_page(tsne_map(Embeddings("x", some.vectors, some.labels, paths)))).data)
@@ -154,8 +154,8 @@ def test_some_points_may_be_no_files(shop: Path) -> None:
     assert [uri[:15] for uri in data["pictures"]] == ["data:image/webp", ""] * 2
 
 
-def test_points_lie_on_the_map_as_they_are_near_each_other(found: Map) -> None:
-    """The page keeps the shape: distances in it are those of the map, times one factor."""
+def test_page_keeps_the_aspect_ratio(found: Map) -> None:
+    """Distances on the page are those of the map, times a constant."""
     places = np.array(re.findall(r'translate\(([\d.-]+) ([\d.-]+)\)"', map_page(found)), float)
     assert places.min() >= 0
     assert places.max() <= 1000
@@ -163,8 +163,8 @@ def test_points_lie_on_the_map_as_they_are_near_each_other(found: Map) -> None:
     np.testing.assert_allclose(ours / ours.sum(), theirs / theirs.sum(), atol=1e-3)
 
 
-def test_real_neighbours_are_kept_on_the_map() -> None:
-    """Of scikit-learn's digits, an image's nearest neighbour on the map is nearly always of its class."""
+def test_nearest_neighbours_of_digits_are_kept() -> None:
+    """The nearest neighbour of a digit on the map is nearly always of its class."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,4 +1,4 @@
-"""Reports side by side: differences, tests and queries as counted by hand; strangers are refused."""
+"""Comparison of reports against counting by hand; reports of different data are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = ("cat", "dog", "<i>cow</i>", "hen")
 def report(
     root: Path, seed: int, *, noise: float = 0.7, kept: Sequence[int] = range(40), data: str = "folder:zoo"
 ) -> Report:
-    """A model of four classes, the worse the noisier, on some of 40 pictures."""
+    """Report of a model of four classes, worse with more noise, on some of 40 images."""
     random = np.random.default_rng(seed)
     labels = np.arange(40) % 4
     vectors = (np.eye(4, 8)[labels] + noise * random.normal(size=(40, 8)))[list(kept)]
@@ -48,7 +48,7 @@ def report(
 
 
 def right(report: Report) -> np.ndarray:
-    """Which queries find their class first, bool [N]."""
+    """Whether each query finds its class first, bool [N]."""
     assert report.findings is not None
     return np.array(report.findings.queries.first_right) == 1
 
@@ -59,7 +59,7 @@ def side_by_side(**reports: Report | Sequence[Report]) -> Comparison:
     )
 
 
-def test_two_models_on_the_same_queries(tmp_path: Path) -> None:
+def test_two_models_are_compared_query_by_query(tmp_path: Path) -> None:
     poor, good = report(tmp_path, 1, noise=1.0), report(tmp_path, 2, noise=0.5)
     found = side_by_side(poor=poor, good=good)
     first, other = found.rows
@@ -112,20 +112,20 @@ def test_groups_are_compared_over_their_runs(tmp_path: Path) -> None:
     assert clearest.other - clearest.first == pytest.approx(share.max())
 
 
-def test_a_group_beside_a_single_report_has_no_test(tmp_path: Path) -> None:
+def test_group_and_single_report_have_no_test(tmp_path: Path) -> None:
     found = side_by_side(one=report(tmp_path, 1), many=[report(tmp_path, 2), report(tmp_path, 3)])
     assert (found.rows[1].welch, found.pairs[0].mcnemar) == (None, None)
     assert comparison_table(found).splitlines()[2].split()[-1] == "-"
 
 
-def test_other_images_are_refused_unless_some_are_shared(tmp_path: Path) -> None:
+def test_reports_without_shared_queries_are_refused(tmp_path: Path) -> None:
     ours = report(tmp_path, 1)
     elsewhere = report(tmp_path, 2, data="folder:farm")
     assert ours.findings is not None
     assert elsewhere.findings is not None
-    strangers = dataclasses.replace(elsewhere.findings.queries, content=["ffffffffffff"] * 40)
+    other_queries = dataclasses.replace(elsewhere.findings.queries, content=["ffffffffffff"] * 40)
     other_files = dataclasses.replace(
-        elsewhere, findings=dataclasses.replace(elsewhere.findings, queries=strangers)
+        elsewhere, findings=dataclasses.replace(elsewhere.findings, queries=other_queries)
     )
     with pytest.raises(InputError, match="data 'folder:farm', not 'folder:zoo'"):
         side_by_side(ours=ours, theirs=other_files)
@@ -142,7 +142,7 @@ def test_only_shared_queries_are_compared(tmp_path: Path) -> None:
     assert "images '32', not '40'" in found.notes[0]
 
 
-def test_reports_that_do_not_know_their_queries_are_compared_by_their_numbers(tmp_path: Path) -> None:
+def test_reports_without_findings_are_compared_by_their_numbers(tmp_path: Path) -> None:
     old = dataclasses.replace(report(tmp_path, 1), findings=None)
     found = side_by_side(old=old, new=report(tmp_path, 2))
     assert found.pairs == []
@@ -152,7 +152,7 @@ def test_reports_that_do_not_know_their_queries_are_compared_by_their_numbers(tm
         side_by_side(old=old, new=report(tmp_path, 2, kept=range(8, 40)))
 
 
-def test_one_is_not_enough_and_seeds_should_differ(tmp_path: Path) -> None:
+def test_single_report_is_refused_and_repeated_seeds_are_noted(tmp_path: Path) -> None:
     ours = report(tmp_path, 1)
     with pytest.raises(InputError, match="at least two reports"):
         side_by_side(ours=ours)
@@ -160,7 +160,7 @@ def test_one_is_not_enough_and_seeds_should_differ(tmp_path: Path) -> None:
     assert "twice has several runs of one seed" in found.notes[0]
 
 
-def test_the_page_is_safe_and_has_the_pictures(tmp_path: Path) -> None:
+def test_page_escapes_names_and_has_thumbnails(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"class{number % 4}").mkdir(exist_ok=True)
         draw(number, hue=number % 4).save(tmp_path / f"class{number % 4}" / f"{number}.png")
@@ -180,7 +180,7 @@ def test_the_page_is_safe_and_has_the_pictures(tmp_path: Path) -> None:
     assert kept == json.loads(json.dumps(found.to_dict()))
 
 
-def test_the_table_has_differences_and_p(tmp_path: Path) -> None:
+def test_table_has_differences_and_p(tmp_path: Path) -> None:
     found = side_by_side(poor=report(tmp_path, 1, noise=1.5), good=report(tmp_path, 2, noise=0.3))
     head, poor, good, *notes = comparison_table(found).splitlines()
     assert head.split()[:5] == ["runs", "R@1", "R@2", "R@4", "R@8"]
@@ -189,12 +189,12 @@ def test_the_table_has_differences_and_p(tmp_path: Path) -> None:
     assert "McNemar" in notes[0]
 
 
-# ---- what a person names
+# ---- arguments
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports as the commands leave them."""
+    """Folders of reports as written by the commands."""
     folder = tmp_path_factory.mktemp("runs")
     places = ("a/report", "b/report", "sweep/sct/seed-0", "sweep/sct/seed-1", "sweep/raw/seed-0", "lr=1")
     for seed, place in enumerate(places):
@@ -222,7 +222,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["x=sweep/sct,sweep/sct/seed-1", "b/report"], {"x": [2, 3], "report": [1]}),
     ],
 )
-def test_what_words_mean(
+def test_arguments_select_and_name_reports(
     runs: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: dict[str, list[int]]
 ) -> None:
     monkeypatch.chdir(runs)
@@ -230,7 +230,7 @@ def test_what_words_mean(
     assert {c.name: [report.seed for report in c.reports] for c in found} == expected
 
 
-def test_a_path_may_hold_an_equals_sign(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_may_contain_an_equals_sign(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     assert [contender.name for contender in load_contenders(["lr=1", "b"])] == ["lr=1", "b"]
 
@@ -246,7 +246,7 @@ def test_a_path_may_hold_an_equals_sign(runs: Path, monkeypatch: pytest.MonkeyPa
         ("=a", "NAME=REPORT"),
     ],
 )
-def test_what_is_no_report_is_refused(
+def test_argument_without_a_report_is_refused(
     runs: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
 ) -> None:
     monkeypatch.chdir(runs)
@@ -254,7 +254,7 @@ def test_what_is_no_report_is_refused(
         load_contenders([word, "b/report"])
 
 
-def test_a_name_cannot_be_given_twice(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_name_is_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     with pytest.raises(InputError, match="x: named twice"):
         load_contenders(["x=a", "x=b"])
@@ -262,7 +262,7 @@ def test_a_name_cannot_be_given_twice(runs: Path, monkeypatch: pytest.MonkeyPatc
         load_contenders(["a", "a"])
 
 
-def test_the_command(runs: Path, tmp_path: Path) -> None:
+def test_command_prints_and_writes_the_comparison(runs: Path, tmp_path: Path) -> None:
     words = ["compare", "old=a/report", "sweep/sct/", "--out", str(tmp_path / "c"), "--json"]
     printed = json.loads(lookalike(*words, cwd=runs).stdout)
     assert [(row["name"], row["runs"]) for row in printed["rows"]] == [("old", 1), ("sct", 2)]

@@ -1,4 +1,4 @@
-"""What a report says about mistakes is what one finds by looking at every query in turn."""
+"""Mistakes in a report, against a loop over all queries."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NAMES = "abcdefg"
 
 
 def random_case(seed: int, count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unit vectors float32 [N, 6] and their class numbers, every class at least twice."""
+    """Unit vectors, float32 [N, 6], and their class numbers, each at least twice."""
     random = np.random.default_rng(seed)
     labels = np.r_[np.repeat(np.arange(classes), 2), random.integers(0, classes, count)]
     vectors = random.normal(size=(len(labels), 6)) + random.normal(size=(classes, 6))[labels]
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-def pictures(labels: np.ndarray) -> ImageSet:
+def images(labels: np.ndarray) -> ImageSet:
     paths = [Path(f"/data/{NAMES[label]}/{number}.png") for number, label in enumerate(labels)]
     return ImageSet(
         paths, [NAMES[label] for label in labels], [f"{number:064x}" for number in range(len(labels))]
@@ -43,11 +43,11 @@ def pictures(labels: np.ndarray) -> ImageSet:
 
 def findings_of(vectors: np.ndarray, labels: np.ndarray) -> tuple[Evaluation, Findings]:
     evaluation = evaluate("ours", vectors, labels, ks=(1, 4))
-    return evaluation, find_mistakes(evaluation, pictures(labels), pictures(labels))
+    return evaluation, find_mistakes(evaluation, images(labels), images(labels))
 
 
-def neighbours_in_turn(vectors: np.ndarray) -> list[list[int]]:
-    """The others of every query, best first."""
+def neighbours_by_loop(vectors: np.ndarray) -> list[list[int]]:
+    """All other rows for each query, best first."""
     cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
     return [
         sorted((j for j in range(len(vectors)) if j != i), key=lambda j, row=row: -row[j])
@@ -56,10 +56,10 @@ def neighbours_in_turn(vectors: np.ndarray) -> list[list[int]]:
 
 
 @given(st.integers(0, 10_000), st.integers(2, 25), st.integers(2, 6))
-def test_everything_is_as_one_query_after_the_other(seed: int, count: int, classes: int) -> None:
+def test_findings_equal_a_loop_over_queries(seed: int, count: int, classes: int) -> None:
     vectors, labels = random_case(seed, count, classes)
     _, found = findings_of(vectors, labels)
-    order = neighbours_in_turn(vectors)
+    order = neighbours_by_loop(vectors)
     ranks = [next(r for r, j in enumerate(row, 1) if labels[j] == labels[i]) for i, row in enumerate(order)]
     assert found.queries.first_right == [rank if rank <= 4 else None for rank in ranks]
     mistakes = Counter((labels[i], labels[order[i][0]]) for i, rank in enumerate(ranks) if rank > 1)
@@ -102,7 +102,7 @@ def test_everything_is_as_one_query_after_the_other(seed: int, count: int, class
         assert hard.nearest_right.path == f"{NAMES[labels[first]]}/{first}.png"
 
 
-def test_similarities_are_those_of_all_pairs() -> None:
+def test_histograms_count_all_pairs() -> None:
     vectors, labels = random_case(3, 40, 4)
     evaluation, found = findings_of(vectors, labels)
     same = labels[:, None] == labels
@@ -115,19 +115,19 @@ def test_similarities_are_those_of_all_pairs() -> None:
         assert ours == pytest.approx(theirs, abs=1e-6)
 
 
-def test_it_survives_json() -> None:
+def test_findings_survive_json() -> None:
     found = findings_of(*random_case(1, 30, 5))[1]
     assert Findings.from_dict(json.loads(json.dumps(dataclasses.asdict(found)))) == found
 
 
-def test_what_cannot_be_answered_and_has_no_class_is_no_mistake() -> None:
-    """A query whose class is nowhere else, and a picture of the gallery without a class."""
+def test_unanswerable_queries_and_unlabelled_images_are_no_mistakes() -> None:
+    """A query whose class is nowhere else, and a gallery image without a class."""
     query = np.eye(3, dtype=np.float32)
     gallery = np.concatenate([query, 0.8 * query + 0.6 * np.roll(query, 1, axis=1)])
     labels = np.array([0, 1, 2])
     evaluation = evaluate("ours", query, labels, gallery, np.array([-1, 1, 3, 0, 3, 3]), ks=(1, 4))
     searched = ImageSet([Path(f"/shop/{i}.png") for i in range(6)], [None, "b", "d", "a", "d", "d"])
-    found = find_mistakes(evaluation, pictures(labels), searched)
+    found = find_mistakes(evaluation, images(labels), searched)
     assert found.queries.first_right[1:] == [1, None]
     assert found.queries.average_precision[2] is None
     assert found.classes.queries == [1, 1, 0]
@@ -139,7 +139,7 @@ def test_what_cannot_be_answered_and_has_no_class_is_no_mistake() -> None:
     assert found.hardest[0].nearest_right.path == "/shop/3.png"
 
 
-def test_many_classes_keep_the_most_confused_pairs_only() -> None:
+def test_only_the_most_confused_pairs_are_kept() -> None:
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(400), 2)
     vectors = random.normal(size=(800, 8)).astype(np.float32)
@@ -152,7 +152,7 @@ def test_many_classes_keep_the_most_confused_pairs_only() -> None:
     assert len(found.hardest) == HARDEST
 
 
-def test_the_root_is_what_all_paths_have_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_the_common_folder_of_all_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert common_root([Path("shop/red/1.png"), Path("shop/blue/1.png")]) == tmp_path / "shop"
     assert common_root([Path("shop/red/1.png")]) == tmp_path / "shop" / "red"

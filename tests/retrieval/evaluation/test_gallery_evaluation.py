@@ -1,4 +1,4 @@
-"""A gallery measured on its own labelled images, against brute force; and the reports it keeps."""
+"""Evaluation of a gallery on its own labelled images, against brute force; kept reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.retrieval.filling import bare_gallery, small_gallery, unit_vectors
 
 
 def filled(folder: Path, labels: Sequence[str | None], seed: int = 0) -> Gallery:
-    """A gallery of random vectors with these labels, whose files are not there."""
+    """A gallery of random vectors with these labels and without files."""
     gallery = bare_gallery(folder)
     items = [
         NewItem(FileStamp("/pictures", f"{n}.jpg", 1, 1, label), f"{n:064x}", 4, 3)
@@ -37,7 +37,7 @@ def filled(folder: Path, labels: Sequence[str | None], seed: int = 0) -> Gallery
 
 
 def recall_at(k: int, vectors: np.ndarray, labels: Sequence[str | None], asked: Sequence[int]) -> float:
-    """Of the queries that have one of their label to find, how many do within k: one by one."""
+    """Recall@k by a loop over the queries that have another image of their label."""
     found = []
     for query in asked:
         others = [row for row in range(len(labels)) if row != query]
@@ -52,7 +52,7 @@ def recall_at(k: int, vectors: np.ndarray, labels: Sequence[str | None], asked: 
     labels=st.lists(st.sampled_from(["a", "b", "c", None]), min_size=6, max_size=40), seed=st.integers(0, 9)
 )
 @settings(max_examples=15)
-def test_every_labelled_image_searches_all_the_others(
+def test_each_labelled_image_searches_all_others(
     tmp_path_factory: pytest.TempPathFactory, labels: list[str | None], seed: int
 ) -> None:
     labels = ["a", "a", "b", *labels]
@@ -70,18 +70,18 @@ def test_every_labelled_image_searches_all_the_others(
     assert report.findings.queries.content == [f"{row:064x}"[:12] for row in asked]
 
 
-def test_the_gallery_keeps_what_it_found(tmp_path: Path) -> None:
+def test_gallery_keeps_its_reports(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b", "b", None])
     reports = [evaluate_and_keep(gallery) for _ in range(3)]
     places = kept_reports(gallery.folder)
-    assert [Report.load(place) for place in places] == reports, "also those of the same second"
+    assert [Report.load(place) for place in places] == reports, "also reports of the same second"
     assert {report.gallery_state for report in reports} == {state_of(gallery)}
     (gallery.folder / "reports" / "9999").mkdir()
     (gallery.folder / "reports" / "9999" / "report.html").touch()
-    assert kept_reports(gallery.folder) == places, "one that was cut off is none"
+    assert kept_reports(gallery.folder) == places, "incomplete reports are ignored"
 
 
-def test_of_many_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
+def test_beyond_the_limit_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
     labels = [None if n % 5 == 0 else "ab"[n % 2] for n in range(60)]
     gallery = filled(tmp_path / "g", labels)
     report = evaluate_gallery(gallery, limit=20)
@@ -104,15 +104,15 @@ def test_of_many_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
         (["a", "b", None], "no two of its images share a label"),
     ],
 )
-def test_labels_that_cannot_say_what_is_right(tmp_path: Path, labels: list[str | None], why: str) -> None:
+def test_insufficient_labels_are_refused(tmp_path: Path, labels: list[str | None], why: str) -> None:
     gallery = filled(tmp_path / "g", labels)
-    for refusing in (check_labels, evaluate_gallery, evaluate_and_keep):
+    for function in (check_labels, evaluate_gallery, evaluate_and_keep):
         with pytest.raises(InputError, match=why):
-            refusing(gallery)
+            function(gallery)
     assert kept_reports(gallery.folder) == []
 
 
-def test_the_state_is_another_when_what_it_holds_is(tmp_path: Path) -> None:
+def test_state_changes_with_the_content(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
     states = [state_of(gallery)]
     evaluate_and_keep(gallery)
@@ -128,7 +128,7 @@ def test_the_state_is_another_when_what_it_holds_is(tmp_path: Path) -> None:
     assert len(set(states)) == 4
 
 
-def test_a_gallery_that_cannot_keep_a_report_is_not_measured(tmp_path: Path) -> None:
+def test_unwritable_gallery_is_refused_before_any_work(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b"])
     (gallery.folder / "reports").rmdir()
     (gallery.folder / "reports").touch()
@@ -138,7 +138,7 @@ def test_a_gallery_that_cannot_keep_a_report_is_not_measured(tmp_path: Path) -> 
     assert stages == [], "before any work"
 
 
-def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
+def test_progress_is_reported_and_can_be_cancelled(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "b"] * 20)
     stages: list[Stage] = []
     with progress_listener(stages.append):
@@ -163,8 +163,8 @@ def test_who_listens_hears_how_far_it_is_and_can_end_it(tmp_path: Path) -> None:
     assert stages[-1].what == "writing the report"
 
 
-def test_items_are_found_by_where_they_are(tmp_path: Path, shop: Path) -> None:
-    """Those of a folder, those that the gallery keeps itself, and those without a file."""
+def test_items_are_found_by_their_paths(tmp_path: Path, shop: Path) -> None:
+    """Files of a folder, files kept by the gallery, and items without a file."""
     gallery = small_gallery(tmp_path)
     gallery.add([shop])
     (gallery.folder / OWN).mkdir()
@@ -186,7 +186,7 @@ def test_items_are_found_by_where_they_are(tmp_path: Path, shop: Path) -> None:
     assert [gallery.item_at(places[n]) for n in (0, 1, -1)] == [None, ids[1], None]
 
 
-def test_the_command_needs_no_other_images_and_no_torch(tmp_path: Path) -> None:
+def test_command_needs_no_data_set_and_no_torch(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
     program = (
         "import sys; sys.modules['torch'] = sys.modules['yaml'] = None\n"

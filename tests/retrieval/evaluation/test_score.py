@@ -1,4 +1,4 @@
-"""One model's result: every metric, its interval, and its trip through JSON."""
+"""Result of one model: metrics, intervals, and the round trip through JSON."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_results_survive_json() -> None:
     assert Result.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
-def test_nothing_that_can_be_answered() -> None:
+def test_unanswerable_queries_are_refused() -> None:
     with pytest.raises(InputError, match="no query has another image of its class"):
         evaluate("nothing", np.eye(3), np.arange(3))
 
 
-def test_linear_probe_is_about_as_good_as_discriminant_analysis() -> None:
-    """Both are linear; on the digits, whose classes nearly are, they differ little."""
+def test_linear_probe_agrees_with_discriminant_analysis() -> None:
+    """Both are linear classifiers; on the digits they differ little."""
     points, labels = digits(1797)
     train, test = slice(0, 1200), slice(1200, 1797)
     ours = metrics.linear_probe(points[train], labels[train], points[test], labels[test])
@@ -63,13 +63,13 @@ def test_linear_probe_is_about_as_good_as_discriminant_analysis() -> None:
     assert metrics.linear_probe(points[train], words[train], points[test], words[test]) == ours
 
 
-def test_linear_probe_never_gets_a_class_right_that_it_has_not_seen() -> None:
+def test_linear_probe_counts_unseen_classes_as_wrong() -> None:
     points = np.eye(4)[[0, 1] * 10]
     labels = np.array([0, 1] * 10)
     assert metrics.linear_probe(points, labels, points[:4], np.array([0, 1, 7, 8])) == 0.5
 
 
-def test_linear_probe_says_what_it_needs() -> None:
+def test_linear_probe_refuses_invalid_input() -> None:
     points, labels = np.eye(4)[[0, 1] * 3], np.array([0, 1] * 3)
     with pytest.raises(InputError, match="one class only"):
         metrics.linear_probe(points, labels * 0, points, labels)

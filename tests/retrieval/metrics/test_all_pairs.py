@@ -1,4 +1,4 @@
-"""All pairs of queries and gallery, against every number at once in double precision."""
+"""Similarities of all pairs, against the whole matrix in double precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clustered(count: int, classes: int, dim: int, seed: int) -> tuple[np.ndarray
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 60), st.integers(1, 6), st.integers(0, 10_000), st.booleans(), st.integers(1, 50))
-def test_equals_the_whole_matrix(count: int, classes: int, seed: int, others: bool, block: int) -> None:
+def test_blocks_equal_the_whole_matrix(count: int, classes: int, seed: int, others: bool, block: int) -> None:
     points, labels = clustered(count, classes, 8, seed)
     query, wanted, own = points, labels, np.arange(count)
     arrays: tuple[np.ndarray, ...] = (points, labels)
@@ -56,12 +56,12 @@ def test_equals_the_whole_matrix(count: int, classes: int, seed: int, others: bo
 
 
 def _below(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How many are below the upper edge of each bin; the last one takes what is beyond."""
+    """Number of values below the upper edge of each bin; the last one includes larger values."""
     return np.array([(values < edge).sum() for edge in edges[1:-1]] + [len(values)])
 
 
 def test_cosines_beyond_one_stay_in_the_histogram() -> None:
-    """Half precision makes vectors a little too long; opposite and equal ones then leave [-1, 1]."""
+    """Vectors in half precision may be a little too long, so that cosines leave [-1, 1]."""
     points = np.array([[1.004, 0], [1.004, 0], [-1.004, 0], [0, 0]], np.float32)
     found = metrics.similarities(points, np.array([0, 0, 1, 1]))
     assert found.positive[-1] == 2
@@ -71,7 +71,7 @@ def test_cosines_beyond_one_stay_in_the_histogram() -> None:
     assert found.positive.sum() + found.negative.sum() == 12
 
 
-def test_overlap_is_none_of_classes_apart_and_all_of_collapsed_ones() -> None:
+def test_overlap_is_0_for_separate_and_1_for_collapsed_classes() -> None:
     labels = np.arange(40) % 4
     apart = metrics.similarities(np.eye(4)[labels], labels)
     assert apart.overlap == 0.0
@@ -83,7 +83,7 @@ def test_overlap_is_none_of_classes_apart_and_all_of_collapsed_ones() -> None:
     assert 0.1 < mixed.overlap < 0.9
 
 
-def test_large_classes_are_sorted_and_small_ones_counted_to_the_same_end(
+def test_sorting_and_counting_give_the_same_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     points, labels = clustered(400, 3, 6, 0)
@@ -100,7 +100,7 @@ def test_large_classes_are_sorted_and_small_ones_counted_to_the_same_end(
         assert by_sorting.average_precision[i] == pytest.approx(np.mean(own / places[right[i]]), abs=1e-9)
 
 
-def test_all_pairs_are_never_held_at_once() -> None:
+def test_memory_stays_below_the_whole_matrix() -> None:
     points, labels = clustered(6000, 600, 8, 0)
     whole = 4 * len(points) ** 2
     tracemalloc.start()

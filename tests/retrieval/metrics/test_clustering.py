@@ -1,4 +1,4 @@
-"""k-means and the two scores of clusters."""
+"""k-means, NMI and pair F1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_pair_f1_equals_counting_pairs(pairs: list[tuple[int, int]]) -> None:
 
 
 def groups(classes: int, each: int) -> tuple[np.ndarray, np.ndarray]:
-    """Far apart, each of them small."""
+    """Small clusters, far apart."""
     labels = np.repeat(np.arange(classes), each)
     noise = np.random.default_rng(0).normal(size=(len(labels), classes)) * 0.1
     return (np.eye(classes)[labels] * 10 + noise).astype(np.float32), labels
@@ -46,8 +46,8 @@ def test_kmeans_finds_separate_groups() -> None:
     np.testing.assert_array_equal(clusters, metrics.kmeans(points, 5))
 
 
-def test_few_iterations_do_for_many_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short cut for large sets, against what small ones get."""
+def test_few_iterations_suffice_for_many_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reduced effort for large sets, against the usual one."""
     points, labels = groups(200, 5)
     thorough = metrics.nmi(labels, metrics.kmeans(points, 200))
     monkeypatch.setattr(clustering, "_MANY", 0)
@@ -63,11 +63,11 @@ def test_equal_points_are_one_cluster() -> None:
 @pytest.mark.parametrize(
     ("points", "clusters"), [(np.ones((3, 2)), 4), (np.ones((3, 2)), 0), (np.full((3, 2), np.nan), 1)]
 )
-def test_unusable_points(points: np.ndarray, clusters: int) -> None:
+def test_invalid_points_are_refused(points: np.ndarray, clusters: int) -> None:
     with pytest.raises(InputError, match="cannot make"):
         metrics.kmeans(points, clusters)
 
 
-def test_as_many_clusters_as_labels() -> None:
+def test_each_label_needs_a_cluster() -> None:
     with pytest.raises(InputError, match="3 and 2"):
         metrics.nmi(np.zeros(3), np.zeros(2))

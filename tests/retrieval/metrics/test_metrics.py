@@ -1,4 +1,4 @@
-"""The definitions of retrieval metrics, against loops in plain Python and by properties."""
+"""Retrieval metrics, against loops in plain Python and by properties."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def by_loops(
     own: Sequence[int],
     ks: Sequence[int],
 ) -> dict[str, list[float]]:
-    """Every metric of every query, one image at a time, from integers."""
+    """All metrics of each query by loops over integers."""
     names = [f"{name}@{k}" for name in ("recall", "precision") for k in ks]
     found: dict[str, list[float]] = {name: [] for name in [*names, "map", "map@r", "r-precision"]}
     for i, q in enumerate(query):
@@ -72,7 +72,7 @@ def by_loops(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(3, 40), st.integers(1, 40), st.integers(0, 10_000), st.booleans())
-def test_every_query_equals_loops(count: int, dim: int, seed: int, others: bool) -> None:
+def test_values_of_queries_equal_loops(count: int, dim: int, seed: int, others: bool) -> None:
     random = np.random.default_rng(seed)
     gallery, gallery_labels = signs(count, dim, seed), random.integers(0, 4, count)
     query, labels, own = gallery, gallery_labels, np.arange(count)
@@ -107,7 +107,7 @@ def test_every_query_equals_loops(count: int, dim: int, seed: int, others: bool)
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(4, 60), st.integers(1, 40), st.integers(0, 10_000))
-def test_order_and_names_do_not_matter_and_recall_grows(count: int, dim: int, seed: int) -> None:
+def test_metrics_are_invariant_to_order_and_recall_grows_with_k(count: int, dim: int, seed: int) -> None:
     points, labels = signs(count, dim, seed) / np.sqrt(dim), np.arange(count) // 3
     order = np.random.default_rng(seed).permutation(count)
     words = np.array([f"class {99 - label}" for label in labels])
@@ -123,7 +123,7 @@ def test_order_and_names_do_not_matter_and_recall_grows(count: int, dim: int, se
 
 @pytest.mark.parametrize("dim", [2, 512])
 def test_collapsed_embeddings_find_nothing(dim: int) -> None:
-    """With k far below the size, so that what is behind the last place has to be looked at."""
+    """With k far below the size, so that ties behind the last rank have to be resolved."""
     points, labels = np.repeat(unit(1, dim, 0), 300, axis=0), np.arange(300) % 3
     assert metrics.recall_at_k(points, labels, ks=(1, 5, 50, 200)) == {1: 0, 5: 0, 50: 0, 200: 0}
     # The 200 wrong ones come first, the 99 right ones after them.
@@ -134,8 +134,8 @@ def test_collapsed_embeddings_find_nothing(dim: int) -> None:
     assert metrics.mean_average_precision(points, labels) == pytest.approx(expected)
 
 
-def test_a_tie_that_goes_on_behind_the_last_place() -> None:
-    """The right one equals 40 wrong ones: whichever of them are fetched, it is the 41st."""
+def test_tie_across_the_last_rank_is_resolved() -> None:
+    """The relevant image ties with 40 others: whichever are fetched, its rank is 41."""
     query = np.array([[1.0, 0.0]], np.float32)
     gallery = np.repeat(np.array([[0.6, 0.8]], np.float32), 41, axis=0)
     for place in (0, 20, 40):
@@ -154,7 +154,7 @@ def test_duplicates_find_each_other_and_not_themselves() -> None:
     assert metrics.recall_at_k(points, np.repeat([0, 1, 2], 4), ks=(1,)) == {1: 1.0}
 
 
-def test_a_ranking_beyond_the_gallery_ends_with_nothing() -> None:
+def test_ranking_beyond_the_gallery_is_padded() -> None:
     ranking = metrics.rank(unit(4, 3, 0), np.zeros(4), k=9)
     assert ranking.rows.shape == (4, 4)
     assert (ranking.rows[:, 3] == -1).all()
@@ -166,13 +166,13 @@ def test_a_ranking_beyond_the_gallery_ends_with_nothing() -> None:
     assert not single.answerable.any()
 
 
-def test_classes_of_one_are_left_out() -> None:
+def test_classes_with_one_image_are_left_out() -> None:
     points = np.eye(4, dtype=np.float32)
     points[1] = points[0]
     assert metrics.recall_at_k(points, np.array([0, 0, 1, 2]), ks=(1,)) == {1: 1.0}
 
 
-def test_one_class_has_nothing_wrong_to_find() -> None:
+def test_metrics_of_a_single_class_are_1() -> None:
     points, labels = unit(6, 3, 0), np.zeros(6)
     assert metrics.recall_at_k(points, labels, ks=(1, 4)) == {1: 1.0, 4: 1.0}
     found = metrics.similarities(points, labels)
@@ -181,7 +181,7 @@ def test_one_class_has_nothing_wrong_to_find() -> None:
     assert found.overlap == 0.0
 
 
-def test_a_zero_vector_is_equally_far_from_everything() -> None:
+def test_zero_vector_has_cosine_0_with_everything() -> None:
     points = np.eye(3, dtype=np.float32)[[0, 0, 1, 2]]
     points[3] = 0.0
     assert metrics.recall_at_k(points, np.array([0, 0, 1, 1]), ks=(1,)) == {1: 0.5}
@@ -189,7 +189,7 @@ def test_a_zero_vector_is_equally_far_from_everything() -> None:
 
 @pytest.mark.parametrize("metric", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("message", BAD)
-def test_unusable_input_says_why(metric, message: str) -> None:
+def test_invalid_input_is_refused(metric, message: str) -> None:
     with pytest.raises(InputError, match=message):
         metric(*BAD[message])
 
@@ -208,12 +208,12 @@ def test_unusable_input_says_why(metric, message: str) -> None:
         (np.eye(3) * 2, np.zeros(3), None, "gallery: row 0 has length 2"),
     ],
 )
-def test_unusable_galleries_say_why(gallery, labels, own, message: str) -> None:
+def test_invalid_gallery_is_refused(gallery, labels, own, message: str) -> None:
     with pytest.raises(InputError, match=message):
         metrics.recall_at_k(np.eye(3), np.zeros(3), gallery, labels, own=own)
 
 
-def test_no_neighbours_asked_for() -> None:
+def test_too_few_neighbours_are_refused() -> None:
     with pytest.raises(InputError, match="at least 1"):
         metrics.rank(np.eye(3), np.zeros(3), k=0)
     with pytest.raises(InputError, match="1 neighbours, but a query has 2"):

@@ -31,7 +31,7 @@ def unit(points: np.ndarray) -> np.ndarray:
 
 
 def noise() -> Labelled:
-    """No structure at all, and classes of many sizes, one among them."""
+    """Random vectors, with classes of many sizes including one."""
     random = np.random.default_rng(0)
     return unit(random.normal(size=(300, 24))), np.minimum(random.geometric(0.05, 300), 60)
 
@@ -58,7 +58,7 @@ def vectors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def sides(vectors: Labelled) -> list[tuple[np.ndarray, ...]]:
-    """Among themselves, and a third of them in a gallery of the rest."""
+    """Leave-one-out, and a third of the vectors in a gallery of the rest."""
     points, labels = vectors
     labels = np.unique(labels, return_inverse=True)[1]
     asked = np.arange(len(points)) % 3 == 0

@@ -33,7 +33,7 @@ def test_welch_on_published_samples(ours: list[float], theirs: list[float], p: f
 
 
 @given(st.lists(shares, min_size=2, max_size=6), st.lists(shares, min_size=2, max_size=6))
-def test_welch_is_its_formula(ours: list[float], theirs: list[float]) -> None:
+def test_welch_equals_its_formula(ours: list[float], theirs: list[float]) -> None:
     found = welch(ours, theirs)
     a, b = (statistics.variance(side) / len(side) for side in (ours, theirs))
     if len(set(ours)) == len(set(theirs)) == 1:
@@ -51,14 +51,14 @@ def test_welch_is_its_formula(ours: list[float], theirs: list[float]) -> None:
 
 
 @given(st.lists(shares, min_size=2, max_size=9))
-def test_mean_and_standard_deviation_are_those_of_the_standard_library(values: list[float]) -> None:
+def test_mean_and_deviation_equal_the_standard_library(values: list[float]) -> None:
     found = summarize(values)
     assert found.mean == pytest.approx(statistics.mean(values), abs=1e-9)
     assert found.std == pytest.approx(statistics.stdev(values), abs=1e-9)
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.706), (3, 4.303), (5, 2.776), (11, 2.228)])
-def test_the_interval_is_that_of_printed_tables_of_t(n: int, t: float) -> None:
+def test_interval_equals_printed_tables_of_t(n: int, t: float) -> None:
     found = summarize([0.1 * i for i in range(n)])
     assert found.low is not None
     assert found.std is not None
@@ -109,7 +109,7 @@ def test_intervals_equal_scipy() -> None:
 
 @pytest.mark.parametrize("recall", [0.3, 0.5, 0.9])
 def test_intervals_cover_the_recall_that_queries_were_drawn_with(recall: float) -> None:
-    """Nineteen times of twenty; within what 500 trials of a true 95% would show by chance (4 deviations)."""
+    """In 95% of 500 trials, within 4 standard deviations."""
     random = np.random.default_rng(2)
     trials = (random.random((500, 300)) < recall).astype(float)
     ends = np.array(

@@ -1,4 +1,4 @@
-"""A page as a browser's parser sees it."""
+"""Parsed HTML pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Page(HTMLParser):
-    """The tags of a page, a file or its text, with their attributes; and what is read between them."""
+    """Tags with their attributes, and the text, of a page (a file or its text)."""
 
     def __init__(self, page: Path | str) -> None:
         super().__init__()
@@ -22,10 +22,10 @@ class Page(HTMLParser):
         self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of every tag of this name."""
+        """Return the attributes of all tags of a name."""
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
     def pictures(self) -> list[str]:
-        """Where every picture comes from."""
+        """Sources of all images."""
         return [str(attributes["src"]) for attributes in self.all("img")]

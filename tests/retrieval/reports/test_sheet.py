@@ -1,4 +1,4 @@
-"""Contact sheets: what they show, and what they keep out."""
+"""Contact sheets: content, escaping, limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import draw
 from tests.retrieval.reports.html_page import Page
 
 
-def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "<img src=x onerror=alert(1)> '\".png"
     draw(1).save(path)
     bad = "<script>alert(1)</script>"
@@ -25,9 +25,9 @@ def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     assert page.text.count(bad) == 5, "title twice, note, heading and caption"
 
 
-def test_nothing_comes_from_outside(tmp_path: Path) -> None:
+def test_sheet_is_self_contained(tmp_path: Path) -> None:
     draw(1).save(tmp_path / "a.png")
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "broken.png").write_bytes(b"no image")
     tiles = [
         SheetImage(tmp_path / "a.png", "1"),
         SheetImage(tmp_path / "broken.png", "2"),
@@ -40,7 +40,7 @@ def test_nothing_comes_from_outside(tmp_path: Path) -> None:
     assert not page.all("link")
 
 
-def test_a_sheet_stays_one_that_can_be_opened(tmp_path: Path) -> None:
+def test_sheet_has_at_most_500_rows(tmp_path: Path) -> None:
     write_sheet(
         tmp_path / "s.html",
         "t",
@@ -54,7 +54,7 @@ def test_a_sheet_stays_one_that_can_be_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [("s.pdf", "call it s.html"), ("no/s.html", "does not exist")])
-def test_files_that_cannot_be_sheets(tmp_path: Path, name: str, message: str) -> None:
+def test_invalid_sheet_paths_are_refused(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         write_sheet(tmp_path / name, "t", "n", [])
     assert not list(tmp_path.iterdir())

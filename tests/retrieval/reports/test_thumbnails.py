@@ -1,4 +1,4 @@
-"""Small pictures on pages: small, upright, and nothing but pixels."""
+"""Thumbnails: small, upright, without metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decoded(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(data)))
 
 
-def test_a_photograph_is_shrunk_and_turned_upright_and_loses_what_it_says_about_its_maker(
+def test_photograph_is_shrunk_upright_and_without_metadata(
     tmp_path: Path,
 ) -> None:
     photograph = draw(1, size=(600, 400))
@@ -36,13 +36,13 @@ def test_a_photograph_is_shrunk_and_turned_upright_and_loses_what_it_says_about_
     assert np.abs(np.asarray(small, float) - np.asarray(upright, float)).mean() < 8
 
 
-def test_a_tiny_picture_is_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
+def test_tiny_image_is_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
     draw(1, size=(28, 20)).save(tmp_path / "a.png")
     (uri,) = thumbnails([tmp_path / "a.png"]).values()
     assert decoded(uri).size == (112, 80)
 
 
-def test_each_is_made_once_and_what_cannot_be_read_is_grey(tmp_path: Path) -> None:
+def test_images_are_encoded_once_and_unreadable_ones_are_grey(tmp_path: Path) -> None:
     good, broken, gone = (tmp_path / name for name in ("good.png", "broken.png", "gone.png"))
     draw(1).save(good)
     broken.write_bytes(b"not a picture")

@@ -1,4 +1,4 @@
-"""The variants of a sweep side by side."""
+"""Comparison of the variants of a sweep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def outcome(variant: str, seed: int, **recalls: float) -> Outcome:
     return Outcome(variant, seed, scores, None if scores else "it broke")
 
 
-def test_variants_are_compared_by_the_checkpoint_that_was_not_chosen_on_the_test_split() -> None:
+def test_variants_are_compared_by_the_best_checkpoint_if_all_runs_have_it() -> None:
     runs = [
         outcome("base", 0, before=0.2, best=0.50, last=0.60),
         outcome("base", 1, before=0.2, best=0.54, last=0.90),

@@ -1,4 +1,4 @@
-"""Evaluation: the numbers are those of brute force, ours stand beside theirs, and nothing is hidden."""
+"""Evaluation of targets against brute force; published results, notes and findings."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PUBLISHED = {"source": "a paper, Table 2", "recall": {1: 61.7, 4: 80.0}, "f1": 2
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
-    """Six classes of six pictures, in two coarse groups; class 5 belongs to none."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[LabelledImage]:
+    """Six classes of six images, in two coarse groups; class 5 belongs to none."""
+    folder = tmp_path_factory.mktemp("images")
     found = []
     for label, seed in np.ndindex(6, 6):
         file = folder / f"{label}{seed}.png"
@@ -60,9 +60,9 @@ def run_with(untrained_run: Path, tmp_path: Path) -> Callable[..., Path]:
 def brute_force(
     model: Path, queries: list[LabelledImage], gallery: list[LabelledImage], label: str, k: int
 ) -> float:
-    """Recall@K, one query at a time; queries without a label, or without anything to find, do not count.
+    """Recall@K by a loop; queries without a label or without a relevant image do not count.
 
-    Of pictures that are equally similar, to 1e-6, the wrong ones come first.
+    Of images that are equally similar, to 1e-6, the wrong ones come first.
     """
     embedder = Embedder(model)
     of = {image.path: embedder.embed(image.path)[0].astype(np.float64) for image in [*queries, *gallery]}
@@ -79,10 +79,8 @@ def brute_force(
     return sum(hits) / len(hits)
 
 
-def test_queries_are_searched_in_the_gallery_of_the_data_set(
-    model_file: Path, pictures: list[LabelledImage]
-) -> None:
-    queries, gallery = pictures[::3], [image for i, image in enumerate(pictures) if i % 3]
+def test_queries_search_the_gallery_of_the_data_set(model_file: Path, images: list[LabelledImage]) -> None:
+    queries, gallery = images[::3], [image for i, image in enumerate(images) if i % 3]
     theirs = DataSet("inshop:somewhere", [], queries, gallery, "hotel chain")
     ours = evaluate_target(model_file, theirs, ["pixels"])
     assert ours.protocol == "each searched for in the data set's gallery of 24 images"
@@ -104,25 +102,23 @@ def test_queries_are_searched_in_the_gallery_of_the_data_set(
     assert report_table(ours).splitlines()[0].split()[:4] == ["R@1", "R@10", "R@20", "R@30"]
 
 
-def test_without_a_gallery_each_is_searched_among_the_others(
-    model_file: Path, pictures: list[LabelledImage]
+def test_without_a_gallery_each_query_searches_all_others(
+    model_file: Path, images: list[LabelledImage]
 ) -> None:
-    ours = evaluate_target(model_file, DataSet("csv:some.csv", [], pictures, coarse_name="group"))
+    ours = evaluate_target(model_file, DataSet("csv:some.csv", [], images, coarse_name="group"))
     fine, coarse = ours.results
     assert ours.protocol == "each searched for among all the others"
     assert set(by_k(fine.values)) == set(CURVE_KS)
     for result, label in ((fine, "label"), (coarse, "coarse")):
         for k in (1, 4):
             assert result.values[f"recall_at_{k}"] == pytest.approx(
-                brute_force(model_file, pictures, pictures, label, k)
+                brute_force(model_file, images, images, label, k)
             )
-    assert 0 < fine.values["recall_at_1"] < 1, "pictures too easy or too hard to tell right from wrong"
+    assert 0 < fine.values["recall_at_1"] < 1, "images too easy or too hard to tell right from wrong"
 
 
 @pytest.mark.slow
-def test_published_numbers_stand_beside_ours(
-    run_with: Callable[..., Path], shop: Path, tmp_path: Path
-) -> None:
+def test_report_includes_published_results(run_with: Callable[..., Path], shop: Path, tmp_path: Path) -> None:
     run = run_with(published=PUBLISHED)
     export_run(Run.open(run), tmp_path / "model.onnx")
     dataset = data.load(f"folder:{shop}")
@@ -141,16 +137,16 @@ def test_published_numbers_stand_beside_ours(
         ]
 
 
-def test_training_images_are_called_so(
-    untrained_run: Path, shop: Path, pictures: list[LabelledImage]
+def test_evaluation_on_training_images_is_noted(
+    untrained_run: Path, shop: Path, images: list[LabelledImage]
 ) -> None:
     assert "seen these images" in report_table(evaluate_target(untrained_run, data.load(f"folder:{shop}")))
-    assert not evaluate_target(untrained_run, DataSet("folder:other", [], pictures)).notes
+    assert not evaluate_target(untrained_run, DataSet("folder:other", [], images)).notes
 
 
 @pytest.fixture
 def two_checkpoints(run_with: Callable[..., Path]) -> Path:
-    """A run whose best epoch is not its last: two networks that nobody could mistake for each other."""
+    """A run whose best epoch is not its last, with two very different networks."""
     run = Run.open(run_with())
     for step, which in enumerate(("best", "last")):
         model = initial_model(run.config)
@@ -162,16 +158,16 @@ def two_checkpoints(run_with: Callable[..., Path]) -> Path:
     return run.folder
 
 
-def test_clusters_that_took_less_effort_are_called_so(
-    model_file: Path, pictures: list[LabelledImage], monkeypatch: pytest.MonkeyPatch
+def test_reduced_clustering_effort_is_noted(
+    model_file: Path, images: list[LabelledImage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clustering, "_MANY", 1)
-    (note,) = evaluate_target(model_file, DataSet("folder:other", [], pictures)).notes
+    (note,) = evaluate_target(model_file, DataSet("folder:other", [], images)).notes
     assert "5 iterations from one start" in note
 
 
-def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, pictures: list[LabelledImage]) -> None:
-    dataset = DataSet("csv:some.csv", [], pictures)
+def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, images: list[LabelledImage]) -> None:
+    dataset = DataSet("csv:some.csv", [], images)
 
     def numbers(which: str | None) -> Sequence[tuple[str, dict[int, float]]]:
         return [
@@ -185,7 +181,7 @@ def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, pictures: 
     assert numbers("last") == [("after training", last)]
 
 
-def test_there_is_one_result_where_nothing_was_held_out(
+def test_run_without_held_out_classes_has_one_result(
     untrained_run: Path, model_file: Path, shop: Path
 ) -> None:
     dataset = data.load(f"folder:{shop}")
@@ -196,13 +192,13 @@ def test_there_is_one_result_where_nothing_was_held_out(
 
 
 @pytest.fixture
-def closed_set(pictures: list[LabelledImage]) -> DataSet:
-    """The same classes to learn from and to test on."""
-    train = [image for number, image in enumerate(pictures) if number % 2]
-    return DataSet("csv:some.csv", train, [image for number, image in enumerate(pictures) if not number % 2])
+def closed_set(images: list[LabelledImage]) -> DataSet:
+    """A data set with the same classes in training and test."""
+    train = [image for number, image in enumerate(images) if number % 2]
+    return DataSet("csv:some.csv", train, [image for number, image in enumerate(images) if not number % 2])
 
 
-def test_a_linear_probe_learns_from_the_training_images(model_file: Path, closed_set: DataSet) -> None:
+def test_linear_probe_learns_from_the_training_images(model_file: Path, closed_set: DataSet) -> None:
     plain, probed = (
         evaluate_target(model_file, closed_set, ["pixels"], linear_probe=wanted) for wanted in (False, True)
     )
@@ -223,20 +219,20 @@ def test_a_linear_probe_learns_from_the_training_images(model_file: Path, closed
 @pytest.mark.parametrize(
     ("train", "message"), [(slice(0), "no such split"), (slice(None), "no such split"), (slice(6), "class 1")]
 )
-def test_a_linear_probe_needs_the_same_classes(
-    model_file: Path, pictures: list[LabelledImage], train: slice, message: str
+def test_linear_probe_needs_the_same_classes(
+    model_file: Path, images: list[LabelledImage], train: slice, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        evaluate_target(model_file, DataSet("csv:x.csv", pictures[train], pictures), linear_probe=True)
+        evaluate_target(model_file, DataSet("csv:x.csv", images[train], images), linear_probe=True)
 
 
-# ---- what the report looks into
+# ---- findings
 
 
-def test_the_report_looks_into_the_model_itself(
-    model_file: Path, pictures: list[LabelledImage], tmp_path: Path
+def test_findings_are_of_the_evaluated_model(
+    model_file: Path, images: list[LabelledImage], tmp_path: Path
 ) -> None:
-    ours = evaluate_target(model_file, DataSet("csv:some.csv", [], pictures, coarse_name="group"), ["pixels"])
+    ours = evaluate_target(model_file, DataSet("csv:some.csv", [], images, coarse_name="group"), ["pixels"])
     findings = ours.findings
     assert findings is not None
     assert (findings.name, ours.seed) == ("after training", 0)
@@ -246,15 +242,15 @@ def test_the_report_looks_into_the_model_itself(
     assert np.mean(findings.queries.average_precision) == pytest.approx(
         ours.headline.values["mean_ap"], abs=1e-5
     )
-    assert [findings.absolute(path) for path in findings.queries.path] == [image.path for image in pictures]
-    digests = [hashlib.sha256(image.path.read_bytes()).hexdigest() for image in pictures]
+    assert [findings.absolute(path) for path in findings.queries.path] == [image.path for image in images]
+    digests = [hashlib.sha256(image.path.read_bytes()).hexdigest() for image in images]
     assert findings.queries.content == [digest[:12] for digest in digests]
     save_report(ours, tmp_path)
     assert Report.load(tmp_path) == ours
     assert (tmp_path / "report.html").read_text().count("<img") > 0
 
 
-def test_a_gallery_is_looked_into_by_the_paths_of_its_items(
+def test_findings_of_a_gallery_have_the_paths_of_its_items(
     model_file: Path, shop: Path, tmp_path: Path
 ) -> None:
     Gallery.create(tmp_path / "g", Embedder(model_file)).add([shop])
@@ -277,7 +273,7 @@ _opened: list[str] = []
 sys.addaudithook(lambda event, words: _opened.append(str(words[0])) if event == "open" else None)
 
 
-def test_a_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
+def test_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
     _opened.clear()
     ours = evaluate_target(model_file, data.load(f"folder:{shop}"), ["untrained"])
     assert _opened.count(str(model_file)) == 1
@@ -286,5 +282,5 @@ def test_a_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
     assert before == after, "no epoch was trained"
 
 
-def test_settings_of_a_model_are_those_of_its_run(model_file: Path, untrained_run: Path) -> None:
+def test_model_has_the_settings_of_its_run(model_file: Path, untrained_run: Path) -> None:
     assert settings.parse(Embedder(model_file).provenance["config"]) == Run.open(untrained_run).config

@@ -1,4 +1,4 @@
-"""Reports: every number kept, nothing from outside, and no name can break the page."""
+"""Reports: complete JSON, and self-contained, safe HTML."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ours() -> Report:
     )
 
 
-def test_numbers_survive(ours: Report, tmp_path: Path) -> None:
+def test_report_survives_json(ours: Report, tmp_path: Path) -> None:
     save_report(ours, tmp_path)
     assert Report.load(tmp_path) == ours
     kept = json.loads((tmp_path / "report.json").read_text())
@@ -55,7 +55,7 @@ def test_numbers_survive(ours: Report, tmp_path: Path) -> None:
 
 
 def read(page: str) -> tuple[set[str], list[str]]:
-    """The tags of a page, and everything that it refers to outside itself."""
+    """Return the tags of a page and all its external references."""
     tags, links = set(), []
 
     class Reader(html.parser.HTMLParser):
@@ -94,8 +94,8 @@ def _trained(recall_at_1: float, recall_at_10: float, by: str | None = None, **v
 
 
 @pytest.fixture
-def beside_theirs() -> Report:
-    """Published numbers with gaps, and a row that asks something else."""
+def with_published() -> Report:
+    """Published results with gaps, and a result by other labels."""
     return Report(
         data="sop:x",
         protocol="each searched for among all the others",
@@ -112,18 +112,18 @@ def beside_theirs() -> Report:
     )
 
 
-def test_what_is_not_known_is_a_gap(beside_theirs: Report, tmp_path: Path) -> None:
-    lines = report_table(beside_theirs).splitlines()
+def test_missing_values_are_gaps(with_published: Report, tmp_path: Path) -> None:
+    lines = report_table(with_published).splitlines()
     assert lines[0].split() == ["R@1", "R@10", "R@1000", "NMI", "F1"]
     assert lines[1].split()[-5:] == ["81.9", "92.6", "-", "90.0", "-"]
     assert lines[3].startswith("after training, by chain")
     assert lines[4] == "They crop <b>."
-    save_report(beside_theirs, tmp_path)
-    assert Report.load(tmp_path) == beside_theirs
+    save_report(with_published, tmp_path)
+    assert Report.load(tmp_path) == with_published
 
 
-def test_best_is_bold_among_those_that_ask_the_same(beside_theirs: Report) -> None:
-    rows = re.findall(r"<tr><th scope='row'>.*?</tr>", render_report(beside_theirs))
+def test_best_result_with_the_same_labels_is_bold(with_published: Report) -> None:
+    rows = re.findall(r"<tr><th scope='row'>.*?</tr>", render_report(with_published))
     bold = {row[20:].partition("<")[0]: re.findall(r"<td class='best'>([^<]*)", row) for row in rows}
     assert bold == {
         "Recall@1": ["81.9"],
@@ -132,16 +132,16 @@ def test_best_is_bold_among_those_that_ask_the_same(beside_theirs: Report) -> No
         "NMI": ["90.0"],
         "F1": ["30.0"],
     }
-    assert "They crop &lt;b&gt;." in render_report(beside_theirs)
+    assert "They crop &lt;b&gt;." in render_report(with_published)
 
 
-def test_curve_of_gaps_and_of_nothing(beside_theirs: Report) -> None:
-    nothing = dataclasses.replace(beside_theirs, results=[Result("published (a paper)", {"nmi": 0.5})])
+def test_recall_figure_with_gaps_and_without_values(with_published: Report) -> None:
+    nothing = dataclasses.replace(with_published, results=[Result("published (a paper)", {"nmi": 0.5})])
     assert "<svg" in render_report(nothing)
-    assert "<svg" in render_report(beside_theirs)
+    assert "<svg" in render_report(with_published)
 
 
-def test_reports_of_a_gallery_are_told_oldest_first(ours: Report, tmp_path: Path) -> None:
+def test_reports_of_a_gallery_are_listed_oldest_first(ours: Report, tmp_path: Path) -> None:
     assert kept_reports(tmp_path) == []
     for name in ("2026-02-01", "2026-01-01"):
         save_report(ours, tmp_path / "reports" / name)
@@ -149,18 +149,18 @@ def test_reports_of_a_gallery_are_told_oldest_first(ours: Report, tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 9}', '{"format": 1, "what": 2}'])
-def test_unreadable_report_says_so(tmp_path: Path, content: str) -> None:
+def test_unreadable_report_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(InputError, match="evaluate again"):
         Report.load(tmp_path)
 
 
-# ---- with what the model got wrong
+# ---- mistakes
 
 
 @pytest.fixture
-def looked_into(tmp_path: Path) -> Report:
-    """A report on four classes that a poor model mixes up; two of the names would break a careless page."""
+def with_findings(tmp_path: Path) -> Report:
+    """A report on four confused classes, some with names that must be escaped."""
     labels, paths = [], []
     for label, name in enumerate(("cat", "<script>alert(1)</script>", 'it\'s a "dog"', "$x_1$ & co")):
         folder = tmp_path / "data" / f"class{label}"
@@ -179,39 +179,39 @@ def looked_into(tmp_path: Path) -> Report:
     return Report("folder:data", "each among the others", 24, 4, None, [evaluation.result], findings=findings)
 
 
-def test_findings_survive_and_show(looked_into: Report, tmp_path: Path) -> None:
-    save_report(looked_into, tmp_path / "report")
-    assert Report.load(tmp_path / "report") == looked_into
+def test_findings_survive_json_and_are_shown(with_findings: Report, tmp_path: Path) -> None:
+    save_report(with_findings, tmp_path / "report")
+    assert Report.load(tmp_path / "report") == with_findings
     page = (tmp_path / "report" / "report.html").read_text()
     tags, links = read(page)
     assert "script" not in tags
     assert all(link.startswith("data:image/webp;base64,") for link in links)
-    assert looked_into.findings is not None
-    assert len(links) >= 6 * len(looked_into.findings.hardest) > 0
+    assert with_findings.findings is not None
+    assert len(links) >= 6 * len(with_findings.findings.hardest) > 0
     for title in ("How similar", "Classes taken for each other", "The hardest queries", "Class by class"):
         assert f"<h3>{title}" in page
-    for name in looked_into.findings.classes.name:
+    for name in with_findings.findings.classes.name:
         assert html.escape(name) in page.replace("<wbr>", "")
 
 
-def test_right_and_wrong_differ_in_more_than_colour(looked_into: Report) -> None:
-    page = render_report(looked_into)
-    assert looked_into.findings is not None
-    hardest = [[n.right for n in hard.neighbours] for hard in looked_into.findings.hardest]
+def test_right_and_wrong_differ_in_more_than_colour(with_findings: Report) -> None:
+    page = render_report(with_findings)
+    assert with_findings.findings is not None
+    hardest = [[n.right for n in hard.neighbours] for hard in with_findings.findings.hardest]
     right = sum(max(1, sum(rights)) for rights in hardest)  # the one that should be first, if no other
     assert page.count("<li class='right'>") == page.count("\u2713 right") == right
-    mistakes = len(looked_into.findings.confusions[:12]) + sum(rights.count(False) for rights in hardest)
+    mistakes = len(with_findings.findings.confusions[:12]) + sum(rights.count(False) for rights in hardest)
     assert page.count("<li class='wrong'>") == page.count("\u2717 wrong") == mistakes
 
 
-def test_pictures_that_are_gone_are_grey(looked_into: Report, tmp_path: Path) -> None:
+def test_missing_images_are_grey_tiles(with_findings: Report, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data")
-    _, links = read(render_report(looked_into))
+    _, links = read(render_report(with_findings))
     assert len(set(links)) == 1
     assert links[0].startswith("data:image/svg+xml;base64,")
 
 
-def test_a_model_without_mistakes() -> None:
+def test_report_without_mistakes() -> None:
     vectors = np.repeat(np.eye(2, 4, dtype=np.float32), 3, axis=0)
     labels = np.repeat([0, 1], 3)
     evaluation = evaluate("ours", vectors, labels)
@@ -225,14 +225,14 @@ def test_a_model_without_mistakes() -> None:
     assert "taken for each other" not in page
 
 
-def test_intervals_are_shown(looked_into: Report) -> None:
-    low, high = (f"{100 * end:.1f}" for end in looked_into.results[0].intervals["recall_at_1"])
-    assert f"{low} to {high}" in render_report(looked_into)
-    assert f"R@1 of ours: {low} to {high} with 95% confidence." in report_table(looked_into)
+def test_intervals_are_shown(with_findings: Report) -> None:
+    low, high = (f"{100 * end:.1f}" for end in with_findings.results[0].intervals["recall_at_1"])
+    assert f"{low} to {high}" in render_report(with_findings)
+    assert f"R@1 of ours: {low} to {high} with 95% confidence." in report_table(with_findings)
 
 
-def test_a_report_of_many_queries_stays_small(tmp_path: Path) -> None:
-    """Of 60,502 queries, as many as Stanford Online Products has, there are a few megabytes."""
+def test_report_of_many_queries_stays_small(tmp_path: Path) -> None:
+    """60,502 queries, as many as in Stanford Online Products, take a few megabytes."""
     count = 60_502
     names = [f"class {number}" for number in range(11_316)]
     queries = Queries(
