@@ -40,10 +40,10 @@ def test_blocks_equal_the_whole_matrix(count: int, classes: int, seed: int, othe
     there = np.arange(count) != own[:, None]
     right = (wanted[:, None] == labels) & there
     wrong = (wanted[:, None] != labels) & there
-    # Cosines at the very edge of a bin may fall on either side in single precision.
+    # A cosine at the edge of a bin may fall on either side in single precision; such a pair counts twice.
     for mask, histogram in ((right, found.positive), (wrong, found.negative)):
         assert histogram.sum() == mask.sum()
-        np.testing.assert_allclose(np.cumsum(histogram), _below(cosines[mask], found.edges), atol=1)
+        np.testing.assert_allclose(np.cumsum(histogram), _below(cosines[mask], found.edges), atol=2)
     for mask, value in ((right, found.easiest_positive), (wrong, found.hardest_negative)):
         some = mask.any(1)
         best = np.where(mask, cosines, -np.inf).max(1)
