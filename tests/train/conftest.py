@@ -1,4 +1,4 @@
-"""One thread for every test here: small networks are quicker so, and sums come in the same order."""
+"""One torch thread for all tests here: faster for small networks, and a fixed order of summation."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Neighbours on the training device, here the CPU, against FAISS and a full sort."""
+"""k-nearest-neighbour search on the training device, here the CPU, against FAISS and a full sort."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unit(count: int, dim: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("k", [1, 7, 300])
-def test_finds_what_faiss_finds(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_search_equals_faiss(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knn, "_CELLS", 10_000)  # several blocks, the last one smaller
     query, gallery = unit(101, 32, 0), unit(300, 32, 1)
     scores, rows = knn.device_neighbours(query, gallery, k, device=HERE)
@@ -31,8 +31,8 @@ def test_finds_what_faiss_finds(k: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("directions", [1, 4, 40])
-def test_ties_come_out_the_same(directions: int) -> None:
-    """Every vector is there several times, so that most similarities are equal."""
+def test_ties_are_resolved_in_the_same_way(directions: int) -> None:
+    """Every vector occurs several times, so that most similarities are equal."""
     random = np.random.default_rng(0)
     points = unit(directions, 16, 0)[random.integers(0, directions, 200)]
     labels = random.integers(0, 3, 200)
@@ -46,14 +46,14 @@ def test_ties_come_out_the_same(directions: int) -> None:
         np.testing.assert_array_equal(on_device.relevant, metrics.rank(points, labels, k=k).relevant)
 
 
-def test_faiss_searches_for_the_cpu_and_torch_for_the_rest() -> None:
+def test_faiss_is_used_on_the_cpu_and_torch_elsewhere() -> None:
     assert knn.neighbour_search(CPU) is exact_neighbours
     search = knn.neighbour_search(HERE)
     points, labels = unit(50, 8, 0), np.arange(50) // 5
     assert metrics.recall_at_k(points, labels, search=search) == metrics.recall_at_k(points, labels)
 
 
-def test_leaves_the_precision_of_products_as_it_was() -> None:
+def test_matmul_precision_is_restored() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

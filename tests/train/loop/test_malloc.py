@@ -1,4 +1,4 @@
-"""Memory that is freed stays with the process: counted by the page faults that taking it again costs."""
+"""Freed memory stays with the process: measured by the page faults of allocating it again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(faults())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library always decides itself")
-def test_freed_memory_is_taken_again_without_page_faults() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     counts = [
         int(
             subprocess.run(

@@ -1,4 +1,4 @@
-"""Optimizers, learning rates and averages, against torch's own."""
+"""Optimizers, learning rate schedules and EMA, compared with torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def factors(config: ScheduleConfig, epochs: int) -> list[float]:
     return [rate_factor(config, step, PER_EPOCH, epochs) for step in range(epochs * PER_EPOCH)]
 
 
-def test_cosine_is_that_of_torch() -> None:
+def test_cosine_schedule_equals_torch() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     peer, expected = CosineAnnealingLR(optimizer, 4 * PER_EPOCH), []
     for _ in range(4 * PER_EPOCH):
@@ -34,7 +34,7 @@ def test_cosine_is_that_of_torch() -> None:
     assert factors(ScheduleConfig(name="cosine"), 4) == pytest.approx(expected)
 
 
-def test_steps_are_those_of_torch() -> None:
+def test_step_schedule_equals_torch() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     peer, expected = MultiStepLR(optimizer, [2, 5], 0.3), []
     for _ in range(6):
@@ -45,7 +45,7 @@ def test_steps_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["cosine", "constant", "step"])
-def test_warm_up_rises_evenly_from_above_nothing_to_the_whole(name: str) -> None:
+def test_warmup_rises_linearly_from_above_zero(name: str) -> None:
     rates = factors(ScheduleConfig(name=name, warmup=1.5, at=(3,)), 4)
     rising = rates[:11]
     assert rising[0] > 0
@@ -54,7 +54,7 @@ def test_warm_up_rises_evenly_from_above_nothing_to_the_whole(name: str) -> None
     assert differences == pytest.approx([differences[0]] * 9)
 
 
-def test_every_stage_has_its_rate() -> None:
+def test_every_stage_has_its_learning_rate() -> None:
     model = EmbeddingModel(ModelConfig(backbone="resnet18"), Preprocess(size=32))
     loss = losses.build({"name": "proxy-anchor"}, num_classes=3, embedding_dim=64)
     config = OptimizerConfig(lr=0.1, head_lr=0.5, loss_lr=7.0, layer_decay=0.5, weight_decay=0.01)
@@ -70,14 +70,14 @@ def test_every_stage_has_its_rate() -> None:
     assert [sorted(r) for r in rates] == [pytest.approx(sorted(r)) for r in expected]
 
 
-def test_what_does_not_learn_is_left_to_nobody() -> None:
+def test_frozen_parameters_are_in_no_group() -> None:
     model = EmbeddingModel(ModelConfig(backbone="resnet18", trainable=1), Preprocess(size=32))
     optimizer = build_optimizer(model, nn.Identity(), OptimizerConfig(name="sgd"))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in [*model.stages()[-1], *model.head_parameters()]}
 
 
-def test_average_is_that_of_torch_once_it_has_warmed_up() -> None:
+def test_ema_equals_torch_after_warmup() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     average, peer = copy.deepcopy(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
@@ -95,7 +95,7 @@ def test_average_is_that_of_torch_once_it_has_warmed_up() -> None:
     assert not torch.equal(average[1].running_mean, model[1].running_mean), "statistics are averaged too"
 
 
-def test_average_forgets_the_beginning() -> None:
+def test_ema_drops_the_initial_weights() -> None:
     model, average = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     nn.init.constant_(average.weight, 1000.0)
     nn.init.constant_(model.weight, 1.0)

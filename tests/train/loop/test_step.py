@@ -1,4 +1,4 @@
-"""A step: the same gradients at once, in chunks, and on several processes."""
+"""Training step: equal gradients for whole batches, in chunks (gradient caching), on several processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHUNKS = (None, 5)
 
 
 class Network(nn.Module):
-    """Pixels -> embeddings [N, 8], by a convolution, with or without what treats images together."""
+    """Network from pixels to embeddings [N, 8] by a convolution, with or without batch norm."""
 
     def __init__(self, *extra: nn.Module) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def parts(spec: dict, *extra: nn.Module) -> tuple[nn.Module, nn.Module, torch.op
 
 
 def after_steps(spec: dict, *extra: nn.Module, steps: int = 3, **options: object) -> dict[str, Tensor]:
-    """All weights after a few steps."""
+    """Return all weights after a few steps."""
     model, loss, optimizer = parts(spec, *extra)
     step = Step(model, loss, optimizer, HERE, **options)
     for number in range(steps):
@@ -70,12 +70,12 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.get("mining", spec["name"])))
 @pytest.mark.parametrize("chunk", [5, 8, 23])
-def test_chunks_give_the_gradient_of_the_whole(spec: dict, chunk: int) -> None:
+def test_gradient_caching_equals_the_whole_batch(spec: dict, chunk: int) -> None:
     assert_close(after_steps(spec, chunk=chunk), after_steps(spec))
 
 
-def test_a_step_is_forward_backward_and_update() -> None:
-    """Against the plainest loop there is."""
+def test_step_equals_forward_backward_and_update() -> None:
+    """Compared with a minimal training loop."""
     model, loss, optimizer = parts(SPECS[0])
     for _ in range(3):
         optimizer.zero_grad()
@@ -84,8 +84,8 @@ def test_a_step_is_forward_backward_and_update() -> None:
     assert_close(after_steps(SPECS[0]), model.state_dict())
 
 
-def test_chunks_see_the_same_dropout_twice() -> None:
-    """The gradient of each chunk is taken where its embeddings were: finite differences would show it."""
+def test_both_passes_of_a_chunk_use_the_same_dropout() -> None:
+    """The gradient of each chunk belongs to its embeddings, checked by finite differences."""
     torch.manual_seed(0)
     model, loss = Network(nn.Dropout(0.5)), losses.build({"name": "triplet", "margin": 1.0})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -100,7 +100,7 @@ def test_chunks_see_the_same_dropout_twice() -> None:
     assert (after - before).item() == pytest.approx(1e-3, rel=0.05)
 
 
-def test_batch_norm_learns_its_statistics_once() -> None:
+def test_batch_norm_statistics_are_updated_once() -> None:
     chunked = after_steps(SPECS[0], nn.BatchNorm2d(6), steps=1, chunk=12)
     model, _, _ = parts(SPECS[0], nn.BatchNorm2d(6))
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_batch_norm_learns_its_statistics_once() -> None:
     torch.testing.assert_close(chunked["body.1.running_mean"], model.body[1].running_mean)
 
 
-def test_half_precision_is_for_the_network_alone() -> None:
+def test_only_the_network_uses_half_precision() -> None:
     seen = []
     model, loss, optimizer = parts(SPECS[0])
     model.head.register_forward_hook(lambda *given: seen.append(given[2].dtype))
@@ -120,7 +120,7 @@ def test_half_precision_is_for_the_network_alone() -> None:
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
+def test_fp16_scales_the_loss_and_skips_overflowing_steps() -> None:
     model, loss, optimizer = parts(SPECS[0])
     step = Step(model, loss, optimizer, HERE, precision="fp16")
     before = copy.deepcopy(model.state_dict())
@@ -134,7 +134,7 @@ def test_fp16_scales_the_loss_and_skips_what_overflows() -> None:
 
 
 def _process(rank: int, folder: str) -> None:
-    """The weights after every case of `test_two_processes_take_the_steps_of_one`."""
+    """Return the weights after every case of `test_two_processes_equal_one`."""
     torch.set_num_threads(1)
     # They meet at a file: a port that was free a moment ago may be somebody's by now.
     dist.init_process_group("gloo", f"file://{folder}/meeting", world_size=2, rank=rank)
@@ -156,7 +156,7 @@ def _process(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Tensor]]]:
-    """Of either process, its weights after every case; starting them takes longer than all the steps."""
+    """Weights of each process after every case; run once, because starting processes takes longest."""
     folder = tmp_path_factory.mktemp("two")
     mp.spawn(_process, (str(folder),), nprocs=2)
     return [torch.load(folder / f"weights{rank}", weights_only=True) for rank in range(2)]
@@ -165,7 +165,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[st
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.get("mining", spec["name"])))
-def test_two_processes_take_the_steps_of_one(
+def test_two_processes_equal_one(
     two_processes: list[list[dict[str, Tensor]]], spec: dict, chunk: int | None
 ) -> None:
     alone = after_steps(spec)

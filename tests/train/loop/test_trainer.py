@@ -1,4 +1,4 @@
-"""Training: it learns, it resumes to the bit, and it stops when there is nothing to be had."""
+"""Trainer: learning, bit-identical resumption, early stopping and failures."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SMALL = [
     "batch.per_class=4",
     "split.validation=0.0",
 ]
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # of other processes, for the same sums as in this one
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # other processes must sum in the same order
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve classes of six pictures."""
+    """Twelve classes of six images."""
     folder = tmp_path_factory.mktemp("many")
     for hue in range(12):
         (folder / f"{hue:02d}").mkdir()
@@ -52,7 +52,7 @@ def trainer(folder: Path, spec: str, *overrides: str) -> Trainer:
     return Trainer(run, data.load(run.config.data))
 
 
-def test_it_learns(tmp_path: Path, shop: Path) -> None:
+def test_training_reduces_the_loss(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=12", "loss={name: n-pair}")
     ours.train()
     records = [record for record in Run.open(tmp_path / "run").metrics() if "loss" in record]
@@ -62,13 +62,13 @@ def test_it_learns(tmp_path: Path, shop: Path) -> None:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Weights, averages, optimizer and every recorded loss: to the bit."""
+    """Weights, EMA, optimizer state and all logged losses are bit-identical."""
     states = [load_file(run / "checkpoints" / "last" / "state.safetensors") for run in (one, other)]
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]), name
     losses = [{r["step"]: r["loss"] for r in Run.open(run).metrics() if "loss" in r} for run in (one, other)]
-    both = losses[0].keys() & losses[1].keys()  # where a run is broken off is recorded too
+    both = losses[0].keys() & losses[1].keys()  # an interruption logs an additional record
     assert max(losses[0]) in both
     assert all(losses[0][step] == losses[1][step] for step in both)
 
@@ -84,10 +84,10 @@ def assert_same_run(one: Path, other: Path) -> None:
     ids=["sgd", "random", "proxies", "memory"],
 )
 @pytest.mark.parametrize("after", [3, 4], ids=["in the middle of an epoch", "between epochs"])
-def test_a_run_in_two_parts_is_the_run_in_one(
+def test_interrupted_and_resumed_run_is_bit_identical(
     tmp_path: Path, shop: Path, settings_of_run: list[str], after: int
 ) -> None:
-    """Ctrl-C comes during step `after`, in epochs of two steps."""
+    """Ctrl-C during step `after`, in epochs of two steps."""
     chosen = ["epochs=4", *settings_of_run]
     trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
     broken_off = trainer(tmp_path / "parts", f"folder:{shop}", *chosen)
@@ -107,7 +107,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(
 
 
 @pytest.mark.slow
-def test_killed_at_any_instant_it_goes_on_from_what_it_kept(tmp_path: Path, shop: Path) -> None:
+def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, shop: Path) -> None:
     chosen = ["epochs=30", "save_every=1"]
     trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
     words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
@@ -119,7 +119,7 @@ def test_killed_at_any_instant_it_goes_on_from_what_it_kept(tmp_path: Path, shop
             [*command, *more], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ONE_THREAD
         )
         while not (kept.exists() and kept.stat().st_mtime_ns != before):
-            assert process.poll() is None, "it was over, or failed, before it could be killed"
+            assert process.poll() is None, "the run ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(delay)
@@ -131,8 +131,8 @@ def test_killed_at_any_instant_it_goes_on_from_what_it_kept(tmp_path: Path, shop
 
 
 @pytest.mark.slow
-def test_torchrun_trains_on_two_processes_as_on_one(tmp_path: Path, shop: Path) -> None:
-    """The batch on each process is half the size: frozen batch norm makes no difference.
+def test_torchrun_with_two_processes_equals_one(tmp_path: Path, shop: Path) -> None:
+    """The batch of each process is half the size, which makes no difference with frozen batch norm.
 
     The working folder holds a train.py, which must not shadow the package `train`.
     """
@@ -156,8 +156,12 @@ def test_torchrun_trains_on_two_processes_as_on_one(tmp_path: Path, shop: Path) 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_a_compiled_network_learns_the_same(tmp_path: Path, shop: Path) -> None:
-    settings_of_run = ["epochs=2", "loss={name: n-pair}", "optimizer.name=sgd"]  # Adam magnifies rounding
+def test_compiled_network_is_trained_alike(tmp_path: Path, shop: Path) -> None:
+    settings_of_run = [
+        "epochs=2",
+        "loss={name: n-pair}",
+        "optimizer.name=sgd",
+    ]  # Adam amplifies rounding errors
     for name, compiled in (("plain", "false"), ("compiled", "true")):
         trainer(tmp_path / name, f"folder:{shop}", *settings_of_run, f"compile={compiled}").train()
     models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("plain", "compiled")]
@@ -165,7 +169,7 @@ def test_a_compiled_network_learns_the_same(tmp_path: Path, shop: Path) -> None:
         torch.testing.assert_close(value, models[1][name], rtol=1e-2, atol=1e-4)
 
 
-def test_an_average_of_the_weights_is_what_counts(tmp_path: Path, many: Path) -> None:
+def test_ema_weights_are_validated_and_saved(tmp_path: Path, many: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", "split.validation=0.25")
     facts = ours.train()
     assert ours.ema is not None
@@ -181,10 +185,10 @@ def test_an_average_of_the_weights_is_what_counts(tmp_path: Path, many: Path) ->
     )
     labels = data.class_numbers(ours.data.validation)
     recall = metrics.recall_at_k(held_out.vectors, labels, ks=(1,))[1]
-    assert recall == facts["recall_at_1_last"], "what is validated is what is kept"
+    assert recall == facts["recall_at_1_last"], "the validated weights are saved"
 
 
-def test_it_stops_when_it_does_not_get_better(tmp_path: Path, many: Path) -> None:
+def test_early_stopping(tmp_path: Path, many: Path) -> None:
     settings_of_run = ["epochs=50", "patience=2", "split.validation=0.25", "optimizer.lr=1e-12"]
     ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run)
     facts = ours.train()
@@ -198,8 +202,8 @@ def test_it_stops_when_it_does_not_get_better(tmp_path: Path, many: Path) -> Non
         trainer(tmp_path / "other", f"folder:{many}", "patience=2")
 
 
-def test_collapse_is_seen_and_said(tmp_path: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A network that is made to give the same embedding for everything, and one that is not."""
+def test_collapse_is_reported(tmp_path: Path, shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A network forced to return one embedding for all images, and a normal one."""
     run = Run.start(tmp_path / "run", settings.resolve(f"folder:{shop}", None, [*SMALL, "epochs=2"]))
     ours = Trainer(run, data.load(run.config.data), show_progress=True)
     torch.nn.init.zeros_(ours.model.head.weight)
@@ -211,7 +215,7 @@ def test_collapse_is_seen_and_said(tmp_path: Path, shop: Path, capsys: pytest.Ca
     assert trainer(tmp_path / "fine", f"folder:{shop}", "epochs=12").train()["collapsed_at"] is None
 
 
-def test_wrong_labels_are_kept_with_the_run_and_stay_out_of_validation(tmp_path: Path, many: Path) -> None:
+def test_label_noise_is_recorded_and_spares_validation(tmp_path: Path, many: Path) -> None:
     noisy = ["noise.rate=0.25", "split.validation=0.25", "epochs=1"]
     ours = trainer(tmp_path / "run", f"folder:{many}", *noisy)
     lines = (tmp_path / "run" / "noise.csv").read_text().splitlines()
@@ -220,7 +224,7 @@ def test_wrong_labels_are_kept_with_the_run_and_stay_out_of_validation(tmp_path:
     ours.train()
 
 
-def test_best_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
+def test_best_checkpoint_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "split.validation=0.25")
     facts = ours.train()
     assert facts["validation_classes"] == 3
@@ -232,7 +236,7 @@ def test_best_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
     assert kept["recall_at_1"] == max(recalls)
 
 
-def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path: Path, shop: Path) -> None:
+def test_non_finite_loss_stops_and_keeps_the_last_checkpoint(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
     real = ours.loss.forward
     ours.loss.forward = lambda *a, **k: real(*a, **k) * (float("nan") if ours.step >= 3 else 1.0)
@@ -241,7 +245,7 @@ def test_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path: P
     assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1
 
 
-def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, shop: Path) -> None:
+def test_non_finite_embeddings_are_reported_with_the_step(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
     ours.model.head.register_forward_hook(
         lambda _, given, out: out * (float("inf") if ours.step == 3 else 1.0)
@@ -257,7 +261,9 @@ def test_embeddings_that_are_not_finite_are_told_with_the_step(tmp_path: Path, s
         (RuntimeError("CUDA error: device-side assert triggered"), "lower optimizer.lr; the last checkpoint"),
     ],
 )
-def test_errors_of_a_gpu_say_what_to_do(tmp_path: Path, shop: Path, error: Exception, message: str) -> None:
+def test_gpu_errors_are_reported_with_a_remedy(
+    tmp_path: Path, shop: Path, error: Exception, message: str
+) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
 
     def fail(_: object, given: object) -> None:
@@ -269,8 +275,8 @@ def test_errors_of_a_gpu_say_what_to_do(tmp_path: Path, shop: Path, error: Excep
         ours.train()
 
 
-def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, shop: Path) -> None:
-    """The loss of the last step of an epoch was still fine."""
+def test_non_finite_weights_are_not_saved(tmp_path: Path, shop: Path) -> None:
+    """The loss of the last step of the epoch is still finite."""
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
     ours.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 3 else 1.0))
     with pytest.raises(LookalikeError, match="weights are no longer finite at step 4"):
@@ -278,7 +284,7 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path, shop: Path) ->
     assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1
 
 
-def test_unreadable_training_image_is_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_training_image_is_skipped_and_reported(tmp_path: Path) -> None:
     for hue in range(3):
         (tmp_path / "d" / str(hue)).mkdir(parents=True)
         for seed in range(4):
@@ -289,7 +295,7 @@ def test_unreadable_training_image_is_left_out_and_named(tmp_path: Path) -> None
     assert [Path(error.source).name for error in ours.bad_files] == ["bad.png"]
 
 
-def test_run_folder_keeps_what_it_was_made_of(tmp_path: Path, shop: Path) -> None:
+def test_run_folder_holds_the_configuration(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=0", "seed=5")
     ours.train()
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -312,7 +318,7 @@ def test_checkpoint_of_another_network_is_refused(tmp_path: Path, shop: Path) ->
         Run.open(tmp_path / "run").trained()
 
 
-def test_metrics_are_one_object_a_line(tmp_path: Path, shop: Path) -> None:
+def test_metrics_are_one_object_per_line(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=2")
     ours.train()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

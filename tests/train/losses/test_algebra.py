@@ -1,4 +1,4 @@
-"""Every combination of loss, source of negatives, miner, regularizers and memory, and what is refused."""
+"""All combinations of loss, source of negatives, miner, regularizers and memory, and invalid ones."""
 
 import itertools
 from typing import Any
@@ -22,7 +22,7 @@ every_combination = pytest.mark.parametrize("combination", MATRIX, ids=lambda c:
 
 
 def evaluate(module: torch.nn.Module, x: np.ndarray, y: torch.Tensor) -> tuple[float, np.ndarray]:
-    """Value and gradient, random draws starting from the same seed."""
+    """Return value and gradient, with a fixed seed for random miners."""
     torch.manual_seed(0)
     leaf = torch.tensor(x, requires_grad=True)
     value = module(leaf, y)
@@ -31,19 +31,19 @@ def evaluate(module: torch.nn.Module, x: np.ndarray, y: torch.Tensor) -> tuple[f
     return float(value), leaf.grad.numpy()
 
 
-def test_nothing_advertised_is_refused() -> None:
-    """What losses.names() says a loss takes, it takes, but for a law of the sphere away from the sphere."""
+def test_accepted_combinations_build() -> None:
+    """All sources and miners in losses.names() are accepted, except distance weighting off the sphere."""
     assert set(REFUSED) <= {"triplet optimal-segment distance-weighted"}
 
 
-def test_refusals_come_from_build() -> None:
-    """A wrong recipe fails before the training starts, not at its first step."""
+def test_invalid_combinations_are_refused_by_build() -> None:
+    """An invalid recipe fails before training starts, not at the first step."""
     assert set(REFUSED.values()) <= {"build"}
 
 
 @every_combination
 def test_value_and_gradient(combination: Combination) -> None:
-    """Finite and not flat; diagnostics are detached scalars."""
+    """Finite, with a nonzero gradient; diagnostics are detached scalars."""
     module = build(combination.spec)
     value, gradient = evaluate(module, BATCH.x, Y)
     assert np.isfinite(value)
@@ -59,8 +59,8 @@ def test_value_and_gradient(combination: Combination) -> None:
 
 
 @every_combination
-def test_order_of_the_batch(combination: Combination) -> None:
-    """Interleaving classes otherwise changes nothing, nor does any order where no pairs are formed."""
+def test_value_does_not_depend_on_the_order_of_the_batch(combination: Combination) -> None:
+    """Interleaving classes differently changes nothing, nor does any order if no pairs are formed."""
     if combination.random:
         pytest.skip("another order is another draw")
     module = build(combination.spec)
@@ -78,8 +78,8 @@ def test_order_of_the_batch(combination: Combination) -> None:
 
 
 @every_combination
-def test_rotation(combination: Combination) -> None:
-    """An orthogonal map of all embeddings leaves the value and turns the gradient along."""
+def test_rotation_invariance(combination: Combination) -> None:
+    """An orthogonal map of all embeddings keeps the value and rotates the gradient."""
     module = build(combination.spec)
     if has_parameters(module):
         pytest.skip("proxies would have to turn too")
@@ -92,7 +92,7 @@ def test_rotation(combination: Combination) -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
-def test_labels_are_only_names(data: st.DataObject) -> None:
+def test_value_does_not_depend_on_label_values(data: st.DataObject) -> None:
     """Any injective renaming of the classes, negative and huge labels included, changes nothing."""
     free = [c for c in MATRIX if not c.random and not has_parameters(build(c.spec))]
     combination = data.draw(st.sampled_from(free))
@@ -104,8 +104,8 @@ def test_labels_are_only_names(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 @pytest.mark.parametrize("name", losses.names())
-def test_one_regularizer_on_every_loss(name: str, regularizer: str) -> None:
-    """Its weight enters linearly, and it contributes."""
+def test_regularizer_is_added_to_every_loss(name: str, regularizer: str) -> None:
+    """The value is linear in its weight, with a nonzero slope."""
 
     def value(weight: float) -> float:
         torch.manual_seed(5)
@@ -124,8 +124,8 @@ def test_one_regularizer_on_every_loss(name: str, regularizer: str) -> None:
 @pytest.mark.parametrize(
     "chosen", [*itertools.combinations(REGULARIZERS, 2), tuple(REGULARIZERS)], ids="+".join
 )
-def test_several_regularizers_add_up(chosen: tuple[str, ...]) -> None:
-    """With weights of their own, cross-entropy included, also without a loss."""
+def test_several_regularizers_are_summed(chosen: tuple[str, ...]) -> None:
+    """With separate weights, including cross-entropy, and also without a loss."""
     weights = [0.3 + 0.2 * k for k in range(len(chosen))]
     parts = [{"name": n, "weight": w} for n, w in zip(chosen, weights, strict=True)]
 
@@ -173,8 +173,8 @@ def split(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
     ],
     ids=["contrastive", "binomial", "raw", "raw-unmined", "nca", "triplet"],
 )
-def test_references_are_more_positives_and_negatives(spec: dict[str, Any], reference: Any) -> None:
-    """The batch supplies the anchors; batch and references supply what they are compared with."""
+def test_references_add_positives_and_negatives(spec: dict[str, Any], reference: Any) -> None:
+    """Anchors come from the batch, candidates from batch and references."""
     for seed in range(4):
         x, y, ref, ref_y = split(seed)
         value = build(spec)(x, y, ref_embeddings=ref, ref_labels=ref_y)
@@ -187,7 +187,7 @@ PAIRED = [n for n in losses.names() if n not in WITHOUT_MEMORY]
 
 
 @pytest.mark.parametrize("name", PAIRED)
-def test_memory_is_references_of_the_past(name: str) -> None:
+def test_memory_equals_past_batches_as_references(name: str) -> None:
     x, y, past, past_y = split(3)
     remembering = build({"name": name, "memory": len(past)})
     remembering(past, past_y)
@@ -204,7 +204,7 @@ def test_memory_is_references_of_the_past(name: str) -> None:
     assert past.grad is None  # the memory is detached
 
 
-def test_memory_forgets_the_oldest_first() -> None:
+def test_memory_drops_the_oldest_first() -> None:
     spec = {"name": "contrastive", "memory": 8}
     module = build(spec)
     x = torch.tensor(make_batch(1, (4, 4, 4, 6), dim=DIM).x)
@@ -252,7 +252,7 @@ def test_memory_source_miner_and_regularizer_together(regularizer: str) -> None:
 
 
 def refusal(spec: Any) -> str:
-    """The message with which build refuses."""
+    """Return the error message of build."""
     with pytest.raises(ValueError) as error:  # noqa: PT011 - every caller looks at the message
         losses.build(spec, num_classes=CLASSES, embedding_dim=DIM)
     return str(error.value)
@@ -284,7 +284,7 @@ def test_memory_of_a_proxy_loss_is_refused(name: str) -> None:
     ],
     ids=str,
 )
-def test_senseless_values_are_refused(spec: dict[str, Any]) -> None:
+def test_invalid_values_are_refused(spec: dict[str, Any]) -> None:
     assert refusal(spec)
 
 
@@ -292,7 +292,7 @@ def test_senseless_values_are_refused(spec: dict[str, Any]) -> None:
 
 
 def drawn(negative: str, cosines: np.ndarray, dim: int, draws: int) -> np.ndarray:
-    """How often each negative, at the given cosine from the only anchor, is drawn."""
+    """Return how often each negative, at a given cosine from the only anchor, is drawn."""
     anchor = torch.zeros(1, dim, dtype=torch.float64)
     anchor[0, 0] = 1
     others = torch.zeros(len(cosines), dim, dtype=torch.float64)
@@ -327,8 +327,8 @@ def test_distance_weighted_negatives_follow_their_density() -> None:
 
 
 @pytest.mark.parametrize("negative", ["random", "distance-weighted"])
-def test_random_miners_stay_among_the_triplets(negative: str) -> None:
-    """Every draw lies between the easiest and the hardest triplets, and draws differ."""
+def test_random_miners_are_bounded_by_easiest_and_hardest(negative: str) -> None:
+    """Every draw is between the easiest and the hardest triplets, and draws differ."""
     bounds = [
         triplets.mined(BATCH.x, BATCH.y, triplets.nca(), positive=p, negative=n)
         for p, n in (("hard", "hard"), ("easy", "hard"))

@@ -1,4 +1,4 @@
-"""The distance of two arcs or segments is the global minimum, and the published facts about it hold."""
+"""LoOp: the distance of two arcs or segments is the global minimum, with the published properties."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ DENSE = {"optimal": dense_arc_distance, "optimal-segment": dense_segment_distanc
 def pair_distance(
     points: np.ndarray, source: str | dict[str, Any], dtype: torch.dtype = torch.float64
 ) -> float:
-    """d_pq of rows (0, 1) and (2, 3), read off the loss: no hinge is at rest under so large a margin."""
+    """Return d_pq of rows (0, 1) and (2, 3), from a loss whose large margin keeps every hinge active."""
     margin = 8.0 * max(1.0, np.abs(points).max())
     loss = losses.build({"name": "triplet", "negatives": source, "margin": margin})
     x = torch.tensor(points, dtype=dtype)
@@ -37,7 +37,7 @@ def pair_distance(
 
 
 def problems(family: str, dim: int) -> list[np.ndarray]:
-    """The same few problems every time."""
+    """Return a few fixed problems."""
     rng = np.random.default_rng([FAMILIES.index(family), dim])
     return [draw(family, rng, dim) for _ in range(PROBLEMS)]
 
@@ -45,7 +45,7 @@ def problems(family: str, dim: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("source", ["optimal", "optimal-segment"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_reference_is_dense_minimum(family: str, source: str) -> None:
-    """The exact references agree with a search that knows no calculus."""
+    """The exact references agree with a dense grid search."""
     for dim in (2, 3, 8, 64):
         for points in problems(family, dim)[:2]:
             exact, dense = REFERENCE[source](*points), DENSE[source](*points)
@@ -86,7 +86,7 @@ def test_segment_distance_is_global_minimum(family: str, dim: int) -> None:
 @pytest.mark.parametrize("source", SOURCES[1:])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_symmetric_in_pairs_and_members(family: str, source: str) -> None:
-    """d(p, q) = d(q, p), and neither pair has a first member."""
+    """d(p, q) = d(q, p), and the order of members does not matter."""
     for dim in (2, 8):
         for points in problems(family, dim):
             expected = pair_distance(points, source)
@@ -96,7 +96,7 @@ def test_symmetric_in_pairs_and_members(family: str, source: str) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([2, 3, 5]), st.sampled_from(FAMILIES))
-def test_never_beyond_any_point(seed: int, dim: int, family: str) -> None:
+def test_distance_is_a_lower_bound(seed: int, dim: int, family: str) -> None:
     """No two points of the arcs are nearer than the reported distance; the corners bound it from above."""
     rng = np.random.default_rng(seed)
     points = draw(family, rng, dim)
@@ -154,7 +154,7 @@ def test_optimal_negatives_are_at_least_as_hard(name: str, seed: int) -> None:
     assert optimal >= base - 1e-12
 
 
-def test_odd_samples_are_no_negatives() -> None:
+def test_odd_samples_are_dropped_as_negatives() -> None:
     """Dropping the odd sample of a class drops it as a negative too, so the loss may fall below its base."""
     fell = 0
     for seed in range(20):
@@ -169,7 +169,7 @@ def test_odd_samples_are_no_negatives() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_symmetric_distance_keeps_the_originals_in_play(seed: int) -> None:
+def test_symmetric_distance_includes_the_samples(seed: int) -> None:
     """The 16 distances include the four of the samples."""
     points = draw("overlapping", np.random.default_rng(seed), 5)
     assert pair_distance(points, "symmetric") <= geometry.nearest(points[:2], points[2:]) + 1e-12

@@ -1,4 +1,4 @@
-"""Every loss under torch.compile without a graph break, and without reading anything back from the device."""
+"""Every loss under torch.compile without graph breaks, and without host-device synchronisation."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def build(spec: dict[str, Any]) -> torch.nn.Module:
 
 
 def steps(module: Any, count: int) -> list[torch.Tensor]:
-    """Values and gradients of a few batches."""
+    """Return values and gradients of a few batches."""
     found = []
     for seed in range(count):
         torch.manual_seed(seed)
@@ -50,7 +50,7 @@ def steps(module: Any, count: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("spec", specs(), ids=str)
-def test_one_graph_with_the_same_result(spec: dict[str, Any]) -> None:
+def test_compiles_to_one_graph_with_the_same_result(spec: dict[str, Any]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(build(spec), fullgraph=True, backend="aot_eager")
     found = steps(compiled, 2)
@@ -64,7 +64,7 @@ def test_one_graph_with_the_same_result(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "spec", [{"name": "triplet", "negatives": "optimal"}, {"name": "multi-similarity"}], ids=str
 )
-def test_generated_code(spec: dict[str, Any]) -> None:
+def test_default_backend_gives_the_same_result(spec: dict[str, Any]) -> None:
     """The default backend, one compilation for all labels of a shape."""
     torch._dynamo.reset()
     compiled = torch.compile(build(spec), fullgraph=True)
@@ -73,7 +73,7 @@ def test_generated_code(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("spec", specs(), ids=str)
-def test_reads_nothing_back_from_an_accelerator(spec: dict[str, Any]) -> None:
+def test_no_device_synchronisation(spec: dict[str, Any]) -> None:
     """On a pretended accelerator no tensor has a value: whatever asks for one, or for a shape that depends on
     one, fails, and on a real one would have to wait. (The backward pass is in the compiled graphs above.)"""
     with FakeTensorMode(), torch.device("cuda"):
@@ -86,12 +86,12 @@ def test_reads_nothing_back_from_an_accelerator(spec: dict[str, Any]) -> None:
     assert all(number.shape == () for number in module.diagnostics.values())
 
 
-def test_the_pretence_notices_a_read() -> None:
+def test_fake_device_detects_a_read() -> None:
     with FakeTensorMode(), torch.device("cuda"), pytest.raises(Exception, match=r"aten\._local_scalar_dense"):
         torch.zeros(3).sum().item()
 
 
-def test_wrong_values_stop_compiled_code_too() -> None:
+def test_invalid_values_are_refused_in_compiled_code() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(build({"name": "raw"}), fullgraph=True, backend="aot_eager")
     x = torch.randn(len(Y), DIM)

@@ -1,4 +1,4 @@
-"""The cross-batch memory: first in, first out, warm-up, and a resumed run that is the same run."""
+"""Cross-batch memory: first in, first out, warm-up and exact resumption."""
 
 import copy
 
@@ -19,7 +19,7 @@ def batches(count: int, size: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.mark.parametrize("size", [3, 7, 12])
-def test_is_a_queue_of_references(size: int) -> None:
+def test_memory_equals_a_queue_of_references(size: int) -> None:
     """Each call equals a call with the last `size` embeddings as references, whatever their number."""
     spec = {"name": "raw"}
     with_memory = losses.build({**spec, "memory": size}, embedding_dim=DIM)
@@ -31,7 +31,7 @@ def test_is_a_queue_of_references(size: int) -> None:
         past_x, past_y = torch.cat([past_x, x])[-size:], torch.cat([past_y, y])[-size:]
 
 
-def test_joins_given_references() -> None:
+def test_memory_is_joined_with_given_references() -> None:
     (x, y), (past, past_y), (more, more_y) = batches(3)
     module = losses.build({"name": "contrastive", "memory": 5}, embedding_dim=DIM)
     module(past, past_y)
@@ -41,7 +41,7 @@ def test_joins_given_references() -> None:
     torch.testing.assert_close(module(x, y, ref_embeddings=more, ref_labels=more_y), both)
 
 
-def test_warm_up_fills_but_does_not_use() -> None:
+def test_warm_up_fills_without_using() -> None:
     module = losses.build({"name": "raw", "memory": {"size": 20, "warmup": 3}}, embedding_dim=DIM)
     plain = losses.build({"name": "raw"})
     for step, (x, y) in enumerate(batches(5)):
@@ -50,7 +50,7 @@ def test_warm_up_fills_but_does_not_use() -> None:
     assert int(module.memory.written) == 25
 
 
-def test_gradient_reaches_the_batch_alone() -> None:
+def test_gradient_flows_to_the_batch_only() -> None:
     module = losses.build({"name": "triplet", "negatives": "optimal", "memory": 8}, embedding_dim=DIM)
     for x, y in batches(3):
         x.requires_grad_()
@@ -70,7 +70,7 @@ def test_evaluation_neither_reads_nor_writes() -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_resumed_run_is_the_same_run() -> None:
+def test_resumed_run_is_bit_identical() -> None:
     """Save after every possible step, load into a fresh module: the remaining losses agree bit by bit."""
     spec = {"name": "multi-similarity", "memory": {"size": 8, "warmup": 1}}
     data = batches(6)
@@ -96,12 +96,12 @@ def test_resumed_run_is_the_same_run() -> None:
         (True, "whole"),
     ],
 )
-def test_wrong_memories_are_refused(memory: object, message: str) -> None:
+def test_invalid_memories_are_refused(memory: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         losses.build({"name": "raw", "memory": memory}, embedding_dim=DIM)
 
 
-def test_needs_to_know_the_dimension() -> None:
+def test_memory_requires_embedding_dim() -> None:
     with pytest.raises(ValueError, match="embedding_dim"):
         losses.build({"name": "raw", "memory": 4})
     module = losses.build({"name": "raw", "memory": 4}, embedding_dim=DIM + 1)

@@ -61,7 +61,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_equals_one_process(tmp_path: Path) -> None:
+def test_two_processes_equal_one(tmp_path: Path) -> None:
     mp.spawn(worker, args=(str(tmp_path),), nprocs=WORLD)
     network, x, y = setting()
     for rank in range(WORLD):

@@ -21,7 +21,7 @@ LABELS = torch.tensor([0, 0, 1, 1])
 
 
 def differences(function: Callable[[np.ndarray], float], x: np.ndarray, along: np.ndarray, h: float) -> float:
-    """The central difference of `function` at x in direction `along`."""
+    """Return the central difference of `function` at x in direction `along`."""
     return (function(x + h * along) - function(x - h * along)) / (2 * h)
 
 
@@ -58,8 +58,8 @@ def test_gradcheck(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", BY_LABEL)
-def test_gradient_equals_differences_of_reference(label: str) -> None:
-    """Of the reference, not of the implementation: what is detached must not change the gradient."""
+def test_gradient_equals_finite_differences_of_reference(label: str) -> None:
+    """Uses the reference, not the implementation: detached parts must not change the gradient."""
     batch = generic_batch(label)
     x = torch.tensor(batch.x, requires_grad=True)
     losses.build(BY_LABEL[label].spec, num_classes=4)(x, torch.tensor(batch.y)).backward()
@@ -79,8 +79,8 @@ MINIMA = {
 @pytest.mark.parametrize("source", MINIMA)
 @pytest.mark.parametrize("family", SMOOTH)
 @pytest.mark.parametrize("dim", [2, 3, 8, 64])
-def test_gradient_of_distance_equals_differences_of_minimum(dim: int, family: str, source: str) -> None:
-    """At raw embeddings; pairs that touch, and ties, at which two step sizes disagree, are passed over."""
+def test_distance_gradient_equals_finite_differences(dim: int, family: str, source: str) -> None:
+    """At raw embeddings; touching pairs and ties, where two step sizes disagree, are skipped."""
     rng = np.random.default_rng([dim, SMOOTH.index(family)])
     checked = 0
     for _ in range(12):
@@ -138,7 +138,7 @@ def test_gradient_is_finite_and_bounded_at_degenerate_pairs(
 
 
 @pytest.mark.parametrize("source", ["optimal", "optimal-segment"])
-def test_crossing_pairs_have_no_gradient_between_them(source: str) -> None:
+def test_crossing_pairs_have_zero_gradient(source: str) -> None:
     """Where the minimum is 0 its gradient is 0 by convention; only the positive distances pull."""
     rng = np.random.default_rng(3)
     for _ in range(5):
@@ -166,7 +166,7 @@ FORMS = ("dcdl_eq11", "dcdl_kl", "dcdl_sharp", "dcdl_sd")
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [v for v in TRANSPORT if v.label in FORMS], ids=lambda v: v.label)
 @pytest.mark.parametrize("spread", [0.05, 0.8])
-def test_transport_gradient_equals_differences_of_converged_value(variant: Variant, spread: float) -> None:
+def test_transport_gradient_equals_finite_differences(variant: Variant, spread: float) -> None:
     """The reference is exact to 1e-9, so its differences over 2e-4 carry an error of about 1e-5."""
     batch = make_batch(5, (2, 3, 2), dim=4, spread=spread)
     x = torch.tensor(batch.x, requires_grad=True)

@@ -25,7 +25,7 @@ CLASSES = 4
 
 
 def value(spec: dict[str, Any], batch: Batch, dtype: torch.dtype = torch.float64) -> float:
-    """What losses.build(spec) gives on the batch."""
+    """Return the value of losses.build(spec) on the batch."""
     loss = losses.build(spec, num_classes=CLASSES, embedding_dim=batch.x.shape[1])
     return float(loss(torch.tensor(batch.x, dtype=dtype), torch.tensor(batch.y)))
 
@@ -120,7 +120,7 @@ DIAGNOSED = BATCHES["irregular-iid-raw"]
 
 
 def diagnosed(spec: dict[str, Any]) -> dict[str, float]:
-    """The diagnostics of one call."""
+    """Return the diagnostics of one call."""
     loss = losses.build(spec)
     loss(torch.tensor(DIAGNOSED.x), torch.tensor(DIAGNOSED.y))
     return {name: float(number) for name, number in loss.diagnostics.items()}
@@ -161,7 +161,7 @@ def test_diagnostics_count_the_triplets(spec: dict[str, Any], term: Any, found: 
 
 @pytest.mark.parametrize("source", ["optimal", "optimal-segment", "symmetric", "interpolated"])
 def test_diagnostics_count_the_synthetic_negatives(source: str) -> None:
-    """Negatives nearer than any of the samples of the two pairs are synthetic."""
+    """Negatives closer than all samples of the two pairs are synthetic."""
     z = embeddings_for(DIAGNOSED.x, source)
     nearest, nearest_sample = pair_distance(z, source), pair_distance(z, "batch")
     couples = [(p, q) for p in alternate(DIAGNOSED.y) for q in rivals(DIAGNOSED.y, p)]
@@ -178,7 +178,7 @@ MEAN = {"reducer": reducers.MeanReducer()}
 
 
 def peer(batch: Batch, loss: torch.nn.Module, miner: torch.nn.Module | None = None) -> float:
-    """The value of a pytorch-metric-learning loss."""
+    """Return the value of a pytorch-metric-learning loss."""
     x, y = torch.tensor(batch.x), torch.tensor(batch.y)
     return float(loss(x, y, miner(x, y)) if miner else loss(x, y))
 
@@ -239,7 +239,7 @@ def test_reference_equals_peer(name: str, batch: Batch) -> None:
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_reference_equals_peer_after_normalisation(batch: Batch) -> None:
-    """Where the peer averages over something else, the known counts relate the two."""
+    """If the peer averages over other counts, known counts relate the two."""
     x, y = batch
     size = len(y)
     pairs, others = len(ordered(y)), sum(len(negatives(y, i)) for i in range(size))
@@ -270,7 +270,7 @@ def test_reference_n_pair_equals_peer() -> None:
 
 
 def test_mirrored_points() -> None:
-    """Symm section 3.1: lengths and the distance to the axis survive; the angles become 2θ and 3θ."""
+    """Symm section 3.1: lengths and the distance to the axis are kept; the angles become 2θ and 3θ."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         a, b = rng.normal(size=(2, 5))

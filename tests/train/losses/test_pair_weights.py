@@ -1,4 +1,4 @@
-"""The weight view against the closed forms of RAW (eqs. 6, 8, 10, 11, 13-16), written out entry by entry."""
+"""Pair weights against the closed forms of RAW (eqs. 6, 8, 10, 11, 13-16), computed entry by entry."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_contrastive(s: np.ndarray) -> None:
 
 
 def test_triplet(s: np.ndarray) -> None:
-    """Eq. 8: a pair weighs the number of violated triplets that contain it."""
+    """Eq. 8: the weight of a pair is the number of violated triplets that contain it."""
     margin = 0.1
     expected = np.zeros((B, B))
     for i in range(B):

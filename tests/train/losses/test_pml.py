@@ -1,4 +1,4 @@
-"""Side by side with pytorch-metric-learning: its losses in our recipes, our losses in its trainers."""
+"""Compatibility with pytorch-metric-learning (PML): its losses in our recipes, our losses in its trainers."""
 
 import importlib.util
 import subprocess
@@ -30,14 +30,14 @@ def gradient(loss: Any, **references: torch.Tensor) -> tuple[torch.Tensor, torch
     return value.detach(), x.grad
 
 
-def test_its_losses_build_and_equal_themselves() -> None:
+def test_pml_losses_equal_pml() -> None:
     module = losses.build({"name": "pml:MultiSimilarityLoss", "alpha": 1.5, "beta": 20})
     ours, theirs = gradient(module), gradient(pml_losses.MultiSimilarityLoss(alpha=1.5, beta=20))
     torch.testing.assert_close(ours, theirs)
 
 
-def test_its_losses_take_our_references_and_memory() -> None:
-    """Its references replace the batch; ours join it: equal to our own loss, which is the same formula."""
+def test_pml_losses_accept_references_and_memory() -> None:
+    """PML's references replace the batch, ours extend it; equal to our loss with the same formula."""
     references = {"ref_embeddings": REF_X, "ref_labels": REF_Y}
     theirs = losses.build({"name": "pml:MultiSimilarityLoss", "base": 0.5})
     ours = losses.build({"name": "raw", "mining": None})
@@ -51,7 +51,7 @@ def test_its_losses_take_our_references_and_memory() -> None:
         torch.testing.assert_close(*(module(X, Y) for module in with_memory), rtol=1e-9, atol=1e-12)
 
 
-def test_its_losses_take_our_regularizers() -> None:
+def test_pml_losses_accept_regularizers() -> None:
     spread = {"name": "spread-out", "weight": 0.3}
     value = losses.build({"name": "pml:TripletMarginLoss", "margin": 0.1, "regularizers": [spread]})(X, Y)
     alone = pml_losses.TripletMarginLoss(margin=0.1)(X, Y) + losses.build({"regularizers": [spread]})(X, Y)
@@ -89,7 +89,7 @@ def test_values_and_gradients_agree(ours: dict[str, Any], theirs: torch.nn.Modul
 @pytest.mark.parametrize(
     "spec", [{"name": "triplet", "negatives": "optimal"}, {"name": "pml:ContrastiveLoss"}]
 )
-def test_our_losses_work_in_its_trainer(spec: dict[str, Any]) -> None:
+def test_losses_work_in_pml_trainer(spec: dict[str, Any]) -> None:
     torch.manual_seed(1)
     images = torch.randn(4, 8).repeat_interleave(8, 0) + 0.8 * torch.randn(32, 8)
     labels = torch.arange(4).repeat_interleave(8)
@@ -110,7 +110,7 @@ def test_our_losses_work_in_its_trainer(spec: dict[str, Any]) -> None:
     assert float(loss(model(images), labels)) < 0.8 * before
 
 
-def test_its_miners_are_refused_rather_than_ignored() -> None:
+def test_pml_miners_are_refused() -> None:
     pairs = pml.miners.MultiSimilarityMiner()(X, Y)
     with pytest.raises(ValueError, match="mining"):
         losses.build({"name": "raw"})(X, Y, pairs)
@@ -123,14 +123,14 @@ def test_its_miners_are_refused_rather_than_ignored() -> None:
         ({"name": "pml:MultiSimilarityLoss", "alfa": 2}, "alpha"),
     ],
 )
-def test_wrong_names_are_refused(spec: dict[str, Any], message: str) -> None:
+def test_unknown_pml_names_are_refused(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         losses.build(spec)
 
 
 @pytest.mark.slow
-def test_says_what_to_install() -> None:
-    """Without the package: our losses work, its names fail with one line."""
+def test_missing_package_is_reported() -> None:
+    """Without the package, our losses work and PML names fail with a message."""
     assert importlib.util.find_spec("pytorch_metric_learning") is not None
     code = (
         "import sys; sys.modules['pytorch_metric_learning'] = None\n"

@@ -1,4 +1,4 @@
-"""What losses.names() and losses.build() say: complete listings, and refusals that name the way out."""
+"""Registry: complete listings, and error messages with suggestions."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ REGULARIZERS = {"wasserstein", "mmd-laplacian", "mmd-gaussian", "energy", "cross
 SOURCES = {"optimal", "optimal-segment", "symmetric", "interpolated"}
 
 
-def test_everything_is_listed() -> None:
+def test_all_losses_are_listed() -> None:
     assert set(losses.names()) == NAMES
     assert set(losses.names("regularizer")) == REGULARIZERS
     assert set(losses.names("negatives")) == SOURCES
@@ -45,7 +45,7 @@ def test_entries_are_complete(kind: Any) -> None:
             assert entry.refusal or takes_all
 
 
-def test_every_source_and_miner_is_taken_or_refused_with_a_reason() -> None:
+def test_every_source_and_miner_is_accepted_or_refused_with_a_reason() -> None:
     """names() and build() agree, in both directions."""
     for name, entry in losses.names().items():
         for part, kind in (("negatives", "negatives"), ("mining", "mining")):
@@ -98,14 +98,14 @@ def test_every_source_and_miner_is_taken_or_refused_with_a_reason() -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_refused_with_the_nearest(spec: dict[str, Any], hint: str) -> None:
+def test_misspelled_names_get_suggestions(spec: dict[str, Any], hint: str) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011  (the hint is compared below)
         losses.build(spec)
     assert hint in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_specification_is_a_mapping_and_is_left_alone() -> None:
+def test_specification_is_a_mapping_and_is_not_modified() -> None:
     with pytest.raises(TypeError, match="mapping"):
         losses.build("triplet")  # type: ignore[arg-type]
     spec = {
@@ -119,7 +119,7 @@ def test_a_specification_is_a_mapping_and_is_left_alone() -> None:
     assert repr(spec) == before
 
 
-def test_parameters_of_a_source_stand_beside_or_inside() -> None:
+def test_source_parameters_are_accepted_beside_or_nested() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(40, 2), torch.arange(20).repeat_interleave(2)
     beside = losses.build({"name": "triplet", "negatives": "interpolated", "points": 5})
@@ -140,10 +140,8 @@ def test_parameters_of_a_source_stand_beside_or_inside() -> None:
     ],
     ids=str,
 )
-def test_parameters_of_their_own_are_parameters_of_the_module(
-    spec: dict[str, Any], shapes: list[Any]
-) -> None:
-    """They learn, keep float32 under autocast, and are in the state."""
+def test_learnable_parameters_are_module_parameters(spec: dict[str, Any], shapes: list[Any]) -> None:
+    """They are trained, stay float32 under autocast, and are in the state dict."""
     torch.manual_seed(0)
     module = losses.build(spec, num_classes=5, embedding_dim=4)
     assert [tuple(p.shape) for p in module.parameters()] == shapes

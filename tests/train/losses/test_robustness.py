@@ -1,4 +1,4 @@
-"""Awkward batches give finite values and gradients, 0 where nothing can be learnt; wrong ones an error."""
+"""Degenerate batches give finite values and gradients, 0 without pairs; invalid ones raise an error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ every_regularizer = pytest.mark.parametrize("regularizer", REGULARIZERS)
 
 
 def rows(*indices: int) -> torch.Tensor:
-    """Some samples of the batch, repeated as asked."""
+    """Return some samples of the batch, with repeats."""
     return X[list(indices)].clone()
 
 
@@ -57,7 +57,7 @@ NOTHING_TO_LEARN = ("no positives", "no negatives", "one sample", "two of a clas
 def evaluate(
     module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, autocast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Value and gradient; autocast holds for the forward pass alone, as it should."""
+    """Return value and gradient; autocast covers the forward pass only."""
     torch.manual_seed(0)
     leaf = x.detach().clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -80,7 +80,7 @@ def assert_finite(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> 
 
 @every_combination
 def test_awkward_batches(combination: Combination) -> None:
-    """All of them in turn through one module in float32, as in training."""
+    """All batches in turn through one module in float32, as in training."""
     module = build(combination.spec).float()
     for name, (x, y) in AWKWARD.items():
         try:
@@ -95,7 +95,7 @@ HALF = ("no positives", "no negatives", "all the same", "zero vectors", "norms o
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @every_combination
 def test_half_precision_inputs(combination: Combination, dtype: torch.dtype) -> None:
-    """Internals are float32: the value is that of the rounded inputs, not of rounded similarities."""
+    """Computation is in float32: inputs are rounded, similarities are not."""
     module = build(combination.spec).float()
     for name in HALF:
         x, y = AWKWARD[name]
@@ -128,7 +128,7 @@ def test_autocast(combination: Combination) -> None:
 
 
 @every_combination
-def test_nothing_to_learn_is_exactly_zero(combination: Combination) -> None:
+def test_loss_without_pairs_is_zero(combination: Combination) -> None:
     module = build(combination.spec)
     if combination.one_sided or has_parameters(module):
         pytest.skip("keeps one-sided terms by its formula")
@@ -170,7 +170,7 @@ def test_transport_forms_on_awkward_batches(form: dict[str, Any]) -> None:
 
 
 def test_transport_reports_convergence() -> None:
-    """One iteration is not enough, and the diagnostics say so; the default is."""
+    """One iteration does not converge and the diagnostics report it; the default converges."""
     module = build({"regularizers": [{"name": "wasserstein", "max_iterations": 1}]})
     evaluate(module, X, Y)
     short = {k: float(v) for k, v in module.diagnostics.items()}
@@ -189,8 +189,8 @@ SCALE_FREE = [c for c in MATRIX if c.spec["name"] not in ("n-pair", "angular", "
 
 @pytest.mark.parametrize("scale", [1e3, 1e-6])
 @pytest.mark.parametrize("combination", SCALE_FREE, ids=lambda c: c.label)
-def test_length_does_not_matter_on_the_sphere(combination: Combination, scale: float) -> None:
-    """Losses that normalise do so for any length, in float32 too."""
+def test_normalised_losses_do_not_depend_on_length(combination: Combination, scale: float) -> None:
+    """Normalising losses accept any length, also in float32."""
     if combination.spec["negatives"] == "optimal-segment":
         pytest.skip("works on lengths")
     module, x = build(combination.spec).float(), X.float()
@@ -241,7 +241,7 @@ WRONG: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 @each_loss
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_input_is_refused(spec: dict[str, Any], wrong: str) -> None:
+def test_invalid_input_is_refused(spec: dict[str, Any], wrong: str) -> None:
     module = build(spec)
     x, y = WRONG[wrong]()
     with pytest.raises((ValueError, TypeError), match=r"(?i)embedding|label"):
@@ -267,13 +267,13 @@ def test_wrong_input_is_refused(spec: dict[str, Any], wrong: str) -> None:
         "floating labels",
     ],
 )
-def test_wrong_references_are_refused(references: dict[str, torch.Tensor]) -> None:
+def test_invalid_references_are_refused(references: dict[str, torch.Tensor]) -> None:
     with pytest.raises((ValueError, TypeError), match=r"(?i)ref|embedding|label"):
         build({"name": "triplet"})(X, Y, **references)
 
 
 @pytest.mark.parametrize("name", ["proxy-nca", "proxy-anchor", "soft-triple", "normalized-softmax"])
-def test_labels_beyond_the_classes_are_refused(name: str) -> None:
+def test_labels_out_of_range_are_refused(name: str) -> None:
     for bad in (CLASSES, -1):
         y = Y.clone()
         y[0] = bad
@@ -281,8 +281,8 @@ def test_labels_beyond_the_classes_are_refused(name: str) -> None:
             build({"name": name})(X, y)
 
 
-def test_refusals_leave_no_trace() -> None:
-    """A refused batch is not remembered."""
+def test_refused_batch_is_not_stored() -> None:
+    """A refused batch does not enter the memory."""
     module = build({"name": "contrastive", "memory": 16})
     with pytest.raises(ValueError, match=r"(?i)embedding"):
         module(finite_but(float("nan")), Y)
@@ -290,8 +290,8 @@ def test_refusals_leave_no_trace() -> None:
     assert float(module(X, Y)) == pytest.approx(float(plain(X, Y)), rel=1e-12)
 
 
-def test_input_is_left_alone() -> None:
-    """Neither embeddings nor labels are written to."""
+def test_input_is_not_modified() -> None:
+    """Neither embeddings nor labels are modified."""
     for combination in MATRIX:
         x, y = X.clone(), Y.clone()
         build(combination.spec)(x, y)
@@ -299,7 +299,7 @@ def test_input_is_left_alone() -> None:
         assert torch.equal(y, Y), combination.label
 
 
-def test_integer_labels_of_any_width() -> None:
+def test_labels_of_any_integer_type() -> None:
     module = build({"name": "triplet", "negatives": "optimal"})
     expected = float(module(X, Y))
     for dtype in (torch.int32, torch.int16, torch.uint8):

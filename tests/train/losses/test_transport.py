@@ -1,4 +1,4 @@
-"""The transport solver: marginals, optimality, gradients of the converged problem, and honest diagnostics."""
+"""Optimal transport solver (Sinkhorn): marginals, optimality, gradients and diagnostics."""
 
 from typing import Any
 
@@ -34,8 +34,8 @@ KINDS = ["clusters", "random", "pairs", "uneven", "two", "one big", "circle", "c
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_converges_everywhere(kind: str, dtype: torch.dtype) -> None:
-    """Marginals hold and the plan has the form exp(f + g - D / epsilon): both together mean optimal."""
+def test_solver_converges(kind: str, dtype: torch.dtype) -> None:
+    """Marginals hold and the plan has the form exp(f + g - D / epsilon), which together imply optimality."""
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     for seed in range(3):
         x, y = cloud(kind, seed, dtype)
@@ -56,8 +56,8 @@ def test_converges_everywhere(kind: str, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(rows - rows[:1], (rows - rows[:1]).mean(1, True).expand_as(rows))
 
 
-def test_equals_plain_iterations() -> None:
-    """Sinkhorn's own log-domain iteration, one class at a time, run until nothing moves."""
+def test_solver_equals_sinkhorn_iterations() -> None:
+    """Log-domain Sinkhorn iterations, one class at a time, run to convergence."""
     x, y = cloud("clusters", 5)
     cost, epsilon = 1 - x @ x.T, 0.05
     plans = solve_transport(cost, marginals(y, x.dtype), epsilon, 1e-12, 40)
@@ -84,7 +84,7 @@ def test_gradient_of_the_converged_problem(options: dict[str, Any], epsilon: flo
     assert torch.autograd.gradcheck(lambda z: module(z, y), (x,), eps=1e-5, atol=2e-5, rtol=1e-4)
 
 
-def test_forms_differ_by_what_they_say() -> None:
+def test_forms_differ_by_known_constants() -> None:
     """Entropic = KL - epsilon Σ (ln n + ln m + 1); KL >= sharp >= 0; the same gradient for the first two."""
     x, y = cloud("uneven", 3)
     values, slopes = {}, {}
@@ -101,7 +101,7 @@ def test_forms_differ_by_what_they_say() -> None:
     assert not torch.allclose(slopes["kl"], slopes["sharp"], rtol=1e-6, atol=0)
 
 
-def test_self_plans_are_plans() -> None:
+def test_self_plans_have_the_right_marginals() -> None:
     """Row sums of the plans of the classes with themselves and of the complements with themselves."""
     x, y = cloud("collapsed", 1)
     m = marginals(y, x.dtype)
@@ -112,7 +112,7 @@ def test_self_plans_are_plans() -> None:
     assert float(value) > 0
 
 
-def test_divergence_vanishes_between_equal_sets() -> None:
+def test_divergence_of_equal_sets_is_zero() -> None:
     """Debiased: two classes at the same points are at distance 0, where the plain cost is not."""
     x, _ = cloud("clusters", 4)
     x, y = torch.cat([x[:6], x[:6]]), torch.tensor([0] * 6 + [1] * 6)
@@ -122,7 +122,7 @@ def test_divergence_vanishes_between_equal_sets() -> None:
     assert float(plain(x, y)) < -1e-3
 
 
-def test_reports_what_it_did() -> None:
+def test_diagnostics_report_convergence() -> None:
     x, y = cloud("two", 0)
     module = losses.build({"regularizers": [{"name": "wasserstein", "weight": 0.5}]})
     module(x, y)
@@ -138,8 +138,8 @@ def test_reports_what_it_did() -> None:
     assert float(stopped.diagnostics["transport_error"]) > 1e-3
 
 
-def test_float32_gradient_is_within_a_thousandth() -> None:
-    """The defaults, against a float64 solution far beyond them."""
+def test_float32_gradient_error_is_below_a_thousandth() -> None:
+    """Defaults compared with a float64 solution of much higher precision."""
     for seed in range(3):
         x, y = cloud("clusters", seed)
         slopes = []

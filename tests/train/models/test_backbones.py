@@ -247,7 +247,7 @@ def test_bn_inception_takes_odd_sides(size: int, side: int) -> None:
         ("timm:resnet18:block_args={a: 1}", "not an option"),
         ("timm:resnet18:padding=3", "unexpected keyword"),
         ("timm:pit_ti_224", "form no square map"),
-        ("timm:coat_mini", "one map of features"),
+        ("timm:coat_mini", "one feature map"),
         ("inception_v3", "cannot process images of 64 x 64"),
         ("timm:vit_tiny_patch16_224:depth=1,patch_size=128", "64 x 64"),
     ],
