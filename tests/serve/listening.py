@@ -20,7 +20,7 @@ from serve.http.protocol import Protocol
 @contextmanager
 def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[int]:
     """Serve an application and yield its port; with a lifespan, shut it down gracefully."""
-    # Only where the protocol is known does asyncio send small answers at once.
+    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
         bound.bind(("127.0.0.1", 0))
         server = uvicorn.Server(

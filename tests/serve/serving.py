@@ -37,8 +37,8 @@ class Server:
     def stop(self) -> tuple[int, str]:
         """Send SIGINT. Return the exit code and stderr."""
         self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=30)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=30)
+        return self.process.returncode, output
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def serving(command: list[str], scratch: Path) -> Iterator[Server]:
     )
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()  # ends with the process, should it fail
+        line = process.stdout.readline()  # empty if the process fails
         prefix = "Lookalike is at "
         assert line.startswith(prefix), process.communicate(timeout=30)[1]
         yield Server(line.removeprefix(prefix).strip(), scratch, process)

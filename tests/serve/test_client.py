@@ -35,8 +35,8 @@ def gallery(shop_gallery: Path) -> Gallery:
 def test_search_accepts_every_image_source(client: Client, gallery: Gallery, shop: Path) -> None:
     path = shop / "green" / "3.png"
     expected = gallery.search(path, 4, where="label != 'red'")
-    for picture in (path, str(path), path.read_bytes(), Image.open(path)):
-        hits = client.search(picture, k=4, where="label != 'red'", min_score=None)
+    for image in (path, str(path), path.read_bytes(), Image.open(path)):
+        hits = client.search(image, k=4, where="label != 'red'", min_score=None)
         assert [(hit.id, hit.key, hit.label, hit.metadata) for hit in hits] == [
             (hit.id, hit.key, hit.label, hit.metadata) for hit in expected
         ]
@@ -54,9 +54,9 @@ def test_items_and_vectors_are_searched(client: Client, gallery: Gallery) -> Non
 
 
 def test_batch_returns_a_result_per_image(client: Client, shop: Path) -> None:
-    pictures = [shop / "red" / "1.png", b"no picture", shop / "blue" / "2.png"]
-    first, second, third = client.search_batch(pictures, k=2, exclude=[1, 2])
-    assert [first, third] == [client.search(pictures[i], k=2, exclude=[1, 2]) for i in (0, 2)]
+    images = [shop / "red" / "1.png", b"not an image", shop / "blue" / "2.png"]
+    first, second, third = client.search_batch(images, k=2, exclude=[1, 2])
+    assert [first, third] == [client.search(images[i], k=2, exclude=[1, 2]) for i in (0, 2)]
     assert isinstance(second, ApiError)
     assert second.code == "unusable-image"
     assert second.more == {"reason": "not-an-image"}
@@ -73,10 +73,10 @@ def test_images_and_gallery_are_described(client: Client, gallery: Gallery) -> N
     image = client.image(5)
     assert (image.id, image.key, image.label) == (5, "blue/4.png", "blue")
     assert client.thumbnail(5).startswith(b"RIFF")
-    told = client.gallery()
-    assert (told.images, told.dim, told.index, told.embeds) == (24, 48, "flat", True)
+    found = client.gallery()
+    assert (found.images, found.dim, found.index, found.embeds) == (24, 48, "flat", True)
     (served,) = client.galleries()
-    assert (served.name, served.images, served.fingerprint) == (told.name, 24, told.fingerprint)
+    assert (served.name, served.images, served.fingerprint) == (found.name, 24, found.fingerprint)
 
 
 def test_refusals_raise_api_errors(client: Client) -> None:

@@ -22,11 +22,11 @@ from tests.serve.serving import APP, ROOT, SERVE, files_in, serving
 
 
 def _refused(*words: str, code: int) -> str:
-    with mock.patch.dict(os.environ):  # what a server sets for itself
-        said = lookalike_here("serve", *words, code=code).stderr
-    assert said.startswith("lookalike: ")
-    assert said.count("\n") == 1
-    return said
+    with mock.patch.dict(os.environ):  # which a server modifies
+        output = lookalike_here("serve", *words, code=code).stderr
+    assert output.startswith("lookalike: ")
+    assert output.count("\n") == 1
+    return output
 
 
 def test_missing_gallery_is_an_input_error(tmp_path: Path) -> None:
@@ -36,9 +36,9 @@ def test_missing_gallery_is_an_input_error(tmp_path: Path) -> None:
 def test_port_in_use_is_reported_with_a_hint(shop_gallery: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = _refused(str(shop_gallery), "--port", port, code=1)
-    assert f"port {port} is in use" in said
-    assert "--port" in said
+        output = _refused(str(shop_gallery), "--port", port, code=1)
+    assert f"port {port} is in use" in output
+    assert "--port" in output
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
@@ -51,7 +51,7 @@ def test_wrong_usage_is_refused(shop_gallery: Path, words: tuple[str, str]) -> N
     _refused(str(shop_gallery), *words, code=2)
 
 
-def test_help_and_imports_load_no_framework() -> None:
+def test_help_and_imports_load_no_web_framework() -> None:
     code = (
         "import sys, serve, serve.commands, serve.server\n"
         "from click.testing import CliRunner\n"
@@ -84,7 +84,7 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
     found = _set("--config", str(file), "--max-body", "3")
     assert found == Settings(
         galleries={"shop": Path("shop.gallery")},
-        host="127.0.0.1",  # said nowhere
+        host="127.0.0.1",  # set nowhere
         port=1,  # only in the file
         workers=2,
         page=False,
@@ -93,7 +93,7 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
         proxies=("10.0.0.0/8",),
         insecure=True,
         rate=2.5,  # environment before file
-        max_body=3,  # line before environment before file
+        max_body=3,  # command line before environment before file
         log_level="info",
     )
     monkeypatch.setenv("LOOKALIKE_SERVE_CONFIG", str(file))
@@ -108,7 +108,7 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("prot = 1", "did you mean 'port'?"),
         ("tokenfile = 'x'", "did you mean 'token-file'?"),
@@ -120,9 +120,9 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
         ("workers = 0", "0 is not in the range"),
     ],
 )
-def test_invalid_config_file_is_refused(shop_gallery: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_config_file_is_refused(shop_gallery: Path, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "serve.toml").write_text(text)
-    assert says in _refused(str(shop_gallery), "--config", str(tmp_path / "serve.toml"), code=2)
+    assert message in _refused(str(shop_gallery), "--config", str(tmp_path / "serve.toml"), code=2)
 
 
 def test_misspelt_variable_is_reported(
@@ -134,7 +134,7 @@ def test_misspelt_variable_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--allow-origin", "*"], "one site at a time"),
         (["--allow-origin", "https://*.example"], "one site at a time"),
@@ -150,8 +150,8 @@ def test_misspelt_variable_is_reported(
         (["--token-file", "/nowhere"], "cannot be read"),
     ],
 )
-def test_invalid_settings_are_refused(shop_gallery: Path, words: list[str], says: str) -> None:
-    assert says in _refused(str(shop_gallery), *words, "--port", "0", code=2)
+def test_invalid_settings_are_refused(shop_gallery: Path, words: list[str], message: str) -> None:
+    assert message in _refused(str(shop_gallery), *words, "--port", "0", code=2)
 
 
 def test_page_needs_a_password_beside_a_token(tmp_path: Path) -> None:
@@ -201,15 +201,15 @@ def test_both_commands_serve_the_page_and_stop_with_ctrl_c(shop_gallery: Path, t
             config = httpx.get(f"{server.url}/config", timeout=30).json()
             page = httpx.get(server.url, timeout=30).text
             pages.append((config["title"], config["components"], config["dependencies"]))
-            code, said = server.stop()
+            code, output = server.stop()
         assert code == 0
-        assert said.endswith("stopped\n")
-        assert "Traceback" not in said
-        assert "ERROR" not in said
+        assert output.endswith("stopped\n")
+        assert "Traceback" not in output
+        assert "ERROR" not in output
         assert "Lookalike: shop" in page
     one, other = (re.sub("0x[0-9a-f]+", "", str(page)) for page in pages)
     assert one == other
-    assert files_in(tmp_path / "scratch") == set()  # no upload, and no cache of reports to send home
+    assert files_in(tmp_path / "scratch") == set()  # no uploads, no telemetry of Gradio
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_terminated_server_deletes_its_files(shop_gallery: Path, tmp_path: Path)
         server.process.communicate(timeout=30)
         assert server.process.returncode == 0
     assert list((tmp_path / "scratch").glob("lookalike-*")) == []
-    assert {*ROOT.rglob("*.pyi")} == before  # the framework writes some beside components that are subclassed
+    assert {*ROOT.rglob("*.pyi")} == before  # Gradio writes stubs of subclassed components
 
 
 @pytest.mark.slow

@@ -37,21 +37,21 @@ def both(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path, others: P
 
 
 def test_each_gallery_answers_under_its_name(both: Server, others: Path) -> None:
-    picture = (others.parent / "3.png").read_bytes()
+    image = (others.parent / "3.png").read_bytes()
     with Client(both.url) as first, Client(both.url, gallery="shop") as shop:
         assert first.gallery() == shop.gallery()
         assert first.gallery().images == 24
-        assert first.search(picture) == shop.search(picture)
+        assert first.search(image) == shop.search(image)
     with Client(both.url, gallery="other-things") as client:
         assert client.gallery().name == "other-things"
         assert client.gallery().images == 5
         assert [one.name for one in client.galleries()] == ["shop", "other-things"]
-        hits = client.search(picture, k=5)
+        hits = client.search(image, k=5)
         assert [Path(hit.key).name for hit in hits[:1]] == ["3.png"]
         assert all(hit.thumbnail.startswith("/v1/galleries/other-things/images/") for hit in hits)
         assert httpx.get(both.url + hits[0].thumbnail).content == client.thumbnail(hits[0].id)
         with pytest.raises(ApiError) as refused:
-            client.image(24)  # there is one in the shop
+            client.image(24)  # exists only in the shop
         assert refused.value.code == "no-such-image"
     with Client(both.url, gallery="nowhere") as client, pytest.raises(ApiError) as refused:
         client.gallery()
@@ -73,7 +73,7 @@ def test_galleries_are_listed(both: Server) -> None:
 
 
 def test_each_gallery_has_its_page(both: Server, shop: Path) -> None:
-    picture = (shop / "red" / "0.png").read_bytes()
+    image = (shop / "red" / "0.png").read_bytes()
     for page, images, address in (
         ("/", 24, "/v1/images/"),
         ("/galleries/other-things/", 5, "/v1/galleries/other-things/images/"),
@@ -84,7 +84,7 @@ def test_each_gallery_has_its_page(both: Server, shop: Path) -> None:
             assert "galleries/other-things/" in links or "../other-things/" in links
             outcome = send_event(client, "load", [])
             assert f"{images} images" in json.dumps(outcome)
-            path = upload(client, "query.png", picture).json()[0]
+            path = upload(client, "query.png", image).json()[0]
             file = {"path": path, "meta": {"_type": "gradio.FileData"}}
             assert address in json.dumps(search_with(client, file, {"k": 3}))
 
@@ -132,7 +132,7 @@ def test_names_come_from_folders_or_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["a/x.gallery", "b/x.gallery"], "gallery 'x' exists already"),
         (["A=x"], "lower-case letters"),
@@ -142,8 +142,8 @@ def test_names_come_from_folders_or_arguments(tmp_path: Path) -> None:
         ([f"{'a' * 65}=x"], "lower-case letters"),
     ],
 )
-def test_invalid_names_are_refused(words: list[str], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_invalid_names_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         parse_galleries(words)
 
 

@@ -19,9 +19,9 @@ from tests.serve.listening import answering
 
 @pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])
 def test_disconnected_client_is_dequeued(shop_gallery: Path, shop: Path, kind: str) -> None:
-    picture = (shop / "green" / "3.png").read_bytes()
+    image = (shop / "green" / "3.png").read_bytes()
     head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
-    body = picture if kind == "image/png" else head + picture + b"\r\n--x--\r\n"
+    body = image if kind == "image/png" else head + image + b"\r\n--x--\r\n"
     service = SearchService(shop_gallery)
     value = service.telemetry.registry.get_sample_value
     with answering(create_app(service, page=False, limits=Limits(threads=1))) as url:
@@ -52,7 +52,7 @@ def test_disconnected_client_is_dequeued(shop_gallery: Path, shop: Path, kind: s
                 service._resolver.decoding.release()
         wait_until(lambda: value("lookalike_workers_busy") == 0)
         answer = httpx.post(
-            f"{url}/v1/search", content=picture, headers={"Content-Type": "image/png"}, timeout=30
+            f"{url}/v1/search", content=image, headers={"Content-Type": "image/png"}, timeout=30
         )
         assert answer.status_code == 200
     assert value("lookalike_stage_seconds_count", {"stage": "decode"}) == 2  # the first, and the last

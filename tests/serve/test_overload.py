@@ -1,7 +1,7 @@
-"""Twice what a server can do: it goes on doing what it can, refuses the rest at once, and gets over it.
+"""Overload: at twice its capacity a server keeps its throughput, refuses the rest at once, and recovers.
 
-What a machine can do differs, and changes while others use it. So everything is compared with what the same
-server did in the same run, with room to spare.
+The capacity of a machine varies. So all figures are compared with those of the same server in the same run,
+with tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.serve.serving import SERVE, Server, serving
 _TICKS = os.sysconf("SC_CLK_TCK")
 pytestmark = pytest.mark.slow
 STEADY, OVERLOAD = 2.0, 5.0  # seconds
-DEADLINE = 6  # seconds; what would wait for a third of them is refused, so that any machine is soon full
+DEADLINE = 6  # seconds; short, so that any machine is soon overloaded
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Seen:
     """Observations of a server during a load test.
 
     Attributes:
-        answers: to searches.
-        processor: seconds that the server used.
-        health: answers to `/healthz` at the same time.
-        memory: bytes in the middle and at the end.
+        answers: Responses to searches.
+        processor: CPU seconds of the server.
+        health: Responses of `/healthz` at the same time.
+        memory: Resident bytes in the middle and at the end.
     """
 
     answers: Sequence[Answer]
@@ -60,12 +60,12 @@ class Seen:
 @pytest.fixture
 def requests_of(tmp_path: Path) -> list[bytes]:
     """Requests with images that are slow to decode and small to send."""
-    pictures = []
+    images = []
     for seed in range(4):
         buffer = io.BytesIO()
         draw(seed, size=(900, 700), hue=seed).save(buffer, "PNG")
-        pictures.append(buffer.getvalue())
-    return pictures
+        images.append(buffer.getvalue())
+    return images
 
 
 def _processor(server: Server) -> float:
@@ -80,10 +80,10 @@ def _threads(server: Server) -> int:
 
 def _listen(server: Server) -> list[str]:
     """Collect the server's stderr in a list."""
-    said = list[str]()
+    output = list[str]()
     assert server.process.stderr is not None
-    threading.Thread(target=said.extend, args=[server.process.stderr], daemon=True).start()
-    return said
+    threading.Thread(target=output.extend, args=[server.process.stderr], daemon=True).start()
+    return output
 
 
 def _figure(text: bytes, name: str) -> float:
@@ -130,12 +130,12 @@ def test_server_survives_twice_its_capacity(
 ) -> None:
     command = [*SERVE, str(shop_gallery), "--no-page", "--workers", str(workers), "--deadline", str(DEADLINE)]
     with serving(command, tmp_path / "scratch") as server:
-        said = _listen(server)
+        output = _listen(server)
         requests = [post(server.url, "/v1/search?k=3", one, "image/png") for one in requests_of]
 
         async def story() -> tuple[Seen, int, Seen, Seen]:
-            await in_turn(server.url, requests, 4, 0.5)  # the first ones take longer
-            for _ in range(3):  # the machine may have become faster, so that it was not too much
+            await in_turn(server.url, requests, 4, 0.5)  # warm-up
+            for _ in range(3):  # the machine may have become faster in the meantime
                 before, threads = await _steady(server, requests), _threads(server)
                 seen = await _overloaded(server, requests, 2 * len(before.answers) / STEADY)
                 await _quiet(server)
@@ -144,25 +144,25 @@ def test_server_survives_twice_its_capacity(
             return before, threads, seen, await _steady(server, requests)
 
         before, threads, seen, after = asyncio.run(story())
-        assert _threads(server) <= threads + workers  # of the web framework, for other things
+        assert _threads(server) <= threads + workers  # of Starlette
         if workers == 1:
             figures = asyncio.run(ask(server.url, get(server.url, "/metrics"))).text
             refused = len(seen.took(503))
             assert _figure(figures, 'lookalike_problems_total{code="busy"}') == refused
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(30) == 0
-    assert not any("Traceback" in line for line in said)
+    assert not any("Traceback" in line for line in output)
 
     assert {one.status for one in (*before.answers, *after.answers)} == {200}
-    assert {one.status for one in seen.answers} == {200, 503}  # no other error, nobody without an answer
+    assert {one.status for one in seen.answers} == {200, 503}  # no other error, no lost request
     for one in seen.answers:
         if one.status == 503:
             assert b'"code":"busy"' in one.text
             assert re.search(rb"\r\nretry-after: [1-9]", one.text)
-    # Most of the work is for those who are answered, and nothing is left of it.
+    # Most of the work is for answered requests, and none is left at the end.
     assert seen.each < 2 * before.each
     assert after.each < 1.5 * before.each
-    # Who is let in waits for those before it, and no longer than it may; who is not is told at once.
+    # Accepted requests wait within their share of the deadline; the others are refused at once.
     done = len(seen.took()) / (OVERLOAD + seen.took()[-1])
     assert statistics.median(seen.took()) < 2 * workers * (Limits().queued + cores()) / done
     assert statistics.median(seen.took(503)) < statistics.median(seen.took())

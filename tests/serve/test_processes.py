@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.serve.serving import ROOT, SERVE, Server, serving
 
-pytestmark = pytest.mark.slow  # they start servers
+pytestmark = pytest.mark.slow  # starts servers
 
 
 def _alive(process: int) -> bool:
@@ -55,9 +55,9 @@ def _end(connection: socket.socket, body: bytes) -> str:
 def test_accepted_requests_are_finished(
     shop_gallery: Path, shop: Path, tmp_path: Path, workers: str, number: signal.Signals
 ) -> None:
-    picture = (shop / "red" / "1.png").read_bytes()
+    image = (shop / "red" / "1.png").read_bytes()
     with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", workers], tmp_path) as server:
-        connection = _begin(server, picture)
+        connection = _begin(server, image)
         assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
         server.process.send_signal(number)
 
@@ -69,13 +69,13 @@ def test_accepted_requests_are_finished(
             return False
 
         wait_until(refused)
-        answered = _end(connection, picture)
+        answered = _end(connection, image)
         assert answered.startswith("HTTP/1.1 200 ")
         assert '"label":"red"' in answered
-        _, said = server.process.communicate(timeout=30)
+        _, output = server.process.communicate(timeout=30)
         assert server.process.returncode == 0
-        assert said.endswith("stopped\n")
-        assert "Traceback" not in said
+        assert output.endswith("stopped\n")
+        assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,17 +98,17 @@ def test_killed_worker_is_replaced(shop_gallery: Path, tmp_path: Path) -> None:
             try:
                 statuses.append(httpx.get(f"{server.url}/v1/gallery", timeout=30).status_code)
             except httpx.TransportError:
-                statuses.append(0)  # it was on its way to the one that died
+                statuses.append(0)  # it was sent to the killed process
             return len(server.workers() - {killed}) == 2
 
         wait_until(replaced)
         assert statuses.count(200) >= len(statuses) - 1
         assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
-        code, said = server.stop()
+        code, output = server.stop()
         assert code == 0
-        assert f"worker {killed} is gone" in said
-        assert "serve the API alone" in said
-        assert "Traceback" not in said
+        assert f"worker {killed} is gone" in output
+        assert "serve the API alone" in output
+        assert "Traceback" not in output
         wait_until(lambda: not any(_alive(worker) for worker in before))
 
 
@@ -127,9 +127,9 @@ def test_json_log_has_one_object_per_line_and_no_query_string(shop_gallery: Path
             httpx.get(server.url + path, headers={"X-Request-Id": given}, timeout=30)
             for path, given in (("/v1/images/1?q=secret", number), ("/v1/%0A%22x\u2028", "forged\tline"))
         ]
-        code, said = server.stop()
+        code, output = server.stop()
     assert code == 0
-    lines = [json.loads(line) for line in said.splitlines()]
+    lines = [json.loads(line) for line in output.splitlines()]
     first, second = (line for line in lines if "path" in line)
     assert answers[0].headers["x-request-id"] == first["request_id"] == number
     assert answers[1].headers["x-request-id"] == second["request_id"] != "forged\tline"
@@ -141,7 +141,7 @@ def test_json_log_has_one_object_per_line_and_no_query_string(shop_gallery: Path
     assert first["ms"] > 0
     assert first["bytes"] == len(answers[0].content)
     assert second["path"] == "/v1/%0A%22x%E2%80%A8"
-    assert "secret" not in said
+    assert "secret" not in output
 
 
 def test_server_ends_if_workers_cannot_start(tmp_path: Path) -> None:

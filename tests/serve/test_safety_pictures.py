@@ -85,8 +85,8 @@ def test_bombs_are_refused_by_every_route(
 
 def test_bomb_in_a_batch_does_not_affect_the_others(api: httpx.Client, shop: Path) -> None:
     good = (shop / "red" / "1.png").read_bytes()
-    pictures = [content for bomb in BOMBS.values() for content in (bomb, good)][:16]
-    answer = api.post("/search:batch", files=[("images", content) for content in pictures], params={"k": 1})
+    images = [content for bomb in BOMBS.values() for content in (bomb, good)][:16]
+    answer = api.post("/search:batch", files=[("images", content) for content in images], params={"k": 1})
     bad, fine = answer.json()["results"][::2], answer.json()["results"][1::2]
     assert {one["problem"]["reason"] for one in bad} == {"too-large"}
     assert {one["hits"][0]["key"] for one in fine} == {"red/1.png"}
@@ -131,11 +131,11 @@ def test_bad_images_are_shown_or_refused_on_the_page(
         answer = search.upload(str(file), Visit(), SearchForm(k=3))
         found[file] = _check(" ".join(map(str, answer[1:])), tmp_path)
     assert {*found.values()} == {True, False}
-    for file in files[::25]:  # and as a browser sends them
+    for file in files[::25]:  # also as the page uploads them
         assert _check(_shown(client, file.read_bytes()), server.scratch) == found[file]
 
 
-# ---- any bytes
+# ---- arbitrary bytes
 
 
 def _bomb(width: int, height: int) -> bytes:
@@ -209,15 +209,15 @@ def test_mutated_images_do_not_crash_the_server_or_leak_memory(
             assert search(_bomb(7_000, 7_000)).status_code == 200  # 49 megapixels: just allowed
             assert most_memory(server) - before < 400 * 2**20
             held = []
-            for _ in range(3):  # the same ones every time, so that what grows is what is kept
+            for _ in range(3):  # the same files every time: growth is a leak
                 for content in _mutations(originals, 250):
                     search(content)
                 held.append(memory(server))
             assert held[-1] - held[0] < 40 * 2**20, held
             assert search(good).json()["hits"][0]["label"] == "red"
-        code, said = server.stop()
+        code, output = server.stop()
     assert code == 0
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 # ---- forms

@@ -58,12 +58,12 @@ def test_urls_are_not_fetched_by_default(shop_gallery: Path) -> None:
 def test_image_url_gives_the_result_of_its_bytes(
     allowing: str, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    picture = (shop / "red" / "1.png").read_bytes()
+    image = (shop / "red" / "1.png").read_bytes()
     region = [0.1, 0.2, 0.7, 0.9]
-    with web(http(picture)) as there, Client(allowing) as client:
+    with web(http(image)) as there, Client(allowing) as client:
         _lead_to(there, monkeypatch)
-        assert client.search(url=ADDRESS, k=5) == client.search(picture, k=5)
-        assert client.search(url=ADDRESS, region=region) == client.search(picture, region=region)
+        assert client.search(url=ADDRESS, k=5) == client.search(image, k=5)
+        assert client.search(url=ADDRESS, region=region) == client.search(image, region=region)
         form = httpx.post(f"{allowing}/v1/search", files={"url": (None, ADDRESS)})
         assert form.json()["hits"][0]["key"] == "red/1.png"
         assert len(there.heads) == 3
@@ -81,14 +81,14 @@ def test_non_image_response_is_not_revealed(
 
 
 def test_private_urls_are_refused_with_the_same_message(allowing: str) -> None:
-    said = set()
+    output = set()
     with web(http(b"secret")) as there:
         for host in ("127.0.0.1", "localhost", "[::1]", "169.254.169.254", "2130706433", "nobody.invalid"):
             answer = _search(allowing, url=f"http://{host}/")
             assert (answer.status_code, answer.json()["code"]) == (422, "not-fetched")
-            said.add(answer.json()["detail"])
+            output.add(answer.json()["detail"])
         assert there.heads == []
-    assert len(said) == 1
+    assert len(output) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_urls_are_not_in_the_log(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, *words], tmp_path) as server:
         for address in ("http://secret.invalid/path?word=1", "http://secret:word@127.0.0.1/path"):
             assert _search(server.url, url=address).json()["code"] == "not-fetched"
-        code, said = server.stop()
+        code, output = server.stop()
     assert code == 0
-    assert "nothing fetched" in said
-    assert not any(word in said for word in ("secret", "word", "path"))
+    assert "nothing fetched" in output
+    assert not any(word in output for word in ("secret", "word", "path"))

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import draw, wait_until
 from tests.serve.serving import SERVE, Server, files_in, serving
 
-pytestmark = pytest.mark.slow  # they start servers
+pytestmark = pytest.mark.slow  # starts servers
 SEARCHES = ("lookalike_requests_total", "/v1/search/by-id", "200", "POST")
 
 
@@ -52,7 +52,7 @@ def test_metrics_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None
         for _ in range(30):
             asked = httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
             assert asked.status_code == 200
-        for _ in range(10):  # whichever process answers
+        for _ in range(10):  # any process may respond
             figures = _figures(server)
             assert figures[SEARCHES] == 30
             assert figures["lookalike_queue_seconds_count",] == 30
@@ -67,8 +67,8 @@ def test_metrics_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None
         assert _figures(server)[SEARCHES] == 30
         httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
         assert _figures(server)[SEARCHES] == 31
-        code, said = server.stop()
-        assert (code, "Traceback" in said) == (0, False)
+        code, output = server.stop()
+        assert (code, "Traceback" in output) == (0, False)
     assert files_in(tmp_path) == set()
 
 
@@ -107,4 +107,6 @@ def test_rate_limit_is_shared_by_processes(shop_gallery: Path, tmp_path: Path, w
     statuses = [answer.status_code for answer in answers if answer]
     allowed = len(statuses) - statuses.count(429)
     assert len(statuses) == 60
-    assert 10 <= allowed <= 10 + seconds + 2  # of the ten at once, and one a second at most; two may coincide
+    assert (
+        10 <= allowed <= 10 + seconds + 2
+    )  # burst of ten, one per second; two processes may take the same token

@@ -42,7 +42,7 @@ def web(
         def handle(self) -> None:
             connection = self.request
             connection.settimeout(30)
-            with suppress(OSError):  # the other side went away, which is what many tests are about
+            with suppress(OSError):  # the client disconnected, as many tests want
                 if tls is not None:
                     connection = tls.wrap_socket(connection, server_side=True)
                 head = b""

@@ -136,13 +136,15 @@ def test_body_overrides_the_query_string(api: httpx.Client) -> None:
 
 def test_vector_may_have_any_norm(api: httpx.Client, gallery: Gallery) -> None:
     vector = gallery.vector(7).astype(np.float64)
-    told = [
+    found = [
         _found(api.post("/v1/search", json={"vector": (vector * length).tolist(), "k": 5}))["hits"]
         for length in (1, 1e-200, 1e200)
     ]
-    assert told[0][0]["id"] == 7
-    assert [hit["id"] for hit in told[0]] == [hit["id"] for hit in told[1]] == [hit["id"] for hit in told[2]]
-    assert told[1][0]["score"] == pytest.approx(1, abs=1e-6)
+    assert found[0][0]["id"] == 7
+    assert (
+        [hit["id"] for hit in found[0]] == [hit["id"] for hit in found[1]] == [hit["id"] for hit in found[2]]
+    )
+    assert found[1][0]["score"] == pytest.approx(1, abs=1e-6)
 
 
 def test_batch_results_equal_single_results(api: httpx.Client, query: bytes) -> None:
@@ -158,7 +160,7 @@ def test_batch_results_equal_single_results(api: httpx.Client, query: bytes) -> 
 
 
 def test_problem_in_a_batch_does_not_affect_the_others(api: httpx.Client, query: bytes) -> None:
-    files = [("images", (str(n), data)) for n, data in enumerate((query, b"no picture", query))]
+    files = [("images", (str(n), data)) for n, data in enumerate((query, b"not an image", query))]
     first, second, third = _found(api.post("/v1/search:batch?k=2", files=files))["results"]
     assert len(first["hits"]) == 2
     assert first == third
@@ -193,11 +195,11 @@ def test_photo_is_embedded_as_it_was_indexed(tmp_path: Path, model_file: Path) -
 
 def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Gallery, shop: Path) -> None:
     item = gallery.item(18)
-    told = _found(api.get("/v1/images/18"))
+    found = _found(api.get("/v1/images/18"))
     expected = {"id": 18, "key": item.key, "label": item.label, "metadata": item.metadata}
-    assert told == {**expected, "thumbnail": _thumbnail(gallery, 18)}
-    assert told["metadata"] == {"price": 170}
-    thumbnail = api.get(told["thumbnail"])
+    assert found == {**expected, "thumbnail": _thumbnail(gallery, 18)}
+    assert found["metadata"] == {"price": 170}
+    thumbnail = api.get(found["thumbnail"])
     assert Image.open(io.BytesIO(thumbnail.content)).size == (240, 200)
     assert thumbnail.headers["cache-control"] == "private, max-age=3600"
     assert load_image(item.path).size == (48, 40)
@@ -205,9 +207,9 @@ def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Ga
 
 
 def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
-    told = _found(api.get("/v1/gallery"))
-    assert told.pop("uuid") == gallery.store.manifest.uuid
-    assert told == {
+    found = _found(api.get("/v1/gallery"))
+    assert found.pop("uuid") == gallery.store.manifest.uuid
+    assert found == {
         "name": "priced.gallery",
         "images": 24,
         "dim": 48,
@@ -226,8 +228,8 @@ def test_index_and_uncovered_vectors_are_described(tmp_path: Path, gallery: Gall
     draw(99).save(tmp_path / "new.png")
     own.add([tmp_path / "new.png"])
     with answering(create_app(SearchService(own.folder), page=False)) as url:
-        told = _found(httpx.get(f"{url}/v1/gallery"))
-    assert (told["index"], told["images"], told["unindexed"]) == ("sq8", 25, 1)
+        found = _found(httpx.get(f"{url}/v1/gallery"))
+    assert (found["index"], found["images"], found["unindexed"]) == ("sq8", 25, 1)
 
 
 @pytest.mark.parametrize(

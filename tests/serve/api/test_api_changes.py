@@ -85,12 +85,12 @@ def test_bytes_of_one_image_are_added(http: httpx.Client) -> None:
     kind = {"Content-Type": "image/png"}
     answer = http.post("/v1/images", params={"label": "blue"}, content=data, headers=kind)
     assert answer.status_code == 201
-    (made,) = answer.json()["results"]
-    assert made["image"]["label"] == "blue"
+    (added,) = answer.json()["results"]
+    assert added["image"]["label"] == "blue"
     again = http.post("/v1/images", content=data, headers=kind)
     assert again.status_code == 200
-    assert again.json()["results"] == [{"image": made["image"], "added": False}]
-    broken = http.post("/v1/images", content=b"no picture", headers=kind)
+    assert again.json()["results"] == [{"image": added["image"], "added": False}]
+    broken = http.post("/v1/images", content=b"not an image", headers=kind)
     assert (broken.status_code, broken.json()["code"]) == (422, "unusable-image")
 
 
@@ -124,8 +124,8 @@ def test_metadata_that_does_not_fit_is_refused_without_a_path(http: httpx.Client
 
 
 def test_image_is_removed(http: httpx.Client) -> None:
-    (made,) = http.post("/v1/images", files={"images": new_picture()}).json()["results"]
-    before, number = images(http), made["image"]["id"]
+    (added,) = http.post("/v1/images", files={"images": new_picture()}).json()["results"]
+    before, number = images(http), added["image"]["id"]
     answer = http.delete(f"/v1/images/{number}")
     assert (answer.status_code, answer.content) == (204, b"")
     assert images(http) == before - 1
@@ -179,15 +179,15 @@ def test_changes_are_visible_in_all_processes(shop_gallery: Path, tmp_path: Path
     with serving(command, tmp_path / "scratch") as server:
         data = new_picture()
         with httpx.Client(base_url=server.url) as http:
-            (made,) = http.post("/v1/images", files={"images": data}).json()["results"]
+            (added,) = http.post("/v1/images", files={"images": data}).json()["results"]
         end = time.monotonic() + 60
         in_a_row = 0
-        while in_a_row < 20:  # a connection each: they reach both
+        while in_a_row < 20:  # new connections reach both processes
             assert time.monotonic() < end
             (hit,) = httpx.post(
                 f"{server.url}/v1/search", files={"image": data}, params={"k": 1}, timeout=30
             ).json()["hits"]
-            in_a_row = in_a_row + 1 if hit["id"] == made["image"]["id"] else 0
+            in_a_row = in_a_row + 1 if hit["id"] == added["image"]["id"] else 0
 
 
 # ---- the client

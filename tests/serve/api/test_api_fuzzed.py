@@ -40,7 +40,7 @@ OPERATIONS = [
     ("GET", "/metrics"),
 ]
 RIGHT = [(method, path, GenerationMode.POSITIVE) for method, path in OPERATIONS]
-# A request without parameters cannot be wrong.
+# A request without parameters cannot be invalid.
 WRONG = [
     (method, path, GenerationMode.NEGATIVE)
     for method, path in OPERATIONS

@@ -54,17 +54,17 @@ def _figure(service: SearchService, name: str) -> float:
 
 
 @pytest.fixture
-def picture(shop: Path) -> bytes:
+def image(shop: Path) -> bytes:
     return (shop / "green" / "3.png").read_bytes()
 
 
-def test_full_queue_refuses_further_requests(shop_gallery: Path, picture: bytes) -> None:
+def test_full_queue_refuses_further_requests(shop_gallery: Path, image: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(threads=1, queued=2))
     with answering(app) as url, ThreadPoolExecutor(3) as pool:
 
         def ask() -> httpx.Response:
-            return httpx.post(f"{url}/v1/search", content=picture, headers=BYTES, timeout=60)
+            return httpx.post(f"{url}/v1/search", content=image, headers=BYTES, timeout=60)
 
         with _decoding_is_slow(service):
             accepted = [pool.submit(ask) for _ in range(3)]
@@ -74,29 +74,29 @@ def test_full_queue_refuses_further_requests(shop_gallery: Path, picture: bytes)
             assert refused.status_code == 503
             assert refused.json()["code"] == "busy"
             assert int(refused.headers["retry-after"]) > 0
-            assert httpx.get(f"{url}/healthz").status_code == 200  # all the while
+            assert httpx.get(f"{url}/healthz").status_code == 200  # during the overload
         assert [answer.result().status_code for answer in accepted] == [200] * 3
         assert ask().status_code == 200
     assert _figure(service, "lookalike_queue_depth") == 0
 
 
-def test_deadline_exceeded_is_reported(shop_gallery: Path, picture: bytes) -> None:
+def test_deadline_exceeded_is_reported(shop_gallery: Path, image: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(seconds=0.05))
     with answering(app) as url:
         with _decoding_is_slow(service):
-            answer = httpx.post(f"{url}/v1/search", content=picture, headers=BYTES)
+            answer = httpx.post(f"{url}/v1/search", content=image, headers=BYTES)
         assert answer.status_code == 504
         assert answer.json()["code"] == "deadline-exceeded"
         wait_until(lambda: _figure(service, "lookalike_workers_busy") == 0)
 
 
-def test_batch_stops_at_its_deadline(shop_gallery: Path, picture: bytes) -> None:
+def test_batch_stops_at_its_deadline(shop_gallery: Path, image: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(seconds=0.2))
     with answering(app) as url:
         with _decoding_is_slow(service):
-            files = [("images", ("a", picture))] * 20
+            files = [("images", ("a", image))] * 20
             assert httpx.post(f"{url}/v1/search:batch", files=files).status_code == 504
         wait_until(lambda: _figure(service, "lookalike_workers_busy") == 0)
     decoded = service.telemetry.registry.get_sample_value(*_DECODED)
@@ -121,7 +121,7 @@ def _disk_hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_thumbnails_do_not_delay_searches(
-    shop_gallery: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
+    shop_gallery: Path, image: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.app._QUEUED_THUMBNAILS", 60)
     service = SearchService(shop_gallery)
@@ -135,15 +135,15 @@ def test_thumbnails_do_not_delay_searches(
                 wait_until(lambda: _figure(service, "lookalike_queue_depth") == 60)
                 too_much = client.get("/v1/images/24/thumbnail")
                 assert (too_much.status_code, too_much.json()["code"]) == (503, "busy")
-                for path in (*_LOOKED_UP, "/v1/images/1/thumbnail"):  # the last one is in memory
+                for path in (*_LOOKED_UP, "/v1/images/1/thumbnail"):  # the last one is cached
                     assert client.get(path).status_code == 200
-                assert client.post("/v1/search", content=picture, headers=BYTES).status_code == 200
+                assert client.post("/v1/search", content=image, headers=BYTES).status_code == 200
             assert [answer.result().status_code for answer in asked] == [200] * 61
         assert _figure(service, "lookalike_thumbnails_total") == 1 + 61 + 1
         assert _figure(service, "lookalike_thumbnails_made_total") == 1 + 20
 
 
-def test_searches_do_not_delay_thumbnails(shop_gallery: Path, picture: bytes) -> None:
+def test_searches_do_not_delay_thumbnails(shop_gallery: Path, image: bytes) -> None:
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(threads=1, queued=1))
     with (
@@ -152,7 +152,7 @@ def test_searches_do_not_delay_thumbnails(shop_gallery: Path, picture: bytes) ->
         ThreadPoolExecutor(12) as pool,
     ):
         with _decoding_is_slow(service):
-            asked = [pool.submit(client.post, "/v1/search", content=picture, headers=BYTES) for _ in range(2)]
+            asked = [pool.submit(client.post, "/v1/search", content=image, headers=BYTES) for _ in range(2)]
             wait_until(lambda: _figure(service, "lookalike_queue_depth") == 1)
             paths = [*_LOOKED_UP, *(f"/v1/images/{1 + i % 24}/thumbnail" for i in range(60))]
             assert {answer.status_code for answer in pool.map(client.get, paths)} == {200}
@@ -184,9 +184,9 @@ def test_late_work_is_dequeued_and_running_work_is_counted() -> None:
         for task in (first, second):
             with pytest.raises(DeadlineExceededError, match="within 1 s:"):
                 await task
-        third = asyncio.create_task(workers.run(lambda: 3))  # the place of the second is free again
+        third = asyncio.create_task(workers.run(lambda: 3))  # in the freed place of the second
         await asyncio.sleep(0)
-        with pytest.raises(BusyError):  # the first still has its thread
+        with pytest.raises(BusyError):  # the first still occupies its thread
             await workers.run(lambda: None)
         go.set()
         assert await third == 3
@@ -206,11 +206,11 @@ def test_images_are_batched_while_the_model_runs() -> None:
         return 2.0 * pixels[:, 0, 0]
 
     batcher = Batcher(embed, max_batch=4)
-    pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(7)]
+    images = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(7)]
     with ThreadPoolExecutor(7) as pool:
-        futures = [pool.submit(batcher, pictures[0])]
+        futures = [pool.submit(batcher, images[0])]
         assert running.wait(30)
-        futures += [pool.submit(batcher, picture) for picture in pictures[1:]]
+        futures += [pool.submit(batcher, image) for image in images[1:]]
         wait_until(lambda: len(batcher._pending) == 6)
         go.set()
         vectors = [future.result() for future in futures]
@@ -221,8 +221,8 @@ def test_images_are_batched_while_the_model_runs() -> None:
 
 def test_request_may_exceed_the_batch_size() -> None:
     batcher = Batcher(lambda pixels: pixels[:, 0, 0].astype(float), max_batch=2)
-    pictures = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
-    assert np.array_equal(batcher(pictures), pictures[:, 0, 0])
+    images = np.arange(5, dtype=np.uint8)[:, None, None, None].repeat(3, 3)
+    assert np.array_equal(batcher(images), images[:, 0, 0])
 
 
 def test_failed_run_raises_for_its_images_only() -> None:
@@ -240,17 +240,17 @@ def test_failed_run_raises_for_its_images_only() -> None:
 @pytest.mark.parametrize("batching", [False, True])
 def test_concurrent_results_equal_sequential_results(shop_gallery: Path, shop: Path, batching: bool) -> None:
     service = SearchService(shop_gallery, batching=batching)
-    pictures = [path.read_bytes() for path in sorted(shop.rglob("*.png"))]
+    images = [path.read_bytes() for path in sorted(shop.rglob("*.png"))]
     gallery = Gallery(shop_gallery)
-    expected = [[hit.id for hit in gallery.search(picture, 5)] for picture in pictures]
+    expected = [[hit.id for hit in gallery.search(image, 5)] for image in images]
     app = create_app(service, page=False, limits=Limits(queued=100))
     with answering(app) as url, httpx.Client(timeout=60) as client, ThreadPoolExecutor(16) as pool:
 
-        def ask(picture: bytes) -> list[int]:
-            answer = client.post(f"{url}/v1/search?k=5", content=picture, headers=BYTES)
+        def ask(image: bytes) -> list[int]:
+            answer = client.post(f"{url}/v1/search?k=5", content=image, headers=BYTES)
             return [hit["id"] for hit in answer.json()["hits"]]
 
-        assert list(pool.map(ask, pictures * 4)) == expected * 4
+        assert list(pool.map(ask, images * 4)) == expected * 4
     assert _figure(service, "lookalike_batch_images_sum") == 4 * 24
 
 

@@ -44,12 +44,12 @@ def test_healthz_and_readyz(api: httpx.Client, shop_gallery: Path) -> None:
 
 
 def test_requests_are_counted_and_measured(api: httpx.Client, shop: Path) -> None:
-    picture = (shop / "red" / "1.png").read_bytes()
+    image = (shop / "red" / "1.png").read_bytes()
     for _ in range(3):
-        api.post("/v1/search", content=picture, headers=BYTES)
-    files = [("images", ("a", picture)), ("images", ("b", picture))]
+        api.post("/v1/search", content=image, headers=BYTES)
+    files = [("images", ("a", image)), ("images", ("b", image))]
     api.post("/v1/search:batch", files=files)
-    api.post("/v1/search", content=b"no picture", headers=BYTES)
+    api.post("/v1/search", content=b"not an image", headers=BYTES)
     api.post("/v1/search", json={"id": 1})
     for _ in range(3):
         api.get("/v1/images/7/thumbnail")
@@ -118,7 +118,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         assert operation["summary"].endswith(".")
         assert operation["description"]
         answers = operation["responses"]
-        if "servers" not in operation:  # else it is beside the API, for operators
+        if "servers" not in operation:  # otherwise it is a route at the root
             assert {"401", "429", "500", "503"} <= set(answers)
         assert any(status.startswith("2") for status in answers)
         for status, answer in answers.items():

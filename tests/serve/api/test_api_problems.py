@@ -111,10 +111,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/search:batch", {"json": {"queries": [{"id": 1}] * 65}}, 422, "invalid-request"),
     ("/search:batch", {"json": {"queries": [{"id": 1}, {}]}}, 422, "invalid-request"),
     ("/search", {"content": b"", "headers": BYTES}, 422, "unusable-image"),
-    ("/search", {"content": b"no picture", "headers": BYTES}, 422, "unusable-image"),
-    ("/search", {"files": {"image": b"no picture"}}, 422, "unusable-image"),
+    ("/search", {"content": b"not an image", "headers": BYTES}, 422, "unusable-image"),
+    ("/search", {"files": {"image": b"not an image"}}, 422, "unusable-image"),
     ("/search", {"json": {"image": "AAAA"}}, 422, "unusable-image"),
-    ("/embed", {"files": [("images", b"no picture")]}, 422, "unusable-image"),
+    ("/embed", {"files": [("images", b"not an image")]}, 422, "unusable-image"),
     ("/embed", {"json": {"images": []}}, 422, "invalid-request"),
 ]
 
@@ -171,7 +171,7 @@ def test_all_faults_are_listed_with_json_pointers(api: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "pointer", "says"),
+    ("path", "body", "pointer", "message"),
     [
         ("/search", {"id": 1, "threshold": 0.5}, "#/threshold", "did you mean 'min_score'?"),
         ("/search?threshold=0.5", {"id": 1}, "#/query/threshold", "did you mean 'min_score'?"),
@@ -184,13 +184,13 @@ def test_all_faults_are_listed_with_json_pointers(api: httpx.Client) -> None:
     ],
 )
 def test_unknown_field_gets_a_hint(
-    api: httpx.Client, path: str, body: dict[str, Any], pointer: str, says: str
+    api: httpx.Client, path: str, body: dict[str, Any], pointer: str, message: str
 ) -> None:
     problem = _problem(api.post(f"/v1{path}", json=body), 422, "invalid-request")
     (fault,) = problem["errors"]
     assert fault["pointer"] == pointer
     assert fault["detail"].startswith("there is no such field; ")
-    assert says in fault["detail"]
+    assert message in fault["detail"]
 
 
 def test_internal_failure_reveals_no_details(
@@ -250,8 +250,8 @@ def test_imported_vectors_are_searched_by_vector_and_item(tmp_path: Path) -> Non
     import_vectors(tmp_path / "g", tmp_path / "v.npy", name="somebody's")
     with answering(create_app(SearchService(tmp_path / "g"), page=False)) as url:
         assert httpx.get(f"{url}/readyz").status_code == 200
-        told = httpx.get(f"{url}/v1/gallery").json()
-        assert (told["embeds"], told["fingerprint"], told["dim"]) == (False, "embedding:somebody's", 3)
+        found = httpx.get(f"{url}/v1/gallery").json()
+        assert (found["embeds"], found["fingerprint"], found["dim"]) == (False, "embedding:somebody's", 3)
         by_vector = httpx.post(f"{url}/v1/search", json={"vector": [5, 0, 0]}).json()["hits"]
         by_item = httpx.post(f"{url}/v1/search", json={"id": 1}).json()["hits"]
         assert [(hit["id"], hit["score"]) for hit in by_vector] == [(1, 1), (2, pytest.approx(0.6)), (3, 0)]

@@ -13,7 +13,7 @@ from tests.conftest import lookalike
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("TOKEN", "set LOOKALIKE_TOKEN, or name a file"),
         ("PASSWORD", "set LOOKALIKE_PASSWORD, or name a file"),
@@ -22,13 +22,13 @@ from tests.conftest import lookalike
     ],
 )
 def test_unknown_variable_gets_a_hint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, says: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     monkeypatch.setenv(f"LOOKALIKE_SERVE_{name}", "a-secret-perhaps")
     serve.make_context("serve", ["shop.gallery"])
-    said = capsys.readouterr().err
-    assert f"LOOKALIKE_SERVE_{name}: no such setting, ignored; {says}" in said
-    assert "a-secret-perhaps" not in said
+    output = capsys.readouterr().err
+    assert f"LOOKALIKE_SERVE_{name}: no such setting, ignored; {message}" in output
+    assert "a-secret-perhaps" not in output
 
 
 def test_hinted_variables_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_hinted_variables_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("no-page = true", "unknown setting 'no-page'; write page = false"),
         (
@@ -55,16 +55,16 @@ def test_hinted_variables_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ("host = '192.0.2.7'", "lookalike: FILE: host 192.0.2.7: other machines could search"),
     ],
 )
-def test_error_names_the_config_file(shop_gallery: Path, tmp_path: Path, text: str, says: str) -> None:
+def test_error_names_the_config_file(shop_gallery: Path, tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(text)
-    said = lookalike("serve", str(shop_gallery), "--config", str(file), code=2).stderr
-    assert says.replace("FILE", str(file)) in said
-    assert "a-secret-perhaps" not in said
+    output = lookalike("serve", str(shop_gallery), "--config", str(file), code=2).stderr
+    assert message.replace("FILE", str(file)) in output
+    assert "a-secret-perhaps" not in output
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("PORT", "seven", "Invalid value for LOOKALIKE_SERVE_PORT: 'seven' is not a valid integer"),
         (
@@ -77,16 +77,16 @@ def test_error_names_the_config_file(shop_gallery: Path, tmp_path: Path, text: s
     ],
 )
 def test_error_names_the_environment_variable(
-    monkeypatch: pytest.MonkeyPatch, shop_gallery: Path, name: str, value: str, says: str
+    monkeypatch: pytest.MonkeyPatch, shop_gallery: Path, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(f"LOOKALIKE_SERVE_{name}", value)
-    assert says in lookalike("serve", str(shop_gallery), code=2).stderr
+    assert message in lookalike("serve", str(shop_gallery), code=2).stderr
 
 
 def test_error_names_the_command_line_option(monkeypatch: pytest.MonkeyPatch, shop_gallery: Path) -> None:
     monkeypatch.setenv("LOOKALIKE_SERVE_ALLOW_ORIGIN", "https://shop.example")
-    said = lookalike("serve", str(shop_gallery), "--allow-origin", "x", code=2).stderr
-    assert said.startswith("lookalike: --allow-origin x: one site at a time")
+    output = lookalike("serve", str(shop_gallery), "--allow-origin", "x", code=2).stderr
+    assert output.startswith("lookalike: --allow-origin x: one site at a time")
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_unusable_image_does_not_affect_the_others(service: SearchService, folde
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
     data = encoded(5)
     cut = data[: len(data) // 2]
-    sent = [b"", b"no picture", cut, bomb.getvalue(), b"<svg xmlns='http://www.w3.org/2000/svg'/>", data]
+    sent = [b"", b"not an image", cut, bomb.getvalue(), b"<svg xmlns='http://www.w3.org/2000/svg'/>", data]
     found = changes.add(service, [(f"{n}.png", one) for n, one in enumerate(sent)])
     reasons = [one.reason for one in found if isinstance(one, ImageError)]
     assert reasons == ["not-an-image", "not-an-image", "damaged", "too-large", "not-an-image"]
@@ -248,7 +248,7 @@ def test_id_of_a_rebuilt_gallery_removes_nothing(service: SearchService, folder:
     assert service.facts().images == 23
 
 
-# ---- several at once, and what goes wrong
+# ---- concurrency and failures
 
 
 def test_concurrent_additions_all_succeed(folder: Path, service: SearchService) -> None:
@@ -306,7 +306,7 @@ def test_nearly_full_disk_refuses_additions(
     with pytest.raises(UnwritableError, match="nearly full"):
         changes.add(service, [("a.png", encoded(1))])
     assert kept(folder) == set()
-    changes.remove(service, [1])  # which gives room
+    changes.remove(service, [1])  # frees space
 
 
 @pytest.fixture

@@ -28,15 +28,15 @@ from tests.serve.web import Web, http, web
 
 PICTURE = bytes(range(256)) * 20
 NAME = "pictures.example"
-SAME_WORDS = "no image can be fetched"
+MESSAGE = "no image can be fetched"
 
 
 def _anything(_: Address) -> bool:
     return True
 
 
-def fetch(address: str, **how: Any) -> bytes:
-    return asyncio.run(fetch_url.fetch_async(address, **how))
+def fetch(address: str, **options: Any) -> bytes:
+    return asyncio.run(fetch_url.fetch_async(address, **options))
 
 
 def _fetched(there: Web, address: str = f"http://{NAME}/a.png") -> bytes:
@@ -44,12 +44,12 @@ def _fetched(there: Web, address: str = f"http://{NAME}/a.png") -> bytes:
 
 
 def _refused(there: Web, address: str = f"http://{NAME}/a.png") -> str:
-    with pytest.raises(FetchError, match=SAME_WORDS) as caught:
+    with pytest.raises(FetchError, match=MESSAGE) as caught:
         _fetched(there, address)
     return str(caught.value)
 
 
-# ---- what is fetched
+# ---- fetched images
 
 
 def test_image_is_fetched_with_minimal_headers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,31 +90,31 @@ def test_host_names_are_normalized(address: str, host: str) -> None:
 
 def test_unreachable_address_is_skipped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()
+        closed_port = closed.getsockname()
     with web(http(PICTURE)) as there:
         assert (
-            fetch(f"http://{NAME}/", is_allowed=_anything, look_up=lambda *_: [nobody, there.place])
+            fetch(f"http://{NAME}/", is_allowed=_anything, look_up=lambda *_: [closed_port, there.place])
             == PICTURE
         )
 
 
-# ---- where nothing is fetched
+# ---- refused URLs
 
 
 def test_dns_is_resolved_once_and_the_checked_address_is_used() -> None:
     with web(http(PICTURE)) as public, web(http(b"secret"), "127.0.0.2") as inside:
         places = iter([public, inside, inside])
-        answers = lambda *_: [next(places).place]  # noqa: E731  a name server that changes its mind
+        answers = lambda *_: [next(places).place]  # noqa: E731  DNS rebinding
         allowed = lambda address: str(address) == public.machine  # noqa: E731
         assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers) == PICTURE
-        with pytest.raises(FetchError, match=SAME_WORDS):
+        with pytest.raises(FetchError, match=MESSAGE):
             fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers)
         mixed = lambda *_: [inside.place, public.place]  # noqa: E731
         assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=mixed) == PICTURE
         assert inside.heads == []
 
 
-# ---- redirections
+# ---- redirects
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_redirects_are_checked_like_the_first_url(location: str, status: int) ->
             def look_up(name: str, port: int) -> Sequence[Endpoint]:
                 return [public.place] if name == NAME else [inside.place]
 
-            with pytest.raises(FetchError, match=SAME_WORDS):
+            with pytest.raises(FetchError, match=MESSAGE):
                 fetch(f"http://{NAME}/", is_allowed=lambda a: str(a) == public.machine, look_up=look_up)
         assert inside.heads == []
 
@@ -157,7 +157,7 @@ def test_few_redirects_are_followed_without_cookies(hops: int, fine: bool) -> No
             assert not any(word in head.lower() for word in ("cookie", "referer", "authorization"))
 
 
-# ---- servers that mean harm
+# ---- malicious servers
 
 
 def _trickle(start: bytes, part: bytes, pause: float) -> Iterator[bytes]:
@@ -201,7 +201,7 @@ def test_silent_server_times_out(scheme: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.3)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(FetchError, match=SAME_WORDS),
+        pytest.raises(FetchError, match=MESSAGE),
     ):
         fetch(f"{scheme}://{NAME}/", is_allowed=_anything, look_up=lambda *_: [silent.getsockname()])
 
@@ -214,7 +214,7 @@ def test_silent_dns_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
         assert over.wait(30)
         return []
 
-    with pytest.raises(FetchError, match=SAME_WORDS):
+    with pytest.raises(FetchError, match=MESSAGE):
         fetch(f"http://{NAME}/", is_allowed=_anything, look_up=look_up)
     over.set()
 
@@ -262,20 +262,20 @@ def test_compressed_body_is_refused(coding: str) -> None:
 
 def test_all_failures_have_the_same_message() -> None:
     """A visitor cannot probe the network by the messages."""
-    said = set()
+    messages = set()
     for status in (201, 204, 206, 300, 304, 400, 401, 403, 404, 407, 418, 500, 503):
         with web(http(b"secret", status=status, WWW_Authenticate="Basic realm=secret")) as there:
-            said.add(_refused(there))
+            messages.add(_refused(there))
     for answer in (b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n", b"\x15\x03\x01\0\x02\x02\x0a"):
         with web(answer) as there:
-            said.add(_refused(there))
+            messages.add(_refused(there))
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()
-    for look_up in (lambda *_: [nobody], lambda *_: [], fetch_url.look_up):
+        closed_port = closed.getsockname()
+    for look_up in (lambda *_: [closed_port], lambda *_: [], fetch_url.look_up):
         with pytest.raises(FetchError) as caught:
             fetch("http://inside.invalid/", look_up=look_up)
-        said.add(str(caught.value))
-    (words,) = said
+        messages.add(str(caught.value))
+    (words,) = messages
     assert not any(word in words for word in ("secret", "127", "example", "invalid"))
 
 

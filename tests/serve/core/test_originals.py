@@ -47,7 +47,7 @@ def _is_refused(file: Original) -> bool:
     return False
 
 
-# ---- what stays as it is
+# ---- readable files
 
 
 def test_regular_file_is_read_also_if_modified(root: Path) -> None:
@@ -77,10 +77,10 @@ def test_linked_folder_is_read(root: Path) -> None:
     root.rename(root.with_name("moved"))
     root.symlink_to("moved")
     assert _original(root).read() == PICTURE
-    assert _original(root, content=None).read() == PICTURE  # also where nobody knows what it held
+    assert _original(root, content=None).read() == PICTURE  # also with an unknown checksum
 
 
-# ---- what is put in its place
+# ---- replaced files
 
 
 @pytest.mark.parametrize("content", [PICTURE, None])
@@ -161,7 +161,7 @@ def test_swapped_link_does_not_win_the_race(root: Path) -> None:
         tries = 0
         while tries < 3000 or not (
             found or tries == 100_000
-        ):  # a busy machine may let the other go on and on
+        ):  # on a busy machine the other thread may run for long
             tries += 1
             with suppress(ImageError):
                 found.add(_original(root, content=None).read())
@@ -210,4 +210,4 @@ def test_reindexed_image_is_shown_again(swapped: tuple[SearchService, int]) -> N
     Gallery(service.folder).add([file.root])
     (again,) = service.gallery.ids_of(["red/1.png"])
     assert again != number
-    assert service.image(again).size == (600, 600)  # the owner of the gallery follows links on purpose
+    assert service.image(again).size == (600, 600)  # indexing follows links, by intent of the owner

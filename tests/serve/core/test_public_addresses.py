@@ -15,7 +15,7 @@ from serve.core.errors import FetchError
 from serve.core.fetch_url import Address, Endpoint, fetch, fetch_async, is_public
 from tests.serve.web import http, web
 
-# From IANA's registries of addresses for special purposes, and what wraps one of these.
+# IANA's special-purpose addresses, and IPv6 addresses that contain one.
 INSIDE = """
     0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24
     192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4
@@ -67,7 +67,7 @@ def test_public_addresses_are_global_according_to_ipaddress(address: Address) ->
     if is_public(address):
         assert address.is_global
         assert not address.is_multicast
-    elif isinstance(address, ipaddress.IPv4Address):  # of these, Python knows all but a few networks
+    elif isinstance(address, ipaddress.IPv4Address):  # Python knows all but a few of these networks
         known = not address.is_global or address.is_multicast
         few = ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")
         assert known or any(address in ipaddress.ip_network(network) for network in few)
@@ -95,7 +95,7 @@ def test_private_hosts_are_refused_in_every_spelling(host: str) -> None:
             asyncio.run(fetch_async(f"http://{host}/", look_up=look_up))
         assert trap.heads == []
     with pytest.raises(FetchError):
-        fetch(f"https://{host}/")  # as the page asks
+        fetch(f"https://{host}/")  # as the page fetches
 
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES.split(), *OTHERS])

@@ -51,10 +51,10 @@ def test_abandoned_work_leaves_queue_and_memory(end: str) -> None:
     async def main(workers: Workers, telemetry: Telemetry) -> None:
         held = asyncio.create_task(workers.run(go.wait))
         await asyncio.sleep(0)
-        picture = Picture()
-        kept = weakref.ref(picture)
-        waiting = asyncio.create_task(workers.run(lambda held=picture: ran.append(held), receive))
-        del picture
+        image = Picture()
+        kept = weakref.ref(image)
+        waiting = asyncio.create_task(workers.run(lambda held=image: ran.append(held), receive))
+        del image
         await asyncio.sleep(0)
         assert _figures(telemetry) == (1, 1)
         if end == "the client leaves":
@@ -72,7 +72,7 @@ def test_abandoned_work_leaves_queue_and_memory(end: str) -> None:
         await asyncio.sleep(0)
         gc.collect()
         assert _figures(telemetry) == (0, 1)
-        assert kept() is None  # although the only thread has not come to look at the queue again
+        assert kept() is None  # although the only thread is still busy
         go.set()
         await asyncio.gather(held, return_exceptions=True)
 
@@ -81,7 +81,7 @@ def test_abandoned_work_leaves_queue_and_memory(end: str) -> None:
             asyncio.run(main(workers, telemetry))
         finally:
             go.set()
-        for _ in range(3000):  # until the thread has noticed
+        for _ in range(3000):  # until the thread notices
             if _figures(telemetry) == (0, 0):
                 break
             time.sleep(0.01)
@@ -150,12 +150,12 @@ def test_abandoned_work_stops_at_the_next_check(end: str) -> None:
         if end == "the client leaves":
             with pytest.raises(ClientDisconnect):
                 await running
-        await workers.run(raise_if_abandoned)  # the thread is free again, for others
+        await workers.run(raise_if_abandoned)  # the thread is free again
 
     with _workers(1, Limits(seconds=0.5 if end == "the time is over" else 60)) as (workers, _):
         asyncio.run(main(workers))
     assert done == [0]
-    raise_if_abandoned()  # outside of requests there is nobody to be asked
+    raise_if_abandoned()  # does nothing outside of requests
 
 
 def test_several_runs_share_one_deadline() -> None:

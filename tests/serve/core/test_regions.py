@@ -1,5 +1,4 @@
-"""Searching by a part of a picture, and by several pictures as one: the answers are those of pictures that
-were cut out, or vectors that were averaged, beforehand."""
+"""Region queries and mean queries, compared with images cropped and vectors averaged beforehand."""
 
 from __future__ import annotations
 
@@ -117,7 +116,7 @@ def test_region_is_cropped_to_the_nearest_pixel_or_refused(
     try:
         cut = Region(across[0], down[0], across[1], down[1]).crop(image)
     except InputError:
-        # Only where the region is empty, or comes to fewer pixels than it must have.
+        # Only if the region is empty or has too few pixels.
         assert min((across[1] - across[0]) * size[0], (down[1] - down[0]) * size[1]) < MIN_SIDE + 1
         return
     assert min(cut.size) >= MIN_SIDE
@@ -165,13 +164,13 @@ def test_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> No
     stripes[:, np.arange(size) % 8 < 4] = 255
     path = tmp_path / "large.jpg"
     exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # to be turned by 90 degrees clockwise: the left becomes the top
+    exif[ExifTags.Base.Orientation] = 6  # rotated by 90 degrees clockwise: the left becomes the top
     Image.fromarray(stripes).save(path, quality=95, exif=exif)
     region = Region(0.45, 0.0, 0.55, 0.1)
     part = np.asarray(load_region(path, region, side=64), float)
     beforehand = np.asarray(_cut(Image.fromarray(np.rot90(stripes, -1)), [0.45, 0.0, 0.55, 0.1]), float)
-    assert part.shape == beforehand.shape  # decoded in full: a tenth of it is all that is wanted
-    assert np.abs(part - beforehand).mean() < 4  # grey levels, of JPEG
+    assert part.shape == beforehand.shape  # decoded in full, for a tenth of it
+    assert np.abs(part - beforehand).mean() < 4  # grey levels, the error of JPEG
     assert min(np.asarray(load_region(path, None, side=64)).shape[:2]) < size // 4
 
 
@@ -184,7 +183,7 @@ def test_regions_and_images_share_a_batch_in_order(
         {"image": text},
         {"id": 4711, "region": VALUES},
         {"id": 7, "region": VALUES},
-        {"image": base64.b64encode(b"no picture").decode(), "region": VALUES},
+        {"image": base64.b64encode(b"not an image").decode(), "region": VALUES},
         {"image": text, "region": VALUES},
         {"id": 7},
     ]
@@ -198,7 +197,7 @@ def test_regions_and_images_share_a_batch_in_order(
             assert result["hits"] == alone["hits"]
 
 
-# ---- several as one
+# ---- means of several images
 
 
 def test_mean_query_leaves_its_items_out(service: SearchService, api: httpx.Client, shop: Path) -> None:

@@ -33,9 +33,9 @@ def service(shop_gallery: Path) -> SearchService:
 @pytest.fixture
 def own(tmp_path: Path, shop: Path, model_file: Path) -> tuple[Path, Path]:
     """A gallery and its images, to be modified."""
-    pictures = shutil.copytree(shop, tmp_path / "pictures")
-    Gallery.create(tmp_path / "own.gallery", model_file).add([pictures])
-    return tmp_path / "own.gallery", pictures
+    images = shutil.copytree(shop, tmp_path / "pictures")
+    Gallery.create(tmp_path / "own.gallery", model_file).add([images])
+    return tmp_path / "own.gallery", images
 
 
 def test_image_query_matches_brute_force(service: SearchService, shop: Path) -> None:
@@ -85,14 +85,14 @@ def test_unknown_item_ids_are_refused(service: SearchService, number: int) -> No
 
 def test_unreadable_image_is_refused_with_its_reason(service: SearchService) -> None:
     with pytest.raises(ImageError) as refused:
-        service.embed_query(b"not a picture")
+        service.embed_query(b"not an image")
     assert refused.value.reason == ImageError.NOT_AN_IMAGE
 
 
 def test_thumbnail_shows_the_item(service: SearchService, shop: Path) -> None:
     item = search(service, service.embed_query(shop / "blue" / "2.png")[0], 1).hits[0].id
     assert service.thumbnail(item) == encode(load_image(shop / "blue" / "2.png"))
-    assert service.thumbnail(item) is service.thumbnail(item)  # from memory
+    assert service.thumbnail(item) is service.thumbnail(item)  # cached
 
 
 @pytest.mark.parametrize("size", [(3000, 2000), (1600, 1600), (900, 2400)])
@@ -103,7 +103,7 @@ def test_thumbnail_of_a_reduced_decode_matches_the_full_one(
     Gallery.create(tmp_path / "own.gallery", model_file).add([tmp_path / "a.jpg"])
     found = Image.open(io.BytesIO(SearchService(tmp_path / "own.gallery").thumbnail(1).data))
     expected = shrink(load_image(tmp_path / "a.jpg"))
-    lossy = Image.open(io.BytesIO(encode(expected).data))  # WebP alone changes this much
+    lossy = Image.open(io.BytesIO(encode(expected).data))  # the error of WebP alone
     assert found.size == expected.size
     off, allowed = (np.abs(np.asarray(one, int) - np.asarray(expected, int)) for one in (found, lossy))
     assert off.max() <= allowed.max() + 5
@@ -111,28 +111,28 @@ def test_thumbnail_of_a_reduced_decode_matches_the_full_one(
 
 
 def test_missing_file_gives_the_placeholder_until_it_is_back(own: tuple[Path, Path]) -> None:
-    folder, pictures = own
+    folder, images = own
     service = SearchService(folder)
-    path = pictures / "red" / "0.png"
+    path = images / "red" / "0.png"
     item = search(service, service.embed_query(path)[0], 1).hits[0].id
     away = path.rename(path.with_suffix(".away"))
     assert service.thumbnail(item) is MISSING
-    assert service.image(item).size == (1, 1)  # grey, and searched with all the same
+    assert service.image(item).size == (1, 1)  # the placeholder, which is searched by its vector
     assert len(search(service, service.item_query(item), 3).hits) == 3
     away.rename(path)
     assert service.thumbnail(item) == encode(load_image(path))
 
 
 def test_commits_of_other_processes_are_visible(own: tuple[Path, Path]) -> None:
-    folder, pictures = own
+    folder, images = own
     service = SearchService(folder)
-    old = search(service, service.embed_query(pictures / "red" / "0.png")[0], 1).hits[0].id
-    draw(99, hue=1).save(pictures / "new.png")
-    draw(98, hue=2).save(pictures / "red" / "0.png")  # replaced: the old item is gone
-    Gallery(folder).add([pictures])
+    old = search(service, service.embed_query(images / "red" / "0.png")[0], 1).hits[0].id
+    draw(99, hue=1).save(images / "new.png")
+    draw(98, hue=2).save(images / "red" / "0.png")  # replaced: the old item is gone
+    Gallery(folder).add([images])
     assert service.facts().images == 25
-    found = search(service, service.embed_query(pictures / "new.png")[0], 1).hits[0]
-    assert found.path == str(pictures / "new.png")
+    found = search(service, service.embed_query(images / "new.png")[0], 1).hits[0]
+    assert found.path == str(images / "new.png")
     with pytest.raises(InputError):
         service.thumbnail(old)
 
@@ -143,11 +143,11 @@ def test_unchanged_gallery_is_not_reloaded(own: tuple[Path, Path]) -> None:
 
 
 def test_requests_use_the_previous_state_during_a_refresh(own: tuple[Path, Path]) -> None:
-    folder, pictures = own
+    folder, images = own
     service = SearchService(folder)
-    draw(99, hue=1).save(pictures / "new.png")
-    with service._live._refresh_lock:  # as another request holds it for as long as it loads
-        Gallery(folder).add([pictures / "new.png"])
+    draw(99, hue=1).save(images / "new.png")
+    with service._live._refresh_lock:  # held by another request during its refresh
+        Gallery(folder).add([images / "new.png"])
         assert service.facts().images == 24
         assert len(service.find([1], SearchOptions(k=100)).found[0]) == 23  # type: ignore[arg-type]
     assert service.facts().images == 25
@@ -156,19 +156,19 @@ def test_requests_use_the_previous_state_during_a_refresh(own: tuple[Path, Path]
 def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
     own: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    folder, pictures = own
+    folder, images = own
     service = SearchService(folder)
-    query, _ = service.embed_query(pictures / "red" / "0.png")
+    query, _ = service.embed_query(images / "red" / "0.png")
     shutil.rmtree(folder)
     with pytest.raises(LookalikeError, match="deleted"):
         service.facts()
     other = write_model(tmp_path / "other.onnx", note="another")
-    Gallery.create(folder, other).add([pictures / "green"])
+    Gallery.create(folder, other).add([images / "green"])
     assert service.facts().images == 8
     assert service.facts().fingerprint == Embedder(other).fingerprint
     with pytest.raises(InputError, match="another model"):
         search(service, query, 3)
-    assert search(service, service.embed_query(pictures / "green" / "0.png")[0], 3).hits
+    assert search(service, service.embed_query(images / "green" / "0.png")[0], 3).hits
 
 
 def test_folder_without_gallery_is_refused(tmp_path: Path) -> None:

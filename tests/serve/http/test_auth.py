@@ -47,7 +47,7 @@ def credentials(files: tuple[Path, Path]) -> Credentials:
 
 
 @pytest.mark.parametrize(
-    ("header", "who"),
+    ("header", "user"),
     [
         (f"Bearer {OLD}", "token"),
         (f"bearer  {NEW} ", "token"),
@@ -70,9 +70,9 @@ def credentials(files: tuple[Path, Path]) -> Credentials:
     ],
 )
 def test_authorization_header_identifies_the_user(
-    credentials: Credentials, header: str, who: str | None
+    credentials: Credentials, header: str, user: str | None
 ) -> None:
-    assert credentials.authenticate(header) == who
+    assert credentials.authenticate(header) == user
 
 
 @given(scheme=st.sampled_from(["Bearer ", "Basic ", ""]), value=st.text())
@@ -87,7 +87,7 @@ def test_secrets_are_not_in_the_representation(credentials: Credentials) -> None
 
 
 @pytest.mark.parametrize(
-    ("tokens", "user", "password", "says"),
+    ("tokens", "user", "password", "message"),
     [
         ("", None, None, "empty"),
         ("hunter2", None, None, "16 characters"),
@@ -99,14 +99,14 @@ def test_secrets_are_not_in_the_representation(credentials: Credentials) -> None
     ],
 )
 def test_unusable_secrets_are_refused(
-    tmp_path: Path, tokens: str | None, user: str | None, password: str | None, says: str
+    tmp_path: Path, tokens: str | None, user: str | None, password: str | None, message: str
 ) -> None:
     files = []
     for name, text in (("tokens", tokens), ("password", password)):
         files.append(None if text is None else tmp_path / name)
         if text is not None:
             (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=says) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         read_credentials(files[0], user, files[1])
     assert not any(text and text in str(refused.value) for text in (tokens, password))
 
@@ -151,11 +151,11 @@ def test_wrong_credentials_are_rate_limited_per_client(credentials: Credentials)
     app = AuthMiddleware(_hello, credentials)
     right, wrong = {"Authorization": f"Bearer {OLD}"}, {"Authorization": "Bearer wrong"}
     assert get(app, **right).text == "token"
-    assert {get(app).status_code for _ in range(20)} == {401}  # who says nothing guesses nothing
+    assert {get(app).status_code for _ in range(20)} == {401}  # requests without credentials do not count
     tries = [get(app, **wrong) for _ in range(12)]
     assert [found.status_code for found in tries] == [401] * 10 + [429] * 2
     assert 1 <= int(tries[-1].headers["retry-after"]) <= 6
-    assert get(app, **right).status_code == 429  # or a right guess would show
+    assert get(app, **right).status_code == 429  # else a right guess would be visible
     assert get(app, client="192.0.2.9", **right).text == "token"
     assert get(app, "/healthz", **wrong).status_code == 200
 
@@ -167,7 +167,7 @@ def test_refusal_names_the_authentication_schemes(credentials: Credentials) -> N
     assert get(programs).headers["www-authenticate"] == 'Bearer realm="Lookalike"'
 
 
-# ---- a real server
+# ---- with a server process
 
 
 @pytest.fixture(scope="module")
@@ -210,10 +210,10 @@ def test_password_gives_access_to_the_page(locked: Server, shop: Path) -> None:
 
 @pytest.mark.slow
 def test_token_gives_access_to_the_api(locked: Server, shop: Path) -> None:
-    picture = (shop / "red" / "1.png").read_bytes()
+    image = (shop / "red" / "1.png").read_bytes()
     for token, status in ((OLD, 200), (NEW, 200), ("no-such-token-at-all", 401)):
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "image/png"}
-        found = httpx.post(f"{locked.url}/v1/search?k=1", content=picture, headers=headers, timeout=30)
+        found = httpx.post(f"{locked.url}/v1/search?k=1", content=image, headers=headers, timeout=30)
         assert found.status_code == status
     assert found.headers["content-type"] == "application/problem+json"
     assert found.json()["code"] == "sign-in"
@@ -230,9 +230,9 @@ def test_secrets_are_not_in_the_log_or_the_process_list(
             httpx.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
         line = Path(f"/proc/{server.process.pid}/cmdline")
         shown = line.read_text() if line.exists() else ""
-        code, said = server.stop()
+        code, output = server.stop()
     assert code == 0
-    assert " token GET /v1/gallery 200 " in said
-    assert " - GET /v1/gallery 401 " in said
+    assert " token GET /v1/gallery 200 " in output
+    assert " - GET /v1/gallery 401 " in output
     for secret in (OLD, NEW, "a-wrong-one", "vector"):
-        assert secret not in said + shown
+        assert secret not in output + shown

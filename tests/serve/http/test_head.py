@@ -12,7 +12,7 @@ from serve.app import create_app
 from serve.core.service import SearchService
 from tests.serve.listening import answer, answering, ask
 
-_ITS_OWN = ("date", "x-request-id", "content-length")  # the last of /metrics, whose figures change
+_ITS_OWN = ("date", "x-request-id", "content-length")  # the length of /metrics changes
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_path_that_was_not_uploaded_is_refused_and_not_copied(
 
 def test_image_url_is_not_fetched(client: httpx.Client, server: Server) -> None:
     before = files_in(server.scratch)
-    own = f"{server.url}/v1/images/1/thumbnail"  # an address that would answer
+    own = f"{server.url}/v1/images/1/thumbnail"  # a URL that would respond
     payload = {**_as_picture(own), "url": own}
     outcome = search_with(client, payload)
     assert not outcome["success"]
@@ -55,10 +55,10 @@ def test_image_url_is_not_fetched(client: httpx.Client, server: Server) -> None:
 
 
 def test_unusable_image_gives_a_message_and_no_results(client: httpx.Client) -> None:
-    path = upload(client, "query.png", b"not a picture").json()[0]
+    path = upload(client, "query.png", b"not an image").json()[0]
     data = search_with(client, _as_picture(path))["output"]["data"]
     assert "cannot be used: it is not a JPEG" in json.dumps(data)
-    assert data[3] == ""  # of the results
+    assert data[3] == ""  # no results
 
 
 def test_uploads_are_in_a_private_folder(client: httpx.Client, server: Server) -> None:
@@ -94,7 +94,7 @@ def test_thumbnail_is_small_and_cached_privately(thumbnail: httpx.Response) -> N
 def test_only_existing_items_have_a_thumbnail(client: httpx.Client, item: str) -> None:
     answer = client.get(f"/v1/images/{item}/thumbnail")
     assert answer.status_code == 404
-    assert "/" not in answer.text  # no path is given away
+    assert "/" not in answer.text  # reveals no path
 
 
 def test_healthz_answers(client: httpx.Client) -> None:
@@ -105,13 +105,13 @@ def test_healthz_answers(client: httpx.Client) -> None:
 def test_every_response_has_the_security_headers(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     expected = dict(HEADERS)
-    if path == "/":  # a visitor may search with a camera's picture
+    if path == "/":  # visitors may search with a photo of their camera
         expected["Permissions-Policy"] = "camera=(self), microphone=(), geolocation=()"
     assert {name: answer.headers.get(name) for name in HEADERS} == expected
     policy = answer.headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
-    assert "http" not in policy.replace("https:", "x")  # no other origin is named
+    assert "http" not in policy.replace("https:", "x")  # no other origin is allowed
     assert "server" not in answer.headers
 
 

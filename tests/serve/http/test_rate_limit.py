@@ -82,7 +82,7 @@ def test_ipv6_clients_are_identified_by_network(one: str, other: str, same: bool
 
 
 def test_rate_limited_client_gets_retry_after() -> None:
-    app = RateLimitMiddleware(measure, rate=0.5)  # five at once, then one in two seconds
+    app = RateLimitMiddleware(measure, rate=0.5)  # a burst of five, then one in two seconds
     assert [get(app).status_code for _ in range(6)] == [200] * 5 + [429]
     refused = get(app)
     assert refused.headers["content-type"] == "application/problem+json"
@@ -96,9 +96,9 @@ def test_rate_limited_client_gets_retry_after() -> None:
 def test_forwarded_headers_are_used_from_trusted_proxies_only() -> None:
     async def tell(scope: Scope, receive: Receive, send: Send) -> None:
         forwarded = [name for name, _ in scope["headers"] if b"forwarded" in name]
-        said = f"{scope['client'][0]} {scope['scheme']} {len(forwarded)}"
+        text = f"{scope['client'][0]} {scope['scheme']} {len(forwarded)}"
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": said.encode()})
+        await send({"type": "http.response.body", "body": text.encode()})
 
     app = TrustedProxyMiddleware(tell, ["10.0.0.0/8"])
     claims = {
@@ -108,7 +108,7 @@ def test_forwarded_headers_are_used_from_trusted_proxies_only() -> None:
     }
     assert get(app, client="10.1.2.3", **claims).text == "198.51.100.7 https 3"
     assert get(app, client="192.0.2.1", **claims, Forwarded="for=1.2.3.4").text == "192.0.2.1 http 0"
-    # What the client put there itself stands to the left of what the proxy saw.
+    # A forged entry of the client is to the left of that of the proxy.
     spoofed = {"X-Forwarded-For": "127.0.0.1, 198.51.100.7, 10.9.9.9"}
     assert get(app, client="10.1.2.3", **spoofed).text.startswith("198.51.100.7")
 
@@ -208,7 +208,7 @@ def test_total_size_of_bodies_is_limited(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
     first = ask(port, head, bytes(90_000))
     found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
-    while found.status_code == 200:  # the first one's bytes were still under way
+    while found.status_code == 200:  # the bytes of the first request had not arrived yet
         found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
     assert found.status_code == 503
     assert found.json()["code"] == "busy"
@@ -228,7 +228,7 @@ def test_incomplete_headers_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
         found = b""
         while not found.endswith(b"\r\n0\r\n\r\n"):
             found += again.recv(65536) or pytest.fail("it was closed before the whole answer had come")
-        again.sendall(half)  # a second head: nothing but its own time ends it, the pause before it is over
+        again.sendall(half)  # a second request, which only the header timeout ends, not the idle timeout
         assert [answer(connection) for connection in (silent, begun, again)] == [b"", b"", b""]
         assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
 
@@ -251,6 +251,6 @@ def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == b""
         held.pop().close()
         while not answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")):
-            pass  # until the server has noticed
+            pass  # until the server notices the disconnect
         for connection in held:
             connection.close()

@@ -51,7 +51,7 @@ def _is_problem(found: httpx.Response) -> bool:
 def test_programs_get_problem_documents(locked: ASGIApp, path: str) -> None:
     refused = [get(locked, path, Host="localhost") for _ in range(7)]
     wrong = get(locked, path, Host="evil.example", client="192.0.2.2")
-    if path != "/openapi.json":  # which is nowhere
+    if path != "/openapi.json":  # no such route
         assert [found.status_code for found in (*refused, wrong)] == [401] * 6 + [429, 400]
         assert all(map(_is_problem, (*refused, wrong)))
     else:
@@ -77,7 +77,7 @@ def test_browsers_get_a_plain_sentence(locked: ASGIApp, path: str, accept: str, 
     assert problem or found.text == "sign in to use this server\n"
 
 
-def _asked(app: ASGIApp, method: str, origin: str = SITE, path: str = "/v1/images/1") -> httpx.Response:
+def _preflight(app: ASGIApp, method: str, origin: str = SITE, path: str = "/v1/images/1") -> httpx.Response:
     """Send a CORS preflight request."""
 
     async def sent() -> httpx.Response:
@@ -95,36 +95,36 @@ def test_allowed_origin_has_the_permissions_of_visitors(service: SearchService, 
     permissions = Permissions(changes=changes)
     settings = Settings({"shop": Path()}, page=False, origins=(SITE,), permissions=permissions)
     app = protect(create_app(service, page=False), settings, service.telemetry)
-    assert _asked(app, "POST").status_code == 200
-    allowed = _asked(app, "DELETE")
+    assert _preflight(app, "POST").status_code == 200
+    allowed = _preflight(app, "DELETE")
     assert allowed.is_success == changes
     if changes:
         assert "DELETE" in allowed.headers["access-control-allow-methods"]
         assert allowed.headers["access-control-allow-origin"] == SITE
-    for refused in (_asked(app, "PUT"), _asked(app, "GET", origin="https://evil.example")):
+    for refused in (_preflight(app, "PUT"), _preflight(app, "GET", origin="https://evil.example")):
         assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
         assert refused.headers["content-type"] == "application/problem+json"
         assert "Origin" in refused.headers["vary"]
         assert not any(name.startswith("access-control") for name in refused.headers)
 
 
-async def _tell(scope: Scope, receive: Receive, send: Send) -> None:
+async def _echo_client(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": f"{client_address(scope)} {scope['scheme']}".encode()})
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::ffff:127.0.0.1", "::FFFF:7f00:1"])
 def test_trusted_proxy_is_recognized_on_dual_stack_sockets(peer: str) -> None:
-    app = TrustedProxyMiddleware(_tell, ["127.0.0.0/8"])
-    said = {"X-Forwarded-For": "198.51.100.7", "X-Forwarded-Proto": "https"}
-    assert get(app, client=peer, **said).text == "198.51.100.7 https"
+    app = TrustedProxyMiddleware(_echo_client, ["127.0.0.0/8"])
+    forwarded = {"X-Forwarded-For": "198.51.100.7", "X-Forwarded-Proto": "https"}
+    assert get(app, client=peer, **forwarded).text == "198.51.100.7 https"
     assert get(app, client=peer).text == "127.0.0.1 http"
-    assert get(app, client="::ffff:192.0.2.1", **said).text == "192.0.2.1 http"
-    assert get(app, client="2001:db8::1", **said).text == "2001:db8::1 http"
-    assert get(app, client="fe80::1%eth0", **said).text == "fe80::1%eth0 http"
+    assert get(app, client="::ffff:192.0.2.1", **forwarded).text == "192.0.2.1 http"
+    assert get(app, client="2001:db8::1", **forwarded).text == "2001:db8::1 http"
+    assert get(app, client="fe80::1%eth0", **forwarded).text == "fe80::1%eth0 http"
 
 
 def test_mapped_ipv4_address_counts_as_the_same_client() -> None:
-    app = RateLimitMiddleware(measure, rate=0.1)  # one at once
+    app = RateLimitMiddleware(measure, rate=0.1)  # a burst of one
     assert get(app, client="::ffff:192.0.2.1").status_code == 200
     assert get(app, client="192.0.2.1").status_code == 429

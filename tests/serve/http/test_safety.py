@@ -44,7 +44,7 @@ def api(shop_gallery: Path) -> ASGIApp:
     return _protected(shop_gallery, origins=(SITE,), max_body=1)
 
 
-# ---- other sites
+# ---- cross-origin requests
 
 
 def _send(app: ASGIApp, method: str, path: str, **headers: str) -> httpx.Response:
@@ -61,7 +61,7 @@ def test_only_allowed_origins_may_send_requests(api: ASGIApp) -> None:
     allowed = _send(api, "OPTIONS", "/v1/search", Origin=SITE, **asks)
     assert allowed.status_code == 200
     found = _send(api, "POST", "/v1/search", Origin=SITE, **{"Content-Type": "text/plain"})
-    assert found.status_code == 415  # it came through
+    assert found.status_code == 415  # it was not refused
     for answered in (allowed, found):
         assert answered.headers["access-control-allow-origin"] == SITE
         assert "access-control-allow-credentials" not in answered.headers
@@ -81,13 +81,13 @@ def test_only_allowed_origins_may_send_requests(api: ASGIApp) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 404),  # a program says nothing about sites
+        ({}, 404),  # programs send no Origin
         ({"Origin": "http://localhost:7860", "Sec-Fetch-Site": "same-origin"}, 404),
         ({"Origin": "http://localhost:7860"}, 404),
         ({"Sec-Fetch-Site": "none"}, 404),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
-        ({"Origin": "http://localhost:7861"}, 403),  # plain http: there is no more than this to go by
+        ({"Origin": "http://localhost:7861"}, 403),  # plain http has no Sec-Fetch-Site
         ({"Origin": "null"}, 403),
         ({"Origin": "http://localhost:7860@evil.example"}, 403),
     ],
@@ -116,7 +116,7 @@ def test_host_header_must_match_the_allowed_names(shop_gallery: Path, host: str,
 
 
 def test_refusals_are_counted_in_the_metrics(shop_gallery: Path) -> None:
-    app = _protected(shop_gallery, names=("localhost",), rate=0.2)  # two at once
+    app = _protected(shop_gallery, names=("localhost",), rate=0.2)  # a burst of two
     for host in ("evil.example", "evil.example", "localhost", "localhost", "localhost"):
         get(app, "/v1/gallery", Host=host)
     figures = get(app, "/metrics", client="192.0.2.2", Host="localhost").text
@@ -222,7 +222,7 @@ def test_every_error_has_security_headers_and_one_format(
 @pytest.mark.slow
 def test_path_traversal_is_refused(server: Server, path: str) -> None:
     for method in (b"GET", b"POST"):
-        # As it stands: a client library would tidy the path up first.
+        # Sent raw: a client library would normalize the path.
         found = _raw(server, method + b" " + path.encode() + b" HTTP/1.1")
         assert found.split()[1] in (b"403", b"404", b"405"), found[:200]
         assert b"root:" not in found
@@ -249,7 +249,7 @@ def test_uploads_are_deleted_while_the_server_runs(
 
     class Blocks(gradio.Blocks):
         def __init__(self, *args: Any, **options: Any) -> None:
-            assert options["delete_cache"] == (60, 300)  # every minute, what is older than five
+            assert options["delete_cache"] == (60, 300)  # every minute, files older than five
             super().__init__(*args, **{**options, "delete_cache": (1, 1)})
 
     monkeypatch.setattr(page.gr, "Blocks", Blocks)
