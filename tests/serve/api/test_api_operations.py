@@ -110,9 +110,21 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
     operations = [o for path in described["paths"].values() for o in path.values()]
     names = {operation["operationId"] for operation in operations}
     assert names == {
-        *("search", "search_by_id", "search_batch", "embed", "gallery", "galleries"),
-        *("image", "image_by_key", "thumbnail", "add_images", "remove_image"),
-        *("healthz", "readyz", "metrics"),
+        "search",
+        "search_by_id",
+        "search_batch",
+        "embed",
+        "gallery",
+        "galleries",
+        "image",
+        "image_by_key",
+        "thumbnail",
+        "add_images",
+        "remove_image",
+        "evaluation",
+        "healthz",
+        "readyz",
+        "metrics",
     }
     for operation in operations:
         assert operation["summary"].endswith(".")
