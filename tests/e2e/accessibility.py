@@ -89,7 +89,7 @@ def _violations(page: Page) -> Iterator[str]:
 
 
 def walk(page: Page) -> list[str]:
-    """Press Tab from the top until it begins anew -> what goes wrong on the way."""
+    """Press Tab through the whole page and return the problems on the way."""
     page.evaluate(f"window.controls = {_CONTROLS}")
     names = page.evaluate("controls.map(e => e.outerHTML.slice(0, 200))")
     page.evaluate("(document.querySelector('dialog[open]') || document.body).focus()")

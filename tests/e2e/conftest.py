@@ -39,9 +39,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str, Gallery]:
-    """What `site` serves, by name; not to be changed.
+    """The galleries of `site` by name; tests must not change them.
 
-    The shop has a report, `mixed` has one of its 30 pictures and one of the 29 that are left, `fresh` none.
+    The shop has one report; `mixed` has one of 30 images and one of 29, after a removal; `fresh` has none.
     """
     folder = tmp_path_factory.mktemp("site")
     made = {"shop": stock(folder, shop), "twice": twice(folder, shop), "formulas": formulas(folder)}
@@ -55,7 +55,7 @@ def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str,
 
 @pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory, galleries: dict[str, Gallery]) -> Iterator[Server]:
-    """A server over all of them, in which visitors may only look."""
+    """A server over all of them, without changes."""
     folders = [str(gallery.folder) for gallery in galleries.values()]
     with serving([*SERVE, *folders], tmp_path_factory.mktemp("scratch")) as running:
         yield running
@@ -69,19 +69,19 @@ def gallery(galleries: dict[str, Gallery]) -> Gallery:
 
 @pytest.fixture(scope="package")
 def server(site: Server) -> Server:
-    """Where its page is."""
+    """The server; its root is the page of the shop."""
     return site
 
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser, server: Server) -> Iterator[Page]:
-    """One tab for all tests of a file: what it has loaded before opens at once."""
+    """One tab for all tests of a file, with a warm cache."""
     with in_a_tab(browser, server) as page:
         yield page
 
 
 @pytest.fixture
 def page(tab: Page, server: Server) -> Iterator[Page]:
-    """The page, opened and ready; every request it makes must stay on the server."""
+    """The page, opened and ready; it must send no request to another host."""
     with visiting(tab, server) as page:
         yield page

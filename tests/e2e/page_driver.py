@@ -1,4 +1,4 @@
-"""The page in a real browser: how it is opened, and what a visitor does with it."""
+"""Drive the page in a real browser."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ expect.set_options(timeout=30_000)  # milliseconds: machines may be busy
 
 
 def below(server: Server, name: str) -> Server:
-    """The page of another gallery of the server."""
+    """Return the server at the page of another gallery."""
     return replace(server, url=f"{server.url}/galleries/{name}")
 
 
 def noting(page: Page, server: Server) -> Page:
-    """From now on, requests to elsewhere, errors of scripts and answers still to come are noted."""
+    """Record requests to other hosts, script errors and pending responses of a page."""
     foreign: list[str] = []
     broken: list[str] = []
     awaited: set[Request] = set()
@@ -48,7 +48,7 @@ def noting(page: Page, server: Server) -> Page:
 
 @contextmanager
 def in_a_tab(browser: Browser, server: Server, **how: Any) -> Iterator[Page]:
-    """A tab of its own, for pages of the server; `how` is what Playwright's `new_context` takes."""
+    """Open a new tab; `how` has the options of Playwright's `new_context`."""
     with browser.new_context(**how) as context:
         yield noting(context.new_page(), server)
 
@@ -61,13 +61,13 @@ def opened(page: Page, server: Server) -> Page:
 
 
 def watched(page: Page, server: Server) -> Page:
-    """Open the server's page; requests to elsewhere and errors of scripts are noted."""
+    """Open the page; requests to other hosts and script errors are recorded."""
     return opened(noting(page, server), server)
 
 
 @contextmanager
 def visiting(tab: Page, server: Server) -> Iterator[Page]:
-    """A visit of its own, in a tab that others may have used before."""
+    """Start a new visit in a tab that may have been used before."""
     tab.goto(urljoin(server.url, "/healthz"))  # what the last visit began ends here
     tab.mouse.move(0, 0)
     tab.foreign.clear()  # type: ignore[attr-defined]
@@ -97,8 +97,8 @@ def expect_pictures_loaded(page: Page) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait for the grid that stays: it may be drawn once more when the last event behind an upload ends,
-    and what is replaced between press and release is not clicked."""
+    """Wait until the grid is stable: it may be rendered again when the last event of an upload ends, and a
+    button replaced between press and release is not clicked."""
     for _ in range(150):
         page.evaluate("document.querySelector('#results button').seen = true")
         rest(page)
@@ -108,7 +108,7 @@ def settle(page: Page) -> None:
 
 
 def rest(page: Page) -> None:
-    """Wait until nothing is on its way any more."""
+    """Wait until no response is pending."""
     for _ in range(150):
         page.wait_for_timeout(200)
         if not page.awaited:  # type: ignore[attr-defined]
@@ -117,6 +117,6 @@ def rest(page: Page) -> None:
 
 
 def caption(rank: int, hit: Hit, label: str | None) -> str:
-    """The alternative text of a result of a search with a picture of that label."""
+    """The alternative text of a result of a query with that label."""
     judged = "same label" if hit.label == label else "other label"
     return f"{rank} · {hit.score:.4f} · {hit.label} · {judged}"

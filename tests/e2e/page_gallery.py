@@ -1,4 +1,4 @@
-"""What the tests of the page search in: pictures with metadata, pictures that are there twice, mistakes."""
+"""Galleries for the tests of the page: with metadata, duplicates, and wrong labels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MORE = 26  # pictures that are there twice, so that there are two pages of group
 
 
 def create(folder: Path, name: str) -> Gallery:
-    """An empty gallery whose model has a map."""
+    """Create an empty gallery whose model has an embedding map."""
     return Gallery.create(folder / f"{name}.gallery", write_model(folder / f"{name}.onnx", maps=True))
 
 
 def stock(folder: Path, shop: Path, name: str = "shop") -> Gallery:
-    """The shop in a gallery, every picture with a brand and a price, and a file that cannot be read."""
+    """The shop with a brand and a price for each image, and a file that cannot be read."""
     gallery = create(folder, name)
     paths = sorted(shop.glob("*/*.png"))
     rows = [
@@ -34,7 +34,7 @@ def stock(folder: Path, shop: Path, name: str = "shop") -> Gallery:
 
 
 def large(folder: Path, shop: Path, more: int) -> Gallery:
-    """The shop and more pictures than a page of the gallery shows."""
+    """The shop and more images than fit on a page."""
     gallery = create(folder, "large")
     (folder / "more").mkdir()
     for seed in range(more):
@@ -44,13 +44,13 @@ def large(folder: Path, shop: Path, more: int) -> Gallery:
 
 
 def colourful(seed: int) -> Image.Image:
-    """A picture that is like no other: sixteen squares of any colours."""
+    """An image of sixteen random squares, similar to no other."""
     squares = np.random.default_rng(seed).integers(0, 2, (4, 4, 3), np.uint8) * 255
     return Image.fromarray(squares).resize((60, 50), Image.Resampling.NEAREST)
 
 
 def twice(folder: Path, shop: Path) -> Gallery:
-    """The shop, and pictures that are there twice, under labels of their own."""
+    """The shop, and images stored twice, with labels of their own."""
     pictures = folder / "twice"
     pictures.mkdir()
     gallery = stock(folder, shop, "twice")
@@ -66,7 +66,7 @@ def twice(folder: Path, shop: Path) -> Gallery:
 
 
 def confused(folder: Path, name: str) -> Gallery:
-    """Pictures whose labels say nothing about them, so that there are mistakes to look at."""
+    """Images with unrelated labels, so that searches make mistakes."""
     (folder / name).mkdir()
     paths = [folder / name / f"{seed}.png" for seed in range(30)]
     for seed, path in enumerate(paths):
@@ -77,7 +77,7 @@ def confused(folder: Path, name: str) -> Gallery:
 
 
 def formulas(folder: Path) -> Gallery:
-    """Pictures whose names and labels a spreadsheet would take for formulas."""
+    """Images whose names and labels look like spreadsheet formulas."""
     gallery, pictures, rows = create(folder, "formulas"), folder / "formulas", []
     pictures.mkdir()
     for seed, label in enumerate(("=1+1", "+2", "-3 apples", "@SUM(A1)", 'a "b", c', "plain")):

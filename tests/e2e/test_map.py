@@ -1,4 +1,4 @@
-"""The map in a real browser: what is pointed at, by pointer, touch and keys, shows what it is."""
+"""The map in a real browser: selection by pointer, touch and keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def label_at(page: Page) -> str:
     return str(data["classes"][data["labels"][number]])
 
 
-def test_pointer_and_touch_show_the_nearest(page: Page) -> None:
+def test_pointer_and_touch_select_the_nearest(page: Page) -> None:
     card = page.locator("#card")
     expect(card).to_have_text("Nothing is pointed at.")
     page.locator("#marks path").nth(3).hover(force=True)
@@ -62,7 +62,7 @@ def test_pointer_and_touch_show_the_nearest(page: Page) -> None:
     expect(card).to_contain_text(label_at(page))
 
 
-def test_arrow_keys_walk_and_escape_lets_go(page: Page) -> None:
+def test_arrow_keys_move_and_escape_deselects(page: Page) -> None:
     page.focus("#map")
     seen = set()
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"):

@@ -1,4 +1,4 @@
-"""The search tab in a real browser: what a visitor does, and what they see."""
+"""The search tab in a real browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.serve.serving import Server
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-def test_a_picture_finds_itself_first_with_its_label_and_key(page: Page, shop: Path) -> None:
+def test_uploaded_gallery_image_is_the_first_hit(page: Page, shop: Path) -> None:
     path = shop / "green" / "5.png"
     upload(page, path)
     expect_results(page, 10)
@@ -41,7 +41,7 @@ def test_a_picture_finds_itself_first_with_its_label_and_key(page: Page, shop: P
     expect_pictures_loaded(page)
 
 
-def test_the_results_are_those_of_the_gallery(page: Page, gallery: Gallery, shop: Path) -> None:
+def test_results_match_the_gallery(page: Page, gallery: Gallery, shop: Path) -> None:
     path = shop / "red" / "2.png"
     upload(page, path)
     expect_results(page, 10)
@@ -60,7 +60,7 @@ def test_k_changes_the_number_of_results(page: Page, shop: Path) -> None:
     assert captions(page)[0] == "1 · 1.0000 · blue"
 
 
-def test_a_picture_can_follow_a_change_of_k(page: Page, shop: Path) -> None:
+def test_upload_uses_the_changed_k(page: Page, shop: Path) -> None:
     for name, k in (("0", 3), ("1", 5), ("2", 4)):
         page.get_by_label("Results (K)").fill(str(k))
         upload(page, shop / "blue" / f"{name}.png")
@@ -69,7 +69,7 @@ def test_a_picture_can_follow_a_change_of_k(page: Page, shop: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["click", "keyboard"])
-def test_a_result_can_be_searched_with(page: Page, gallery: Gallery, shop: Path, way: str) -> None:
+def test_result_becomes_the_query(page: Page, gallery: Gallery, shop: Path, way: str) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
     settle(page)
@@ -97,7 +97,7 @@ def test_a_result_can_be_searched_with(page: Page, gallery: Gallery, shop: Path,
     expect(page.locator("#asked img")).to_be_visible()
 
 
-def test_what_is_asked_for_is_what_is_found(page: Page, gallery: Gallery, shop: Path) -> None:
+def test_form_fields_are_applied(page: Page, gallery: Gallery, shop: Path) -> None:
     path = shop / "green" / "5.png"
     upload(page, path)
     expect_results(page, 10)
@@ -127,9 +127,7 @@ def test_what_is_asked_for_is_what_is_found(page: Page, gallery: Gallery, shop: 
     expect_results(page, min(10, sum(score >= 0.9 for score in scores)))
 
 
-def test_mistakes_in_the_form_get_a_sentence_and_can_be_put_right(
-    page: Page, gallery: Gallery, shop: Path
-) -> None:
+def test_form_errors_are_shown_and_can_be_corrected(page: Page, gallery: Gallery, shop: Path) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
     filter_box = page.locator("#form").get_by_label("Filter")
@@ -153,7 +151,7 @@ def test_mistakes_in_the_form_get_a_sentence_and_can_be_put_right(
     expect_results(page, 8)
 
 
-def test_an_address_searches_and_follows_the_search(
+def test_address_runs_and_follows_the_search(
     page: Page, server: Server, gallery: Gallery, shop: Path
 ) -> None:
     address = f"{server.url}/?id=11&k=4&where=price+%3E+3&min_score=-0.5"
@@ -178,7 +176,7 @@ def test_an_address_searches_and_follows_the_search(
     expect_results(page, 3)
 
 
-def test_back_returns_to_the_search_before(page: Page, server: Server) -> None:
+def test_back_returns_to_the_previous_search(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/?id=11&k=4", wait_until="domcontentloaded")
     expect_results(page, 4)
     settle(page)
@@ -192,7 +190,7 @@ def test_back_returns_to_the_search_before(page: Page, server: Server) -> None:
     expect_results(page, 4)
 
 
-def test_an_address_of_a_picture_that_is_not_there_says_so(page: Page, server: Server) -> None:
+def test_address_of_a_missing_item_gives_an_error(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/?id=4711", wait_until="domcontentloaded")
     expect(page.locator("#status .trouble")).to_contain_text("no item 4711")
     expect(page.locator("#results li")).to_have_count(0)
@@ -212,7 +210,7 @@ def test_hits_are_judged_by_colour_and_symbol(page: Page, server: Server, galler
         expect(card).to_contain_text("✓" if right else "✗")
 
 
-def test_pictures_dropped_right_after_one_another_are_each_told(
+def test_uploads_in_quick_succession_are_all_answered(
     page: Page, gallery: Gallery, shop: Path, tmp_path: Path
 ) -> None:
     box = page.locator("#query input[type=file]")
@@ -234,9 +232,7 @@ def test_pictures_dropped_right_after_one_another_are_each_told(
         expect(page.locator("#results img").first).to_have_attribute("alt", f"1 · 1.0000 · {name}")
 
 
-def test_an_upload_that_is_too_large_says_so_and_leaves_the_search_as_it_was(
-    page: Page, shop: Path, tmp_path: Path
-) -> None:
+def test_upload_that_is_too_large_leaves_the_search(page: Page, shop: Path, tmp_path: Path) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
     (tmp_path / "large.png").write_bytes(bytes(21 * 1024 * 1024))
@@ -248,7 +244,7 @@ def test_an_upload_that_is_too_large_says_so_and_leaves_the_search_as_it_was(
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · red")
 
 
-def test_taking_the_picture_away_empties_the_results(page: Page, shop: Path) -> None:
+def test_removing_the_query_clears_the_results(page: Page, shop: Path) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
     page.get_by_role("button", name="Remove the query image").click()
@@ -256,7 +252,7 @@ def test_taking_the_picture_away_empties_the_results(page: Page, shop: Path) -> 
     expect(page.locator("#results li")).to_have_count(0)
 
 
-def test_a_picture_can_be_pasted(browser: Browser, server: Server, shop: Path) -> None:
+def test_image_can_be_pasted(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
         page = watched(context.new_page(), server)
         picture = base64.b64encode((shop / "green" / "5.png").read_bytes()).decode()

@@ -1,4 +1,4 @@
-"""The page for everyone: by keyboard alone, for screen readers, in any colours, at any size."""
+"""Accessibility of the page: keyboard, screen readers, colours and sizes."""
 
 from __future__ import annotations
 
@@ -141,13 +141,15 @@ STATES = (
 
 
 @pytest.mark.parametrize("reach", STATES, ids=lambda state: state.__name__)
-def test_nobody_is_shut_out(page: Page, shop: Path, reach: Callable[[Page, Path], None]) -> None:
+def test_page_has_no_accessibility_violations(
+    page: Page, shop: Path, reach: Callable[[Page, Path], None]
+) -> None:
     reach(page, shop)
     wrong = [*walk(page), *cut_off(page), *violations(page)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_arrow_keys_go_from_tab_to_tab(page: Page) -> None:
+def test_arrow_keys_switch_tabs(page: Page) -> None:
     page.get_by_role("tab", name="Search").focus()
     for key, name in (("ArrowRight", "Gallery"), ("End", "Evaluation"), ("ArrowRight", "Search")):
         page.keyboard.press(key)
@@ -158,7 +160,7 @@ def test_the_arrow_keys_go_from_tab_to_tab(page: Page) -> None:
     expect(page.get_by_role("tab", name="Search", selected=True)).to_be_focused()
 
 
-def test_the_first_key_skips_to_the_results(page: Page, server: Server) -> None:
+def test_first_tab_stop_skips_to_the_results(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
     expect_results(page, 10)
     settle(page)
@@ -171,7 +173,7 @@ def test_the_first_key_skips_to_the_results(page: Page, server: Server) -> None:
     expect(page.locator("#results button").first).to_be_focused()
 
 
-def test_the_focus_stays_where_a_press_replaces_what_was_pressed(tab: Page, server: Server) -> None:
+def test_focus_survives_replaced_buttons(tab: Page, server: Server) -> None:
     with visiting(tab, below(server, "large")) as page:
         page.get_by_role("tab", name="Gallery").click()
         browse = page.locator("#browse")
@@ -193,7 +195,7 @@ def test_the_focus_stays_where_a_press_replaces_what_was_pressed(tab: Page, serv
         expect(page.locator("#results")).to_be_focused()
 
 
-def test_nothing_moves_for_those_who_do_not_want_it(browser: Browser, server: Server, shop: Path) -> None:
+def test_reduced_motion_is_respected(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(reduced_motion="reduce") as context:
         page = watched(context.new_page(), server)
         item(page, shop)
@@ -207,9 +209,7 @@ def test_nothing_moves_for_those_who_do_not_want_it(browser: Browser, server: Se
         assert longest <= 0.001  # seconds
 
 
-def test_chosen_things_are_seen_in_the_colours_of_the_system(
-    browser: Browser, server: Server, shop: Path
-) -> None:
+def test_selection_is_visible_in_forced_colors(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(forced_colors="active") as context:
         page = watched(context.new_page(), server)
         heated(page, shop)
@@ -220,7 +220,7 @@ def test_chosen_things_are_seen_in_the_colours_of_the_system(
         assert pressed.evaluate(border) != plain.evaluate(border)
 
 
-def test_the_document_says_what_it_is(page: Page, gallery: Gallery) -> None:
+def test_document_has_title_language_and_headings(page: Page, gallery: Gallery) -> None:
     assert page.title() == f"Lookalike: {gallery.folder.stem}"
     assert page.evaluate("document.documentElement.lang") == "en"
     assert page.locator("h1").all_inner_texts() == ["Lookalike"]
@@ -253,6 +253,6 @@ def document(request: pytest.FixtureRequest, browser: Browser, documents: dict[s
 
 
 @pytest.mark.parametrize("document", ["report", "compare", "sheet", "map"], indirect=True)
-def test_nobody_is_shut_out_of_a_file(document: Page) -> None:
+def test_files_have_no_accessibility_violations(document: Page) -> None:
     wrong = [*walk(document), *cut_off(document), *violations(document)]
     assert not wrong, "\n".join(wrong)

@@ -1,4 +1,4 @@
-"""The evaluation tab in a real browser: measure the gallery, look at its reports and at its embeddings."""
+"""The evaluation tab in a real browser: evaluations, reports and figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expect_within_the_width(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
-def test_a_gallery_is_evaluated_by_keyboard_and_for_everybody(
+def test_evaluation_by_keyboard_is_shared_by_all_visitors(
     browser: Browser, tab: Page, site: Server, galleries: dict[str, Gallery]
 ) -> None:
     gallery, server = galleries["fresh"], below(site, "fresh")
@@ -75,7 +75,7 @@ def test_a_gallery_is_evaluated_by_keyboard_and_for_everybody(
         assert page.foreign == page.broken == []  # type: ignore[attr-defined]
 
 
-def test_mistakes_are_searched_with(page: Page) -> None:
+def test_report_mistake_becomes_the_query(page: Page) -> None:
     _expect_to_search(page, page.locator("#report .pairs .tiles button").first)
     page.get_by_role("tab", name="Evaluation").click()
     hardest = page.locator("#report section").filter(has_text="The hardest queries")
@@ -108,7 +108,7 @@ def test_reports_are_chosen_and_compared(page: Page) -> None:
     expect(page.locator("#report")).not_to_contain_text("difference to")
 
 
-def test_the_triplet_diagram_is_drawn_when_it_is_asked_for(page: Page) -> None:
+def test_triplet_diagram_is_computed_on_demand(page: Page) -> None:
     button = page.get_by_role("button", name="Triplet diagram")
     button.press("Enter")
     expect(page.get_by_role("img", name="Triplet diagram")).to_be_visible()
@@ -117,7 +117,7 @@ def test_the_triplet_diagram_is_drawn_when_it_is_asked_for(page: Page) -> None:
     expect(page.get_by_role("img", name="Triplet diagram")).to_have_count(0)
 
 
-def test_the_map_is_walked_on_and_searched_from(page: Page, gallery: Gallery) -> None:
+def test_map_can_be_walked_and_searched_from(page: Page, gallery: Gallery) -> None:
     page.get_by_role("button", name="Map").press("Enter")
     plane = page.get_by_role("application")
     expect(plane.locator("path")).to_have_count(29)
@@ -144,7 +144,7 @@ def test_the_map_is_walked_on_and_searched_from(page: Page, gallery: Gallery) ->
     expect_results(page, 10)
 
 
-def test_a_finger_looks_first_and_searches_by_the_button(browser: Browser, server: Server) -> None:
+def test_touch_on_the_map_selects_before_searching(browser: Browser, server: Server) -> None:
     with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True) as context:
         page = on_its_tab(context.new_page(), server)
         page.get_by_label("Compare with").select_option(index=1)

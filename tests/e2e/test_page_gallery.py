@@ -1,4 +1,4 @@
-"""The gallery tab in a real browser: what it consists of, near-duplicates, adding and removing pictures."""
+"""The gallery tab in a real browser: summary, near-duplicates, adding and removing images."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def folder_of(server: Server) -> Path:
 # ---- what there is
 
 
-def test_the_statistics_are_those_of_the_pictures(page: Page, home: Path) -> None:
+def test_statistics_match_the_images(page: Page, home: Path) -> None:
     gallery = Gallery(home)
     items = gallery.items(gallery.snapshot.ids.tolist()).values()
     part = unfold(page, "#statistics")
@@ -138,7 +138,7 @@ def test_the_statistics_are_those_of_the_pictures(page: Page, home: Path) -> Non
 
 
 @pytest.mark.parametrize("label", [ODD, "no label", "red"])
-def test_a_label_filters_the_pictures(page: Page, home: Path, label: str) -> None:
+def test_label_filters_the_images(page: Page, home: Path, label: str) -> None:
     gallery = Gallery(home)
     items = gallery.items(gallery.snapshot.ids.tolist()).values()
     number = sum((item.label or "no label") == label for item in items)
@@ -150,7 +150,7 @@ def test_a_label_filters_the_pictures(page: Page, home: Path, label: str) -> Non
     expect(page.locator("#browse").get_by_label("Filter")).to_be_focused()
 
 
-def test_near_duplicates_are_those_of_the_command(page: Page, home: Path) -> None:
+def test_near_duplicates_match_the_command(page: Page, home: Path) -> None:
     groups = find_duplicates(Gallery(home), 0.95)
     part = find(page)
     across = sum(len(group.labels) > 1 for group in groups)
@@ -171,7 +171,7 @@ def test_near_duplicates_are_those_of_the_command(page: Page, home: Path) -> Non
     expect(page.get_by_role("dialog")).to_contain_text(f"item {groups[-1].members[-1].id}")
 
 
-def test_a_threshold_that_is_none_is_said(page: Page) -> None:
+def test_invalid_threshold_gives_an_error(page: Page) -> None:
     part = unfold(page, "#duplicates")
     for score in ("0.5", "", "2"):
         part.get_by_label("Minimum similarity").fill(score)
@@ -182,7 +182,7 @@ def test_a_threshold_that_is_none_is_said(page: Page) -> None:
         expect(part.locator(".groups")).to_be_visible()
 
 
-def test_where_nothing_may_be_changed_nothing_offers_it(page: Page) -> None:
+def test_read_only_gallery_offers_no_changes(page: Page) -> None:
     expect(page.get_by_text("Add images")).to_have_count(0)
     part = find(page)
     expect(part.get_by_role("button", name="Remove")).to_have_count(0)
@@ -194,7 +194,7 @@ def test_where_nothing_may_be_changed_nothing_offers_it(page: Page) -> None:
 # ---- changes
 
 
-def test_pictures_are_added_and_seen_at_once(free: Page, changed: Server, tmp_path: Path, shop: Path) -> None:
+def test_added_images_are_visible_at_once(free: Page, changed: Server, tmp_path: Path, shop: Path) -> None:
     gallery = Gallery(folder_of(changed))
     before = len(gallery)
     for name in ("a", "b"):
@@ -227,7 +227,7 @@ def test_pictures_are_added_and_seen_at_once(free: Page, changed: Server, tmp_pa
     expect(outcome.locator(".trouble")).to_have_text("choose images first")
 
 
-def test_what_was_chosen_too_long_ago_is_chosen_again(free: Page, changed: Server, tmp_path: Path) -> None:
+def test_expired_uploads_have_to_be_chosen_again(free: Page, changed: Server, tmp_path: Path) -> None:
     colourful(90).save(tmp_path / "late.png")
     free.get_by_role("button", name="Add images").click()
     choose(free, [tmp_path / "late.png"])
@@ -241,7 +241,7 @@ def test_what_was_chosen_too_long_ago_is_chosen_again(free: Page, changed: Serve
     expect(outcome).to_contain_text("1 image added.")
 
 
-def test_a_picture_is_removed_after_a_second_click(free: Page, changed: Server) -> None:
+def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
     gallery = Gallery(folder_of(changed))
     before = len(gallery)
     box = free.locator("#browse").get_by_label("Filter")
@@ -272,7 +272,7 @@ def test_a_picture_is_removed_after_a_second_click(free: Page, changed: Server) 
     assert number not in gallery.items([number])
 
 
-def test_a_result_that_is_removed_is_no_result_any_more(free: Page, changed: Server) -> None:
+def test_removed_item_leaves_the_results(free: Page, changed: Server) -> None:
     gallery = Gallery(folder_of(changed))
     hits = [hit.id for hit in gallery.search_id(9, 11)]
     free.goto(f"{changed.url}/?id=9", wait_until="domcontentloaded")
@@ -309,7 +309,7 @@ def test_all_but_the_first_of_a_group_are_removed(free: Page, changed: Server) -
     expect(free.locator("#header")).to_contain_text(f"{before - len(gone)} images")
 
 
-def test_what_goes_wrong_is_said_in_the_dialog(free: Page, changed: Server) -> None:
+def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> None:
     free.locator("#browse li button").first.click()
     dialog = free.get_by_role("dialog")
     button = dialog.locator("button.remove")
@@ -323,7 +323,7 @@ def test_what_goes_wrong_is_said_in_the_dialog(free: Page, changed: Server) -> N
     dialog.get_by_role("button", name="Close").click()
 
 
-def test_the_last_picture_can_go_and_a_first_one_come(
+def test_last_image_can_be_removed_and_a_first_one_added(
     other_tab: Page, allowing: Server, tmp_path: Path, home: Path
 ) -> None:
     gallery = Gallery.create(tmp_path / "g", home / "model" / "model.onnx")
@@ -349,7 +349,7 @@ def test_the_last_picture_can_go_and_a_first_one_come(
         expect(page.locator("#header")).to_contain_text("1 image")
 
 
-def test_a_phone_shows_all_of_it(browser: Browser, changed: Server) -> None:
+def test_gallery_tab_fits_a_phone(browser: Browser, changed: Server) -> None:
     with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = on_its_tab(watched(context.new_page(), changed))
         unfold(page, "#statistics")

@@ -1,4 +1,4 @@
-"""Visitors who do not wait: what was wanted last is what is shown, over a slow line as well."""
+"""Quick visitors on a slow connection: the latest event wins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def visit(page: Page, server: Server, *items: int) -> None:
     expect(page.locator("#status")).to_contain_text(f"similar to item {items[-1]},")
 
 
-def test_the_last_filter_counts(far: Page) -> None:
+def test_latest_filter_wins(far: Page) -> None:
     far.get_by_role("tab", name="Gallery").click()
     expect(far.locator("#browse li")).to_have_count(24)
     field = far.locator("#browse").get_by_label("Filter")
@@ -48,7 +48,7 @@ def test_the_last_filter_counts(far: Page) -> None:
     expect(field).to_have_value("label = ")
 
 
-def test_the_gallery_is_found_as_it_was_left(far: Page) -> None:
+def test_gallery_tab_reopens_at_its_filter(far: Page) -> None:
     far.get_by_role("tab", name="Gallery").click()
     field = far.locator("#browse").get_by_label("Filter")
     field.fill("label = 'green'")
@@ -63,7 +63,7 @@ def test_the_gallery_is_found_as_it_was_left(far: Page) -> None:
     expect(field).to_have_value("label = 'green'")
 
 
-def test_the_last_of_two_examples_is_searched_with(far: Page) -> None:
+def test_latest_example_wins(far: Page) -> None:
     buttons = far.locator("#trail .examples button")
     last = buttons.nth(2).get_attribute("data-item")
     far.evaluate("[0, 1, 2].map(n => document.querySelectorAll('#trail .examples button')[n].click())")
@@ -72,7 +72,7 @@ def test_the_last_of_two_examples_is_searched_with(far: Page) -> None:
     expect(far.locator("#status")).to_contain_text(f"similar to item {last},")
 
 
-def test_of_two_regions_the_last_one_counts(far: Page, server: Server) -> None:
+def test_latest_region_wins(far: Page, server: Server) -> None:
     far.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
     expect_results(far, 10)
     settle(far)
@@ -92,7 +92,7 @@ def test_of_two_regions_the_last_one_counts(far: Page, server: Server) -> None:
     assert [round(float(edge), 1) for edge in region.split(",")] == [0.4, 0.1, 0.9, 0.9]
 
 
-def test_going_back_in_leaps_keeps_the_way_forth(far: Page, server: Server) -> None:
+def test_quick_back_keeps_the_forward_history(far: Page, server: Server) -> None:
     visit(far, server, 3, 4, 5, 6)
     for _ in range(3):
         far.evaluate("history.back()")
@@ -104,7 +104,7 @@ def test_going_back_in_leaps_keeps_the_way_forth(far: Page, server: Server) -> N
         far.evaluate("history.forward()")
 
 
-def test_a_dialog_that_was_closed_stays_closed(far: Page, server: Server) -> None:
+def test_closed_dialog_stays_closed(far: Page, server: Server) -> None:
     far.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
     expect_results(far, 10)
     settle(far)
@@ -121,7 +121,7 @@ def test_a_dialog_that_was_closed_stays_closed(far: Page, server: Server) -> Non
     expect(far.get_by_role("dialog").get_by_role("button", name="Add to the query")).to_be_visible()
 
 
-def test_the_field_shows_how_many_are_searched_for(page: Page, server: Server) -> None:
+def test_k_field_shows_the_value_used(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
     expect_results(page, 10)
     field = page.get_by_label("Results (K)")
@@ -132,7 +132,7 @@ def test_the_field_shows_how_many_are_searched_for(page: Page, server: Server) -
         expect(page).to_have_url(f"{server.url}/?id=5&k={k}")
 
 
-def test_a_mistake_in_the_form_does_not_lose_the_address(page: Page, server: Server) -> None:
+def test_form_error_keeps_the_address(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/?id=5&k=4", wait_until="domcontentloaded")
     expect_results(page, 4)
     field = page.locator("#form").get_by_label("Filter")
@@ -144,7 +144,7 @@ def test_a_mistake_in_the_form_does_not_lose_the_address(page: Page, server: Ser
     expect_results(page, 4)
 
 
-def test_a_camera_that_is_refused_is_told(page: Page) -> None:
+def test_refused_camera_gives_an_error(page: Page) -> None:
     page.get_by_label("Capture from camera").click()
     page.get_by_text("Click to Access Webcam").click()
     expect(page.locator("#status .trouble")).to_contain_text(re.compile("camera"))

@@ -1,4 +1,4 @@
-"""The page where something is in the way: a visitor is told, and can go on."""
+"""Failures on the page: they are reported, and the page recovers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tab(browser: Browser, server: Server) -> Iterator[Page]:
         yield page
 
 
-def test_a_browser_asks_for_the_password_and_then_works(browser: Browser, server: Server, shop: Path) -> None:
+def test_page_works_after_signing_in(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(http_credentials=SIGNED_IN) as context:
         page = context.new_page()
         refused: list[str] = []
@@ -49,15 +49,15 @@ def test_a_browser_asks_for_the_password_and_then_works(browser: Browser, server
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "message"),
     [
         (503, '{"detail": "Queue is full."}', "currently busy. Please try again"),
         (429, '{"detail": "too many requests; try again in 1 s"}', "try again in 1 s"),
     ],
     ids=["busy", "limited"],
 )
-def test_a_refusal_is_told_and_the_page_goes_on(
-    page: Page, shop: Path, status: int, body: str, told: str
+def test_refused_request_gives_an_error_and_the_page_recovers(
+    page: Page, shop: Path, status: int, body: str, message: str
 ) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
@@ -65,13 +65,13 @@ def test_a_refusal_is_told_and_the_page_goes_on(
     join = "**/queue/join*"
     page.route(join, lambda route: route.fulfill(status=status, content_type="application/json", body=body))
     page.locator("#results .grid button").first.click()
-    expect(page.get_by_test_id("toast-body")).to_contain_text(told)
+    expect(page.get_by_test_id("toast-body")).to_contain_text(message)
     page.unroute(join)
     page.locator("#results .grid button").first.click()
     expect(page.get_by_role("dialog").locator("img")).to_have_count(2)
 
 
-def test_a_picture_that_is_not_on_the_web_is_not_fetched(page: Page) -> None:
+def test_url_of_a_private_address_is_refused(page: Page) -> None:
     page.get_by_label("Image URL").fill("https://127.0.0.1/picture.png")
     page.get_by_label("Image URL").press("Enter")
     expect(page.locator("#status .trouble")).to_be_visible()  # its own machine is none of the web
@@ -79,7 +79,7 @@ def test_a_picture_that_is_not_on_the_web_is_not_fetched(page: Page) -> None:
     assert "127.0.0.1" not in page.locator("#status").inner_text()
 
 
-def test_a_lost_server_is_told(page: Page, server: Server, shop: Path) -> None:
+def test_lost_server_is_reported(page: Page, server: Server, shop: Path) -> None:
     """The last test of this file: it ends its server."""
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)

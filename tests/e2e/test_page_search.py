@@ -1,4 +1,4 @@
-"""The search tab in a real browser: parts of pictures, several as one, a camera, and ways back."""
+"""The search tab in a real browser: regions, several images, camera, history and downloads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _shown(page: Page) -> list[tuple[int, str]]:
     ]
 
 
-def _told(hits: list[Hit]) -> list[tuple[int, str]]:
+def _pairs(hits: list[Hit]) -> list[tuple[int, str]]:
     return [(hit.id, f"{hit.score:.4f}") for hit in hits]
 
 
@@ -62,7 +62,7 @@ def _drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> N
 # ---- a part of a picture
 
 
-def test_a_part_of_an_upload_is_drawn_and_searched_with(page: Page, gallery: Gallery, shop: Path) -> None:
+def test_drawn_region_of_an_upload_is_searched(page: Page, gallery: Gallery, shop: Path) -> None:
     path = shop / "green" / "5.png"
     upload(page, path)
     expect_results(page, 10)
@@ -70,20 +70,20 @@ def test_a_part_of_an_upload_is_drawn_and_searched_with(page: Page, gallery: Gal
     expect(page.locator("#status")).to_contain_text("similar to a region of the image")
     region = _region(page)
     assert np.allclose(region, [0.25, 0.2, 0.75, 0.8], atol=0.02)
-    assert _shown(page) == _told(gallery.search(_cut(path, region)))
+    assert _shown(page) == _pairs(gallery.search(_cut(path, region)))
     expect(page.locator("#status")).to_have_text(re.compile(r"embedding \d+\.\d ms.*search \d+\.\d ms"))
     _drag(page, (0.5, 0.5), (0.6, 0.5))  # what is inside the rectangle moves it
     page.wait_for_function(f"document.querySelector('#asked .region').dataset.region !== '{region}'")
     expect(page).to_have_url(re.compile("q=3"))
     moved = _region(page)
     assert np.allclose(moved, np.add(region, [0.1, 0, 0.1, 0]), atol=0.02)
-    assert _shown(page) == _told(gallery.search(_cut(path, moved)))
+    assert _shown(page) == _pairs(gallery.search(_cut(path, moved)))
     page.get_by_role("button", name="Whole image", exact=True).click()
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · green")
     expect(page.get_by_role("button", name="Whole image", exact=True)).to_have_count(0)
 
 
-def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
+def test_region_of_an_item_has_a_link_and_excludes_the_item(
     page: Page, server: Server, gallery: Gallery
 ) -> None:
     page.goto(f"{server.url}/?id=5&k=24", wait_until="domcontentloaded")
@@ -93,7 +93,7 @@ def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
     region = _region(page)
     item = gallery.item(5)
     hits = gallery.search(_cut(item.path, region), k=24, exclude=[5])
-    assert _shown(page) == _told(hits)
+    assert _shown(page) == _pairs(hits)
     for card, hit in zip(page.locator("#results li button").all(), hits, strict=True):
         expect(card).to_have_class("right" if hit.label == item.label else "wrong")
     values = ",".join(f"{part:g}" for part in region)
@@ -101,7 +101,7 @@ def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
     page.goto(page.url, wait_until="domcontentloaded")  # as somebody else opens it
     expect(page.locator("#status")).to_contain_text("similar to a region of item 5")
     assert _region(page) == region
-    assert _shown(page) == _told(hits)
+    assert _shown(page) == _pairs(hits)
     settle(page)
     page.locator("#results li button").first.click()
     shape = page.locator("#dialog img").first.evaluate(
@@ -113,7 +113,7 @@ def test_a_part_of_an_item_has_a_link_and_leaves_the_item_out(
     expect(page.locator("#dialog img").first).to_have_attribute("alt", "where the query looks like the item")
 
 
-def test_a_region_is_moved_and_resized_by_keys_alone(page: Page, gallery: Gallery, shop: Path) -> None:
+def test_region_can_be_moved_and_resized_by_keyboard(page: Page, gallery: Gallery, shop: Path) -> None:
     path = shop / "red" / "2.png"
     upload(page, path)
     expect_results(page, 10)
@@ -126,14 +126,14 @@ def test_a_region_is_moved_and_resized_by_keys_alone(page: Page, gallery: Galler
         page.keyboard.press("Shift+ArrowUp")
     expect(page.locator("#status")).to_contain_text("similar to a region of the image")
     assert _region(page) == pytest.approx([0.1, 0.2, 0.7, 0.7])
-    assert _shown(page) == _told(gallery.search(_cut(path, _region(page))))
+    assert _shown(page) == _pairs(gallery.search(_cut(path, _region(page))))
     expect(rectangle).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · red")
     expect(rectangle).to_be_focused()
 
 
-def test_a_part_that_is_too_small_says_so_and_the_search_stays(page: Page, shop: Path) -> None:
+def test_region_that_is_too_small_keeps_the_search(page: Page, shop: Path) -> None:
     upload(page, shop / "green" / "5.png")  # 48 x 40 pixels
     expect_results(page, 10)
     _drag(page, (0.3, 0.3), (0.35, 0.9))
@@ -142,7 +142,7 @@ def test_a_part_that_is_too_small_says_so_and_the_search_stays(page: Page, shop:
     expect(page.locator("#asked .region.chosen")).to_have_count(0)
 
 
-def test_a_finger_draws_on_a_small_screen(browser: Browser, server: Server, shop: Path) -> None:
+def test_region_can_be_drawn_by_touch(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(
         viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
     ) as context:
@@ -169,9 +169,7 @@ def test_a_finger_draws_on_a_small_screen(browser: Browser, server: Server, shop
 # ---- several pictures
 
 
-def test_several_pictures_are_one_query_and_each_can_be_taken_away(
-    page: Page, gallery: Gallery, shop: Path
-) -> None:
+def test_query_of_several_images_and_their_removal(page: Page, gallery: Gallery, shop: Path) -> None:
     paths = [shop / "green" / "5.png", shop / "red" / "2.png", shop / "blue" / "1.png"]
     upload(page, paths[0])
     expect_results(page, 10)
@@ -182,7 +180,7 @@ def test_several_pictures_are_one_query_and_each_can_be_taken_away(
     expect(page.locator("#asked .parts li")).to_have_count(3)
     mean = gallery.embedder.embed(paths).mean(0)
     (hits,) = gallery.search_vectors((mean / np.linalg.norm(mean))[None])
-    assert _shown(page) == _told(hits)
+    assert _shown(page) == _pairs(hits)
     page.get_by_role("button", name="Show query image 1").click()
     expect(page.locator("#asked .frame img")).to_have_attribute("alt", "Query image 1")
     page.get_by_role("button", name="Remove query image 2").last.click()
@@ -192,9 +190,7 @@ def test_several_pictures_are_one_query_and_each_can_be_taken_away(
     expect(page.locator("#asked .parts")).to_have_count(0)
 
 
-def test_pictures_of_the_gallery_join_the_query_and_its_link(
-    page: Page, server: Server, gallery: Gallery
-) -> None:
+def test_items_can_be_added_to_the_query_and_its_link(page: Page, server: Server, gallery: Gallery) -> None:
     page.goto(f"{server.url}/?id=5&k=24", wait_until="domcontentloaded")
     expect_results(page, 23)
     settle(page)
@@ -208,10 +204,10 @@ def test_pictures_of_the_gallery_join_the_query_and_its_link(
     expect(page).to_have_url(f"{server.url}/?id=5&id={second}&k=24")
     mean = np.stack([gallery.vector(5), gallery.vector(second)]).mean(0)
     (hits,) = gallery.search_vectors((mean / np.linalg.norm(mean))[None], k=24, exclude=[5, second])
-    assert _shown(page) == _told(hits)
+    assert _shown(page) == _pairs(hits)
     page.goto(page.url, wait_until="domcontentloaded")
     expect_results(page, 22)
-    assert _shown(page) == _told(hits)
+    assert _shown(page) == _pairs(hits)
     settle(page)
     page.locator("#results li button").first.click()
     expect(page.locator("#dialog figcaption").first).to_have_text("query image 1 of 2")
@@ -220,7 +216,7 @@ def test_pictures_of_the_gallery_join_the_query_and_its_link(
 # ---- ways into a search
 
 
-def test_examples_are_of_all_labels_and_begin_a_search(page: Page, gallery: Gallery) -> None:
+def test_examples_cover_all_labels_and_start_a_search(page: Page, gallery: Gallery) -> None:
     expect(page.locator("#address")).to_have_count(0)  # the server fetches no picture from the web
     expect(page.locator("#trail")).to_contain_text("Or start with one of these")
     cards = page.locator("#trail .examples button")
@@ -232,9 +228,7 @@ def test_examples_are_of_all_labels_and_begin_a_search(page: Page, gallery: Gall
     expect(page.locator("#trail")).not_to_contain_text("Or start")
 
 
-def test_searches_of_the_visit_can_be_repeated_and_gone_back_to(
-    page: Page, server: Server, shop: Path
-) -> None:
+def test_history_can_be_repeated(page: Page, server: Server, shop: Path) -> None:
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
     expect(page).to_have_url(f"{server.url}/?q=1&k=10")
@@ -269,7 +263,7 @@ def test_searches_of_the_visit_can_be_repeated_and_gone_back_to(
     expect(page.locator("#status")).to_contain_text("no longer kept")
 
 
-def test_a_camera_can_take_the_picture(browser: Browser, server: Server) -> None:
+def test_camera_image_is_searched(browser: Browser, server: Server) -> None:
     """The browser has none: a script hands the page what one would give, with the permission it needs."""
     with browser.new_context(permissions=["camera"]) as context:
         page = context.new_page()

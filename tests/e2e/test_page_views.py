@@ -1,4 +1,4 @@
-"""All but the search tab in a real browser: one picture in large, the gallery, its evaluation; any screen."""
+"""Dialog, gallery and evaluation tabs in a real browser, on several screens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("outside", [True, False], ids=["upload", "item"])
-def test_a_result_is_shown_beside_the_query(
+def test_result_is_shown_beside_the_query(
     page: Page, server: Server, gallery: Gallery, shop: Path, outside: bool
 ) -> None:
     if outside:
@@ -61,7 +61,7 @@ def _expect_two_pictures(page: Page, names: list[str]) -> None:
     )
 
 
-def test_the_gallery_tab_says_what_there_is(page: Page, gallery: Gallery) -> None:
+def test_gallery_tab_shows_the_summary(page: Page, gallery: Gallery) -> None:
     page.get_by_role("tab", name="Gallery").click()
     stock = page.locator("#stock")
     for text in ("24", gallery.fingerprint[:12], "flat", "brand, price"):
@@ -82,7 +82,7 @@ def test_the_gallery_tab_says_what_there_is(page: Page, gallery: Gallery) -> Non
     expect(filter_box).to_have_value("price >")
 
 
-def test_a_picture_of_the_gallery_can_be_searched_with(page: Page, gallery: Gallery) -> None:
+def test_gallery_image_becomes_the_query(page: Page, gallery: Gallery) -> None:
     page.get_by_role("tab", name="Gallery").click()
     page.locator("#browse button[data-item='9']").click()
     expect(page.get_by_role("dialog").locator("img")).to_have_count(1)
@@ -93,7 +93,7 @@ def test_a_picture_of_the_gallery_can_be_searched_with(page: Page, gallery: Gall
     assert "id=9" in page.url
 
 
-def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, gallery: Gallery) -> None:
+def test_evaluation_tab_shows_the_newest_report(page: Page, gallery: Gallery) -> None:
     page.get_by_role("tab", name="Evaluation").click()
     report = page.locator("#report")
     expect(report.locator("h2")).to_have_text("shop.gallery")
@@ -108,13 +108,13 @@ def test_the_evaluation_shows_table_and_curve_of_the_newest_report(page: Page, g
     expect(report.locator("tbody td").first).to_have_text(numbers)
 
 
-def test_the_header_names_the_gallery_and_its_model(page: Page, gallery: Gallery) -> None:
+def test_header_shows_gallery_and_model(page: Page, gallery: Gallery) -> None:
     for text in ("shop", "24 images", gallery.fingerprint[:12]):
         expect(page.locator("#header")).to_contain_text(text)
     expect(page.locator("footer")).to_have_count(0)
 
 
-def test_a_phone_shows_everything_within_its_width(browser: Browser, server: Server, shop: Path) -> None:
+def test_page_fits_a_phone(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(viewport={"width": 390, "height": 844}) as context:
         page = watched(context.new_page(), server)
         upload(page, shop / "green" / "5.png")
@@ -137,7 +137,7 @@ def test_a_phone_shows_everything_within_its_width(browser: Browser, server: Ser
         assert len({box["x"] for box in boxes if box}) == 2  # two cards side by side
 
 
-def test_the_dark_page_has_light_text_in_both_tabs(browser: Browser, server: Server, shop: Path) -> None:
+def test_dark_mode_has_light_text(browser: Browser, server: Server, shop: Path) -> None:
     with browser.new_context(color_scheme="dark") as context:
         page = watched(context.new_page(), server)
         upload(page, shop / "green" / "5.png")

@@ -1,4 +1,4 @@
-"""The page under pressure: a queue that has an end."""
+"""The page under load: its queue is bounded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ _PLACES = 3
 
 
 @pytest.mark.slow
-def test_the_queue_of_the_page_has_an_end(
-    shop_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_queue_is_bounded(shop_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     import gradio
 
@@ -27,7 +25,7 @@ def test_the_queue_of_the_page_has_an_end(
 
     class Blocks(gradio.Blocks):
         def queue(self, *args: Any, **options: Any) -> Any:
-            if options:  # the framework calls it without any first
+            if options:  # Gradio calls it without options first
                 assert options["max_size"] == 64
                 options |= {"max_size": _PLACES, "default_concurrency_limit": 1}
             return super().queue(*args, **options)

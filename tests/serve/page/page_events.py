@@ -1,4 +1,4 @@
-"""Talk to the page's server as the page's scripts do."""
+"""Send the events of the page's scripts to a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 
 
 def send_event(client: httpx.Client, name: str, data: list[Any], of: str | None = None) -> dict[str, Any]:
-    """Send one event of the page as the browser does, of the component called `of` -> its outcome."""
+    """Send one event as the browser does, of the component with the id `of`, and return its outcome."""
     config = client.get("/config").json()
     theirs = [c["id"] for c in config["components"] if c["props"].get("elem_id") == of]
     number = next(
@@ -31,10 +31,10 @@ def send_event(client: httpx.Client, name: str, data: list[Any], of: str | None 
 
 
 def search_with(client: httpx.Client, picture: dict[str, Any], wishes: Any = 3) -> dict[str, Any]:
-    """Search with a picture that was uploaded, as dropping it does -> the outcome."""
+    """Search with an upload and return the outcome."""
     return send_event(client, "change", [picture, None, wishes], of="query")
 
 
 def upload(client: httpx.Client, name: str, content: bytes) -> httpx.Response:
-    """Upload a file -> the answer: a list with its path."""
+    """Upload a file; the response is a list with its path."""
     return client.post("/gradio_api/upload", files={"files": (name, content)})

@@ -1,4 +1,4 @@
-"""Changes asked for as the page's scripts do, by someone who is not the page."""
+"""Changes through the events of the page, sent by another client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def file(path: str, name: str = "x.png") -> dict[str, Any]:
     return {"path": path, "orig_name": name, "meta": {"_type": "gradio.FileData"}}
 
 
-def test_only_what_was_uploaded_is_added(
+def test_only_uploads_are_added(
     page: httpx.Client, changeable: Server, folder: Path, shop: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret.png"
@@ -66,7 +66,7 @@ def test_only_what_was_uploaded_is_added(
     assert Gallery(folder).item(number).label == "red"
 
 
-def test_nonsense_changes_nothing(page: httpx.Client, folder: Path) -> None:
+def test_invalid_events_change_nothing(page: httpx.Client, folder: Path) -> None:
     before = len(Gallery(folder))
     for data in ([None, None], [[], "x"], ["a", 3], [[file("")], "x" * 10_000], [{}, {}]):
         outcome = send_event(page, "click", data, of="add-go")

@@ -1,4 +1,4 @@
-"""The evaluation tab without a browser: what is measured and shown, by whom, and what a failure says."""
+"""The evaluation tab without a browser: evaluations, reports, figures and failures."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _NASTY = "<img src=x onerror=alert(1)>'\"&"
 
 @pytest.fixture
 def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
-    """The shop, to be changed."""
+    """A copy of the shop that tests may change."""
     shutil.copytree(shop_gallery, tmp_path / "shop.gallery")
     return SearchService(tmp_path / "shop.gallery")
 
 
 @pytest.fixture
 def confused(shop: Path, model_file: Path, tmp_path: Path) -> SearchService:
-    """The shop, each picture with a label that says nothing about it."""
+    """The shop with labels unrelated to the images."""
     gallery = Gallery.create(tmp_path / "shop.gallery", model_file)
     paths = sorted(shop.glob("*/*.png"))
     gallery.add(paths, metadata=[{"label": str(number % 5)} for number in range(len(paths))])
@@ -55,7 +55,7 @@ def confused(shop: Path, model_file: Path, tmp_path: Path) -> SearchService:
 
 
 def until(look: Callable[[], str], *, running: bool = False) -> str:
-    """What is shown when work has ended, or, with `running`, begun."""
+    """Wait until work has ended, or, with `running`, started, and return what is shown."""
     for _ in range(600):
         if ("data-running" in (text := look())) == running:
             return text
@@ -68,7 +68,7 @@ def opened(service: SearchService, choice: ReportChoice | None = None) -> tuple[
 
 
 def searching(page: Page) -> list[tuple[int, str | None]]:
-    """The item that each button searches with, and the file name of the picture on it."""
+    """The item of each search button, and the file name of its image."""
     return [
         (int(str(attributes["data-search"])), inside.get("alt"))
         for (tag, attributes), (_, inside) in pairwise(page.tags)
@@ -79,7 +79,7 @@ def searching(page: Page) -> list[tuple[int, str | None]]:
 # ---- measuring
 
 
-def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchService) -> None:
+def test_evaluation_runs_once_for_each_state(service: SearchService) -> None:
     tab = EvaluationTab(service)
     measure, _, report = tab.open(ReportChoice())
     assert "data-evaluate" in measure
@@ -102,13 +102,13 @@ def test_a_visitor_evaluates_the_gallery_once_for_each_state(service: SearchServ
     assert len(kept_reports(service.folder)) == 2
 
 
-def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_path: Path) -> None:
-    """And nothing else of the kind begins in this process, whichever gallery it is about."""
+def test_second_start_joins_the_running_evaluation(service: SearchService, tmp_path: Path) -> None:
+    """No other background work starts in the process meanwhile."""
     tab, other, go = EvaluationTab(service), Background[str](), threading.Event()
     other.start("long", lambda: "done" if go.wait(30) else "")
-    told = tab.start()
-    assert "other long work is running" in told
-    assert "data-evaluate" in told
+    message = tab.start()
+    assert "other long work is running" in message
+    assert "data-evaluate" in message
     figures = Figures(service)
     assert "Waiting" in figures.open(SimpleNamespace(of="triplets"))  # type: ignore[arg-type]
     go.set()
@@ -122,7 +122,7 @@ def test_who_presses_while_it_goes_on_sees_the_same(service: SearchService, tmp_
     assert "<figure>" in until(lambda: figures.poll(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
 
 
-def test_labels_that_say_nothing_are_no_fault_of_the_visitor(tmp_path: Path, model_file: Path) -> None:
+def test_gallery_without_labels_cannot_be_evaluated(tmp_path: Path, model_file: Path) -> None:
     (tmp_path / "flat").mkdir()
     for seed in range(3):
         draw(seed).save(tmp_path / "flat" / f"{seed}.png")
@@ -133,7 +133,7 @@ def test_labels_that_say_nothing_are_no_fault_of_the_visitor(tmp_path: Path, mod
     assert str(tmp_path) not in measure
 
 
-def test_a_failure_says_what_to_do_and_not_where_it_is(service: SearchService, tmp_path: Path) -> None:
+def test_failed_evaluation_hides_paths_and_can_be_retried(service: SearchService, tmp_path: Path) -> None:
     shutil.rmtree(service.folder / "reports")
     (service.folder / "reports").touch()
     tab = EvaluationTab(service)
@@ -148,7 +148,7 @@ def test_a_failure_says_what_to_do_and_not_where_it_is(service: SearchService, t
 
 
 @pytest.mark.slow
-def test_a_server_that_is_stopped_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+def test_shutdown_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
     gallery = bare_gallery(tmp_path / "g")
     with gallery.store.writing():
         items = new_items([f"{n % 9}{n}" for n in range(25_000)])
@@ -192,7 +192,7 @@ def test_reports_are_chosen_and_compared(service: SearchService) -> None:
     assert tab.show_report(ReportChoice(old.name)) is alone, "it is drawn once"
 
 
-def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService, tmp_path: Path) -> None:
+def test_unusable_reports_give_the_reason(service: SearchService, tmp_path: Path) -> None:
     ours = evaluate_and_keep(service.gallery)
     other = Report("folder:other", "each searches the others", 3, 2, None, ours.results)
     strange = Report(**{**vars(ours), "data": "y", "findings": None})
@@ -208,7 +208,7 @@ def test_reports_that_cannot_be_shown_or_compared_say_why(service: SearchService
     assert "broken: not readable" in titles
 
 
-def test_no_visitor_names_a_path(service: SearchService) -> None:
+def test_report_names_cannot_be_paths(service: SearchService) -> None:
     save_report(evaluate_and_keep(service.gallery), service.folder.parent / "shop")
     (folder,) = kept_reports(service.folder)
     tab = EvaluationTab(service)
@@ -219,7 +219,7 @@ def test_no_visitor_names_a_path(service: SearchService) -> None:
             assert "no longer exists" in tab.show_report(choice)
 
 
-def test_what_a_browser_sends_is_read_with_care() -> None:
+def test_invalid_choices_are_ignored() -> None:
     sent = {"report": "a", "against": None, "more": 1, "reports": [["x"], 7, [1, "title"], ["a", "b"]]}
     assert ReportChoice.parse(sent) == ReportChoice("a", "None", (("1", "title"), ("a", "b")))
     for value in (None, "x", [], {}, {"reports": 5}):
@@ -227,11 +227,11 @@ def test_what_a_browser_sends_is_read_with_care() -> None:
 
 
 @given(st.builds(ReportChoice, st.text(), st.text(), st.lists(st.tuples(st.text(), st.text())).map(tuple)))
-def test_a_choice_survives_the_way_to_the_browser_and_back(choice: ReportChoice) -> None:
+def test_choice_round_trip(choice: ReportChoice) -> None:
     assert ReportChoice.parse(json.loads(json.dumps(choice.fields()))) == choice
 
 
-def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: SearchService) -> None:
+def test_report_images_search_with_their_items(confused: SearchService) -> None:
     service = confused
     evaluate_and_keep(service.gallery)
     (folder,) = kept_reports(service.folder)
@@ -254,7 +254,7 @@ def test_pictures_of_a_report_search_with_the_items_that_they_are(confused: Sear
     assert "not in this gallery" in page
 
 
-def test_pictures_that_the_gallery_lacks_are_no_buttons(
+def test_report_images_missing_from_the_gallery_are_no_buttons(
     service: SearchService, model_file: Path, tmp_path: Path
 ) -> None:
     for label in "ab":
@@ -279,7 +279,7 @@ def figure(figures: Figures, name: str) -> str:
     return until(lambda: figures.poll(event))  # type: ignore[arg-type]
 
 
-def test_the_triplet_diagram_is_of_the_labelled_images(service: SearchService) -> None:
+def test_triplet_diagram_shows_the_labelled_images(service: SearchService) -> None:
     stored = service.gallery.embeddings()
     vectors, labels = stored.vectors, stored.labels
     share = triplets(Embeddings("shop", vectors, np.array(labels))).hard_share
@@ -289,7 +289,7 @@ def test_the_triplet_diagram_is_of_the_labelled_images(service: SearchService) -
     assert 'data-figure="triplets" aria-pressed="true"' in shown
 
 
-def test_the_map_has_every_picture_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_shows_every_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = bare_gallery(tmp_path / "g")
     commit(gallery, [f"{_NASTY if n % 3 else 'b'}{n}" for n in range(30)])
     with gallery.store.writing():
@@ -308,7 +308,7 @@ def test_the_map_has_every_picture_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert "20 images of 34, a random sample" in figure(Figures(service), "map")
 
 
-def test_a_figure_is_made_once_for_each_state(service: SearchService) -> None:
+def test_figure_is_computed_once_for_each_state(service: SearchService) -> None:
     figures = Figures(service)
     figure(figures, "map")
     made = figures._works["map"].status().result
@@ -320,7 +320,7 @@ def test_a_figure_is_made_once_for_each_state(service: SearchService) -> None:
     assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of="other"))  # type: ignore[arg-type]
 
 
-def test_too_few_pictures_for_a_figure_say_so(tmp_path: Path) -> None:
+def test_figure_of_too_few_images_gives_the_reason(tmp_path: Path) -> None:
     gallery = bare_gallery(tmp_path / "g")
     commit(gallery, ["a1", "b1"])
     service = SearchService(tmp_path / "g", name="tiny")

@@ -1,4 +1,4 @@
-"""What the gallery tab counts and compares, against other ways of doing so."""
+"""Statistics and near-duplicates against independent computations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pictures = st.fixed_dictionaries(
 
 
 @given(st.lists(pictures, max_size=30))
-def test_the_statistics_are_right(given: list[dict[str, object]]) -> None:
+def test_statistics_match_a_direct_computation(given: list[dict[str, object]]) -> None:
     with TemporaryDirectory() as folder:
         gallery = bare_gallery(Path(folder) / "g")
         items = [
@@ -97,7 +97,7 @@ def test_the_statistics_are_right(given: list[dict[str, object]]) -> None:
         assert "<é" not in statistics_view(found)
 
 
-def test_they_are_counted_once_for_each_state(tmp_path: Path) -> None:
+def test_statistics_are_computed_once_for_each_state(tmp_path: Path) -> None:
     gallery = bare_gallery(tmp_path / "g")
     counted = CachedStatistics()
     first = counted.of(gallery)
@@ -108,7 +108,7 @@ def test_they_are_counted_once_for_each_state(tmp_path: Path) -> None:
     assert counted.of(gallery).labels.count == 1
 
 
-def test_any_label_makes_a_condition() -> None:
+def test_any_label_gives_a_valid_filter() -> None:
     for label in ("it's", '"', "' or 1 = 1 --", "\\"):
         parse(label_filter(label))
 
@@ -118,7 +118,7 @@ def test_any_label_makes_a_condition() -> None:
 
 @pytest.fixture
 def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
-    """The shop, and four pictures twice, in other files."""
+    """The shop, and four images stored twice."""
     folder = shutil.copytree(shop_gallery, tmp_path / "g")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -129,7 +129,7 @@ def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
 
 
 def found(looked: Duplicates, min_score: float) -> list[Group]:
-    """Look for them, and wait."""
+    """Run a search for near-duplicates and return its groups."""
     looked.start(min_score)
     wait_until(lambda: not looked.status(min_score).running)
     look = looked.status(min_score)
@@ -138,7 +138,9 @@ def found(looked: Duplicates, min_score: float) -> list[Group]:
     return look.result
 
 
-def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicates_are_searched_once_for_each_state(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def counted(*args: object) -> list[Group]:
@@ -169,7 +171,9 @@ def test_they_are_found_once_for_each_state(service: SearchService, monkeypatch:
         looked.status(0.99)
 
 
-def test_only_one_search_runs_at_a_time(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_duplicate_search_runs_at_a_time(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go = threading.Event()
 
     def slow(*args: object) -> list[Group]:
@@ -194,7 +198,9 @@ def test_only_one_search_runs_at_a_time(service: SearchService, monkeypatch: pyt
     assert found(looked, 0.95) == found(other, 0.95) == find_duplicates(service.gallery, 0.95)
 
 
-def test_a_failure_is_told_and_forgotten(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_duplicate_search_can_be_retried(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: object) -> list[Group]:
         raise UnavailableError("it is gone")
 
@@ -207,7 +213,7 @@ def test_a_failure_is_told_and_forgotten(service: SearchService, monkeypatch: py
     assert found(looked, 0.95)
 
 
-def test_what_was_found_in_another_gallery_is_not_shown(service: SearchService) -> None:
+def test_duplicates_of_a_replaced_gallery_are_not_shown(service: SearchService) -> None:
     looked = Duplicates(service)
     assert found(looked, 0.95)
     service.folder.rename(service.folder.with_name("before"))
@@ -218,18 +224,20 @@ def test_what_was_found_in_another_gallery_is_not_shown(service: SearchService) 
 
 
 @pytest.mark.parametrize("score", [0.79, 1.01, float("nan"), -1])
-def test_a_threshold_that_says_little_is_refused(service: SearchService, score: float) -> None:
+def test_thresholds_out_of_range_are_refused(service: SearchService, score: float) -> None:
     with pytest.raises(InputError):
         Duplicates(service).start(score)
 
 
-def test_a_gallery_too_large_is_refused(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_search_in_a_large_gallery_is_refused(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(duplicates, "MAX_IMAGES", 10)
     with pytest.raises(InputError, match="more than 10 images"):
         Duplicates(service).start(0.95)
 
 
-def test_what_is_left_of_a_group_says_how_alike_it_is(service: SearchService) -> None:
+def test_lowest_similarity_follows_removals(service: SearchService) -> None:
     looked = Duplicates(service)
     large = next(group for group in found(looked, 0.9) if len(group.members) > 4)
     changes.remove(service, [item.id for item in large.members[:3]])

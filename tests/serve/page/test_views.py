@@ -1,4 +1,4 @@
-"""What the page shows as HTML: names are text, numbers are formatted; and what it reads from a browser."""
+"""The HTML of the page: escaping and formats; and the parsing of what browsers send."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _stored(name: str) -> StoredItem:
 # ---- search
 
 
-def test_names_are_shown_as_text_wherever_they_come_from() -> None:
+def test_results_escape_all_names() -> None:
     hit = Hit(7, f"/shop/{_NASTY}", _NASTY, {_NASTY: _NASTY}, _NASTY, score=0.5)
     page = _Parsed(result_list(_found(hit), _SHOP))
     (image,) = page.all("img")
@@ -81,7 +81,7 @@ def test_names_are_shown_as_text_wherever_they_come_from() -> None:
     assert parse_qs(str(link[0]["href"]).removeprefix("?"))["where"] == [_NASTY]
 
 
-def test_a_result_shows_rank_score_label_metadata_and_key() -> None:
+def test_result_shows_rank_score_label_metadata_and_key() -> None:
     hits = [
         Hit(7, "/shop/red/a.png", "red", {"price": 3}, "red/a.png", score=1.0),
         Hit(9, "/shop/b.png", None, {}, "/shop/b.png", score=-0.25),
@@ -97,7 +97,7 @@ def test_a_result_shows_rank_score_label_metadata_and_key() -> None:
     assert "/shop" not in html
 
 
-def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:
+def test_hits_are_judged_if_both_labels_are_known() -> None:
     hits = [Hit(1, "a", "red", score=0.9), Hit(2, "b", "blue", score=0.8), Hit(3, "c", None, score=0.7)]
     page = _Parsed(result_list(_found(*hits, item=Item(4, "d", "red")), _SHOP))
     assert [card["class"] for card in page.cards] == ["right", "wrong", ""]
@@ -108,7 +108,7 @@ def test_hits_are_right_or_wrong_where_both_labels_are_known() -> None:
         assert {card["class"] for card in page.cards} == {""}
 
 
-def test_the_status_splits_the_time_and_names_the_item() -> None:
+def test_status_shows_durations_and_the_item() -> None:
     one = _Parsed(status_line(_found(Hit(1, "a", None), embed_ms=12.34), "?q=1")).text
     assert "1 result" in one
     assert "1 results" not in one
@@ -119,7 +119,7 @@ def test_the_status_splits_the_time_and_names_the_item() -> None:
     assert "similar to item 24" in by_item
 
 
-def test_nothing_found_is_explained_and_leaves_nothing_behind() -> None:
+def test_empty_result_gives_the_reason() -> None:
     assert result_list(_found(), _SHOP) == ""
     low = status_line(_found(form=SearchForm(min_score=0.95), best_score=0.87654), "")
     assert "No result scores 0.95 or more: the best score is 0.8765" in low
@@ -139,13 +139,13 @@ _forms = st.builds(
 
 
 @given(_forms, st.integers(1, 2**62))
-def test_a_link_and_the_form_mean_what_they_were_made_of(form: SearchForm, item: int) -> None:
+def test_link_and_form_round_trip(form: SearchForm, item: int) -> None:
     address = Address.parse(form.url_query([("id", str(item))]))
     assert (address.items, address.form, address.entry) == (((item, None),), form, 0)
     assert SearchForm.parse(form.fields(["brand"])) == form
 
 
-def test_k_alone_and_what_is_no_number_are_understood() -> None:
+def test_form_accepts_k_alone_and_ignores_invalid_numbers() -> None:
     assert SearchForm.parse(3) == SearchForm(k=3)
     assert SearchForm.parse({"k": "", "min_score": "high", "where": None}) == SearchForm()
     assert [SearchForm.parse({"k": k}).k for k in ("0", "1e9", "nan", "2.9", [1])] == [1, MAX_K, 10, 2, 10]
@@ -156,7 +156,7 @@ def test_k_alone_and_what_is_no_number_are_understood() -> None:
 # ---- one picture, the gallery, its evaluation
 
 
-def test_a_picture_in_large_shows_all_names_as_text() -> None:
+def test_dialog_escapes_all_names() -> None:
     picture = Image.new("RGB", (4, 3), "red")
     shown = _Parsed(
         item_view(_stored(_NASTY), _SHOP, DialogQuery(encode(picture), _NASTY, 0.5), compares=True)
@@ -173,7 +173,7 @@ def test_a_picture_in_large_shows_all_names_as_text() -> None:
     assert f"key {_NASTY}" in _Parsed(item_view(other, _SHOP, None, compares=False)).text
 
 
-def test_pages_hold_every_picture_once_and_conditions_are_those_of_the_search(
+def test_pages_cover_all_images_and_filter_like_the_search(
     shop_gallery: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contents, "PAGE_SIZE", 10)
@@ -193,7 +193,7 @@ def test_pages_hold_every_picture_once_and_conditions_are_those_of_the_search(
         image_page(gallery, "prize < 3", 0)
 
 
-def test_the_gallery_is_described_with_names_as_text(shop_gallery: Path) -> None:
+def test_gallery_tab_escapes_all_names(shop_gallery: Path) -> None:
     gallery = Gallery(shop_gallery)
     stock = _Parsed(summary(gallery))
     assert "24" in stock.text
@@ -205,7 +205,7 @@ def test_the_gallery_is_described_with_names_as_text(shop_gallery: Path) -> None
     assert shown.text.count(_NASTY) == 2  # label and file name
 
 
-def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) -> None:
+def test_empty_gallery_hints_how_to_fill_it(tmp_path: Path, model_file: Path) -> None:
     gallery = Gallery.create(tmp_path / "empty.gallery", model_file)
     service = SearchService(gallery.folder)
     search = SearchTab(service)
@@ -213,7 +213,7 @@ def test_an_empty_gallery_says_how_to_fill_it(tmp_path: Path, model_file: Path) 
     assert "no images yet" in images(_SHOP, [], image_page(gallery, "", 0))
 
 
-def test_an_index_tells_its_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:
+def test_summary_shows_index_kind_and_measured_recall(tmp_path: Path, shop: Path, model_file: Path) -> None:
     gallery = Gallery.create(tmp_path / "own.gallery", model_file)
     gallery.add([shop], index=IndexSpec("hnsw"))
     with gallery.store.writing():

@@ -1,4 +1,4 @@
-"""What a visitor searched for: how it is kept, named in an address, and shown."""
+"""The state of a visit: query, address, history and examples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _regions = st.builds(
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**62), st.none() | _regions), min_size=1, max_size=MAX_TOGETHER))
-def test_an_address_names_items_and_regions_and_is_understood(
+def test_address_of_items_and_regions_round_trip(
     wanted: list[tuple[int, Region | None]],
 ) -> None:
     name = url_parameters([_part(item, region=region).query for item, region in wanted])
@@ -72,13 +72,13 @@ def test_an_address_names_items_and_regions_and_is_understood(
     st.text()
     | st.lists(st.sampled_from(["id=5", "region=0,0,1", "region=a", "q=²", "&", "k=x"])).map("&".join)
 )
-def test_any_text_is_some_address(text: str) -> None:
+def test_any_text_parses_as_an_address(text: str) -> None:
     address = Address.parse(text)
     assert len(address.items) <= MAX_TOGETHER
     assert address.entry >= 0
 
 
-def test_a_query_with_a_picture_from_outside_has_no_name() -> None:
+def test_query_with_an_upload_has_no_link() -> None:
     assert url_parameters([_part(5).query, _part().query]) == []
     assert SearchResult([_part().query], SearchForm(), [], 1.0).link is None
     link = SearchResult([_part(5, region=Region(0.1, 0.2, 0.5, 0.6)).query], SearchForm(), [], 1.0).link
@@ -100,7 +100,7 @@ def test_a_query_with_a_picture_from_outside_has_no_name() -> None:
         ([_part(1), _part(2)], None),
     ],
 )
-def test_hits_are_judged_where_all_pictures_of_the_query_have_one_label(
+def test_hits_are_judged_if_all_query_images_have_one_label(
     query: list[QueryImage], right: bool | None
 ) -> None:
     found = SearchResult([part.query for part in query], SearchForm(), [], 1.0)
@@ -111,7 +111,7 @@ def test_hits_are_judged_where_all_pictures_of_the_query_have_one_label(
 # ---- the visit
 
 
-def test_a_search_is_remembered_once_and_the_oldest_are_forgotten() -> None:
+def test_history_has_each_search_once_and_drops_the_oldest() -> None:
     visit = Visit()
     asked: list[QueryImages] = [(_part(number),) for number in range(1, 31)]
     for one in asked:
@@ -120,7 +120,7 @@ def test_a_search_is_remembered_once_and_the_oldest_are_forgotten() -> None:
     assert [entry.number for entry in visit.history] == list(range(30, 30 - MAX_ENTRIES, -1))
     assert {entry.form.k for entry in visit.history} == {3}
     assert visit.entry(1) is None
-    again = visit.with_query((_part(25),)).with_search(SearchForm())  # chosen anew: it is the same picture
+    again = visit.with_query((_part(25),)).with_search(SearchForm())  # chosen again: the same image
     assert [entry.number for entry in again.history][:3] == [25, 30, 29]
     assert again.last_number == 30
     assert again.entry(25) is again.history[0]
@@ -133,14 +133,14 @@ def test_a_search_is_remembered_once_and_the_oldest_are_forgotten() -> None:
     assert [entry.number for entry in outside.history][:2] == [32, 31]  # two uploads are two searches
 
 
-def test_searches_of_many_pictures_are_forgotten_sooner() -> None:
+def test_history_is_bounded_by_images() -> None:
     visit = Visit()
     for _ in range(MAX_ENTRIES):
         visit = visit.with_query(tuple(_part() for _ in range(MAX_TOGETHER))).with_search(SearchForm())
     assert [len(entry.images) for entry in visit.history] == [MAX_TOGETHER]
 
 
-def test_what_is_kept_of_a_picture_is_small(service: SearchService, tmp_path: Path) -> None:
+def test_query_images_are_kept_small(service: SearchService, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (1500, 2000, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     part = with_region(service, from_upload(service, tmp_path / "noise.png"), Region(0.1, 0.1, 0.9, 0.9))
@@ -150,7 +150,7 @@ def test_what_is_kept_of_a_picture_is_small(service: SearchService, tmp_path: Pa
     assert part.aspect == pytest.approx(4 / 3)
 
 
-def test_a_region_is_cut_from_the_upload_and_from_its_small_copy_once_that_is_deleted(
+def test_region_is_cropped_from_the_thumbnail_after_the_upload_is_deleted(
     service: SearchService, tmp_path: Path
 ) -> None:
     path = tmp_path / "upload.png"
@@ -174,7 +174,7 @@ def test_a_region_is_cut_from_the_upload_and_from_its_small_copy_once_that_is_de
 # ---- what is shown
 
 
-def test_names_in_queries_and_history_are_shown_as_text(service: SearchService) -> None:
+def test_query_and_history_escape_all_names(service: SearchService) -> None:
     visit = Visit().with_query((_part(7, _NASTY), _part(8, _NASTY))).with_search(SearchForm(where=_NASTY))
     visit = visit.with_query((_part(9, _NASTY),)).with_search(SearchForm())
     shown = history_list(visit, _SHOP, ()) + query_images(visit, _SHOP, crops=True)
@@ -183,15 +183,13 @@ def test_names_in_queries_and_history_are_shown_as_text(service: SearchService) 
     assert shown.count("&lt;img src=x") >= 4
 
 
-def test_a_gallery_without_a_model_offers_no_region() -> None:
+def test_gallery_without_a_model_offers_no_region() -> None:
     shown = query_images(Visit().with_query((_part(7),)), _SHOP, crops=False)
     assert "region" not in shown
     assert "Drag" not in shown
 
 
-def test_an_item_is_shown_from_the_server_and_an_upload_in_the_page(
-    service: SearchService, shop: Path
-) -> None:
+def test_items_are_linked_and_uploads_are_embedded(service: SearchService, shop: Path) -> None:
     item = query_images(Visit().with_query((from_item(service, 5),)), _SHOP, crops=True)
     assert "/v1/images/5/thumbnail" in item
     assert "data:" not in item
@@ -199,9 +197,7 @@ def test_an_item_is_shown_from_the_server_and_an_upload_in_the_page(
     assert "data:image/webp" in query_images(Visit().with_query((outside,)), _SHOP, crops=True)
 
 
-def test_a_gallery_that_is_gone_leaves_a_sentence_whatever_is_done(
-    tmp_path: Path, shop_gallery: Path, shop: Path
-) -> None:
+def test_missing_gallery_gives_an_error_message(tmp_path: Path, shop_gallery: Path, shop: Path) -> None:
     folder = tmp_path / "own.gallery"
     shutil.copytree(shop_gallery, folder)
     service = SearchService(folder)
@@ -224,7 +220,7 @@ def test_a_gallery_that_is_gone_leaves_a_sentence_whatever_is_done(
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3, 6, 40])
-def test_examples_are_of_as_many_labels_as_there_are(tmp_path: Path, model_file: Path, labels: int) -> None:
+def test_examples_cover_the_labels(tmp_path: Path, model_file: Path, labels: int) -> None:
     for seed in range(48):
         draw(seed).save(tmp_path / f"{seed:02}.png")
     gallery = Gallery.create(tmp_path / "own.gallery", model_file)
@@ -238,5 +234,5 @@ def test_examples_are_of_as_many_labels_as_there_are(tmp_path: Path, model_file:
     assert {chosen[0].label, chosen[-1].label} == {"l00", f"l{labels - 1:02}"}
 
 
-def test_an_empty_gallery_has_no_examples(tmp_path: Path, model_file: Path) -> None:
+def test_empty_gallery_has_no_examples(tmp_path: Path, model_file: Path) -> None:
     assert examples(Gallery.create(tmp_path / "empty.gallery", model_file)) == []
