@@ -158,7 +158,7 @@ def test_touch_on_the_map_selects_before_searching(browser: Browser, server: Ser
         expect(page.locator("#pointed")).to_contain_text("item")
         expect_within_the_width(page)
         expect(page.locator("#evaluation-tab")).to_be_visible()
-        button = page.get_by_role("button", name="Search with it")
+        button = page.get_by_role("button", name="Search with this image")
         item = button.get_attribute("data-search")
         button.tap()
         expect(page.locator("#status")).to_contain_text(f"similar to item {item}, which is left out")
