@@ -69,30 +69,32 @@ class Step:
         """
         self.optimizer.zero_grad(set_to_none=True)
         chunks = pixels.split(self.chunk or len(pixels))
-        backward = self._at_once if len(chunks) == 1 else self._in_chunks
+        backward = self._whole_batch if len(chunks) == 1 else self._with_gradient_cache
         value, embeddings = backward(chunks, labels, number)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value, embeddings
 
-    def _at_once(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        value, everyone = self._evaluate(self._embed(chunks[0], number), labels, number)
+    def _whole_batch(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        value, gathered = self._evaluate(self._embed(chunks[0], number), labels, number)
         self.scaler.scale(value).backward()
-        return value.detach(), everyone
+        return value.detach(), gathered
 
-    def _in_chunks(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), _statistics_kept(self.model):
+    def _with_gradient_cache(
+        self, chunks: tuple[Tensor, ...], labels: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), _frozen_statistics(self.model):
             parts = [self._embed(chunk, number, i) for i, chunk in enumerate(chunks)]
         embeddings = torch.cat(parts).requires_grad_()  # [b, D]
-        value, everyone = self._evaluate(embeddings, labels, number)
+        value, gathered = self._evaluate(embeddings, labels, number)
         self.scaler.scale(value).backward()
         assert embeddings.grad is not None
         for i, (chunk, gradient) in enumerate(
             zip(chunks, embeddings.grad.split(len(chunks[0])), strict=True)
         ):
-            with self._exchange(i == len(chunks) - 1):
+            with self._gradient_sync(i == len(chunks) - 1):
                 self._embed(chunk, number, i).backward(gradient)
-        return value.detach(), everyone
+        return value.detach(), gathered
 
     def _embed(self, pixels: Tensor, number: int, chunk: int = 0) -> Tensor:
         _seed(self.seed, number, self.group.rank + 1, chunk)
@@ -106,7 +108,7 @@ class Step:
         _seed(self.seed, number)  # the same in all processes, so that all draw the same triplets
         return self.loss(embeddings, labels), embeddings.detach()
 
-    def _exchange(self, last: bool) -> AbstractContextManager[object]:
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         """Synchronise gradients between processes once, with the last chunk."""
         if isinstance(self.network, DistributedDataParallel) and not last:
             return self.network.no_sync()
@@ -118,7 +120,7 @@ def _seed(*numbers: int) -> None:
 
 
 @contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
+def _frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Keep the running statistics of batch norms unchanged during a forward pass in training mode."""
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     momenta = [layer.momentum for layer in layers]
