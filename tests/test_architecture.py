@@ -1,10 +1,12 @@
-"""The rules of the house: who imports whom, what start-up costs, generated files."""
+"""Architecture: import rules between packages and rooms, the cost of start-up, generated files."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,39 +14,163 @@ import pytest
 from retrieval.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("retrieval", "train", "serve", "export")
-ALLOWED = {
+PACKAGES = {
     "retrieval": set(),
     "train": {"retrieval"},
     "serve": {"retrieval"},
     "export": {"train", "retrieval"},
-    "app": {"serve"},
+}
+# The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
+FLOORS = {
+    "retrieval": (
+        "errors",
+        "files progress text cli",
+        "images",
+        "embedder",
+        "metrics",
+        "storage",
+        "search",
+        "gallery",
+        "upkeep",
+        "ingest",
+        "evaluation",
+        "reports",
+        "analysis",
+        "commands",
+        "demo",
+    ),
+    "train": (
+        "config",
+        "settings",
+        "data",
+        "input",
+        "models losses",
+        "loop",
+        "experiments",
+        "analysis",
+        "commands",
+    ),
+    "serve": (
+        "addresses",
+        "core",
+        "config",
+        "http",
+        "client api",
+        "page",
+        "app",
+        "processes",
+        "server",
+        "commands",
+    ),
+    "export": ("graph int8 samples", "cost", "model_file", "pretrained", "commands"),
+}
+# The one import that climbs, at call time: `Gallery.add` starts an ingest, which is built on Gallery.
+CLIMBS = {
+    ("retrieval.gallery", "retrieval.ingest.indexing"),
+    ("retrieval.gallery", "retrieval.ingest.sources"),
 }
 
 
+def modules() -> dict[str, Path]:
+    """Every module of the packages -> its file."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+MODULES = modules()
+
+
 def imports(file: Path) -> set[str]:
-    """The top-level names of everything a file imports, anywhere in it."""
-    names = set()
+    """The modules of ours that a file imports anywhere in it: also in functions and for type checkers."""
+    found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            names.add((node.module or "").partition(".")[0])
-    return names
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & MODULES.keys() or {node.module or ""}
+    return {name for name in found if name.partition(".")[0] in PACKAGES}
 
 
-def sources(name: str) -> list[Path]:
-    return [ROOT / "app.py"] if name == "app" else sorted((ROOT / name).rglob("*.py"))
+def floor(module: str) -> int:
+    """The floor of a module's room in its package; the package itself (its `__init__`) is below all."""
+    package, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    for number, rooms in enumerate(FLOORS[package]):
+        if room in rooms.split():
+            return number
+    assert not room, f"{module}: {room} is not in FLOORS"
+    return -1
 
 
-@pytest.mark.parametrize("name", ALLOWED)
-def test_packages_import_only_what_the_design_allows(name: str) -> None:
-    files = sources(name)
-    assert files
-    for file in files:
-        ours = imports(file) & {*PACKAGES, "app"} - {name}
-        assert ours <= ALLOWED[name], f"{file.relative_to(ROOT)} imports {ours - ALLOWED[name]}"
+def room(module: str) -> list[str]:
+    return module.split(".")[:2]
+
+
+def test_packages_import_only_what_the_design_allows() -> None:
+    for module, file in MODULES.items():
+        package = module.partition(".")[0]
+        others = {name.partition(".")[0] for name in imports(file)} - {package}
+        assert others <= PACKAGES[package], f"{module} imports {others - PACKAGES[package]}"
+    assert "app" not in MODULES
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_down(package: str) -> None:
+    """Within a package from higher floors to lower ones, never between rooms of one floor."""
+    inside = {m: f for m, f in MODULES.items() if m.startswith(f"{package}.")}
+    assert inside
+    climbing = [
+        f"{module} imports {name}"
+        for module, file in inside.items()
+        for name in sorted(imports(file))
+        if name.partition(".")[0] == package and name != package and room(name) != room(module)
+        if floor(name) >= floor(module) and (module, name) not in CLIMBS
+    ]
+    assert not climbing, "\n".join(climbing)
+
+
+def test_no_import_circle() -> None:
+    graph = {m: {n for n in imports(f) - {m} if (m, n) not in CLIMBS} for m, f in MODULES.items() if "." in m}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_climbing_imports_are_still_there() -> None:
+    for module, name in CLIMBS:
+        assert name in imports(MODULES[module]), f"{module} does not import {name} any more: shorten CLIMBS"
+
+
+def strings(file: Path) -> list[str]:
+    """The string constants of a file, without docstrings and other bare strings; of f-strings their parts."""
+    tree = ast.parse(file.read_text())
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in bare]
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s.*INTO|UPDATE\s.*\sSET|DELETE\s+FROM)\b", re.DOTALL)
+HTML = re.compile(
+    r"</?(div|span|p|table|tr|td|th|ul|li|script|style|button|section|figure|img|a|b|h\d)\b[^<]*>"
+)
+
+
+def test_sql_is_in_storage() -> None:
+    files = {module: file for module, file in MODULES.items() if not module.startswith("retrieval.storage")}
+    found = {module for module, file in files.items() if any(map(SQL.search, strings(file)))}
+    assert not found
+    assert any(map(SQL.search, strings(MODULES["retrieval.storage.items"])))
+
+
+def test_html_is_in_templates() -> None:
+    assert not {module for module, file in MODULES.items() if any(map(HTML.search, strings(file)))}
 
 
 def modules_after(statement: str) -> set[str]:
