@@ -1,4 +1,4 @@
-"""Settings as people write them: recipes, YAML files and `key=value`, validated into a `Config`."""
+"""Parser of settings: recipes, YAML files and `key=value` texts, validated into a `Config`."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
     for name, value in changes.items():
         if name.startswith("loss."):  # changes the recipe's loss, or else the default one
             values.setdefault("loss", Config(data="").loss)
-        _put(values, name, value)
+        _set_value(values, name, value)
     if data:
         values["data"] = data
     if "data" not in values:
         raise InputError("no data set: give --data, as in --data folder:DIR")
     if recipe_data is not None and _data_set(values["data"]) != _data_set(recipe_data):
         values.pop("published", None)
-    return parse(values)
+    return parse_config(values)
 
 
-def _put(values: dict[str, Any], name: str, value: Any) -> None:
+def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
     *sections, key = name.split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
             raise InputError(f"{name}: {section!r} is a single value and has no keys")
-    values[key] = copy.deepcopy(value)  # later changes may reach into it
+    values[key] = copy.deepcopy(value)  # later changes may modify it
 
 
 def _data_set(data: Any) -> str:
@@ -74,10 +74,10 @@ def _data_set(data: Any) -> str:
 
 
 def parse_changes(texts: Iterable[str], option: str = "--set") -> Changes:
-    """Parse changes as people write them, each `key=value` with the value in YAML.
+    """Parse `key=value` texts, with the values in YAML.
 
     Args:
-        texts: Changes; of several changes of one setting the last one counts.
+        texts: Texts to parse; the last one of a setting takes precedence.
         option: Where the texts come from, for error messages.
 
     Raises:
@@ -103,7 +103,7 @@ def merge_changes(first: Changes, then: Changes) -> Changes:
     return {name: value for name, value in first.items() if name not in then} | dict(then)
 
 
-def parse(values: Mapping[str, Any]) -> Config:
+def parse_config(values: Mapping[str, Any]) -> Config:
     """Build a `Config` from plain values; the inverse of `Config.to_dict`.
 
     Raises:
@@ -112,12 +112,12 @@ def parse(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise InputError(_message(error.errors()[0])) from error
+        raise InputError(_error_message(error.errors()[0])) from error
 
 
-def load(file: Path) -> Config:
+def load_config(file: Path) -> Config:
     """Read a run's config.yaml."""
-    return parse(read_yaml(file, str(file)))
+    return parse_config(read_yaml(file, str(file)))
 
 
 def read_yaml(file: Path, where: str) -> Any:
@@ -136,7 +136,7 @@ def read_yaml(file: Path, where: str) -> Any:
         raise InputError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
-def recipes() -> list[str]:
+def recipe_names() -> list[str]:
     """Return the names of the recipes that come with Lookalike, sorted."""
     return sorted(str(p.relative_to(RECIPES).with_suffix("")) for p in RECIPES.rglob("*.yaml"))
 
@@ -149,7 +149,7 @@ def recipe_file(name: str) -> Path:
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
     if not file.is_file():
-        hint = did_you_mean(name, recipes(), "`lookalike recipes list` shows them")
+        hint = did_you_mean(name, recipe_names(), "`lookalike recipes list` shows them")
         raise InputError(f"recipe {name!r}: there is no such file or recipe; {hint}")
     return file
 
@@ -185,7 +185,7 @@ def _fields(section: type[StrictModel], where: str = "") -> Iterator[tuple[str, 
 
 
 def parse_loss(text: str, option: str = "--loss") -> dict[str, Any]:
-    """Parse a loss specification as people write it: a name, or a YAML mapping.
+    """Parse a loss specification: a name, or a YAML mapping.
 
     Args:
         text: `triplet`, `pml:CircleLoss` or `{name: triplet, negatives: optimal}`.
@@ -235,7 +235,7 @@ _CONTAINERS = {"model_type": "keys and values", "dict_type": "keys and values", 
 _BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "lt": "below {:g}", "le": "at most {:g}"}
 
 
-def _message(error: ErrorDetails) -> str:
+def _error_message(error: ErrorDetails) -> str:
     """Return a validation error as one line: `setting: expected ..., got ...`."""
     name = ".".join(map(str, error["loc"])) or "configuration"
     if error["type"] in ("extra_forbidden", "invalid_key"):

@@ -45,7 +45,7 @@ def test_file_follows_the_documented_format(model_file: Path) -> None:
     assert metadata["lookalike.preprocess"]["size"] == 32
     assert metadata["lookalike.embedding"]["dim"] == 16
     provenance = metadata["lookalike.provenance"]
-    assert settings.parse(provenance["config"]).model.backbone == "conv4"
+    assert settings.parse_config(provenance["config"]).model.backbone == "conv4"
     assert {"weights_sha256", "created", "versions", "metrics"} <= set(provenance)
     assert provenance["precision"] == "fp32"
     assert not list(model_file.parent.glob("*.data")), "one file"
@@ -116,7 +116,7 @@ def test_file_with_different_embeddings_is_not_kept(
 def test_missing_data_set_is_replaced_by_noise_images(untrained_run: Path, tmp_path: Path) -> None:
     run = Run.open(untrained_run)
     moved = tmp_path / "run"
-    ours = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
+    ours = settings.parse_config({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
     copy = Run.start(moved, ours)
     model = initial_model(ours)
     copy.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)

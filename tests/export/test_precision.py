@@ -146,7 +146,7 @@ def test_int8_has_a_scale_per_channel_and_fp32_at_both_ends(
 def test_file_that_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) -> None:
     """One channel a million times as large as the others uses up the range of 8 bits."""
     run = Run.open(untrained_run)
-    config = settings.parse({**run.config.to_dict(), "seed": 5})
+    config = settings.parse_config({**run.config.to_dict(), "seed": 5})
     spoilt = Run.start(tmp_path / "run", config)
     model = initial_model(config)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_limits(
 
 def test_missing_data_set_needs_explicit_noise_for_int8(untrained_run: Path, tmp_path: Path) -> None:
     run = Run.open(untrained_run)
-    config = settings.parse({**run.config.to_dict(), "data": "folder:/nowhere"})
+    config = settings.parse_config({**run.config.to_dict(), "data": "folder:/nowhere"})
     moved = Run.start(tmp_path / "run", config)
     model = initial_model(config)
     moved.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)

@@ -56,7 +56,7 @@ def test_timm_backbone_equals_timm(tmp_path: Path, pictures: list[Image.Image]) 
     assert embedder.dim == wanted.shape[1]
     assert [o.name for o in onnx.load(out).graph.output] == ["embedding", "embedding_map"]
     assert embedder.provenance["source"] == "timm:test_efficientnet"
-    assert settings.parse(embedder.provenance["config"]).model.embedding_dim == embedder.dim
+    assert settings.parse_config(embedder.provenance["config"]).model.embedding_dim == embedder.dim
 
 
 def test_exported_class_token_equals_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:

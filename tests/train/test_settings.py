@@ -16,7 +16,7 @@ def test_configuration_round_trips_through_yaml() -> None:
     ours = settings.resolve("digits", "demo", ["optimizer.lr=0.5", "preprocess.mean=[0.1, 0.2, 0.3]"])
     assert ours.optimizer.lr == 0.5
     assert ours.preprocess.mean == (0.1, 0.2, 0.3)
-    assert settings.parse(yaml.safe_load(ours.to_yaml())) == ours
+    assert settings.parse_config(yaml.safe_load(ours.to_yaml())) == ours
 
 
 def test_overrides_take_precedence_over_recipe_and_data_over_both() -> None:

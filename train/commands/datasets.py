@@ -10,7 +10,7 @@ import click
 
 from retrieval import text
 from retrieval.cli import json_option, print_result, print_status
-from train import data as datasets_by_name
+from train import data as data_sets
 from train.data import inspection
 
 _MOST_LISTED = 10  # problems of each kind; --json has them all
@@ -28,7 +28,7 @@ def datasets() -> None:
 @json_option
 def list_datasets(as_json: bool) -> None:
     """List the data that --data accepts."""
-    known = datasets_by_name.KNOWN
+    known = data_sets.KNOWN
     facts = [
         {
             "name": name,
@@ -68,7 +68,7 @@ def fetch(name: str, root: Path) -> None:
     An interrupted download is resumed, and checksums are verified. Without network access, put the archive
     into the folder by hand: it is used in place of a download.
     """
-    datasets_by_name.fetch(name, root, show_progress=True)
+    data_sets.fetch(name, root, show_progress=True)
     print_status(f"{root}: ready; use it with --data {name}:{root}")
 
 
@@ -82,7 +82,7 @@ def info(ctx: click.Context, data: str, as_json: bool) -> None:
     DATA is folder:DIR, csv:FILE, NAME:ROOT or a bundled name, as for --data. Every image is read once, to
     find missing and damaged files, duplicates, and classes with a single image.
     """
-    found = inspection.inspect_dataset(datasets_by_name.load(data), show_progress=True)
+    found = inspection.inspect_dataset(data_sets.load(data), show_progress=True)
     print_result(_facts(found), as_json, "\n".join(_text(found)))
     if found.unusable:
         ctx.exit(3)

@@ -9,7 +9,7 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.errors import InputError
-from train import data as datasets_by_name
+from train import data as data_sets
 from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def evaluate(
     else:
         from train.experiments import evaluation
 
-        dataset = datasets_by_name.load(data)
+        dataset = data_sets.load(data)
         report = evaluation.evaluate_target(
             target, dataset, baselines, which=which, linear_probe=linear_probe, show_progress=True
         )

@@ -26,7 +26,7 @@ def recipes() -> None:
 @json_option
 def list_recipes(as_json: bool) -> None:
     """List the recipes, with the Recall@1 published in the papers."""
-    facts = [_facts(name) for name in settings.recipes()]
+    facts = [_facts(name) for name in settings.recipe_names()]
     columns = ("name", "data", "backbone", "loss", "recall_at_1")
     titles = ("recipe", "data set", "backbone", "loss", "published R@1")
     rows = [titles, *(tuple("-" if f[c] is None else str(f[c]) for c in columns) for f in facts)]

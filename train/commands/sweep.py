@@ -71,10 +71,10 @@ def sweep(
     """
     from train import settings
     from train.experiments.comparison import sweep_table
-    from train.experiments.plan import Experiment, make_plan, parse_seeds, parse_variants
+    from train.experiments.plan import Experiment, make_sweep_plan, parse_seeds, parse_variants
     from train.experiments.sweep import run_sweep
 
-    plan = make_plan(
+    plan = make_sweep_plan(
         out,
         Experiment(data, recipe, settings.parse_changes(overrides)),
         parse_variants(words, file),

@@ -10,7 +10,7 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.errors import InputError
-from train import data as datasets_by_name
+from train import data as data_sets
 from train import settings
 from train.commands import DATA_HELP
 
@@ -53,34 +53,34 @@ def train(
     """
     if not resume:
         config = settings.resolve(data, recipe, overrides)
-        images = datasets_by_name.load(config.data)
+        images = data_sets.load(config.data)
     elif data or recipe or overrides:
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
-    from train.loop import trainer as loop
     from train.loop.process_group import join_process_group
     from train.loop.run_folder import Run
+    from train.loop.trainer import Trainer
 
     if resume:
         config = Run.open(out).config
-        images = datasets_by_name.load(config.data)
+        images = data_sets.load(config.data)
     group = join_process_group(config.device)
     if group.is_main and not resume:
         Run.start(out, config)
     group.barrier()
-    trainer = loop.Trainer(Run.open(out), images, show_progress=True)
+    trainer = Trainer(Run.open(out), images, show_progress=True)
     facts = trainer.train(resume=resume)
     group.close()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
     if group.is_main:
-        print_result(facts, as_json, _in_words(out, facts))
+        print_result(facts, as_json, _summary(out, facts))
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:
             print_status(f"  left out {bad}")
         ctx.exit(3)
 
 
-def _in_words(out: Path, facts: dict[str, Any]) -> str:
+def _summary(out: Path, facts: dict[str, Any]) -> str:
     text = f"{out}: {facts['epochs']} epochs, {facts['steps']} steps in {facts['seconds']} s"
     if facts["validation_classes"]:
         before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]

@@ -16,7 +16,7 @@ from retrieval.errors import LookalikeError
 from retrieval.progress import Progress
 
 
-def cifar10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
+def convert_cifar10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
     """Convert cifar-10-binary.tar.gz."""
     batches = [f"data_batch_{number}.bin" for number in range(1, 6)]
     _cifar(
@@ -24,7 +24,7 @@ def cifar10(archives: Sequence[Path], target: Path, show_progress: bool) -> None
     )
 
 
-def cifar100(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
+def convert_cifar100(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
     """Convert cifar-100-binary.tar.gz; folders are the 100 fine classes."""
     files = {"train": ["train.bin"], "test": ["test.bin"]}
     _cifar(archives[0], target, "fine_label_names.txt", files, show_progress)
@@ -40,7 +40,7 @@ def _cifar(archive: Path, target: Path, meta: str, files: dict[str, list[str]], 
         _write(target / split, pixels, [classes[i] for i in records[:, labels - 1]], show_progress)
 
 
-def stl10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
+def convert_stl10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
     """Convert the labelled images of stl10_binary.tar.gz."""
     names = [f"{split}_{what}.bin" for split in ("train", "test") for what in "Xy"]
     content = _read(archives[0], ["class_names.txt", *names])
@@ -52,7 +52,7 @@ def stl10(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
         _write(target / split, pixels, labels, show_progress)
 
 
-def digits(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
+def convert_digits(archives: Sequence[Path], target: Path, show_progress: bool) -> None:
     """Convert scikit-learn's digits, enlarged to 64 x 64 for display."""
     from sklearn.datasets import load_digits  # slow to import
 

@@ -14,13 +14,13 @@ from train.data.dataset import SPLITS, LabelledImage, Splits
 ROLES = ("query", "gallery")
 
 
-def from_folder(place: Path) -> Splits:
+def from_folder(folder: Path) -> Splits:
     """Read a data set with one folder per class, at any depth; top folders train and test are splits."""
-    if not place.is_dir():
-        raise InputError(f"folder:{place}: no such folder")
-    stamps = [stamp for stamp in scan([place]).files.values() if stamp.label]
+    if not folder.is_dir():
+        raise InputError(f"folder:{folder}: no such folder")
+    stamps = [stamp for stamp in scan([folder]).files.values() if stamp.label]
     if not stamps:
-        raise InputError(f"folder:{place}: expected one folder of images for each class, found none")
+        raise InputError(f"folder:{folder}: expected one folder of images for each class, found none")
     every = [LabelledImage(stamp.full, str(stamp.label)) for stamp in stamps]
     tops = [image.label.partition("/") for image in every]
     stray = [image for image, (_, _, rest) in zip(every, tops, strict=True) if not rest]

@@ -8,7 +8,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.files import file_lock
 from train.data import download
-from train.data.known import KNOWN, KnownDataSet, read
+from train.data.known import KNOWN, KnownDataSet, read_known
 
 
 def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
@@ -33,19 +33,19 @@ def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
     with file_lock(root / ".fetching.lock", lambda _: None):  # one process at a time
         problem = _problem(name, root)  # another process may have fetched it meanwhile
         if problem is not None:
-            _put(known, root, root / f".fetching-{name}", problem, show_progress)
-            read(name, root)
+            _install(known, root, root / f".fetching-{name}", problem, show_progress)
+            read_known(name, root)
 
 
 def _problem(name: str, root: Path) -> InputError | None:
     try:
-        read(name, root)
+        read_known(name, root)
     except InputError as error:
         return error
     return None
 
 
-def _put(known: KnownDataSet, root: Path, work: Path, problem: InputError, show_progress: bool) -> None:
+def _install(known: KnownDataSet, root: Path, work: Path, problem: InputError, show_progress: bool) -> None:
     """Unpack below `work`, then move into place; both steps can be repeated."""
     assert known.unpack is not None
     ready = work / "ready"
@@ -54,7 +54,7 @@ def _put(known: KnownDataSet, root: Path, work: Path, problem: InputError, show_
             if (root / top).exists():
                 raise InputError(f"{root / top} is in the way; move it, or fetch elsewhere ({problem})")
         work.mkdir(exist_ok=True)
-        archives = [_archive(archive, root, work, show_progress) for archive in known.archives]
+        archives = [_obtain_archive(archive, root, work, show_progress) for archive in known.archives]
         draft = work / "draft"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
@@ -66,7 +66,7 @@ def _put(known: KnownDataSet, root: Path, work: Path, problem: InputError, show_
     shutil.rmtree(work)
 
 
-def _archive(archive: download.Archive, root: Path, work: Path, show_progress: bool) -> Path:
+def _obtain_archive(archive: download.Archive, root: Path, work: Path, show_progress: bool) -> Path:
     given = root / archive.file
     if given.is_file():
         download.check(archive, given)

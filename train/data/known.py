@@ -55,7 +55,7 @@ class KnownDataSet:
         return f"fetch, {size / 1e9:.1f} GB" if size >= 1e9 else f"fetch, {size / 1e6:.0f} MB"
 
 
-def read(name: str, root: Path) -> Splits:
+def read_known(name: str, root: Path) -> Splits:
     """Read a known data set.
 
     Raises:
@@ -130,7 +130,7 @@ KNOWN = {
         counts={"train": (901, 5), "test": (896, 5)},
         read=layouts.by_folder,
         tops=("train", "test"),
-        unpack=arrays.digits,
+        unpack=arrays.convert_digits,
         bundled=True,
     ),
     "cub200": KnownDataSet(
@@ -197,7 +197,7 @@ KNOWN = {
         counts={"train": (50_000, 10), "test": (10_000, 10)},
         read=layouts.by_folder,
         tops=("train", "test"),
-        unpack=arrays.cifar10,
+        unpack=arrays.convert_cifar10,
         archives=(_CIFAR10,),
         transitions=CIFAR10_TRANSITIONS,
     ),
@@ -208,7 +208,7 @@ KNOWN = {
         counts={"train": (50_000, 100), "test": (10_000, 100)},
         read=layouts.cifar100,
         tops=("train", "test"),
-        unpack=arrays.cifar100,
+        unpack=arrays.convert_cifar100,
         archives=(_CIFAR100,),
         coarse_name="super-class",
         transitions=CIFAR100_TRANSITIONS,
@@ -220,7 +220,7 @@ KNOWN = {
         counts={"train": (50_000, 20), "test": (10_000, 20)},
         read=layouts.cifar100_20,
         tops=("train", "test"),
-        unpack=arrays.cifar100,
+        unpack=arrays.convert_cifar100,
         archives=(_CIFAR100,),
     ),
     "stl10": KnownDataSet(
@@ -230,7 +230,7 @@ KNOWN = {
         counts={"train": (5_000, 10), "test": (8_000, 10)},
         read=layouts.by_folder,
         tops=("train", "test"),
-        unpack=arrays.stl10,
+        unpack=arrays.convert_stl10,
         archives=(_STL10,),
         transitions=STL10_TRANSITIONS,
     ),

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from retrieval.errors import InputError, did_you_mean
-from train.data import custom, known
+from train.data import custom
 from train.data.dataset import DataSet
 from train.data.fetcher import fetch
-from train.data.known import KNOWN
+from train.data.known import KNOWN, read_known
 
 
 def load(spec: str) -> DataSet:
@@ -23,12 +23,12 @@ def load(spec: str) -> DataSet:
     Raises:
         InputError: An unknown name, a folder or file without labelled images, or an incomplete data set.
     """
-    name, _, place = spec.partition(":")
+    name, _, location = spec.partition(":")
     if name in ("folder", "csv"):
-        if not place:
+        if not location:
             where = "DIR" if name == "folder" else "FILE"
-            raise InputError(f"data {spec!r}: no place given; write {name}:{where}")
-        splits = (custom.from_folder if name == "folder" else custom.from_csv)(Path(place))
+            raise InputError(f"data {spec!r}: no path given; write {name}:{where}")
+        splits = (custom.from_folder if name == "folder" else custom.from_csv)(Path(location))
         coarse = any(image.coarse for images in splits if images for image in images)
         return DataSet(spec, *splits, coarse_name="coarse label" if coarse else None)
     if name not in KNOWN:
@@ -36,12 +36,12 @@ def load(spec: str) -> DataSet:
         hint = did_you_mean(name, ["folder", "csv", *KNOWN], others)
         raise InputError(f"data {spec!r}: unknown data set {name!r}; {hint}")
     facts = KNOWN[name]
-    if not place and not facts.bundled:
+    if not location and not facts.bundled:
         raise InputError(f"data {spec!r}: no folder given; write {name}:ROOT")
-    root = Path(place) if place else _cache() / name
-    if not place:
+    root = Path(location) if location else _cache() / name
+    if not location:
         fetch(name, root)
-    splits = known.read(name, root)
+    splits = read_known(name, root)
     return DataSet(spec, *splits, coarse_name=facts.coarse_name, transitions=facts.transitions)
 
 

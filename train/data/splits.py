@@ -11,7 +11,7 @@ from train.config import SplitConfig
 from train.data import LabelledImage
 
 
-def hold_out(
+def hold_out_classes(
     images: Sequence[LabelledImage], config: SplitConfig, seed: int
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
     """Divide images by class into training and validation images, at random by seed.

@@ -49,7 +49,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """Runs of a sweep.
 
     Attributes:
@@ -87,7 +87,7 @@ class Plan:
                 raise InputError(f"variants {one} and {other} are the same: all their settings are equal")
         return found
 
-    def variant_words(self) -> dict[str, tuple[str, ...]]:
+    def variant_settings(self) -> dict[str, tuple[str, ...]]:
         """Return the changes of every variant as `key=value`."""
         return {name: settings.format_changes(changes) for name, changes in self.variants.items()}
 
@@ -99,7 +99,7 @@ class Plan:
         words += ["--data", experiment.data] if experiment.data else []
         words += ["--recipe", experiment.recipe] if experiment.recipe else []
         words += [word for change in overrides for word in ("--set", change)]
-        for name, changes in self.variant_words().items():
+        for name, changes in self.variant_settings().items():
             words += ["--variant", f"{name}:{'; '.join(changes)}" if changes else name]
         words += ["--baseline", self.baseline, "--seeds", ",".join(map(str, self.seeds))]
         words[-1] += "," if len(self.seeds) == 1 else ""  # one number alone would be a count
@@ -111,7 +111,7 @@ class Plan:
             "data": self.experiment.data,
             "recipe": self.experiment.recipe,
             "overrides": list(settings.format_changes(self.experiment.overrides)),
-            "variants": {name: list(words) for name, words in self.variant_words().items()},
+            "variants": {name: list(words) for name, words in self.variant_settings().items()},
             "seeds": list(self.seeds),
             "baseline": self.baseline,
         }
@@ -119,7 +119,7 @@ class Plan:
             draft.write_text(yaml.safe_dump(values, sort_keys=False))
 
     @classmethod
-    def load(cls, folder: Path) -> Plan | None:
+    def load(cls, folder: Path) -> SweepPlan | None:
         """Read sweep.yaml; `None` if the folder has none."""
         file = folder / PLAN
         if not file.is_file():
@@ -137,13 +137,13 @@ class Plan:
             raise InputError(f"{file}: not a readable sweep ({error}); choose another --out") from error
 
 
-def make_plan(
+def make_sweep_plan(
     folder: Path,
     experiment: Experiment,
     variants: Mapping[str, Changes],
     seeds: Sequence[int] | None,
     baseline: str | None,
-) -> Plan:
+) -> SweepPlan:
     """Combine a requested sweep with the one that a folder holds: variants and seeds are only added.
 
     Args:
@@ -156,11 +156,11 @@ def make_plan(
     Raises:
         InputError: settings that differ from those in the folder, or no variants.
     """
-    kept = Plan.load(folder)
+    kept = SweepPlan.load(folder)
     if kept is None:
         if not variants:
             raise InputError("no variants to compare; name them, as in --variant loop:loss.margin=0.3")
-        plan = Plan(experiment, variants, tuple(seeds or _SEEDS), baseline or next(iter(variants)))
+        plan = SweepPlan(experiment, variants, tuple(seeds or _SEEDS), baseline or next(iter(variants)))
     else:
         requested = Experiment(
             experiment.data or kept.experiment.data,

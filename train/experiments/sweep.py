@@ -21,7 +21,7 @@ from train.config import Config
 from train.data import DataSet
 from train.experiments.comparison import Outcome, SweepComparison, compare_variants
 from train.experiments.evaluation import evaluate_target
-from train.experiments.plan import Plan, differences
+from train.experiments.plan import SweepPlan, differences
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.trainer import Trainer
@@ -30,7 +30,7 @@ _FAILURE = "failure.txt"
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepTrial:
     """One run of a sweep.
 
     Attributes:
@@ -70,7 +70,7 @@ class Trial:
 
 
 def run_sweep(
-    folder: Path, plan: Plan, log: Callable[[str], None], *, show_progress: bool = False
+    folder: Path, plan: SweepPlan, log: Callable[[str], None], *, show_progress: bool = False
 ) -> SweepComparison:
     """Execute the unfinished runs of a sweep, one after the other, seed by seed.
 
@@ -89,7 +89,9 @@ def run_sweep(
     """
     configs = plan.configs()
     trials = [
-        Trial(name, seed, folder / name / f"seed-{seed}", configs[name].model_copy(update={"seed": seed}))
+        SweepTrial(
+            name, seed, folder / name / f"seed-{seed}", configs[name].model_copy(update={"seed": seed})
+        )
         for seed in plan.seeds
         for name in plan.variants
     ]
@@ -124,7 +126,7 @@ def run_sweep(
     return comparison
 
 
-def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) -> None:
+def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset: DataSet) -> None:
     """Check all settings before the first run, so that none fails late."""
     for trial in trials:
         if Run(trial.folder).has_checkpoint("last"):
@@ -145,7 +147,7 @@ def _check(trials: Sequence[Trial], waiting: Sequence[Trial], dataset: DataSet) 
         networks.add(network)
 
 
-def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress: bool) -> None:
+def _run(trial: SweepTrial, trials: Sequence[SweepTrial], dataset: DataSet, show_progress: bool) -> None:
     """Train or resume a run and measure it; a run is finished once it has a report.json."""
     begun = Run(trial.folder).has_checkpoint("last")
     run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
@@ -160,7 +162,7 @@ def _run(trial: Trial, trials: Sequence[Trial], dataset: DataSet, show_progress:
     save_report(dataclasses.replace(report, results=results, bad_files=sorted(bad)), trial.folder)
 
 
-def _untrained(trial: Trial, trials: Sequence[Trial]) -> list[Result]:
+def _untrained(trial: SweepTrial, trials: Sequence[SweepTrial]) -> list[Result]:
     """Return the results of the untrained network, if another run with the same network has them."""
     config = trial.config
     for other in trials:
@@ -172,7 +174,7 @@ def _untrained(trial: Trial, trials: Sequence[Trial]) -> list[Result]:
     return []
 
 
-def _record_failure(trial: Trial, error: Exception) -> str:
+def _record_failure(trial: SweepTrial, error: Exception) -> str:
     """Write message and traceback to failure.txt; return the message."""
     known = isinstance(error, LookalikeError)
     message = " ".join((str(error) if known else f"{type(error).__name__}: {error}").split())
@@ -182,7 +184,7 @@ def _record_failure(trial: Trial, error: Exception) -> str:
     return message
 
 
-def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> SweepComparison:
+def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> SweepComparison:
     reports = [report for trial in trials if (report := trial.report()) is not None]
     outcomes = [trial.outcome() for trial in trials]
     config = plan.experiment.config()
@@ -195,7 +197,7 @@ def _compare(folder: Path, plan: Plan, trials: Sequence[Trial]) -> SweepComparis
         protocol=f"{reports[0].images} images, {reports[0].protocol}" if reports else "",
         command=plan.command(folder),
         baseline=plan.baseline,
-        rows=compare_variants(plan.variant_words(), plan.baseline, outcomes),
+        rows=compare_variants(plan.variant_settings(), plan.baseline, outcomes),
         outcomes=outcomes,
         notes=list(notes),
         bad_files=sorted({bad for report in reports for bad in report.bad_files}),

@@ -114,7 +114,7 @@ def baseline(name: str, config: Mapping[str, Any]) -> Candidate:
     from train.loop.run_folder import initial_model
     from train.models.embedding_model import pixel_embedder
 
-    before = settings.parse(config)
+    before = settings.parse_config(config)
     return Candidate(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))
 
 

@@ -69,7 +69,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        return settings.load(self.folder / "config.yaml")
+        return settings.load_config(self.folder / "config.yaml")
 
     def untrained(self) -> EmbeddingModel:
         """Return the network as it was before the first step."""

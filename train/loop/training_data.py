@@ -10,7 +10,7 @@ from retrieval.errors import InputError
 from train.config import Config
 from train.data import DataSet, LabelledImage, class_numbers
 from train.data.label_noise import with_wrong_labels, write_noise
-from train.data.splits import hold_out
+from train.data.splits import hold_out_classes
 from train.input.loader import Loader
 from train.input.sampler import ClassBatchSampler
 from train.loop.process_group import ProcessGroup
@@ -40,7 +40,7 @@ class TrainingData:
 
     def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
         self._config, self._group, self._folder = config, group, folder
-        clean, self.validation = hold_out(dataset.train, config.split, config.seed)
+        clean, self.validation = hold_out_classes(dataset.train, config.split, config.seed)
         if config.patience and not self.validation:
             raise InputError("patience: no classes are held out for early stopping; set split.validation")
         self.images: list[LabelledImage] = with_wrong_labels(

@@ -22,7 +22,7 @@ class AllTriplets(NamedTuple):
     hard: Tensor  # number of triplets with the negative above the positive
 
 
-def compact(similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def compact_rows(similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Move the selected entries of each row to its beginning; return [R, S] values and their mask.
 
     On the CPU, where reading it needs no synchronisation, S is the largest number of selected entries in a

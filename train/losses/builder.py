@@ -91,7 +91,7 @@ def _source(entry: Entry, spec: dict[str, Any]) -> tuple[Any, Entry | None]:
     if name == "batch":
         return None, None
     source = find("negatives", name)
-    _refuse_unless_taken(entry, "negatives", name, entry.negatives)
+    _check_accepted(entry, "negatives", name, entry.negatives)
     beside = [key for key in source.parameters if key in spec and key not in entry.parameters]
     own.update({key: spec.pop(key) for key in beside})
     return source.cls(**check_parameters(source, own)), source
@@ -108,11 +108,11 @@ def _miner(entry: Entry, spec: dict[str, Any]) -> Any:
     own = dict(given)
     name = own.pop("name", "triplet")
     miner = find("mining", name)
-    _refuse_unless_taken(entry, "mining", name, entry.mining)
+    _check_accepted(entry, "mining", name, entry.mining)
     return miner.cls(**check_parameters(miner, own))
 
 
-def _refuse_unless_taken(entry: Entry, what: str, name: str, taken: tuple[str, ...]) -> None:
+def _check_accepted(entry: Entry, what: str, name: str, taken: tuple[str, ...]) -> None:
     if name not in taken:
         raise ValueError(f"{entry.name!r} does not take {what} {name!r}: {entry.refusal}")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def check_inputs(embeddings: Tensor, labels: Tensor, what: str = "embeddings") -> None:
+def check_batch(embeddings: Tensor, labels: Tensor, what: str = "embeddings") -> None:
     """Raise TypeError or ValueError unless given [B, D] floating-point vectors and [B] integer labels."""
     if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
         raise TypeError(f"{what} and their labels must be torch tensors")

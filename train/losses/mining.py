@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from train.losses.batch_all import FEW, compact
+from train.losses.batch_all import FEW, compact_rows
 from train.losses.ops import masked_max, masked_min
 from train.losses.registry import register
 
@@ -52,7 +52,7 @@ class TripletMiner:
             mask = mask & (similarity <= self.duplicate_above)
         rule = self.positive or default
         if rule == "all":
-            return compact(similarity, mask)
+            return compact_rows(similarity, mask)
         if rule == "random":
             return draw_entries(similarity, mask)
         value, some = masked_max(similarity, mask) if rule == "easy" else masked_min(similarity, mask)

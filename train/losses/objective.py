@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from train.losses.checks import check_finite, check_inputs
+from train.losses.checks import check_batch, check_finite
 from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.ops import masked_mean, ratio
 from train.losses.view import Table, View
@@ -75,10 +75,10 @@ class Objective(nn.Module):
             raise ValueError(
                 "indices_tuple is not supported; put the miner into the specification (mining: ...)"
             )
-        check_inputs(embeddings, labels)
+        check_batch(embeddings, labels)
         references = self._references(embeddings, labels, ref_embeddings, ref_labels)
         with torch.autocast(embeddings.device.type, enabled=False):
-            result = _precision(embeddings)
+            result = _result_dtype(embeddings)
             dtype = (
                 torch.promote_types(result, self._precision) if embeddings.device.type != "mps" else result
             )
@@ -116,8 +116,8 @@ class Objective(nn.Module):
             raise ValueError("ref_embeddings and ref_labels must be given together")
         given = None
         if ref_embeddings is not None and ref_labels is not None:
-            check_inputs(ref_embeddings, ref_labels, "ref_embeddings")
-            if _precision(ref_embeddings) != _precision(embeddings):
+            check_batch(ref_embeddings, ref_labels, "ref_embeddings")
+            if _result_dtype(ref_embeddings) != _result_dtype(embeddings):
                 raise TypeError(
                     f"ref_embeddings are {ref_embeddings.dtype}, embeddings {embeddings.dtype}; convert one"
                 )
@@ -151,6 +151,6 @@ def _hard_anchor_share(table: Table) -> Tensor:
     return ratio((both & (negative > positive)).sum(), both.sum())
 
 
-def _precision(embeddings: Tensor) -> torch.dtype:
+def _result_dtype(embeddings: Tensor) -> torch.dtype:
     """Return float64 for float64 and float32 otherwise."""
     return torch.promote_types(embeddings.dtype, torch.float32)

@@ -41,8 +41,8 @@ class ProxyTerm(nn.Module):
         unit, _ = normalize(self.proxies.to(view.unit.dtype))
         return view.unit @ unit.T
 
-    def member(self, view: View) -> Tensor:
-        """Return [B, classes] bool, the one-hot class of each sample."""
+    def one_hot(self, view: View) -> Tensor:
+        """Return [B, classes] bool, true for the class of each sample."""
         return view.labels[:, None] == torch.arange(self.num_classes, device=view.labels.device)
 
 
@@ -66,7 +66,7 @@ class ProxyNCA(ProxyTerm):
 
     def forward(self, view: View) -> Tensor:
         closeness = -(self.scale**2) * (2 - 2 * self.cosines(view))  # [B, classes]
-        own = self.member(view)
+        own = self.one_hot(view)
         positive = torch.where(own, closeness, 0.0).sum(1)
         others = masked_logsumexp(closeness, torch.ones_like(own) if self.include_positive else ~own)
         return torch.where(others > -torch.inf, others - positive, 0.0).mean()
@@ -90,7 +90,7 @@ class ProxyAnchor(ProxyTerm):
         self.scale, self.margin = scale, margin
 
     def forward(self, view: View) -> Tensor:
-        cosines, own = self.cosines(view).T, self.member(view).T  # [classes, B]
+        cosines, own = self.cosines(view).T, self.one_hot(view).T  # [classes, B]
         pull = log_one_plus_sum_exp(self.scale * (self.margin - cosines), own)
         push = log_one_plus_sum_exp(self.scale * (self.margin + cosines), ~own)
         return ratio(pull.sum(), own.any(1).sum()) + push.mean()
@@ -126,7 +126,7 @@ class SoftTriple(ProxyTerm):
     def forward(self, view: View) -> Tensor:
         cosines = self.cosines(view).unflatten(1, (self.num_classes, -1))  # [B, classes, centers]
         relaxed = ((cosines / self.gamma).softmax(2) * cosines).sum(2)  # [B, classes]
-        return F.cross_entropy(self.scale * (relaxed - self.margin * self.member(view)), view.labels.long())
+        return F.cross_entropy(self.scale * (relaxed - self.margin * self.one_hot(view)), view.labels.long())
 
 
 @register(
@@ -171,5 +171,5 @@ class NormalizedSoftmax(ProxyTerm):
                 inside > -math.cos(self.margin), turned, cosines - 1 + math.cos(self.margin)
             )
         if self.margin:
-            cosines = torch.where(self.member(view), reduced, cosines)
+            cosines = torch.where(self.one_hot(view), reduced, cosines)
         return F.cross_entropy(self.scale * cosines, view.labels.long())

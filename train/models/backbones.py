@@ -56,7 +56,9 @@ class Backbone(nn.Module):
             places, self.channels = max(shape[1] - self.prefix, 0), shape[2]
             self.side = isqrt(places)
             if not places or self.side**2 != places:
-                raise InputError(f"model.backbone: {name}: its features form no square map; use another")
+                raise InputError(
+                    f"model.backbone: {name}: its features form no square map; use another backbone"
+                )
         else:
             self.channels, self.side = shape[1] if self.layout == "NCHW" else shape[3], shape[2]
         self._stages = extractor.stages or _stages_by_side(self.network, sides)
@@ -83,7 +85,7 @@ class Backbone(nn.Module):
         return [[parameters[name] for name in stage] for stage in self._stages]
 
 
-def build(name: str, weights: str | None, size: int) -> Backbone:
+def build_backbone(name: str, weights: str | None, size: int) -> Backbone:
     """Build a backbone by name.
 
     Args:

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
 from train.config import ModelConfig
-from train.models import backbones
+from train.models.backbones import build_backbone
 
 
 class EmbeddingModel(nn.Module):
@@ -40,7 +40,7 @@ class EmbeddingModel(nn.Module):
         super().__init__()
         self.config = config
         weights = config.weights if pretrained else None
-        self.backbone = backbones.build(config.backbone, weights, preprocess.size)
+        self.backbone = build_backbone(config.backbone, weights, preprocess.size)
         if config.pooling == "cls" and not self.backbone.has_class_token:
             raise InputError(f"model.pooling: {config.backbone} has no class token; use mean or gem")
         self.locations = self.backbone.side**2 if config.pooling == "spatial" else 1

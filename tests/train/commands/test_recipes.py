@@ -19,7 +19,7 @@ from train.config import Config
 from train.data import KNOWN
 from train.models import backbones, library_backbones
 
-ALL = settings.recipes()
+ALL = settings.recipe_names()
 PUBLISHED = [name for name in ALL if settings.read_recipe(name).get("published")]
 
 

@@ -17,7 +17,7 @@ from train import data
 
 def test_folder_of_classes(shop: Path) -> None:
     found = data.load(f"folder:{shop}")
-    assert found.train is found.test, "how data without a test split is told"
+    assert found.train is found.test, "data without a test split"
     assert len(found.train) == 24
     assert {image.label for image in found.train} == {"red", "green", "blue"}
     assert all(image.path.parent.name == image.label for image in found.train)
@@ -103,7 +103,7 @@ def test_image_outside_the_class_folders_of_a_split_is_refused(shop: Path, tmp_p
     [
         ("digit", "did you mean 'digits'"),
         ("floder:x", "did you mean 'folder'"),
-        ("folder:", "no place given"),
+        ("folder:", "no path given"),
         ("folder:/nowhere", "no such folder"),
         ("csv:/nowhere", "cannot be read"),
         ("digits:/nowhere", "datasets fetch digits"),

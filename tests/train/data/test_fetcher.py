@@ -149,7 +149,7 @@ def test_fetched_once(server: Server, birds: Archive, tmp_path: Path) -> None:
     assert len(server.ranges) == 1
     server.files.clear()
     data.fetch("cub200", tmp_path / "new" / "folder")
-    assert len(server.ranges) == 1, "it is there: nothing is asked of the server"
+    assert len(server.ranges) == 1, "already present, so there is no request"
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
@@ -334,7 +334,7 @@ def cifar10_archive() -> tuple[bytes, Callable[..., None], int]:
     meta = {"cifar-10-batches-bin/batches.meta.txt": "\n".join([*names.split(), "\n"]).encode()}
     return (
         tar_of({**meta, **batches, "cifar-10-batches-bin/test_batch.bin": b"\x00" + d}),
-        arrays.cifar10,
+        arrays.convert_cifar10,
         32,
     )
 
@@ -348,7 +348,11 @@ def cifar100_archive() -> tuple[bytes, Callable[..., None], int]:
         "test.bin": b"\x06\x00" + d,
         "fine_label_names.txt": "\n".join(names).encode(),
     }
-    return tar_of({f"cifar-100-binary/{n}": content for n, content in parts.items()}), arrays.cifar100, 32
+    return (
+        tar_of({f"cifar-100-binary/{n}": content for n, content in parts.items()}),
+        arrays.convert_cifar100,
+        32,
+    )
 
 
 def stl10_archive() -> tuple[bytes, Callable[..., None], int]:
@@ -361,7 +365,7 @@ def stl10_archive() -> tuple[bytes, Callable[..., None], int]:
         "train_X.bin": a + b + c,
         "train_y.bin": b"\x0a\x01\x0a",
     }
-    return tar_of({f"stl10_binary/{n}": content for n, content in parts.items()}), arrays.stl10, 96
+    return tar_of({f"stl10_binary/{n}": content for n, content in parts.items()}), arrays.convert_stl10, 96
 
 
 @pytest.mark.parametrize("make", [cifar10_archive, cifar100_archive, stl10_archive])

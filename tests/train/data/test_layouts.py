@@ -195,7 +195,7 @@ def test_whole_data_set_of_the_published_size_is_accepted(
         listing = tmp_path / "list_eval_partition.txt"
         listing.write_text("52712\nimage_name item_id evaluation_status\n" + "".join(lines))
     found = data.load(f"{name}:{tmp_path}")
-    assert isinstance(known.read(name, tmp_path), Splits)
+    assert isinstance(known.read_known(name, tmp_path), Splits)
     assert len(found.train) + len(found.test) + len(found.gallery or []) == data.KNOWN[name].images
     listing.write_text(listing.read_text().rsplit("\n", 2)[0] + "\n")
     with pytest.raises(InputError, match=r"expected|is missing"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from retrieval import InputError
 from train.config import SplitConfig
 from train.data import LabelledImage
-from train.data.splits import hold_out
+from train.data.splits import hold_out_classes
 
 
 def images(classes: int, each: int = 2) -> list[LabelledImage]:
@@ -28,20 +28,20 @@ def test_validation_is_a_share_of_whole_classes_or_empty(classes: int, share: fl
     wanted = round(share * classes)
     if wanted > classes - 2:
         with pytest.raises(InputError, match="lower it"):
-            hold_out(every, config, seed)
+            hold_out_classes(every, config, seed)
         return
-    training, held_out = hold_out(every, config, seed)
+    training, held_out = hold_out_classes(every, config, seed)
     assert len(labels(held_out)) == (wanted if wanted >= 2 else 0), "one class alone cannot be searched"
     assert not labels(training) & labels(held_out)
     assert sorted(training + held_out, key=every.index) == every
     assert [image for image in every if image in training] == training, "in their order"
-    assert hold_out(every, config, seed) == (training, held_out)
+    assert hold_out_classes(every, config, seed) == (training, held_out)
 
 
 @given(st.integers(2, 9), st.integers(0, 40), st.integers(0, 9))
 def test_every_class_is_in_exactly_one_fold(folds: int, more: int, seed: int) -> None:
     every = images(2 * folds + more)
-    parts = [hold_out(every, SplitConfig(folds=folds, fold=fold), seed) for fold in range(folds)]
+    parts = [hold_out_classes(every, SplitConfig(folds=folds, fold=fold), seed) for fold in range(folds)]
     sizes = [len(labels(held_out)) for _, held_out in parts]
     assert sum(sizes) == len(labels(every))
     assert set().union(*(labels(held_out) for _, held_out in parts)) == labels(every)
@@ -51,12 +51,14 @@ def test_every_class_is_in_exactly_one_fold(folds: int, more: int, seed: int) ->
 
 def test_folds_of_one_class_are_refused() -> None:
     with pytest.raises(InputError, match=r"split\.folds=4 needs two classes in each, 8 in all; there are 7"):
-        hold_out(images(7), SplitConfig(folds=4), 0)
+        hold_out_classes(images(7), SplitConfig(folds=4), 0)
 
 
 def test_split_depends_on_the_seed_not_on_image_order() -> None:
     every = images(40)
     for config in (SplitConfig(validation=0.25), SplitConfig(folds=4)):
-        drawn = {frozenset(labels(hold_out(every, config, seed)[1])) for seed in range(5)}
+        drawn = {frozenset(labels(hold_out_classes(every, config, seed)[1])) for seed in range(5)}
         assert len(drawn) == 5
-        assert labels(hold_out(every[::-1], config, 0)[1]) == labels(hold_out(every, config, 0)[1])
+        assert labels(hold_out_classes(every[::-1], config, 0)[1]) == labels(
+            hold_out_classes(every, config, 0)[1]
+        )

@@ -283,4 +283,4 @@ def test_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
 
 
 def test_model_has_the_settings_of_its_run(model_file: Path, untrained_run: Path) -> None:
-    assert settings.parse(Embedder(model_file).provenance["config"]) == Run.open(untrained_run).config
+    assert settings.parse_config(Embedder(model_file).provenance["config"]) == Run.open(untrained_run).config

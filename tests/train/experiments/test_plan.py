@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from retrieval import InputError
-from train.experiments.plan import Experiment, Plan, make_plan, parse_seeds, parse_variants
+from train.experiments.plan import Experiment, SweepPlan, make_sweep_plan, parse_seeds, parse_variants
 
 DIGITS = Experiment(
     "digits", None, {"epochs": 3, "loss": {"name": "triplet", "margin": 0.4, "negatives": "batch"}}
@@ -100,11 +100,11 @@ def test_invalid_seeds_are_refused(text: str) -> None:
 
 
 def test_plan_is_saved_and_extended(tmp_path: Path) -> None:
-    first = make_plan(tmp_path, DIGITS, parse_variants(["a", "b:loss.margin=0.5"]), None, None)
-    assert first == Plan(DIGITS, {"a": {}, "b": {"loss.margin": 0.5}}, (0, 1, 2), "a")
+    first = make_sweep_plan(tmp_path, DIGITS, parse_variants(["a", "b:loss.margin=0.5"]), None, None)
+    assert first == SweepPlan(DIGITS, {"a": {}, "b": {"loss.margin": 0.5}}, (0, 1, 2), "a")
     first.save(tmp_path)
-    assert make_plan(tmp_path, Experiment(), {}, None, None) == first
-    grown = make_plan(tmp_path, DIGITS, parse_variants(["c:epochs=9", "b:loss.margin=0.50"]), (7,), "b")
+    assert make_sweep_plan(tmp_path, Experiment(), {}, None, None) == first
+    grown = make_sweep_plan(tmp_path, DIGITS, parse_variants(["c:epochs=9", "b:loss.margin=0.50"]), (7,), "b")
     assert grown.seeds == (0, 1, 2, 7)
     assert list(grown.variants) == ["a", "b", "c"]
     assert grown.baseline == "b"
@@ -112,12 +112,12 @@ def test_plan_is_saved_and_extended(tmp_path: Path) -> None:
 
 def test_invalid_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no variants to compare"):
-        make_plan(tmp_path, DIGITS, {}, None, None)
+        make_sweep_plan(tmp_path, DIGITS, {}, None, None)
     with pytest.raises(InputError, match="did you mean 'plain'"):
-        make_plan(tmp_path, DIGITS, {"plain": {}}, None, "plan")
+        make_sweep_plan(tmp_path, DIGITS, {"plain": {}}, None, "plan")
     (tmp_path / "sweep.yaml").write_text("variants: 3")
     with pytest.raises(InputError, match="not a readable sweep"):
-        make_plan(tmp_path, DIGITS, {"plain": {}}, None, None)
+        make_sweep_plan(tmp_path, DIGITS, {"plain": {}}, None, None)
 
 
 def test_sweep_file_and_command_reproduce_the_plan(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_sweep_file_and_command_reproduce_the_plan(tmp_path: Path) -> None:
     changes = parse_variants(
         ["b:loss={name: sct, lam: 0.1}; schedule.at=[3, 5]; wandb=null; optimizer.lr=1e-5"]
     )
-    plan = make_plan(tmp_path, DIGITS, changes, (4,), None)
+    plan = make_sweep_plan(tmp_path, DIGITS, changes, (4,), None)
     plan.save(tmp_path)
     written = yaml.safe_load((tmp_path / "sweep.yaml").read_text())
     assert written["overrides"] == ["epochs=3", "loss={name: triplet, margin: 0.4, negatives: batch}"]
     assert written["variants"] == {
         "b": ["loss={name: sct, lam: 0.1}", "schedule.at=[3, 5]", "wandb=null", "optimizer.lr=1.0e-05"]
     }
-    assert Plan.load(tmp_path) == plan
+    assert SweepPlan.load(tmp_path) == plan
     words = shlex.split(plan.command(tmp_path))
     assert parse_variants([words[words.index("--variant") + 1]]) == plan.variants
     assert plan.command(tmp_path).endswith(f"--baseline b --seeds 4, --out {tmp_path}")

@@ -22,7 +22,7 @@ from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from tests.conftest import draw, lookalike_here
 from train.experiments.comparison import SweepComparison
-from train.experiments.plan import Experiment, make_plan, parse_variants
+from train.experiments.plan import Experiment, make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
 from train.loop.run_folder import Run
 from train.models.embedding_model import pixel_embedder
@@ -60,7 +60,7 @@ def sweep(
     overrides: Sequence[str] = SMALL,
 ) -> SweepComparison:
     experiment = Experiment(data, None, parse_changes(overrides)) if data else Experiment()
-    plan = make_plan(folder, experiment, parse_variants(words), seeds, baseline)
+    plan = make_sweep_plan(folder, experiment, parse_variants(words), seeds, baseline)
     return run_sweep(folder, plan, lambda message: None)
 
 

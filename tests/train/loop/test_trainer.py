@@ -300,7 +300,7 @@ def test_run_folder_holds_the_configuration(tmp_path: Path, shop: Path) -> None:
     ours.train()
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert kept["seed"] == 5
-    assert settings.parse(kept) == ours.config
+    assert settings.parse_config(kept) == ours.config
     untrained = initial_model(ours.config).state_dict()
     assert all(torch.equal(untrained[name], value) for name, value in ours.run.trained().state_dict().items())
     with pytest.raises(InputError, match="--resume"):

@@ -14,7 +14,7 @@ from pytorch_metric_learning import losses as pml
 
 from train import losses
 
-from .oracle import geometry, hardest, neighbours, symmetrical, transport, triplets, weighted
+from .oracle import geometry, hardest, other_losses, symmetrical, transport, triplets, weighted
 from .oracle.batches import BATCHES, CLOSED_SET, Batch, make_batch
 from .oracle.combinations import COMBINATIONS
 from .oracle.pairs import alternate, negatives, ordered, positives, rivals
@@ -74,22 +74,22 @@ def test_transport_equals_converged_reference(variant: Variant, batch: str) -> N
 @pytest.mark.parametrize(
     ("spec", "reference"),
     [
-        ({"name": "proxy-nca"}, lambda x, y, p: neighbours.proxy_nca(x, y, p, scale=3)),
-        ({"name": "proxy-nca", "scale": 1.0}, lambda x, y, p: neighbours.proxy_nca(x, y, p)),
+        ({"name": "proxy-nca"}, lambda x, y, p: other_losses.proxy_nca(x, y, p, scale=3)),
+        ({"name": "proxy-nca", "scale": 1.0}, lambda x, y, p: other_losses.proxy_nca(x, y, p)),
         (
             {"name": "proxy-nca", "include_positive": True},
-            lambda x, y, p: neighbours.proxy_nca(x, y, p, scale=3, include_positive=True),
+            lambda x, y, p: other_losses.proxy_nca(x, y, p, scale=3, include_positive=True),
         ),
-        ({"name": "proxy-anchor"}, neighbours.proxy_anchor),
-        ({"name": "soft-triple", "centers": 3}, lambda x, y, p: neighbours.soft_triple(x, y, p)),
-        ({"name": "normalized-softmax"}, lambda x, y, p: neighbours.normalized_softmax(x, y, p, 20)),
+        ({"name": "proxy-anchor"}, other_losses.proxy_anchor),
+        ({"name": "soft-triple", "centers": 3}, lambda x, y, p: other_losses.soft_triple(x, y, p)),
+        ({"name": "normalized-softmax"}, lambda x, y, p: other_losses.normalized_softmax(x, y, p, 20)),
         (
             {"name": "normalized-softmax", "scale": 8.0, "margin": 0.35},
-            lambda x, y, p: neighbours.normalized_softmax(x, y, p, 8, cosine_margin=0.35),
+            lambda x, y, p: other_losses.normalized_softmax(x, y, p, 8, cosine_margin=0.35),
         ),
         (
             {"name": "normalized-softmax", "scale": 8.0, "margin": 0.3, "margin_type": "angle"},
-            lambda x, y, p: neighbours.normalized_softmax(x, y, p, 8, angular_margin=0.3),
+            lambda x, y, p: other_losses.normalized_softmax(x, y, p, 8, angular_margin=0.3),
         ),
     ],
     ids=lambda v: " ".join(map(str, v.values())) if isinstance(v, dict) else "",
@@ -109,7 +109,7 @@ def test_cross_entropy_equals_reference() -> None:
     spec = {"name": "triplet", "regularizers": [{"name": "cross-entropy", "weight": 0.25}]}
     loss = losses.build(spec, num_classes=CLASSES, embedding_dim=batch.x.shape[1]).double()
     parameters = {p.ndim: p.detach().numpy() for p in loss.parameters()}
-    head = neighbours.linear_cross_entropy(batch.x, batch.y, parameters[2], parameters.get(1))
+    head = other_losses.linear_cross_entropy(batch.x, batch.y, parameters[2], parameters.get(1))
     expected = triplets.over_pairs(*batch, term=triplets.hinge()) + 0.25 * head
     assert float(loss(torch.tensor(batch.x), torch.tensor(batch.y))) == pytest.approx(expected, rel=1e-9)
 
@@ -224,8 +224,8 @@ PEERS: dict[str, tuple[Callable[..., float], Callable[[], tuple[Any, ...]]]] = {
         lambda: (pml.MultiSimilarityLoss(2, 50, 0.5), miners.MultiSimilarityMiner(0.1)),
     ),
     "lifted": (symmetrical.lifted, lambda: (pml.LiftedStructureLoss(neg_margin=1, pos_margin=0),)),
-    "fast-ap": (neighbours.fast_ap, lambda: (pml.FastAPLoss(10),)),
-    "histogram": (neighbours.histogram, lambda: (pml.HistogramLoss(100),)),
+    "fast-ap": (other_losses.fast_ap, lambda: (pml.FastAPLoss(10),)),
+    "histogram": (other_losses.histogram, lambda: (pml.HistogramLoss(100),)),
 }
 
 

@@ -98,8 +98,8 @@ def pair_weights(specs: tuple[str, ...]) -> Drawing:
       lookalike analyze weights --loss contrastive --loss raw --loss binomial-deviance --out weights.svg
       lookalike analyze weights --loss triplet --loss "{name: triplet, negatives: optimal}" --out loop.svg
     """
-    from train.analysis.pair_weights import BATCH_SIZE, CLASSES, weight_curves, weight_curves_figure
     from train.analysis.specs import read_losses
+    from train.analysis.weight_curves import BATCH_SIZE, CLASSES, weight_curves, weight_curves_figure
 
     losses = read_losses(specs, num_classes=CLASSES, embedding_dim=BATCH_SIZE)
     curves = [weight_curves(loss) for loss in losses]
@@ -143,8 +143,8 @@ def step(
       lookalike analyze step run --data folder:shop --loss triplet-nca --loss sct --out step.svg
     """
     from retrieval.analysis import triplets as diagram
+    from train.analysis.gradient_step import sample_batch, take_step
     from train.analysis.specs import read_losses
-    from train.analysis.step import sample_batch, take_step
 
     if len(specs) > _MOST_PANELS:
         raise InputError(f"{len(specs)} losses are too many for one figure; take {_MOST_PANELS} at most")

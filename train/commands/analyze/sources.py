@@ -13,7 +13,7 @@ from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from train import data as datasets_by_name
+from train import data as data_sets
 from train.data import LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
 
@@ -88,7 +88,7 @@ def open_sources(
             continue
         if data is None:
             raise InputError(f"{target}: a run or a model needs images to embed; name them with --data")
-        dataset = datasets_by_name.load(data)
+        dataset = data_sets.load(data)
         found = open_target(target, "best" if (target / "config.yaml").exists() else None)
         test = [*dataset.test, *(dataset.gallery or ())]
         images = {ALL: test} if dataset.test == dataset.train else {"train": dataset.train, "test": test}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import hardest, neighbours, symmetrical, transport, triplets, weighted
+from . import hardest, other_losses, symmetrical, transport, triplets, weighted
 from .pairs import Labels
 
 Reference = Callable[[np.ndarray, Labels], float]
@@ -335,16 +335,16 @@ TRANSPORT = [
 ]
 
 NEIGHBOURS = [
-    Variant("histogram", {"name": "histogram"}, neighbours.histogram),
-    Variant("histogram_7", {"name": "histogram", "bins": 7}, partial(neighbours.histogram, cells=7)),
-    Variant("fast_ap", {"name": "fast-ap"}, neighbours.fast_ap),
-    Variant("fast_ap_25", {"name": "fast-ap", "bins": 25}, partial(neighbours.fast_ap, cells=25)),
-    Variant("spread_out", {"regularizers": [{"name": "spread-out"}]}, neighbours.spread_out),
+    Variant("histogram", {"name": "histogram"}, other_losses.histogram),
+    Variant("histogram_7", {"name": "histogram", "bins": 7}, partial(other_losses.histogram, cells=7)),
+    Variant("fast_ap", {"name": "fast-ap"}, other_losses.fast_ap),
+    Variant("fast_ap_25", {"name": "fast-ap", "bins": 25}, partial(other_losses.fast_ap, cells=25)),
+    Variant("spread_out", {"regularizers": [{"name": "spread-out"}]}, other_losses.spread_out),
     *(
         Variant(
             f"margin_{positive}_{negative}",
             {"name": "margin", "mining": {"positive": positive, "negative": negative}},
-            partial(neighbours.margin, positive=positive, negative=negative),
+            partial(other_losses.margin, positive=positive, negative=negative),
         )
         for positive, negative in [("all", "hard"), ("all", "semi-hard"), ("hard", "all")]
     ),
@@ -356,7 +356,7 @@ NEIGHBOURS = [
             "boundary": 0.9,
             "mining": {"positive": "all", "negative": "hard"},
         },
-        partial(neighbours.margin, margin=0.1, boundary=0.9),
+        partial(other_losses.margin, margin=0.1, boundary=0.9),
     ),
 ]
 

@@ -11,7 +11,7 @@ import torch
 
 from retrieval.errors import InputError
 from retrieval.reports.figures import render_figure
-from train.analysis import pair_weights
+from train.analysis import weight_curves
 from train.analysis.specs import read_losses
 from train.commands.analyze.losses import pair_weights as command
 
@@ -23,14 +23,14 @@ Weight = Callable[
 ]  # weight of s, given the other positives and negatives
 
 
-def curves(spec: str) -> pair_weights.WeightCurves:
+def curves(spec: str) -> weight_curves.WeightCurves:
     (of,) = read_losses((spec,))
-    return pair_weights.weight_curves(of, similarity=SWEEP)
+    return weight_curves.weight_curves(of, similarity=SWEEP)
 
 
 def check(spec: str, positive: Weight, negative: Weight) -> None:
     """Compare the curves of a loss with functions of the swept cosine and the rest of the batch."""
-    (p0, *p), (n0, *n) = pair_weights.POSITIVES, pair_weights.NEGATIVES
+    (p0, *p), (n0, *n) = weight_curves.POSITIVES, weight_curves.NEGATIVES
     found = curves(spec)
     np.testing.assert_allclose(found.positive, [positive(s, p, [n0, *n]) for s in SWEEP], atol=1e-12)
     np.testing.assert_allclose(found.negative, [negative(s, [p0, *p], n) for s in SWEEP], atol=1e-12)
@@ -107,11 +107,11 @@ def test_sct_pushes_hard_negatives_with_full_weight() -> None:
 
 
 def test_anchor_batch_has_cosines_of_unit_vectors() -> None:
-    cosines, labels = pair_weights.anchor_batch(pair_weights.POSITIVES, pair_weights.NEGATIVES)
+    cosines, labels = weight_curves.anchor_batch(weight_curves.POSITIVES, weight_curves.NEGATIVES)
     assert torch.equal(cosines, cosines.T)
     assert torch.linalg.eigvalsh(cosines).min() > 0
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert (len(labels), int(labels.max()) + 1) == (pair_weights.BATCH_SIZE, pair_weights.CLASSES)
+    assert (len(labels), int(labels.max()) + 1) == (weight_curves.BATCH_SIZE, weight_curves.CLASSES)
 
 
 def test_random_miners_are_averaged_and_repeatable() -> None:
@@ -143,12 +143,12 @@ def test_losses_without_pair_weights_are_refused(spec: str, message: str) -> Non
 def test_figure_is_deterministic_and_limits_the_losses() -> None:
     found = [curves("contrastive"), curves("triplet"), curves("{name: triplet, negatives: optimal}")]
     first, second = (
-        render_figure(lambda figure: pair_weights.weight_curves_figure(found, figure), 10, 5)
+        render_figure(lambda figure: weight_curves.weight_curves_figure(found, figure), 10, 5)
         for _ in range(2)
     )
     assert first == second
     with pytest.raises(InputError, match="6 at most"):
-        render_figure(lambda figure: pair_weights.weight_curves_figure(found * 3, figure), 10, 5)
+        render_figure(lambda figure: weight_curves.weight_curves_figure(found * 3, figure), 10, 5)
 
 
 def test_weights_command(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
+from train.analysis.gradient_step import sample_batch, take_step
 from train.analysis.specs import NamedLoss, read_losses
-from train.analysis.step import sample_batch, take_step
 from train.commands.analyze.losses import step as command
 
 
