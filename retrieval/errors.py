@@ -23,7 +23,7 @@ class LookalikeError(Exception):
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "internal-error"
     status: ClassVar[int] = 500
-    title: ClassVar[str] = "The server failed"
+    title: ClassVar[str] = "Internal server error"
 
 
 class InputError(LookalikeError):
@@ -32,7 +32,7 @@ class InputError(LookalikeError):
     exit_code = 2
     code = "invalid-request"
     status = 422
-    title = "The request cannot be used"
+    title = "Invalid request"
 
 
 class LockedError(LookalikeError):
@@ -49,7 +49,7 @@ class ImageError(InputError):
     """
 
     code = "unusable-image"
-    title = "The image cannot be used"
+    title = "Unusable image"
 
     MISSING = "missing"
     PERMISSION = "permission"

@@ -119,16 +119,14 @@ def documented(*kinds: type[LookalikeError]) -> dict[int | str, dict[str, Any]]:
 
 def _of_http_exception(error: HTTPException) -> ServerError:
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return NotFoundError("there is nothing at this address; the OpenAPI description lists all routes")
+        return NotFoundError("no such path: the OpenAPI description lists all routes")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        return MethodNotAllowedError(
-            "the address does not take this method; the Allow header says which ones it takes"
-        )
+        return MethodNotAllowedError("method not allowed: the Allow header lists the allowed ones")
     if error.status_code == HTTPStatus.BAD_REQUEST:
-        return MalformedBodyError(f"the body cannot be read: {error.detail}")
+        return MalformedBodyError(f"malformed body: {error.detail}")
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        return TooLargeError(TooLargeError.title)
-    return InternalError(InternalError.title)
+        return TooLargeError("the request is too large")
+    return InternalError(INTERNAL_DETAIL)
 
 
 def _invalid_request(faults: Sequence[Any], model: Any = None, prefix: int = 0) -> InvalidRequestError:

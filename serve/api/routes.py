@@ -359,7 +359,7 @@ async def _fetch_image(query: SearchRequest, service: SearchService) -> SearchRe
     """Return a query with the image in place of its URL."""
     assert query.url is not None
     if not service.permissions.urls:
-        raise UrlsNotAllowedError("this server fetches no images: send the image itself")
+        raise UrlsNotAllowedError("fetching images by URL is disabled: send the image itself")
     return query.model_copy(update={"image": await fetch_async(query.url), "url": None})
 
 

@@ -32,7 +32,7 @@ MAX_LABEL_LENGTH = 1000
 _MIN_FREE_BYTES = 2**30  # that remain on the gallery's disk
 _LOCK_SECONDS = 2.0  # to wait for another writer; changes of this server take less
 _LOCK_RETRY_SECONDS = 0.02
-_REBUILT = "the gallery was rebuilt in the meantime: reload it first"
+_REBUILT = "the gallery was rebuilt in the meantime: reload it"
 _log = logging.getLogger("lookalike.serve")
 
 
@@ -52,9 +52,7 @@ class Added:
 def check_allowed(service: SearchService) -> None:
     """Raise a `ChangesNotAllowedError` unless visitors may change the gallery."""
     if not service.permissions.changes:
-        raise ChangesNotAllowedError(
-            "this server does not let visitors add or remove images; start it with --allow-changes"
-        )
+        raise ChangesNotAllowedError("adding and removing images is disabled: allow it with --allow-changes")
 
 
 def add(

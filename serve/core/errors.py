@@ -28,11 +28,11 @@ class ModelMismatchError(InputError):
 
     code = "model-mismatch"
     status = 409
-    title = "The vector is of another model"
+    title = "Model mismatch"
 
 
 class NoModelError(InputError):
-    """The gallery holds imported vectors and has no model to embed images with."""
+    """The gallery has imported vectors and no model to embed images with."""
 
     code = "no-model"
     status = 409
@@ -43,7 +43,7 @@ class FetchError(InputError):
     """The URL of an image is not allowed, or no image could be fetched from it."""
 
     code = "not-fetched"
-    title = "There is no image at the address"
+    title = "The image could not be fetched"
 
 
 class InvalidRequestError(InputError):
@@ -88,7 +88,7 @@ class MalformedBodyError(ServerError):
 
     code = "malformed-body"
     status = 400
-    title = "The body cannot be read"
+    title = "Malformed request body"
 
 
 class WrongHostError(ServerError):
@@ -96,7 +96,7 @@ class WrongHostError(ServerError):
 
     code = "wrong-host"
     status = 400
-    title = "The server does not go by this name"
+    title = "Unknown host name"
 
 
 class SignInError(ServerError):
@@ -104,7 +104,7 @@ class SignInError(ServerError):
 
     code = "sign-in"
     status = 401
-    title = "Sign-in is needed"
+    title = "Authentication required"
 
 
 class ForbiddenError(ServerError):
@@ -112,7 +112,7 @@ class ForbiddenError(ServerError):
 
     code = "forbidden"
     status = 403
-    title = "Not allowed"
+    title = "Forbidden"
 
 
 class ChangesNotAllowedError(ServerError):
@@ -120,23 +120,23 @@ class ChangesNotAllowedError(ServerError):
 
     code = "changes-not-allowed"
     status = 403
-    title = "Images are not added or removed here"
+    title = "Changes are disabled"
 
 
 class UrlsNotAllowedError(ServerError):
-    """Visitors may not have images fetched by URL."""
+    """The server does not fetch images by URL."""
 
     code = "urls-not-allowed"
     status = 403
-    title = "Addresses of images are not fetched"
+    title = "Fetching images by URL is disabled"
 
 
 class NotFoundError(ServerError):
-    """There is no such route."""
+    """No route has this path."""
 
     code = "not-found"
     status = 404
-    title = "No such address"
+    title = "Not found"
 
 
 class NoEvaluationError(ServerError):
@@ -152,7 +152,7 @@ class MethodNotAllowedError(ServerError):
 
     code = "method-not-allowed"
     status = 405
-    title = "The address has no such method"
+    title = "Method not allowed"
 
 
 class SlowRequestError(ServerError):
@@ -160,7 +160,7 @@ class SlowRequestError(ServerError):
 
     code = "too-slow"
     status = 408
-    title = "The request took too long to arrive"
+    title = "Request timeout"
 
 
 class TooLargeError(ServerError):
@@ -168,7 +168,7 @@ class TooLargeError(ServerError):
 
     code = "too-large"
     status = 413
-    title = "The request is too large"
+    title = "Request too large"
 
 
 class UnsupportedMediaTypeError(ServerError):
@@ -176,7 +176,7 @@ class UnsupportedMediaTypeError(ServerError):
 
     code = "unsupported-media-type"
     status = 415
-    title = "The body is of a type that is not taken"
+    title = "Unsupported media type"
 
 
 class RateLimitError(ServerError):
@@ -192,7 +192,7 @@ class SignInRateLimitError(ServerError):
 
     code = "too-many-tries"
     status = 429
-    title = "Too many wrong tries to sign in"
+    title = "Too many failed sign-ins"
 
 
 class InternalError(ServerError):
@@ -204,7 +204,7 @@ class BusyError(ServerError):
 
     code = "busy"
     status = 503
-    title = "The server is busy"
+    title = "Server busy"
     retry_after = 1
 
 
@@ -213,7 +213,7 @@ class UnavailableError(ServerError):
 
     code = "gallery-unavailable"
     status = 503
-    title = "The gallery cannot be read"
+    title = "Gallery unavailable"
     retry_after = 5
 
 
@@ -222,7 +222,7 @@ class DeadlineExceededError(ServerError):
 
     code = "deadline-exceeded"
     status = 504
-    title = "The request took too long to answer"
+    title = "Deadline exceeded"
 
 
 class UnwritableError(ServerError):
@@ -230,7 +230,7 @@ class UnwritableError(ServerError):
 
     code = "not-stored"
     status = 507
-    title = "The server cannot store it"
+    title = "The gallery cannot be written"
 
 
 class AbandonedError(LookalikeError):

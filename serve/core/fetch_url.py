@@ -33,7 +33,7 @@ _PORTS = {"http": 80, "https": 443}
 _HEADERS = {
     "Accept": "image/*",
     "Accept-Encoding": "identity",  # a small compressed response might expand to a large one
-    "User-Agent": "Lookalike (image search; fetches an image that a visitor named)",
+    "User-Agent": "Lookalike (image search; fetches an image at the request of a user)",
 }
 _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses in an IPv6 network
@@ -64,12 +64,12 @@ _SPECIAL = [
     )
 ]
 _NOT_FETCHED = (
-    "no image can be fetched from this address: it has to be public, and to answer within "
+    "no image could be fetched from this URL: it must be public and respond within "
     f"{TIMEOUT_SECONDS:g} s with at most {MAX_BYTES // 2**20} MB"
 )
 _log = logging.getLogger("lookalike.serve")
 _slots = threading.BoundedSemaphore(MAX_CONCURRENT)
-# A pool of its own: DNS lookups cannot be interrupted, and asyncio waits for its default pool at the end.
+# Not asyncio's default pool: DNS lookups cannot be interrupted, and asyncio waits for that pool at the end.
 _dns_pool = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="lookup")
 
 Address = IPv4Address | IPv6Address
@@ -134,11 +134,11 @@ def _check(text: str) -> httpx.URL:
     except (httpx.InvalidURL, ValueError):
         url = httpx.URL("")
     if url.scheme not in _PORTS or not url.host:
-        raise FetchError("this is not the address of an image: it begins with https:// or http://")
+        raise FetchError("invalid URL: it must begin with https:// or http://")
     if url.userinfo:
-        raise FetchError("an address with a user name or password is not fetched")
+        raise FetchError("the URL must not contain a user name or password")
     if url.port not in (None, _PORTS[url.scheme]):
-        raise FetchError("an address with a port is not fetched")
+        raise FetchError("the URL must have no port, or the default one")
     return url.copy_with(port=None)
 
 
@@ -161,7 +161,7 @@ async def _follow_redirects(
 
 async def _request(url: httpx.URL, endpoints: Sequence[Endpoint]) -> bytes | str:
     """Return the body from the first endpoint that accepts a connection, or the location of a redirect."""
-    last: Exception = FetchError("no address that may be connected to")
+    failure: Exception = FetchError("the host has no public address")
     for address, port in endpoints:
         try:
             # A new client each, so that no cookies are carried over; without proxies of the environment.
@@ -180,8 +180,8 @@ async def _request(url: httpx.URL, endpoints: Sequence[Endpoint]) -> bytes | str
             ):
                 return await _read(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            last = error
-    raise last
+            failure = error
+    raise failure
 
 
 async def _read(response: httpx.Response) -> bytes | str:

@@ -26,7 +26,7 @@ from serve.core.workers import raise_if_abandoned
 
 MAX_TOGETHER = 16  # images in a query of the page
 MIN_SIDE = 4  # pixels of a region
-_REGION_DIGITS = 4  # of a fraction in a URL: a ten-thousandth is less than a pixel of most images
+_REGION_DIGITS = 4  # decimals in a URL; 0.0001 is less than a pixel of most images
 _MIN_MEAN_NORM = 1e-3  # a shorter mean of unit vectors has no meaningful direction
 
 # ---- regions
@@ -90,8 +90,8 @@ class Region:
         region_width, region_height = box[2] - box[0], box[3] - box[1]
         if min(region_width, region_height) < MIN_SIDE:
             raise InputError(
-                f"the region is {region_width} x {region_height} pixels of an image of {width} x {height}: "
-                f"it takes {MIN_SIDE} x {MIN_SIDE} or more"
+                f"the region has {region_width} x {region_height} pixels of an image of {width} x {height}: "
+                f"at least {MIN_SIDE} x {MIN_SIDE} are required"
             )
         return image.crop(box)
 
@@ -301,7 +301,7 @@ def _mean(views: Sequence[ResolvedQuery | InputError]) -> ResolvedQuery | InputE
         good.append(view)
     vectors = np.stack([view.vector for view in good])
     if np.linalg.norm(vectors.mean(0)) < _MIN_MEAN_NORM:
-        return InputError("the images are opposites, so that their mean has no direction: leave one out")
+        return InputError("the vectors cancel out, so their mean has no direction: leave one image out")
     return ResolvedQuery(mean_query(vectors), tuple(item for view in good for item in view.items))
 
 
@@ -309,7 +309,7 @@ def _model(state: State) -> Embedder:
     """Return the gallery's model; raise a `NoModelError` if it has none."""
     if state.embedder is None:
         raise NoModelError(
-            "the gallery holds imported vectors and no model: search by a vector, or by a whole item"
+            "the gallery has imported vectors and no model: search by a vector or a whole item"
         )
     return state.embedder
 
@@ -318,10 +318,10 @@ def _unit_vector(vector: np.ndarray, dim: int) -> np.ndarray:
     """Return a vector scaled to unit length, float32 [D]; raise an `InputError` if that is not possible."""
     vector = np.asarray(vector, np.float64)
     if vector.shape != (dim,):
-        raise InputError(f"the vector has {vector.size} numbers, those of this gallery have {dim}")
+        raise InputError(f"the vector has {vector.size} values, the gallery's vectors have {dim}")
     largest = np.abs(vector).max()
     if not np.isfinite(largest) or largest == 0:
-        raise InputError("the vector is zero or not finite, so that it has no direction")
+        raise InputError("the vector is zero or not finite")
     scaled = vector / largest  # so that no square overflows or underflows
     unit: np.ndarray = scaled / np.linalg.norm(scaled)
     return unit.astype(np.float32)

@@ -46,7 +46,7 @@ HEADERS = {
 _PAGE_HEADERS = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _LINE = "%(client)s %(user)s %(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes %(request_id)s"
-_FAILED = "something went wrong here; the server's log has the details under this number"
+_FAILED = "internal error: the server's log has the details under this request id"
 _CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
 _log = logging.getLogger("lookalike.serve")
 

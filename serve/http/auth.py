@@ -54,10 +54,10 @@ class AuthMiddleware:
             return SignInError("sign in to use this server", headers=self._challenge)
         wait = self._failures.wait_seconds(client)
         if wait:
-            return SignInRateLimitError("too many wrong tries to sign in", retry_after=wait)
+            return SignInRateLimitError("too many failed sign-ins: try again later", retry_after=wait)
         user = self._credentials.authenticate(authorization)
         if user is None:
             self._failures.take(client)
-            return SignInError("these credentials are not right", headers=self._challenge)
+            return SignInError("wrong credentials", headers=self._challenge)
         scope.setdefault("state", {})["user"] = user
         return None

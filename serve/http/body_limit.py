@@ -72,7 +72,7 @@ class BodyLimitMiddleware:
                 return _DISCONNECT
             if self._total > self._max_total:
                 await exchange.refuse(
-                    BusyError("too much is being sent at the moment; try again", headers=_CLOSE)
+                    BusyError("too many uploads in progress: try again in a moment", headers=_CLOSE)
                 )
                 return _DISCONNECT
             return message

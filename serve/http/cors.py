@@ -12,7 +12,7 @@ from serve.core.errors import ForbiddenError
 from serve.core.permissions import Permissions
 from serve.http.problem import refusal
 
-_DETAIL = "a page of this site may not send this method with these headers; --allow-origin lists the sites"
+_DETAIL = "the site, method or headers are not allowed: allow the site with --allow-origin"
 
 
 class ApiCORSMiddleware(CORSMiddleware):

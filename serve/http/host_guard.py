@@ -63,11 +63,11 @@ class HostGuardMiddleware:
     def _check(self, scope: Scope) -> ServerError | None:
         headers = Headers(scope=scope)
         if not self._is_allowed_host(headers.get("host", "")):
-            return WrongHostError("this server goes by another name; --allow-host gives it one")
+            return WrongHostError("unknown name in the Host header: allow it with --allow-host")
         if not _ROUTES.fullmatch(within_page(scope["path"])):
-            return NotFoundError("there is nothing here")
+            return NotFoundError("no such path")
         if scope["method"] not in ("GET", "HEAD") and self._is_cross_origin(headers):
-            return ForbiddenError("requests from other sites are refused")
+            return ForbiddenError("cross-origin request refused: allow the site with --allow-origin")
         return None
 
     def _is_allowed_host(self, host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Error responses: RFC 9457 problem documents, or a plain sentence for people on the page."""
+"""Error responses: RFC 9457 problem documents, or a plain sentence for browsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serve.addresses import API, within_page
 from serve.core.errors import InvalidRequestError, ServerError
 
 MEDIA_TYPE = "application/problem+json"
-INTERNAL_DETAIL = "something went wrong here; the server's log has the details"
+INTERNAL_DETAIL = "internal error: the server's log has the details"
 _PAGE_PATHS = ("/gradio_api/", "/assets/", "/static/", "/config", "/theme.css", "/favicon.ico")
 
 

@@ -25,7 +25,7 @@ from serve.core.errors import BusyError, RateLimitError
 from serve.http.problem import refusal
 from serve.http.proxy_headers import client_address, unmap_ipv4
 
-_UNLIMITED = ("/healthz", "/assets/", "/static/")  # constants and files
+_UNLIMITED = ("/healthz", "/assets/", "/static/")  # constants and static files
 _BURST_SECONDS = 10  # the thumbnails of a page, a hundred, are requested at once
 _STREAMS = ("/gradio_api/queue/data", "/gradio_api/heartbeat/")
 _MAX_STREAMS, _MAX_STREAMS_PER_CLIENT = 256, 64
@@ -57,12 +57,12 @@ class RateLimitMiddleware:
         if scope["type"] == "http" and not within_page(scope["path"]).startswith(_UNLIMITED):
             wait = self._buckets.take(client_address(scope))
             if wait:
-                app = refusal(scope, RateLimitError("too many requests; wait a little", retry_after=wait))
+                app = refusal(scope, RateLimitError("too many requests: try again later", retry_after=wait))
         await app(scope, receive, send)
 
 
 class StreamLimitMiddleware:
-    """ASGI middleware that limits open event streams, of which a page keeps some as long as it is shown."""
+    """ASGI middleware that limits open event streams; an open page holds some."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class StreamLimitMiddleware:
             return
         client = client_address(scope)
         if self._open.total() >= _MAX_STREAMS or self._open[client] >= _MAX_STREAMS_PER_CLIENT:
-            error = BusyError("too many pages are open; close some", retry_after=_STREAM_RETRY_SECONDS)
+            error = BusyError("too many open pages: close some", retry_after=_STREAM_RETRY_SECONDS)
             await refusal(scope, error)(scope, receive, send)
             return
         self._open[client] += 1

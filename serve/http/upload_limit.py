@@ -41,7 +41,7 @@ class UploadLimitMiddleware:
                 self._checked_at = time.monotonic()
                 self._full = await asyncio.to_thread(is_full, self._folder)
             if self._full:
-                detail = "too many images are uploaded at the moment; try again in a few minutes"
+                detail = "too many uploads in progress: try again in a few minutes"
                 app = refusal(scope, BusyError(detail, retry_after=_RETRY_SECONDS))
         await app(scope, receive, send)
 

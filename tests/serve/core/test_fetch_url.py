@@ -28,7 +28,7 @@ from tests.serve.web import Web, http, web
 
 PICTURE = bytes(range(256)) * 20
 NAME = "pictures.example"
-MESSAGE = "no image can be fetched"
+MESSAGE = "no image could be fetched"
 
 
 def _anything(_: Address) -> bool:
