@@ -91,9 +91,9 @@ def export(
         raise click.UsageError("give one of RUN, --from-timm NAME and --from-torchvision NAME")
     given = {name: value for name, value in backbone.items() if value is not None}
     if run is not None and given:
-        raise click.UsageError(f"--{next(iter(given))} is for --from-timm and --from-torchvision")
+        raise click.UsageError(f"--{next(iter(given))} applies to --from-timm and --from-torchvision only")
     if run is None and checkpoint is not None:
-        raise click.UsageError("--checkpoint is for runs")
+        raise click.UsageError("--checkpoint applies to runs only")
     from export.model_file import ExportOptions, export_run  # torch takes seconds to import
 
     options = ExportOptions(precision, accept_loss, show_progress=True)

@@ -106,12 +106,12 @@ class Cost:
 
 
 def measure_cost(
-    single: Path, reduced: Path, precision: str, samples: SampleImages, *, show: bool = False
+    fp32: Path, reduced: Path, precision: str, samples: SampleImages, *, show: bool = False
 ) -> Cost:
     """Compare two model files of one network on at most 2,000 test images, or on noise images.
 
     Args:
-        single: Model file in fp32.
+        fp32: Model file in fp32.
         reduced: Model file in the smaller precision.
         precision: Precision of `reduced`, fp16 or int8.
         samples: Source of the images.
@@ -120,7 +120,7 @@ def measure_cost(
     Raises:
         InputError: No test image can be read, or no class has two images.
     """
-    embedders = Embedder(single), Embedder(reduced)
+    embedders = Embedder(fp32), Embedder(reduced)
     vectors, labels, description = _embed(embedders, samples, show)
     cosines = np.einsum("nd,nd->n", *vectors)
     before, after = (
@@ -129,7 +129,7 @@ def measure_cost(
             {n: 1000 * measure_latency(embedder, n, seconds=_SECONDS) for n in BATCHES},
             None if labels is None else metrics.recall_at_k(found, labels, ks=(1,))[1],
         )
-        for file, embedder, found in zip((single, reduced), embedders, vectors, strict=True)
+        for file, embedder, found in zip((fp32, reduced), embedders, vectors, strict=True)
     )
     provider = embedders[1].provider
     mean, lowest = float(cosines.mean()), float(cosines.min())

@@ -45,23 +45,23 @@ def quantise(file: Path, pixels: np.ndarray) -> onnx.ModelProto:
         LookalikeError: The network cannot be quantised.
     """
     with TemporaryDirectory() as folder, _quiet():
-        simpler, smaller = Path(folder, "simpler.onnx"), Path(folder, "smaller.onnx")
+        prepared, quantised = Path(folder, "prepared.onnx"), Path(folder, "quantised.onnx")
         try:
             # ONNX shape inference is enough; symbolic shape inference supports fewer operators.
-            quant_pre_process(file, simpler, skip_symbolic_shape=True)
+            quant_pre_process(file, prepared, skip_symbolic_shape=True)
             quantize_static(
-                simpler,
-                smaller,
+                prepared,
+                quantised,
                 _Batches(pixels),
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
-                nodes_to_exclude=_ends(onnx.load(simpler)),
+                nodes_to_exclude=_excluded_nodes(onnx.load(prepared)),
             )
         except Exception as error:  # the quantiser has no common exception class
             reason = " ".join(str(error).split())[:160]
             raise LookalikeError(f"this network cannot be quantised ({reason}); use fp16 or fp32") from error
-        result = onnx.load(smaller)
+        result = onnx.load(quantised)
     used = {node.domain for node in result.graph.node}
     kept = [entry for entry in result.opset_import if entry.domain in used]
     del result.opset_import[:]
@@ -70,7 +70,7 @@ def quantise(file: Path, pixels: np.ndarray) -> onnx.ModelProto:
     return result
 
 
-def _ends(proto: onnx.ModelProto) -> list[str]:
+def _excluded_nodes(proto: onnx.ModelProto) -> list[str]:
     """Return the names of all nodes up to the first layer with weights and from the last one on."""
     names = [node.name for node in proto.graph.node]
     constants = {tensor.name for tensor in proto.graph.initializer}

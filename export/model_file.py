@@ -156,7 +156,7 @@ def export_model(
             smaller precision costs too much (`Cost.violations`).
     """
     precision = options.precision
-    sample, description = samples.some(max(_PROOF_BATCHES), preprocess)
+    sample, description = samples.sample_pixels(max(_PROOF_BATCHES), preprocess)
     expected = _embed(model, sample)
     metadata = {
         "lookalike.format": {"version": FORMAT_VERSION},
@@ -166,9 +166,9 @@ def export_model(
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as draft, TemporaryDirectory() as folder:
-        single = draft if precision == "fp32" else Path(folder, "fp32.onnx")
-        _save(to_onnx(model, sample), metadata, single)
-        proof = _prove(single, description, sample, expected)
+        fp32_file = draft if precision == "fp32" else Path(folder, "fp32.onnx")
+        _save(to_onnx(model, sample), metadata, fp32_file)
+        proof = _prove(fp32_file, description, sample, expected)
         if not (proof.largest_difference <= MAX_DIFFERENCE and proof.lowest_cosine >= MIN_COSINE):
             difference = f"by {proof.largest_difference:.2e}, lowest cosine {proof.lowest_cosine:.6f}"
             raise LookalikeError(f"{out}: not kept, its embeddings differ from the network's {difference}")
@@ -178,10 +178,10 @@ def export_model(
             if precision == "fp16":
                 reduced = to_onnx(half_precision(model), sample)
             else:
-                pixels, calibration = samples.for_calibration(preprocess)
-                reduced = quantise(single, pixels)
+                pixels, calibration = samples.calibration_pixels(preprocess)
+                reduced = quantise(fp32_file, pixels)
             _save(reduced, metadata, draft)
-            cost = measure_cost(single, draft, precision, samples, show=options.show_progress)
+            cost = measure_cost(fp32_file, draft, precision, samples, show=options.show_progress)
             if cost.violations and not options.accept_loss:
                 reasons = "; ".join(cost.violations)
                 raise LookalikeError(

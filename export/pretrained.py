@@ -90,11 +90,11 @@ def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingMode
     return model.eval()
 
 
-def _timm_preprocess(words: str, size: int | None) -> Preprocess:
-    import timm  # takes seconds
+def _timm_preprocess(spec: str, size: int | None) -> Preprocess:
+    import timm  # slow to import
     from timm.data import resolve_data_config
 
-    name = words.partition(":")[0]
+    name = spec.partition(":")[0]
     _require_known(name.partition(".")[0], timm.list_models(), "timm")
     found = timm.get_pretrained_cfg(name)
     defaults = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})

@@ -15,8 +15,8 @@ from train import data
 from train.data import DataSet, LabelledImage
 
 NOISE = "noise"
-CALIBRATION = 256
-TEST = 2000
+CALIBRATION_IMAGES = 256
+TEST_IMAGES = 2000
 _PER_CLASS = 20
 
 
@@ -47,21 +47,21 @@ class SampleImages:
         except InputError:
             return cls(None)
 
-    def some(self, count: int, preprocess: Preprocess) -> tuple[np.ndarray, str]:
+    def sample_pixels(self, count: int, preprocess: Preprocess) -> tuple[np.ndarray, str]:
         """Return at most `count` random test images (fixed seed), uint8 [n, S, S, 3], and a description."""
         if self.dataset is not None and (pixels := _random_images(self.dataset.test, count, preprocess)):
             return np.stack(pixels), f"{len(pixels)} images of {self.dataset.name}"
         return noise_images(count, preprocess.size), f"{count} noise images"
 
-    def for_calibration(self, preprocess: Preprocess) -> tuple[np.ndarray, str]:
+    def calibration_pixels(self, preprocess: Preprocess) -> tuple[np.ndarray, str]:
         """Return at most 256 random training images (fixed seed), uint8 [n, S, S, 3], and a description.
 
         Raises:
             InputError: None of the training images can be read.
         """
         if self.dataset is None:
-            return noise_images(CALIBRATION, preprocess.size), f"{CALIBRATION} noise images"
-        pixels = _random_images(self.dataset.train, CALIBRATION, preprocess)
+            return noise_images(CALIBRATION_IMAGES, preprocess.size), f"{CALIBRATION_IMAGES} noise images"
+        pixels = _random_images(self.dataset.train, CALIBRATION_IMAGES, preprocess)
         if not pixels:
             raise InputError(f"{self.dataset.name}: none of the training images can be read for calibration")
         return np.stack(pixels), f"{len(pixels)} training images of {self.dataset.name}"
@@ -72,7 +72,7 @@ def noise_images(count: int, size: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
 
 
-def sample_by_class(images: Sequence[LabelledImage], limit: int = TEST) -> list[LabelledImage]:
+def sample_by_class(images: Sequence[LabelledImage], limit: int = TEST_IMAGES) -> list[LabelledImage]:
     """Draw at most `limit` images class by class (fixed seed), so that images have others of their class.
 
     Each class contributes 20 images, or more if there are few classes; of many classes, only some are drawn.

@@ -42,7 +42,7 @@ def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
         changes: Settings to change.
 
     Raises:
-        InputError: an unknown recipe or setting (the nearest known one is named), a value that a setting
+        InputError: An unknown recipe or setting (the nearest known one is named), a value that a setting
             does not accept, or no data.
     """
     values = read_recipe(recipe) if recipe else {}
@@ -81,7 +81,7 @@ def parse_changes(texts: Iterable[str], option: str = "--set") -> Changes:
         option: Where the texts come from, for error messages.
 
     Raises:
-        InputError: a text without `=`, or a value that is not YAML.
+        InputError: A text without `=`, or a value that is not YAML.
     """
     changes: Changes = {}
     for text in texts:
@@ -107,7 +107,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     """Build a `Config` from plain values; the inverse of `Config.to_dict`.
 
     Raises:
-        InputError: an unknown setting (the nearest known one is named), or a value that it does not accept.
+        InputError: An unknown setting (the nearest known one is named), or a value that it does not accept.
     """
     try:
         return Config.model_validate(values)
@@ -128,7 +128,7 @@ def read_yaml(file: Path, where: str) -> Any:
         where: Name of the file in error messages.
 
     Raises:
-        InputError: a file that cannot be read or is not YAML.
+        InputError: A file that cannot be read or is not YAML.
     """
     try:
         return _parse_yaml(file.read_text(), where)
@@ -145,7 +145,7 @@ def recipe_file(name: str) -> Path:
     """Return the path of a recipe.
 
     Raises:
-        InputError: no such recipe; the nearest known one is named.
+        InputError: No such recipe; the nearest known one is named.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
     if not file.is_file():
@@ -192,7 +192,7 @@ def parse_loss(text: str, option: str = "--loss") -> dict[str, Any]:
         option: Where the text comes from, for error messages.
 
     Raises:
-        InputError: neither a name nor a mapping. Whether such a loss exists is checked by `losses.build`.
+        InputError: Neither a name nor a mapping. Whether such a loss exists is checked by `losses.build`.
     """
     if re.fullmatch(r"[\w:.-]+", text):
         return {"name": text}

@@ -158,7 +158,7 @@ def test_pretrained_features_find_cars(
         ((), "give one of RUN, --from-timm NAME and --from-torchvision NAME"),
         (("run", "--from-timm", "resnet18"), "give one of RUN"),
         (("run", "--pooling", "gem"), "--pooling is for --from-timm and --from-torchvision"),
-        (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint is for runs"),
+        (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint applies to runs only"),
         (("--from-timm", "resnet81"), "timm: unknown model 'resnet81'; did you mean 'resnet18'?"),
         (("--from-torchvision", "resnet-50"), "did you mean 'resnet50'?"),
         (("--from-torchvision", "conv4"), "unknown model 'conv4'"),

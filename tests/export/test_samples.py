@@ -37,7 +37,7 @@ def test_calibration_uses_training_images_only(shop: Path) -> None:
     red, blue = (
         [LabelledImage(p, p.parent.name) for p in sorted((shop / c).iterdir())] for c in ("red", "blue")
     )
-    pixels, description = SampleImages(DataSet("shop", train=red, test=blue)).for_calibration(SMALL)
+    pixels, description = SampleImages(DataSet("shop", train=red, test=blue)).calibration_pixels(SMALL)
     assert description == "8 training images of shop"
     expected = {SMALL(load_image(image.path)).tobytes() for image in red}
     assert {image.tobytes() for image in pixels} == expected
@@ -47,16 +47,16 @@ def test_unreadable_images_are_skipped(shop: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"not an image")
     broken = LabelledImage(tmp_path / "broken.png", "red")
     good = LabelledImage(shop / "red" / "0.png", "red")
-    pixels, _ = SampleImages(DataSet("shop", train=[broken, good], test=[broken])).for_calibration(SMALL)
+    pixels, _ = SampleImages(DataSet("shop", train=[broken, good], test=[broken])).calibration_pixels(SMALL)
     assert len(pixels) == 1
     with pytest.raises(InputError, match="shop: none of the training images can be read"):
-        SampleImages(DataSet("shop", train=[broken], test=[broken])).for_calibration(SMALL)
+        SampleImages(DataSet("shop", train=[broken], test=[broken])).calibration_pixels(SMALL)
 
 
 def test_noise_replaces_a_missing_data_set_only_if_allowed() -> None:
     with pytest.raises(InputError):
         SampleImages.load("folder:/nowhere")
-    pixels, description = SampleImages.load_or_noise("folder:/nowhere").some(4, SMALL)
+    pixels, description = SampleImages.load_or_noise("folder:/nowhere").sample_pixels(4, SMALL)
     assert description == "4 noise images"
-    np.testing.assert_array_equal(pixels, SampleImages.load("noise").some(4, SMALL)[0])
+    np.testing.assert_array_equal(pixels, SampleImages.load("noise").sample_pixels(4, SMALL)[0])
     assert pixels.std() > 70, "uniform over 0..255: 73.9"

@@ -23,7 +23,7 @@ def sample_batch(embeddings: Embeddings, *, classes: int, per_class: int, seed: 
         seed: Seed of the sample.
 
     Raises:
-        InputError: fewer than two classes with K images, or K below 2.
+        InputError: Fewer than two classes with K images, or K below 2.
     """
     if per_class < 2:
         raise InputError(f"{per_class} image per class leaves no positives; take at least 2")
@@ -49,7 +49,7 @@ def take_step(before: Embeddings, of: NamedLoss, *, size: float = 0.1) -> Embedd
     normalized. Random choices of a loss use seed 0.
 
     Raises:
-        InputError: a size that is not above 0.
+        InputError: A size that is not above 0.
     """
     if not 0 < size < np.inf:
         raise InputError(f"the step is {size:g}; choose a number above 0")

@@ -139,7 +139,7 @@ def gradient_field(
     """Compute the gradient field for cosines in 0..1, with `points` along each side.
 
     Raises:
-        InputError: an unknown loss, an entanglement outside 0..1, a gamma outside -1..1, a step not above 0.
+        InputError: An unknown loss, an entanglement outside 0..1, a gamma outside -1..1, a step not above 0.
     """
     if loss not in TITLES:
         raise InputError(f"there is no gradient field of {loss!r}; choose nca, margin or sct")

@@ -31,7 +31,7 @@ def read_losses(
         embedding_dim: Dimension of the embeddings, for the same losses.
 
     Raises:
-        InputError: a text that is not a specification, or one that no loss can be built from.
+        InputError: A text that is not a specification, or one that no loss can be built from.
     """
     return [_read(text, num_classes, embedding_dim) for text in texts]
 

@@ -75,7 +75,7 @@ def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticP
     another class; there is none if that point is a member.
 
     Raises:
-        InputError: no class with two images; for `optimal`, a single class.
+        InputError: No class with two images; for `optimal`, a single class.
     """
     vectors = torch.from_numpy(embeddings.vectors).double()  # [N, D]
     labels = torch.from_numpy(embeddings.classes)
@@ -144,7 +144,7 @@ def synthetic_recalls(
         show_progress: Show a progress bar.
 
     Raises:
-        InputError: no class with three images, or no points.
+        InputError: No class with three images, or no points.
     """
     classes = embeddings.classes
     group = np.full(len(classes), -1)  # pair of each image

@@ -63,7 +63,7 @@ def read_history(folder: Path, name: str) -> History:
         name: Name of the run in the figure.
 
     Raises:
-        InputError: no run, or one without records.
+        InputError: No run, or one without records.
     """
     try:
         records = Run.open(folder).metrics()
@@ -110,10 +110,10 @@ def training_figure(histories: Sequence[History], figure: Figure) -> None:
     """Plot one panel per recorded metric, with one line per run.
 
     Raises:
-        InputError: more runs than there are distinct line styles.
+        InputError: More runs than there are distinct line styles.
     """
     if len(histories) > MOST:
-        raise InputError(f"{len(histories)} runs are too many for one figure; take {MOST} at most")
+        raise InputError(f"{len(histories)} runs are too many for one figure; give at most {MOST}")
     keys, width = recorded_metrics(histories), running_mean_width(histories)
     columns = min(len(keys), 3)
     grid = figure.subplots(-(-len(keys) // columns), columns, squeeze=False)

@@ -84,7 +84,7 @@ def weight_curves(of: NamedLoss, *, similarity: np.ndarray = _SWEEP) -> WeightCu
         similarity: [n] cosines to sweep over.
 
     Raises:
-        InputError: a loss that does not compare pairs of samples, such as one with proxies.
+        InputError: A loss that does not compare pairs of samples, such as one with proxies.
     """
     at_positive = [_weight(of, [s, *POSITIVES[1:]], NEGATIVES, 1) for s in similarity]
     other = 1 + len(POSITIVES)
@@ -111,10 +111,10 @@ def weight_curves_figure(found: Sequence[WeightCurves], figure: Figure) -> None:
     """Plot two panels, positive and negative pairs; each loss is scaled to a largest weight of 1.
 
     Raises:
-        InputError: more losses than there are distinct line styles.
+        InputError: More losses than there are distinct line styles.
     """
     if len(found) > MOST:
-        raise InputError(f"{len(found)} losses are too many for one figure; take {MOST} at most")
+        raise InputError(f"{len(found)} losses are too many for one figure; give at most {MOST}")
     pull, push = figure.subplots(1, 2, sharey=True)
     for number, of_loss in enumerate(found):
         look: dict[str, Any] = {"color": COLOURS[number], "linestyle": _DASHES[number], "linewidth": 2}

@@ -74,9 +74,7 @@ def evaluate(
 
     if data is None:
         if baselines or which or linear_probe:
-            raise click.UsageError(
-                "--baseline, --which and --linear-probe embed images; name them with --data"
-            )
+            raise click.UsageError("--baseline, --which and --linear-probe need images; give --data")
         report = _evaluate_stored(target)
     else:
         from train.experiments import evaluation
@@ -102,6 +100,6 @@ def _evaluate_stored(target: Path) -> Report:
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
     if not (target / "gallery.db").exists():
-        what = f"{target}: a run or a model needs images to measure it on; name them with --data"
+        what = f"{target}: a run or a model needs images to be measured on; give --data"
         raise InputError(what)
     return evaluate_and_keep(Gallery(target), show_progress=True)

@@ -22,14 +22,14 @@ from train.commands import DATA_HELP
 )
 @click.option(
     "--variant",
-    "words",
+    "variants",
     multiple=True,
     metavar="NAME[:KEY=VALUE;...]",
     help="Variant and the settings that it changes. Repeatable; the same name again adds settings.",
 )
 @click.option(
     "--variants",
-    "file",
+    "variants_file",
     type=click.Path(path_type=Path),
     help="YAML file: names of variants, each with its settings as in a recipe.",
 )
@@ -43,8 +43,8 @@ def sweep(
     data: str | None,
     recipe: str | None,
     overrides: tuple[str, ...],
-    words: tuple[str, ...],
-    file: Path | None,
+    variants: tuple[str, ...],
+    variants_file: Path | None,
     baseline: str | None,
     seeds: str | None,
     out: Path,
@@ -77,7 +77,7 @@ def sweep(
     plan = make_sweep_plan(
         out,
         Experiment(data, recipe, settings.parse_changes(overrides)),
-        parse_variants(words, file),
+        parse_variants(variants, variants_file),
         parse_seeds(seeds) if seeds else None,
         baseline,
     )

@@ -56,11 +56,11 @@ def evaluate_target(
     Raises:
         InputError: The target is none of these, or the data cannot be used.
     """
-    ours = open_target(target, which)
+    opened = open_target(target, which)
     if linear_probe:
         _check_closed_set(dataset)
-    theirs = None if ours.gallery else _published(ours.config, dataset)
-    results = [theirs] if theirs else []
+    published = None if opened.gallery else _published_result(opened.config, dataset)
+    results = [published] if published else []
     findings: Findings | None = None
     bad: dict[str, str] = {}
 
@@ -69,44 +69,48 @@ def evaluate_target(
         bad.update({error.source: error.detail for error in embedded.found.bad})
         return embedded
 
-    for candidate in [*(baseline(name, ours.config) for name in baselines), *ours.candidates]:
+    for candidate in [*(baseline(name, opened.config) for name in baselines), *opened.candidates]:
         queries = embed(candidate, dataset.test)
-        if ours.gallery is not None and candidate in ours.candidates:
-            scored, findings = _search_gallery(candidate.name, dataset, ours.gallery, queries, show_progress)
+        if opened.gallery is not None and candidate in opened.candidates:
+            scored, findings = _search_gallery(
+                candidate.name, dataset, opened.gallery, queries, show_progress
+            )
         else:
             searched = queries if dataset.gallery is None else embed(candidate, dataset.gallery)
-            is_last = candidate is ours.candidates[-1]
+            is_last = candidate is opened.candidates[-1]
             scored, findings = _score(candidate.name, dataset, queries, searched, is_last, show_progress)
         if linear_probe:
             scored[0] = _add_linear_probe(scored[0], embed(candidate, dataset.train), queries)
         results += scored
     report = Report(
         data=dataset.name,
-        protocol=_protocol(dataset, ours.gallery),
+        protocol=_protocol(dataset, opened.gallery),
         images=len(queries.images),
         classes=len({image.label for image in queries.images}),
-        fingerprint=ours.fingerprint,
+        fingerprint=opened.fingerprint,
         results=results,
         bad_files=sorted(bad.items()),
         ks=_CUSTOMARY_KS.get(_plain_name(dataset.name), KS),
-        notes=_notes(ours.config, dataset, theirs),
-        seed=ours.config.get("seed"),
+        notes=_notes(opened.config, dataset, published),
+        seed=opened.config.get("seed"),
         findings=findings,
     )
-    if ours.gallery is not None:
-        keep_report(report, ours.gallery.folder)
+    if opened.gallery is not None:
+        keep_report(report, opened.gallery.folder)
     return report
 
 
-def _published(config: Mapping[str, Any], dataset: DataSet) -> Result | None:
+def _published_result(config: Mapping[str, Any], dataset: DataSet) -> Result | None:
     """Return the published results of the recipe, if they are for this data set."""
-    theirs = config.get("published")
-    if not theirs or _plain_name(config["data"]) != _plain_name(dataset.name):
+    published = config.get("published")
+    if not published or _plain_name(config["data"]) != _plain_name(dataset.name):
         return None
-    percents = {f"recall_at_{k}": percent for k, percent in theirs["recall"].items()}
-    percents |= {metric.key: theirs[metric.key] for metric in METRICS if theirs.get(metric.key) is not None}
+    percents = {f"recall_at_{k}": percent for k, percent in published["recall"].items()}
+    percents |= {
+        metric.key: published[metric.key] for metric in METRICS if published.get(metric.key) is not None
+    }
     values = {key: percent / 100 for key, percent in percents.items()}
-    return Result(f"published ({theirs['source']})", values)
+    return Result(f"published ({published['source']})", values)
 
 
 # ---- scores
@@ -224,11 +228,11 @@ def _protocol(dataset: DataSet, gallery: Gallery | None) -> str:
     return "each searched for among all the others"
 
 
-def _notes(config: Mapping[str, Any], dataset: DataSet, theirs: Result | None) -> tuple[str, ...]:
+def _notes(config: Mapping[str, Any], dataset: DataSet, published: Result | None) -> tuple[str, ...]:
     notes = []
     if dataset.test == dataset.train and config.get("data") == dataset.name:
         notes.append("Training has seen these images: the data set has no test split.")
-    if theirs is not None and config["published"].get("note"):
+    if published is not None and config["published"].get("note"):
         notes.append(f"On the published results: {config['published']['note']}")
     effort = effort_note(len(dataset.test), len({image.label for image in dataset.test}))
     return tuple([*notes, effort] if effort else notes)

@@ -21,7 +21,7 @@ from train.settings import Changes
 PLAN = "sweep.yaml"
 _SEEDS = (0, 1, 2)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_NEXT_SETTING = re.compile(r";\s*(?=[A-Za-z_][\w.]*=)")  # a `;` within a value stays
+_NEXT_SETTING = re.compile(r";\s*(?=[A-Za-z_][\w.]*=)")  # a `;` within a value is kept
 _RESERVED = re.compile(r"(sweep|results)\..*", re.IGNORECASE)
 
 
@@ -41,7 +41,7 @@ class Experiment:
                 loss, `loss` replaces it.
 
         Raises:
-            InputError: a setting that does not exist or does not take the value.
+            InputError: An unknown setting, or a value that it does not accept.
         """
         return settings.configure(
             self.data, self.recipe, settings.merge_changes(self.overrides, changes or {})
@@ -68,8 +68,8 @@ class SweepPlan:
         """Return the settings of every variant.
 
         Raises:
-            InputError: a setting that does not exist, does not take the value or must not differ between
-                variants, or two variants with equal settings.
+            InputError: An unknown setting, a value that it does not accept, a setting that must not differ
+                between variants, or two variants with equal settings.
         """
         if "seed" in self.experiment.overrides:
             raise InputError("--set seed: a sweep sets the seed of every run; use --seeds")
@@ -84,7 +84,7 @@ class SweepPlan:
                 raise InputError(f"variant {name}: {error}") from error
         for (one, a), (other, b) in combinations(found.items(), 2):
             if a == b:
-                raise InputError(f"variants {one} and {other} are the same: all their settings are equal")
+                raise InputError(f"variants {one} and {other} have equal settings; remove one")
         return found
 
     def variant_settings(self) -> dict[str, tuple[str, ...]]:
@@ -154,7 +154,7 @@ def make_sweep_plan(
         baseline: Variant to compare with; `None` keeps the one of the folder, or takes the first variant.
 
     Raises:
-        InputError: settings that differ from those in the folder, or no variants.
+        InputError: Settings that differ from those in the folder, or no variants.
     """
     kept = SweepPlan.load(folder)
     if kept is None:
@@ -226,21 +226,21 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def parse_variants(words: Sequence[str], file: Path | None = None) -> dict[str, Changes]:
+def parse_variants(texts: Sequence[str], file: Path | None = None) -> dict[str, Changes]:
     """Return the variants of --variant and --variants by name; a repeated name adds settings.
 
     Args:
-        words: Values of --variant: NAME, NAME:key=value, or NAME:key=value;key=value.
+        texts: Values of --variant: NAME, NAME:key=value, or NAME:key=value;key=value.
         file: YAML file, name -> settings, nested or with dots in their names. A `loss` with a `name` replaces
             the experiment's loss; without one it changes some of its keys.
 
     Raises:
-        InputError: words or a file that cannot be parsed.
+        InputError: A text or a file that cannot be parsed.
     """
     found = _read_variants(file) if file else {}
-    for word in words:
-        name, colon, text = word.partition(":")
-        where = f"--variant {word}"
+    for value in texts:
+        name, colon, text = value.partition(":")
+        where = f"--variant {value}"
         _check_name(name, where)
         parts = [part.strip() for part in _NEXT_SETTING.split(text) if part.strip()]
         for part in parts:

@@ -84,8 +84,8 @@ def run_sweep(
         show_progress: Show the progress of each run on stderr.
 
     Raises:
-        InputError: settings that cannot be used; all are checked before the first run.
-        LookalikeError: another process runs this sweep.
+        InputError: Settings that cannot be used; all are checked before the first run.
+        LookalikeError: Another process runs this sweep.
     """
     configs = plan.configs()
     trials = [

@@ -21,7 +21,7 @@ def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[
     """
     if config.crop == "center" and not config.color:
         return None
-    from torchvision.transforms import v2  # takes two seconds
+    from torchvision.transforms import v2  # takes two seconds to import
 
     size, steps = preprocess.size, list[v2.Transform]()
     if config.crop == "random":

@@ -35,7 +35,7 @@ class LoadedBatch(NamedTuple):
 
 
 class Loader:
-    """Loader of the batches of an epoch, ahead of the network.
+    """Loads the batches of an epoch ahead of the network.
 
     The content of a batch depends on the seed, the epoch and the number of the batch alone: it is the same
     for any number of workers, and after resuming within an epoch. An unreadable image is replaced by the
@@ -91,7 +91,7 @@ class Loader:
             num_workers=workers,
             pin_memory=device_type == "cuda",
             persistent_workers=workers > 0,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=_init_worker,
             # Forked workers share the mapped images and start immediately.
             multiprocessing_context="fork" if workers else None,
             generator=torch.Generator(),  # the global one must not be used
@@ -135,7 +135,7 @@ class Loader:
             except StopIteration:
                 return
             except RuntimeError as error:  # torch's report of a dead worker
-                what = f"a process that loads images has ended unexpectedly ({error})"
+                what = f"a loader process has ended unexpectedly ({error})"
                 hint = "if memory or /dev/shm was full, lower loader.workers (0: none) or batch.classes"
                 raise LookalikeError(f"{what}; {hint}") from error
             if isinstance(loaded, _Failure):
@@ -212,11 +212,11 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
         transform = random_transform(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
         tried: dict[int, ImageError] = {}
         chosen = (self.readable(image, tried) for image in images[share].tolist())
-        change = image_transform(augment, self.config.preprocess)
-        if change is None:
+        per_image = image_transform(augment, self.config.preprocess)
+        if per_image is None:
             squares = torch.from_numpy(np.stack(list(chosen)))
         else:
-            squares = _changed(chosen, change, seeds[share])
+            squares = _apply_to_each(chosen, per_image, seeds[share])
         bad = [(image, error.reason, error.detail) for image, error in tried.items()]
         return LoadedBatch(request.number, apply_transform(squares, transform[share], size), bad)
 
@@ -236,20 +236,20 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
         raise InputError(f"{pixels}; {detail}; repair them, or remove the class of {pixels.source}")
 
 
-def _changed(
-    images: Iterable[np.ndarray], change: Callable[[Tensor], Tensor], seeds: Sequence[int]
+def _apply_to_each(
+    images: Iterable[np.ndarray], function: Callable[[Tensor], Tensor], seeds: Sequence[int]
 ) -> Tensor:
-    """Apply `change` to images uint8 [h, w, 3], each with its own seed; return uint8 [b, S, S, 3]."""
+    """Apply a function to images uint8 [h, w, 3], each with its own seed; return uint8 [b, S, S, 3]."""
     done = []
     with torch.random.fork_rng(devices=[]):
         for image, seed in zip(images, seeds, strict=True):
             torch.default_generator.manual_seed(seed)
-            done.append(change(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0))
+            done.append(function(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0))
     return torch.stack(done)
 
 
-def _begin_worker(number: int) -> None:
+def _init_worker(number: int) -> None:
     """Ignore SIGINT: the training process handles it and stops its workers. (Torch gives each one thread.)"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Called only if the training process ends while a batch is passed to it; not worth a traceback.
+    # Called only if the training process ends while it receives a batch: no traceback is needed.
     sys.excepthook = lambda *error: None

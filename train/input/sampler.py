@@ -73,9 +73,9 @@ class ClassBatchSampler:
                 room = self.classes * self.per_class - sum(map(len, batch.values()))
             yield [image for own in batch.values() for image in own]
 
-    def _others(self, label: int, but: list[int], count: int, random: np.random.Generator) -> list[int]:
-        """Draw images of a class other than `but`; repeat images only if the class has no others."""
-        others = [i for i in random.permutation(self._of_class[label]).tolist() if i not in but]
+    def _others(self, label: int, exclude: list[int], count: int, random: np.random.Generator) -> list[int]:
+        """Draw images of a class outside `exclude`; repeat images only if the class has no others."""
+        others = [i for i in random.permutation(self._of_class[label]).tolist() if i not in exclude]
         repeated: list[int] = random.choice(self._of_class[label], max(0, count - len(others))).tolist()
         return others[:count] + repeated
 

@@ -82,8 +82,8 @@ def update_ema(average: nn.Module, model: nn.Module, decay: float, step: int) ->
         step: Number of steps done.
     """
     blend = get_ema_multi_avg_fn(min(decay, (1 + step) / (10 + step)))
-    ours, theirs = average.state_dict(), model.state_dict()
-    floating = [name for name, value in theirs.items() if value.is_floating_point()]
-    blend([ours[name] for name in floating], [theirs[name] for name in floating], None)
-    for name in theirs.keys() - set(floating):
-        ours[name].copy_(theirs[name])
+    averages, weights = average.state_dict(), model.state_dict()
+    floating = [name for name, value in weights.items() if value.is_floating_point()]
+    blend([averages[name] for name in floating], [weights[name] for name in floating], None)
+    for name in weights.keys() - set(floating):
+        averages[name].copy_(weights[name])

@@ -130,12 +130,12 @@ class Run:
                 header = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             for part, module in modules.items():
-                module.load_state_dict(_below(part, tensors))
+                module.load_state_dict(_with_prefix(part, tensors))
         except (SafetensorError, RuntimeError) as error:
             raise InputError(f"{path}: does not belong to this run's network ({error})") from error
         if optimizer is not None:
             state: dict[int, dict[str, Tensor]] = {}
-            for name, value in _below("optimizer", tensors).items():
+            for name, value in _with_prefix("optimizer", tensors).items():
                 number, _, slot = name.partition(".")
                 state.setdefault(int(number), {})[slot] = value
             optimizer.load_state_dict({"state": state, "param_groups": json.loads(header["groups"])})
@@ -205,6 +205,6 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}

@@ -126,7 +126,7 @@ def _feature_extractor(name: str, size: int) -> FeatureExtractor:
     library, _, rest = name.partition(":")
     if library == "timm":
         return from_timm(rest, size)
-    import timm  # takes seconds
+    import timm  # slow to import
 
     if timm.is_model(name.partition(".")[0]):
         raise InputError(f"model.backbone: {name!r} is a timm model; write 'timm:{name}'")

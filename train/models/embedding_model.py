@@ -139,7 +139,7 @@ def synchronise_batch_norm(model: EmbeddingModel) -> None:
         raise InputError(
             "model.batch_norm: sync needs processes with a GPU each (torchrun); use train or frozen"
         )
-    from timm.layers import convert_sync_batchnorm  # knows timm's own batch norms too; takes seconds
+    from timm.layers import convert_sync_batchnorm  # converts timm's own batch norms too; slow to import
 
     model.backbone = convert_sync_batchnorm(model.backbone)
 

@@ -126,28 +126,28 @@ def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
 # ---- timm
 
 
-def from_timm(words: str, size: int) -> FeatureExtractor:
+def from_timm(spec: str, size: int) -> FeatureExtractor:
     """Build a timm model: NAME, or NAME:key=value,... with options of its architecture.
 
     Raises:
         InputError: An unknown name or option, or an unusable image size.
     """
-    import timm  # takes seconds
+    import timm  # slow to import
 
-    name, _, rest = words.partition(":")
+    name, _, rest = spec.partition(":")
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         known = (f"timm:{model}" for model in timm.list_models())
         hint = did_you_mean(f"timm:{architecture}", known, "its documentation lists them")
         raise InputError(f"model.backbone: unknown timm model {name!r}; {hint}")
-    options = _options(words, rest)
+    options = _options(spec, rest)
     if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):
         options["img_size"] = size
     try:
         classifier = timm.create_model(name, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise InputError(f"model.backbone: timm:{words}, {size} x {size}: {reason}") from error
+        raise InputError(f"model.backbone: timm:{spec}, {size} x {size}: {reason}") from error
     has_token = getattr(classifier, "cls_token", None) is not None
     extractor = FeatureExtractor(
         classifier,
@@ -158,9 +158,9 @@ def from_timm(words: str, size: int) -> FeatureExtractor:
         getattr(classifier, "num_prefix_tokens", int(has_token)),
         has_token,
     )
-    features = extractor.features(f"timm:{words}", size)
+    features = extractor.features(f"timm:{spec}", size)
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-        raise InputError(f"model.backbone: timm:{words} does not return one feature map")
+        raise InputError(f"model.backbone: timm:{spec} does not return one feature map")
     _cut(classifier, features)
     return replace(
         extractor,
@@ -200,7 +200,7 @@ def _stages_of_timm(classifier: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, stages))
 
 
-def _options(words: str, text: str) -> dict[str, Any]:
+def _options(spec: str, text: str) -> dict[str, Any]:
     """Parse `key=value,...` into options of an architecture: numbers, strings and booleans."""
     import timm
 
@@ -210,6 +210,6 @@ def _options(words: str, text: str) -> dict[str, Any]:
     for option in filter(None, text.split(",")):
         key, _, value = option.partition("=")
         if not re.fullmatch(r"[\w.-]+", value) or key in taken or key.startswith("pretrained"):
-            raise InputError(f"model.backbone: timm:{words}: {option!r} is not an option of an architecture")
+            raise InputError(f"model.backbone: timm:{spec}: {option!r} is not an option of an architecture")
         options[key] = yaml.safe_load(value)
     return options

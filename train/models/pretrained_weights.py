@@ -81,7 +81,7 @@ def _fit(name: str, value: Tensor, shape: torch.Size) -> Tensor:
     """Resample position embeddings [1, prefix + side^2, C] to another side; return other tensors as is."""
     if "pos_embed" not in name or value.ndim != 3 or value.shape == shape:
         return value
-    from timm.layers import resample_abs_pos_embed  # takes seconds
+    from timm.layers import resample_abs_pos_embed  # slow to import
 
     side = isqrt(shape[1])
     prefix = shape[1] - side**2

@@ -107,7 +107,7 @@ def test_figure_is_deterministic_and_limits_the_runs(tmp_path: Path) -> None:
         for _ in range(2)
     )
     assert first == second
-    with pytest.raises(InputError, match="18 at most"):
+    with pytest.raises(InputError, match="at most 18"):
         render_figure(lambda figure: training.training_figure(runs * 3, figure), 8, 8)
 
 

@@ -147,7 +147,7 @@ def test_figure_is_deterministic_and_limits_the_losses() -> None:
         for _ in range(2)
     )
     assert first == second
-    with pytest.raises(InputError, match="6 at most"):
+    with pytest.raises(InputError, match="at most 6"):
         render_figure(lambda figure: weight_curves.weight_curves_figure(found * 3, figure), 10, 5)
 
 

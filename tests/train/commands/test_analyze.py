@@ -153,7 +153,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     Embeddings("x", np.eye(4), np.array(["a", "b", "b", "a"])).save(tmp_path / "other.npz")
     for words, why in (
         (("triplets", tmp_path / "none", *out), "there is no such run, model, gallery or .npz file"),
-        (("triplets", model_file, *out), "needs images to embed; name them with --data"),
+        (("triplets", model_file, *out), "needs images to embed; give --data"),
         (("triplets", some, *data, *out), "--data is for runs and models"),
         (("triplets", some, "--baseline", "untrained", *out), "--baseline is for runs and models"),
         (("triplets", model_file, *data, "--split", "train", *out), "has no splits"),

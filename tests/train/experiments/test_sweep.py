@@ -194,7 +194,7 @@ def test_changed_settings_are_refused(finished: Path, twins: str) -> None:
         ("odd:batch.classes=1", "variant odd: batch.classes"),
         ("odd:seed=4", "--seeds"),
         ("odd:data=digits", "variant odd: data"),
-        ("odd:loss.margin=0.2", "plain and odd are the same"),
+        ("odd:loss.margin=0.2", "plain and odd have equal settings"),
     ],
 )
 def test_invalid_variant_is_refused_before_the_first_run(

@@ -43,7 +43,7 @@ def places(part: torch.Tensor, whole: torch.Tensor) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_random_crop_is_a_window_of_the_whole_picture(padding: int) -> None:
+def test_random_crop_is_a_window_of_the_whole_image(padding: int) -> None:
     whole = noise(1, 40)[0].permute(2, 0, 1)[:, :16, :24]
     padded = torch.zeros(3, 16 + 2 * padding, 24 + 2 * padding, dtype=torch.uint8)
     padded[:, padding : padding + 16, padding : padding + 24] = whole

@@ -16,7 +16,7 @@ if sys.argv[1] == "kept":
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
-        (torch.ones(2**24) + 1).relu()  # three times 64 MiB, which glibc never keeps by itself
+        (torch.ones(2**24) + 1).relu()  # three times 64 MiB, which glibc does not keep by default
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 faults(), faults()  # until there is enough
 print(faults())

@@ -74,8 +74,10 @@ def test_default_backend_gives_the_same_result(spec: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("spec", specs(), ids=str)
 def test_no_device_synchronisation(spec: dict[str, Any]) -> None:
-    """On a pretended accelerator no tensor has a value: whatever asks for one, or for a shape that depends on
-    one, fails, and on a real one would have to wait. (The backward pass is in the compiled graphs above.)"""
+    """Tensors of a fake device have no values: reading one, or a shape that depends on one, fails.
+
+    On a real device it would wait. (The backward pass is covered by the compiled graphs above.)
+    """
     with FakeTensorMode(), torch.device("cuda"):
         module = build(spec)
         x = torch.randn(len(Y), DIM, requires_grad=True)

@@ -73,13 +73,13 @@ def gradients(loss: Any, entanglement: str, step: float, gamma: float) -> Drawin
     )
 
 
-def _parse_entanglements(words: str) -> list[float]:
+def _parse_entanglements(text: str) -> list[float]:
     try:
-        numbers = [float(word) for word in words.split(",")]
+        numbers = [float(number) for number in text.split(",")]
     except ValueError as error:
-        raise InputError(f"--entanglement {words}: expected numbers with commas, as 0,0.5,1") from error
+        raise InputError(f"--entanglement {text}: expected numbers with commas, as in 0,0.5,1") from error
     if len(numbers) > _MOST_PANELS:
-        raise InputError(f"--entanglement {words}: too many panels; give {_MOST_PANELS} numbers at most")
+        raise InputError(f"--entanglement {text}: too many panels; give at most {_MOST_PANELS} numbers")
     return numbers
 
 
@@ -135,7 +135,7 @@ def step(
 
     A batch is sampled from the embeddings, and each loss takes one gradient step on the embeddings
     themselves, without a network. In the triplet diagram of the batch, an arrow leads each image from its
-    place before the step to its place after it. x: cosine with the most similar image of its class. y: cosine
+    position before the step to that after it. x: cosine with the most similar image of its class. y: cosine
     with the most similar image of another class. The steps of all losses have the same mean length: --step,
     for embeddings of length 1.
 
@@ -147,7 +147,7 @@ def step(
     from train.analysis.specs import read_losses
 
     if len(specs) > _MOST_PANELS:
-        raise InputError(f"{len(specs)} losses are too many for one figure; take {_MOST_PANELS} at most")
+        raise InputError(f"{len(specs)} losses are too many for one figure; give at most {_MOST_PANELS}")
     images = source.embed(source.splits[0])
     batch = sample_batch(images, classes=classes, per_class=per_class, seed=seed)
     losses = read_losses(specs, num_classes=len(set(batch.labels)), embedding_dim=batch.vectors.shape[1])
@@ -234,7 +234,7 @@ def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | Non
       synthetic points: retrieve all images. Are the points near their class?
       images:           retrieve all images and synthetic points. Do the points interfere?
 
-    Queries never retrieve their own pair and its points. --split train takes the classes of the training.
+    Queries never retrieve their own pair and its points. --split train uses the training classes.
     `analyze tsne` draws the file written with --points.
 
     \b
@@ -253,7 +253,7 @@ def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | Non
     most = _MOST_PANELS if points is None else 1
     if len(parts) > most:
         where = "at once" if points is None else "with --points"
-        raise InputError(f"{len(parts)} sets of embeddings are too many; take at most {most} {where}")
+        raise InputError(f"{len(parts)} sets of embeddings are too many; give at most {most} {where}")
     found = []
     for source, split in parts:
         embeddings = source.embed(split)

@@ -1,4 +1,4 @@
-"""Options that the analysis commands share, and `figure_command`, which makes a command of a figure."""
+"""Shared options of the analysis commands, and the decorator that turns a figure function into a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Drawing:
         plot: Draws on an empty figure.
         size: Width and height of the figure in inches.
         facts: Numbers behind the figure, for --json.
-        text: Summary for people.
+        text: Summary for the terminal.
         page: HTML page to write beside the figure under the same name; `None` for none.
         files: Further files that were written.
     """
@@ -50,7 +50,7 @@ def figure_command(
     split: Literal["test", "both"] = "test",
     baseline: bool = False,
 ) -> Callable[[Callable[..., Drawing]], click.Command]:
-    """Make a command of a function that computes a figure.
+    """Turn a function that computes a figure into a command.
 
     The command adds --out, --png and --json, writes the files and prints the numbers. With `sources` it also
     opens runs, models, galleries or .npz files and passes them to the function as its first argument, an
@@ -135,7 +135,7 @@ def source_parameters(
 
 
 def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSource]:
-    """Open the sources that the `source_parameters` name, and remove these from the options.
+    """Open the sources that the `source_parameters` name, and remove them from the options.
 
     Args:
         options: Values of all options of a command.

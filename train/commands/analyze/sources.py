@@ -1,4 +1,4 @@
-"""Embedding sources of the figures: an .npz file, a gallery, or images that a run or a model embeds."""
+"""Sources of embeddings for figures: an .npz file, a gallery, or images embedded by a run or a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class EmbeddingSource:
-    """Embeddings for a figure, computed when they are needed.
+    """Embeddings for a figure, computed on demand.
 
     Attributes:
         name: Name in a figure.
@@ -44,7 +44,7 @@ class EmbeddingSource:
             default: Split to take if none is requested.
 
         Raises:
-            InputError: a split is requested, and the images have no splits.
+            InputError: A split is requested, and the images have no splits.
         """
         if self.splits == (ALL,):
             if split is not None:
@@ -73,7 +73,7 @@ def open_sources(
         untrained: Put the network before training in front of each run or model.
 
     Raises:
-        InputError: a target that is none of these, data that is missing, unused or unreadable, or a split of
+        InputError: A target that is none of these, data that is missing, unused or unreadable, or a split of
             images without splits.
     """
     sources = []
@@ -87,7 +87,7 @@ def open_sources(
             sources.append(_stored_source(target, name))
             continue
         if data is None:
-            raise InputError(f"{target}: a run or a model needs images to embed; name them with --data")
+            raise InputError(f"{target}: a run or a model needs images to embed; give --data")
         dataset = data_sets.load(data)
         found = open_target(target, "best" if (target / "config.yaml").exists() else None)
         test = [*dataset.test, *(dataset.gallery or ())]
@@ -106,7 +106,7 @@ def _stored_source(target: Path, name: str) -> EmbeddingSource:
         gallery = Gallery.open(target)
         found = gallery.embeddings(labelled=True)
         if not found.labels:
-            raise InputError(f"{target}: none of its images has a label; name labelled images with --data")
+            raise InputError(f"{target}: none of its images has a label; give labelled images with --data")
         return embeddings_of(gallery, found, name)
 
     return EmbeddingSource(name, (ALL,), embed)

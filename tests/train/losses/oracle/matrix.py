@@ -1,4 +1,4 @@
-"""Every combination the algebra allows, read off losses.names(): a new loss is covered without an edit."""
+"""Every accepted combination, generated from losses.names(): new losses are covered automatically."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -51,11 +51,11 @@ def _miners(kinds: tuple[str, ...], source: str) -> Iterator[dict[str, Any] | No
 
 
 def advertised() -> Iterator[Combination]:
-    """Name × source × miner, as losses.names() promises them."""
+    """Name × source × miner, as listed by losses.names()."""
     for name, entry in losses.names().items():
         for source in entry.negatives:
             spec = {"name": name, "negatives": source}
-            default_random = name == "margin"  # draws distance-weighted negatives unless told otherwise
+            default_random = name == "margin"  # draws distance-weighted negatives by default
             pairs = source != "batch" or name in ALTERNATE
             one_sided = name in ONE_SIDED
             mines_nothing = name in ("contrastive", "binomial-deviance")

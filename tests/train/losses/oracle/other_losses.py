@@ -1,4 +1,4 @@
-"""Well-known neighbours: margin, histogram, FastAP, spread-out, and losses with proxies or a linear head."""
+"""Other published losses: margin, histogram, FastAP, spread-out, and losses with proxies or a linear head."""
 
 import math
 from collections.abc import Sequence

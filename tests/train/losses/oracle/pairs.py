@@ -1,4 +1,4 @@
-"""Which samples form pairs, and who is positive or negative for whom."""
+"""Pairs, positives and negatives of a batch."""
 
 from collections.abc import Sequence
 
