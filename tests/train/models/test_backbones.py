@@ -25,7 +25,7 @@ from retrieval import InputError, LookalikeError, Preprocess, load_image, metric
 from tests.conftest import SHARED, unzip_shared
 from train.config import ModelConfig
 from train.models import backbones
-from train.models.backbones import Backbone, build
+from train.models.backbones import Backbone, build_backbone
 from train.models.embedding_model import EmbeddingModel
 
 VIT = "timm:vit_tiny_patch16_224:depth=2"
@@ -72,7 +72,7 @@ def test_same_features_as_torchvision(
 ) -> None:
     """Weights are loaded by the classifier's names; features are the input of its last layer."""
     theirs = with_batch_statistics(torchvision.models.get_model(name, weights=None, **options))
-    ours = build(name, saved(theirs, tmp_path), 80)
+    ours = build_backbone(name, saved(theirs, tmp_path), 80)
     setattr(theirs, classifier, nn.Identity())
     images = planes(80)
     with torch.inference_mode():
@@ -82,7 +82,7 @@ def test_same_features_as_torchvision(
 @pytest.mark.slow  # torchvision has no small vision transformer
 def test_class_token_of_torchvision(tmp_path: Path) -> None:
     theirs = torchvision.models.vit_b_32(weights=None, image_size=64).eval()
-    ours = build("vit_b_32", saved(theirs, tmp_path), 64).eval()
+    ours = build_backbone("vit_b_32", saved(theirs, tmp_path), 64).eval()
     theirs.heads = nn.Identity()
     images = planes(64)
     with torch.inference_mode():
@@ -97,7 +97,7 @@ def test_class_token_of_torchvision(tmp_path: Path) -> None:
 def test_same_features_as_timm(name: str, size: int, tmp_path: Path) -> None:
     options = {"pad_type": "same"} if "same" in name else {}
     theirs = with_batch_statistics(timm.create_model(name.partition(":")[0], **options))
-    ours = build(f"timm:{name}", saved(theirs, tmp_path), size)
+    ours = build_backbone(f"timm:{name}", saved(theirs, tmp_path), size)
     images = planes(size)
     with torch.inference_mode():
         expected = theirs.forward_features(images)
@@ -112,7 +112,7 @@ def test_tokens_and_resampled_positions_equal_timm(tmp_path: Path) -> None:
     theirs = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=80, num_classes=0).eval()
     state = {k: v for k, v in large.state_dict().items() if not k.startswith("head.")}
     theirs.load_state_dict(checkpoint_filter_fn(state, theirs))
-    ours = build(VIT, saved(large, tmp_path), 80).eval()
+    ours = build_backbone(VIT, saved(large, tmp_path), 80).eval()
     images = planes(80)
     with torch.inference_mode():
         tokens = theirs.forward_features(images)  # [2, 1 + 25, 192]
@@ -139,7 +139,7 @@ def test_tokens_and_resampled_positions_equal_timm(tmp_path: Path) -> None:
     ],
 )
 def test_each_parameter_is_in_one_stage_and_gets_a_gradient(name: str, size: int, stages: int) -> None:
-    backbone = build(name, None, size)
+    backbone = build_backbone(name, None, size)
     found = [id(parameter) for stage in backbone.stages() for parameter in stage]
     assert len(found) == len(set(found))
     assert set(found) == {id(parameter) for parameter in backbone.parameters()}
@@ -152,7 +152,7 @@ def test_each_parameter_is_in_one_stage_and_gets_a_gradient(name: str, size: int
 
 @pytest.mark.parametrize("name", ["resnet18", "bn-inception", "timm:mobilenetv3_small_050", VIT])
 def test_stages_are_in_the_order_of_computation(name: str) -> None:
-    backbone = build(name, None, 64).eval()
+    backbone = build_backbone(name, None, 64).eval()
     order: dict[int, int] = {}
 
     def note(module: nn.Module, *_: object) -> None:
@@ -168,7 +168,7 @@ def test_stages_are_in_the_order_of_computation(name: str) -> None:
 
 def test_bn_inception_reads_the_published_layout(tmp_path: Path) -> None:
     """Flat names, batch norms of [1, C], BGR channels; the classifier is ignored."""
-    network = with_batch_statistics(build("bn-inception", None, 64)).network
+    network = with_batch_statistics(build_backbone("bn-inception", None, 64)).network
     assert sum(p.numel() for p in network.parameters()) == 10_270_240  # 11,295,240 with 1,000 classes
     published = {"last_linear.weight": torch.zeros(1000, 1024), "last_linear.bias": torch.zeros(1000)}
     for name, value in network.state_dict().items():
@@ -178,7 +178,7 @@ def test_bn_inception_reads_the_published_layout(tmp_path: Path) -> None:
     assert published["inception_4e_double_3x3_2_bn.running_var"].shape == (1, 256)
     assert published["inception_5b_pool_proj.weight"].shape == (128, 1024, 1, 1)
     save_file(published, tmp_path / "w.safetensors")
-    ours = build("bn-inception", str(tmp_path / "w.safetensors"), 64).eval()
+    ours = build_backbone("bn-inception", str(tmp_path / "w.safetensors"), 64).eval()
     images = planes(64)
     with torch.inference_mode():
         torch.testing.assert_close(ours(images.flip(1)), network(images))
@@ -188,7 +188,7 @@ def test_weights_are_downloaded_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Download from a local server; the digest is checked and standard output stays clean."""
-    network = with_batch_statistics(build("bn-inception", None, 64)).network
+    network = with_batch_statistics(build_backbone("bn-inception", None, 64)).network
     flat = {re.sub(r"(inception_..)\.", r"\1_", name): value for name, value in network.state_dict().items()}
     torch.save(flat, tmp_path / "draft")
     digest = hashlib.sha256((tmp_path / "draft").read_bytes()).hexdigest()
@@ -198,18 +198,18 @@ def test_weights_are_downloaded_and_checked(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving(tmp_path) as address:
         monkeypatch.setattr(backbones, "WEIGHTS_URL", f"{address}/w-{digest[:9]}.pth")
-        ours = build("bn-inception", "imagenet", 64).eval()
+        ours = build_backbone("bn-inception", "imagenet", 64).eval()
         images = planes(64)
         with torch.inference_mode():
             torch.testing.assert_close(ours(images.flip(1)), network(images))
         for name, message in (("w-000000000", "hash"), ("w-111111111", "404")):
             monkeypatch.setattr(backbones, "WEIGHTS_URL", f"{address}/{name}.pth")
             with pytest.raises(LookalikeError, match=f"bn-inception cannot be downloaded .*{message}"):
-                build("bn-inception", "imagenet", 64)
+                build_backbone("bn-inception", "imagenet", 64)
     monkeypatch.setenv("https_proxy", address)  # the server has stopped
     monkeypatch.delenv("no_proxy")
     with pytest.raises(LookalikeError, match=r"resnet18 cannot be downloaded .* give a \.safetensors file"):
-        build("resnet18", "imagenet", 64)
+        build_backbone("resnet18", "imagenet", 64)
     assert capfd.readouterr().out == ""
 
 
@@ -228,7 +228,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(("size", "side"), [(224, 7), (112, 4), (100, 3), (64, 2)])
 def test_bn_inception_takes_odd_sides(size: int, side: int) -> None:
-    assert build("bn-inception", None, size).side == side
+    assert build_backbone("bn-inception", None, size).side == side
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_bn_inception_takes_odd_sides(size: int, side: int) -> None:
 )
 def test_unusable_names_and_sizes_are_refused(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build(name, None, 64)
+        build_backbone(name, None, 64)
 
 
 def test_unusable_weights_are_refused(tmp_path: Path) -> None:
@@ -266,19 +266,19 @@ def test_unusable_weights_are_refused(tmp_path: Path) -> None:
         ("none", "not a readable"),
     ):
         with pytest.raises(InputError, match=message):
-            build("resnet18", str(tmp_path / f"{name}.safetensors"), 32)
+            build_backbone("resnet18", str(tmp_path / f"{name}.safetensors"), 32)
     deeper = saved(torchvision.models.resnet34(weights=None), tmp_path)
     with pytest.raises(InputError, match="another network"):
-        build("resnet18", deeper, 32)
+        build_backbone("resnet18", deeper, 32)
     with pytest.raises(InputError, match="no published weights"):
-        build("conv4", "imagenet", 32)
+        build_backbone("conv4", "imagenet", 32)
 
 
 def test_classifier_may_be_missing(tmp_path: Path) -> None:
     state = torchvision.models.resnet18(weights=None).state_dict()
     kept = {name: value.half() for name, value in state.items() if not name.startswith("fc.")}
     save_file(kept, tmp_path / "w.safetensors")
-    loaded = build("resnet18", str(tmp_path / "w.safetensors"), 32).network.state_dict()
+    loaded = build_backbone("resnet18", str(tmp_path / "w.safetensors"), 32).network.state_dict()
     assert torch.equal(loaded["layer4.1.conv2.weight"], kept["layer4.1.conv2.weight"].float())
     assert all(value.dtype != torch.float16 for value in loaded.values())
 
