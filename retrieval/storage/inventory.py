@@ -18,7 +18,8 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None) -> dict[str, A
 
     Args:
         store: Gallery store.
-        index_card: Card of the index in use, see `retrieval.search.index.Built`; `None` for exact search.
+        index_card: Card of the index in use, see `retrieval.search.index.BuiltIndex`; `None` for exact
+            search.
     """
     folder, state = store.folder, store.state()
     stored = sum(segment.n for segment in state.segments)

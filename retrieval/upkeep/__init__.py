@@ -1,1 +1,1 @@
-"""Gallery maintenance: verify, compact, near-duplicates, statistics."""
+"""Gallery maintenance: verification, compaction, near-duplicates."""

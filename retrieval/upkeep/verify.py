@@ -270,7 +270,7 @@ def _check_model(store: Store) -> Iterator[Problem]:
     try:
         own_model(store.folder, store.manifest)
     except LookalikeError as error:
-        yield Problem(str(error), "see there")
+        yield Problem(str(error), "there is no automatic repair")
 
 
 def _rewrite_probes(store: Store) -> None:
