@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-_HOMES = {
+_MODULES = {
     "Embedder": "embedder",
     "Gallery": "gallery",
     "Hit": "gallery",
@@ -40,12 +40,12 @@ _HOMES = {
     "SearchOptions": "search.query",
     "load_image": "images.load",
 }
-__all__ = [*_HOMES, "metrics"]
+__all__ = [*_MODULES, "metrics"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"retrieval.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"retrieval.{_MODULES[name]}"), name)
     if name == "metrics":
         return import_module("retrieval.metrics")
     raise AttributeError(f"module 'retrieval' has no attribute {name!r}")

@@ -21,7 +21,7 @@ from retrieval.storage.identity import check_same, own_model, probe_pixels
 from retrieval.storage.inventory import inventory
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
-from retrieval.storage.records import BadFile, IndexSpec, State
+from retrieval.storage.records import BadFile, GalleryState, IndexSpec
 from retrieval.storage.store import Store
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ class Gallery:
                     raise
         return self._open_state(self.store.state())
 
-    def _open_state(self, state: State) -> Snapshot:
+    def _open_state(self, state: GalleryState) -> Snapshot:
         parts = [self.store.segment_vectors(segment) for segment in state.segments]
         rows = [self.store.segment_rows(segment) for segment in state.segments]
         ids = np.concatenate([part for part, _ in rows]) if rows else np.empty(0, np.int64)

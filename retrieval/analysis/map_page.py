@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
-from retrieval.analysis.tsne import Map
+from retrieval.analysis.tsne import TsneMap
 from retrieval.reports.figures import COLOURS, GREY
 from retrieval.reports.pages import environment
 from retrieval.reports.thumbnails import thumbnails
@@ -34,8 +34,8 @@ _SHAPES = (
     "M-3.5-6.5 0-3l3.5-3.5 3 3L3 0l3.5 3.5-3 3L0 3l-3.5 3.5-3-3L-3 0l-3.5-3.5z",
     "M0-8l1.9 5.4 5.7.1-4.6 3.5 1.7 5.5L0 3.2l-4.7 3.3 1.7-5.5-4.6-3.5 5.7-.1z",
 )
-# Script for moving over the marks of a map by pointer and arrow keys.
-WALK_SCRIPT = (_HERE / "static" / "walk.js").read_text(encoding="utf-8")
+# Script that selects the marks of a map by pointer and arrow keys.
+NAVIGATION_SCRIPT = (_HERE / "static" / "navigation.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MapMarks:
     grey: bool
 
 
-def map_marks(found: Map, attributes: Sequence[Mapping[str, object]] | None = None) -> MapMarks:
+def map_marks(found: TsneMap, attributes: Sequence[Mapping[str, object]] | None = None) -> MapMarks:
     """Return a map with a colour and a shape for each class shown; other classes are grey.
 
     Args:
@@ -90,14 +90,14 @@ def map_marks(found: Map, attributes: Sequence[Mapping[str, object]] | None = No
     )
 
 
-def map_page(found: Map) -> str:
+def map_page(found: TsneMap) -> str:
     """Return a self-contained HTML page: the map, a thumbnail of the selected point, a list of classes."""
     embeddings = found.embeddings
     classes, numbers = np.unique(embeddings.labels, return_inverse=True)
     names, images = _names_and_thumbnails(embeddings)
     data = {
         "names": names,
-        "pictures": images,
+        "images": images,
         "classes": classes.tolist(),
         "labels": numbers.tolist(),
         "synthetic": embeddings.synthetic.tolist(),

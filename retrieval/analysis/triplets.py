@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError
 from retrieval.metrics.all_pairs import similarities
-from retrieval.reports.figures import COLOURS, MANY, caption
+from retrieval.reports.figures import COLOURS, RASTERIZE_ABOVE, caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ def _draw_panel(axes: Axes, states: Sequence[Triplets], low: float) -> None:
             alpha=float(np.clip(500 / count, 0.1, 0.7)),
             linewidths=0,
             label=caption(found.name),
-            rasterized=count > MANY,
+            rasterized=count > RASTERIZE_ABOVE,
             zorder=2 + number,
         )
     if len(states) == 2 and len(states[0].positive) <= _ARROWS:

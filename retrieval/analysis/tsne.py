@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError, did_you_mean
-from retrieval.reports.figures import COLOURS, GREY, MANY, MARKERS, caption
+from retrieval.reports.figures import COLOURS, GREY, MARKERS, RASTERIZE_ABOVE, caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _EQUAL = 1e-6  # cosines of unit vectors in float32 differ by so much from round
 
 
 @dataclass(frozen=True, eq=False)
-class Map:
+class TsneMap:
     """Points of a map with their embeddings.
 
     Attributes:
@@ -69,7 +69,7 @@ def tsne_map(
     seed: int = 0,
     perplexity: float | None = None,
     shown: Sequence[str] = (),
-) -> Map:
+) -> TsneMap:
     """Compute a t-SNE map (van der Maaten and Hinton 2008) with scikit-learn.
 
     It starts from the first two principal components. The same arguments give the same map, with any number
@@ -100,7 +100,7 @@ def tsne_map(
     if not 1 <= wanted < count:
         raise InputError(f"{name}: the perplexity must be at least 1 and below {count}, not {wanted:g}")
     points = _tsne(embeddings.vectors, seed, wanted)
-    return Map(points, embeddings, total, wanted, _chosen(embeddings, shown))
+    return TsneMap(points, embeddings, total, wanted, _chosen(embeddings, shown))
 
 
 def _tsne(vectors: np.ndarray, seed: int, perplexity: float) -> np.ndarray:
@@ -125,7 +125,7 @@ def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(shown)) or tuple(sorted(most))
 
 
-def draw_map(found: Map, figure: Figure) -> None:
+def draw_map(found: TsneMap, figure: Figure) -> None:
     """Draw a map with a colour and a shape for each class shown; synthetic points are hollow."""
     axes = figure.add_subplot()
     figure.suptitle(found.title, fontsize=12)
@@ -146,7 +146,7 @@ def draw_map(found: Map, figure: Figure) -> None:
 
 
 def _scatter(
-    axes: Axes, found: Map, rows: np.ndarray, synthetic: np.ndarray, colour: str, marker: str, label: str
+    axes: Axes, found: TsneMap, rows: np.ndarray, synthetic: np.ndarray, colour: str, marker: str, label: str
 ) -> None:
     """Draw some rows, the synthetic ones hollow."""
     if not rows.any():
@@ -155,5 +155,5 @@ def _scatter(
     for part, fill in ((rows & ~synthetic, colour), (rows & synthetic, "none")):
         x, y = found.points[part].T
         look = axes.scatter(x, y, s=size, marker=marker, facecolors=fill, edgecolors=colour, linewidths=0.8)
-        look.set(alpha=0.35 if colour == GREY else 0.85, rasterized=len(x) > MANY, zorder=2)
+        look.set(alpha=0.35 if colour == GREY else 0.85, rasterized=len(x) > RASTERIZE_ABOVE, zorder=2)
     axes.scatter([], [], s=30, marker=marker, color=colour, label=label)

@@ -30,7 +30,7 @@ for command in (
     upkeep.info,
     upkeep.verify,
     upkeep.compact,
-    upkeep.export_vectors,
+    upkeep.export_,
     upkeep.import_,
 ):
     index.add_command(command)

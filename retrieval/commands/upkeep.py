@@ -9,7 +9,7 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.gallery import Gallery
-from retrieval.ingest.transfer import export, import_vectors
+from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.verify import Problem
@@ -136,17 +136,17 @@ def compact(gallery: Path, as_json: bool) -> None:
 @_gallery_argument
 @click.argument("file", type=_FILE)
 @json_option
-def export_vectors(gallery: Path, file: Path, as_json: bool) -> None:
+def export_(gallery: Path, file: Path, as_json: bool) -> None:
     """Export the vectors of GALLERY, with ids, paths, labels and metadata, to FILE.
 
     FILE ends in .parquet, with one row per image and the column `vector`; or in .npy, with a .csv beside it
     that has the other columns in the same order.
 
-    
+    \b
       lookalike index export shop.gallery shop.parquet
       lookalike index export shop.gallery shop.npy
     """
-    count = export(Gallery(gallery), file, show_progress=True)
+    count = export_vectors(Gallery(gallery), file, show_progress=True)
     print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
@@ -171,7 +171,7 @@ def import_(
     With --model, which must have computed the vectors, you can search by new images and add images. With
     --embedding, queries are the gallery's own images, or vectors from Python.
 
-    
+    \b
       lookalike index import shop.gallery shop.parquet --model model.onnx
       lookalike index import clip.gallery clip.npz --embedding clip-vit-b32
     """

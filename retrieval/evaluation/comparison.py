@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.evaluation.report import FILE, Report, kept_reports
+from retrieval.evaluation.report import REPORT_FILE, Report, kept_reports
 from retrieval.evaluation.score import Result
 from retrieval.files import now
 from retrieval.metrics.statistics import McNemar, Summary, Welch, mcnemar, summarize, welch
@@ -371,25 +371,25 @@ def _report_folders(pattern: str) -> list[Path]:
     matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern))
     found = [folder for match in matches for folder in _folders_at(Path(match))]
     if not found:
-        problem = f"no {FILE} here, nor in its folders" if matches else "no such report"
+        problem = f"no {REPORT_FILE} here, nor in its folders" if matches else "no such report"
         raise InputError(f"{pattern}: {problem}; `lookalike evaluate ... --out DIR` writes one")
     return found
 
 
 def _folders_at(path: Path) -> Iterable[Path]:
     if path.is_file():
-        return [path.absolute().parent] if path.name == FILE else []
-    if (path / FILE).is_file():
+        return [path.absolute().parent] if path.name == REPORT_FILE else []
+    if (path / REPORT_FILE).is_file():
         return [path.absolute()]
     if (path / "gallery.db").is_file():
         return [folder.absolute() for folder in kept_reports(path)[-1:]]
-    return sorted(file.absolute().parent for file in path.glob(f"*/{FILE}"))
+    return sorted(file.absolute().parent for file in path.glob(f"*/{REPORT_FILE}"))
 
 
 def _unique_names(given: Sequence[str | None], arguments: Sequence[str]) -> list[str]:
     """Return the given names, and for the others the shortest ends of their paths that are unique."""
     paths = [Path(argument).absolute() for argument in arguments]
-    parts = [(path.parent if path.name == FILE else path).parts for path in paths]
+    parts = [(path.parent if path.name == REPORT_FILE else path).parts for path in paths]
     ends = {part[-1] for part, name in zip(parts, given, strict=True) if name is None}
     while len(ends) == 1 < given.count(None) and min(map(len, parts)) > 1:
         parts = [part[:-1] for part in parts]

@@ -14,8 +14,8 @@ from retrieval.evaluation.score import KS, Result
 from retrieval.files import now
 
 FORMAT_VERSION = 3
-FILE = "report.json"
-KEPT = "reports"  # folder of a gallery with the reports that it keeps
+REPORT_FILE = "report.json"
+REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Report:
         Raises:
             InputError: The file is missing, damaged, or of another format.
         """
-        path = folder / FILE
+        path = folder / REPORT_FILE
         try:
             fields = json.loads(path.read_text())
             if fields.pop("format") != FORMAT_VERSION:
@@ -89,7 +89,7 @@ class Report:
 
 def kept_reports(gallery: Path) -> list[Path]:
     """Return the folders of all reports kept in a gallery, oldest first."""
-    return [file.parent for file in sorted((gallery / KEPT).glob(f"*/{FILE}"))]
+    return [file.parent for file in sorted((gallery / REPORTS_FOLDER).glob(f"*/{REPORT_FILE}"))]
 
 
 def json_lines(fields: dict[str, Any]) -> str:

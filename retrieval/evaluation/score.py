@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.metrics.all_pairs import Similarities
-from retrieval.metrics.inputs import check_inputs
+from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import Ranking
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
@@ -90,7 +90,7 @@ def evaluate(
     Raises:
         InputError: Unusable embeddings or labels, or no query has a relevant image.
     """
-    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
     evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress)
     keys, columns = [], []
     for metric in METRICS:

@@ -139,7 +139,7 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise ImageError(str(path), ImageError.MISSING, "there is no such file") from None
     except NotADirectoryError:  # a folder of the path is a file, perhaps a tar file
-        return shards.read_bytes(path)
+        return shards.read_image(path)
     except PermissionError:
         raise ImageError(str(path), ImageError.PERMISSION, "there is no permission to read it") from None
     except IsADirectoryError:

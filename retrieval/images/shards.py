@@ -67,7 +67,7 @@ def stat(path: Path) -> tuple[int, int]:
     return member.size, mtime_ns
 
 
-def read_bytes(path: Path) -> bytes:
+def read_image(path: Path) -> bytes:
     """Read an image in a tar file; raise an `ImageError` if there is no such member."""
     try:
         tar, member, _ = _find(path)

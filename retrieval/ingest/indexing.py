@@ -13,7 +13,7 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
-from retrieval.ingest.plan import ContentIndex, Plan, make_plan, moved_item
+from retrieval.ingest.plan import ContentIndex, IndexingPlan, moved_item, plan_indexing
 from retrieval.ingest.sources import ImageFile, Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
 from retrieval.storage.queries import files_by_root, keys_with_same_content, live_ids, newest_id
@@ -129,7 +129,7 @@ def ingest(
     if gallery.changed():  # by another process, before we held the lock
         gallery.refresh()
     newest = newest_id(store)
-    plan = make_plan(store, found.files.values(), retry=policy.retry)
+    plan = plan_indexing(store, found.files.values(), retry=policy.retry)
     result = IngestResult(
         unchanged=plan.unchanged, ignored=found.ignored, unmatched=found.unmatched, bad=plan.bad
     )
@@ -168,7 +168,7 @@ def finish_run(
 class _Run:
     """One indexing run: reads, decodes and embeds the images of a plan, with periodic commits."""
 
-    def __init__(self, gallery: Gallery, plan: Plan, result: IngestResult, max_bad: float) -> None:
+    def __init__(self, gallery: Gallery, plan: IndexingPlan, result: IngestResult, max_bad: float) -> None:
         self._gallery, self._plan, self._result, self._max_bad = gallery, plan, result, max_bad
         self._known = ContentIndex(gallery.store)
         self._moved: set[int] = set()  # items whose path was changed by this run

@@ -13,12 +13,12 @@ from retrieval.ingest import tables
 from retrieval.ingest.sources import ImageFile
 from retrieval.storage import schema
 from retrieval.storage.queries import column_type, embedded_contents, existing_items
-from retrieval.storage.records import OWN, BadFile, Change, ExistingItem, StoredItem, Value
+from retrieval.storage.records import UPLOADS, BadFile, Change, ExistingItem, StoredItem, Value
 from retrieval.storage.store import Store
 
 
 @dataclass
-class Plan:
+class IndexingPlan:
     """Work that the images of some sources require.
 
     Attributes:
@@ -38,7 +38,7 @@ class Plan:
     existing: Mapping[tuple[str, str], ExistingItem] = field(default_factory=dict)
 
 
-def make_plan(store: Store, images: Iterable[ImageFile], *, retry: bool) -> Plan:
+def plan_indexing(store: Store, images: Iterable[ImageFile], *, retry: bool) -> IndexingPlan:
     """Compare images with a gallery, by size and modification time.
 
     Args:
@@ -49,8 +49,8 @@ def make_plan(store: Store, images: Iterable[ImageFile], *, retry: bool) -> Plan
     Raises:
         InputError: The metadata does not fit the gallery's columns.
     """
-    images = _with_own_root(store, images)
-    plan = Plan(existing=existing_items(store))
+    images = _with_uploads_root(store, images)
+    plan = IndexingPlan(existing=existing_items(store))
     known_bad = {file.stamp.key: file for file in store.bad_files()}
     described: dict[int, ImageFile] = {}
     for image in images:
@@ -67,19 +67,19 @@ def make_plan(store: Store, images: Iterable[ImageFile], *, retry: bool) -> Plan
             plan.todo.append(image)
             if existing and renamed:
                 plan.outdated.append(existing.id)
-    check_columns(store, images)
+    check_metadata(store, images)
     plan.changes = list(_changes(store, described))
     return plan
 
 
-def _with_own_root(store: Store, images: Iterable[ImageFile]) -> list[ImageFile]:
-    """Give the files in the gallery's own folder the root that the gallery stores for them."""
-    if not store.own.is_dir():
+def _with_uploads_root(store: Store, images: Iterable[ImageFile]) -> list[ImageFile]:
+    """Give uploaded files the root under which the gallery stores them."""
+    if not store.uploads.is_dir():
         return list(images)
-    own = f"{store.own}/"
+    folder = f"{store.uploads}/"
     with_path = ((os.path.join(image.root, image.path), image) for image in images)
     return [
-        replace(image, root=OWN, path=full.removeprefix(own)) if full.startswith(own) else image
+        replace(image, root=UPLOADS, path=full.removeprefix(folder)) if full.startswith(folder) else image
         for full, image in with_path
     ]
 
@@ -120,13 +120,13 @@ def moved_item(image: ImageFile, item: StoredItem) -> Change:
     return Change(item.id, stamp, image.metadata, key)
 
 
-def check_columns(store: Store, images: Iterable[ImageFile]) -> None:
+def check_metadata(store: Store, images: Iterable[ImageFile]) -> None:
     """Raise an `InputError` if the metadata of the images does not fit the gallery's columns."""
     described = [image for image in images if image.metadata]
     if not described:
         return
     columns = store.columns()
-    names = schema.check_columns({name for image in described for name in image.metadata}, columns)
+    names = schema.match_columns({name for image in described for name in image.metadata}, columns)
     types = {}
     for column in set(columns) & set(names.values()):
         kind = column_type(store, column)

@@ -16,7 +16,7 @@ from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Scan, stat_image
 from retrieval.storage.queries import live_ids
-from retrieval.storage.records import OWN, BadFile, FileStamp, StoredItem
+from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.verify import verify
 
@@ -74,7 +74,7 @@ def rebuild(
             raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")
         new = _open_or_create(gallery, model, draft)
         with new.store.writing():
-            _link_own_files(gallery.store, new.store)
+            _link_uploads(gallery.store, new.store)
             resumed, started, found = len(new), now(), _scan_items(gallery)
             result = ingest(new, found, policy=policy, show_progress=show_progress)
             index = gallery.store.manifest.index_spec
@@ -129,8 +129,8 @@ def _scan_items(gallery: Gallery) -> Scan:
             continue
         full = Path(gallery.paths.of(item)).absolute()
         image = stat_image(full, full.parents[len(Path(item.path).parts) - 1])
-        if item.root == OWN:
-            image = replace(image, root=OWN)
+        if item.root == UPLOADS:
+            image = replace(image, root=UPLOADS)
         if image.full in found.files:
             other = found.files[image.full].id
             found.unusable.append(BadFile(image.stamp, "same-file", f"it is also the file of {other}"))
@@ -141,12 +141,12 @@ def _scan_items(gallery: Gallery) -> Scan:
     return found
 
 
-def _link_own_files(old: Store, new: Store) -> None:
-    """Hard-link, or else copy, the image files in the old gallery's own folder into the new gallery."""
-    for name in old.kept_files():
-        source, target = old.own / name, new.own / name
+def _link_uploads(old: Store, new: Store) -> None:
+    """Hard-link, or else copy, the uploaded image files of the old gallery into the new one."""
+    for name in old.uploaded_files():
+        source, target = old.uploads / name, new.uploads / name
         if source.exists() and not target.exists():
-            new.own.mkdir(exist_ok=True)
+            new.uploads.mkdir(exist_ok=True)
             try:
                 target.hardlink_to(source)
             except OSError:  # the file system has no hard links

@@ -13,7 +13,7 @@ from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.load import read_bytes
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
-from retrieval.ingest.plan import make_plan, moved_item
+from retrieval.ingest.plan import moved_item, plan_indexing
 from retrieval.ingest.sources import ImageFile, Scan, file_exists, scan, stat_image
 from retrieval.progress import Progress
 from retrieval.storage.queries import existing_items
@@ -102,7 +102,7 @@ def folder_difference(gallery: Gallery, folder: Path) -> FolderDifference:
     """Return what `sync` would do, without changing anything."""
     top, found = _scan_folder(gallery, folder)
     gone = _missing(gallery, top, found.files)
-    plan = make_plan(gallery.store, found.files.values(), retry=False)
+    plan = plan_indexing(gallery.store, found.files.values(), retry=False)
     changed = sum(image.key in plan.existing for image in plan.todo)
     return FolderDifference(
         len(plan.todo) - changed, changed, plan.unchanged, sorted(str(Path(*key)) for key in gone)

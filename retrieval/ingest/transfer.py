@@ -27,7 +27,7 @@ from retrieval.progress import Progress
 from retrieval.storage import schema
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
-from retrieval.storage.records import OWN, FileStamp, NewItem, StoredItem, Value
+from retrieval.storage.records import UPLOADS, FileStamp, NewItem, StoredItem, Value
 from retrieval.storage.store import Store
 
 BATCH = 4096
@@ -54,7 +54,7 @@ class Batch:
 # ---- export
 
 
-def export(gallery: Gallery, target: Path, *, show_progress: bool = False) -> int:
+def export_vectors(gallery: Gallery, target: Path, *, show_progress: bool = False) -> int:
     """Export all items of a gallery, in batches of bounded memory; the files are written atomically.
 
     Args:
@@ -207,7 +207,7 @@ def _check(source: Path) -> tuple[int, int]:
                 row = batch.start + int(np.argmax(invalid)) + 1
                 raise InputError(f"{source}, row {row}: the vector is {problem}")
         names = dict.fromkeys(name for values in batch.values for name in values if name not in _COLUMNS)
-        schema.check_columns(names, ())
+        schema.match_columns(names, ())
         for number, values in enumerate(batch.values, batch.start):
             for name in names:
                 schema.check_value(name, values.get(name))
@@ -264,8 +264,8 @@ def _item(values: Mapping[str, Any], number: int, base: Path, store: Store) -> N
         root = base if full.is_relative_to(base) else Path(full.anchor)
         found = full.stat() if full.is_file() else None
         version = (found.st_size, found.st_mtime_ns) if found else (0, 0)
-        if full.parent == store.own:
-            stamp = FileStamp(OWN, full.name, *version)
+        if full.parent == store.uploads:
+            stamp = FileStamp(UPLOADS, full.name, *version)
         else:
             stamp = FileStamp(str(root), full.relative_to(root).as_posix(), *version)
     label = values.get("label")

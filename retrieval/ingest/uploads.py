@@ -1,4 +1,4 @@
-"""Uploads: images that arrive as bytes and are stored in the gallery's own folder."""
+"""Uploads: images that arrive as bytes and are stored in the gallery's folder of uploads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.images.load import open_bytes
-from retrieval.ingest.plan import check_columns
+from retrieval.ingest.plan import check_metadata
 from retrieval.ingest.sources import ImageFile
 from retrieval.storage.queries import ids_by_key, items_by_content
-from retrieval.storage.records import OWN, FileStamp, NewItem, Value
+from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import merge_newest
 
@@ -84,7 +84,7 @@ def store_uploads(
             new.setdefault(digest, upload)
     if new:
         started = now()
-        check_columns(store, [ImageFile("", "metadata", 0, 0, metadata=metadata or {})])
+        check_metadata(store, [ImageFile("", "metadata", 0, 0, metadata=metadata or {})])
         try:
             items = _write_files(store, new, label, metadata or {})
             store.commit(np.stack([upload.vector for upload in new.values()]), items)
@@ -107,17 +107,17 @@ def _write_files(
     store: Store, new: Mapping[str, Upload], label: str | None, metadata: Mapping[str, Value]
 ) -> list[NewItem]:
     """Write the files of uploads, by the SHA-256 of their bytes, and return the items to commit."""
-    if not store.own.is_dir():
-        store.own.mkdir()
-        fsync_folder(store.own.parent)
+    if not store.uploads.is_dir():
+        store.uploads.mkdir()
+        fsync_folder(store.uploads.parent)
     items: dict[str, NewItem] = {}
     for digest, upload in new.items():
         opened = open_bytes(upload.data, upload.name)
-        file = store.own / f"{digest}{opened.suffix}"
+        file = store.uploads / f"{digest}{opened.suffix}"
         with atomic_write(file) as draft:
             draft.write_bytes(upload.data)
         status = file.stat()
-        stamp = FileStamp(OWN, file.name, status.st_size, status.st_mtime_ns, label)
+        stamp = FileStamp(UPLOADS, file.name, status.st_size, status.st_mtime_ns, label)
         key = _key(store, upload.name, digest, opened.suffix, items)
         items[key] = NewItem(stamp, digest, *opened.upright_size, metadata, key)
     return list(items.values())

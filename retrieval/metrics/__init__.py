@@ -24,7 +24,7 @@ from retrieval.errors import InputError
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import Similarities, similarities
 from retrieval.metrics.clustering import kmeans, nmi, pair_f1
-from retrieval.metrics.inputs import check_inputs, check_labelled
+from retrieval.metrics.inputs import build_inputs, check_labelled
 from retrieval.metrics.ranking import NeighbourSearch, Ranking, exact_neighbours, rank, rank_inputs
 
 __all__ = [
@@ -206,7 +206,7 @@ def _rank_to_r(
     search: NeighbourSearch,
 ) -> Ranking:
     """Rank as deep as the largest number of relevant images."""
-    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
     return rank_inputs(inputs, max(1, int(inputs.num_relevant.max())), search)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.metrics.inputs import Inputs, check_inputs
+from retrieval.metrics.inputs import Inputs, build_inputs
 from retrieval.metrics.per_query import average_precision_of_ranks, r_precision_of_ranks
 from retrieval.metrics.ranking import TIE
 from retrieval.progress import Progress
@@ -86,9 +86,9 @@ def similarities(
         show_progress: Whether to report progress on stderr.
 
     Raises:
-        InputError: As for `retrieval.metrics.inputs.check_inputs`.
+        InputError: As for `retrieval.metrics.inputs.build_inputs`.
     """
-    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
     return compare_inputs(inputs, show_progress=show_progress)
 
 

@@ -39,14 +39,16 @@ class Inputs:
         return numbers
 
 
-def check_inputs(
+def build_inputs(
     query: np.ndarray,
     query_labels: np.ndarray,
     gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
     own: np.ndarray | None = None,
 ) -> Inputs:
-    """Check queries and gallery. Without a gallery, each query searches all other queries (leave-one-out).
+    """Check queries and gallery, and return them as `Inputs`.
+
+    Without a gallery, each query searches all other queries (leave-one-out).
 
     Lengths may differ from 1 by 0.01, as those of models in half and 8-bit precision do. A zero vector, which
     an image of a single colour may have, has cosine 0 with everything.
@@ -90,7 +92,7 @@ def check_inputs(
 
 
 def check_labelled(embeddings: np.ndarray, labels: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return embeddings [N, D] as float32 and labels [N], both as arrays; errors as for `check_inputs`."""
+    """Return embeddings [N, D] as float32 and labels [N], both as arrays; errors as for `build_inputs`."""
     embeddings, labels = np.asarray(embeddings), np.asarray(labels)
     if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
         raise InputError(

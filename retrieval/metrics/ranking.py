@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.metrics.inputs import Inputs, check_inputs
+from retrieval.metrics.inputs import Inputs, build_inputs
 from retrieval.progress import Progress
 
 # Similarities that differ by less are equal. Products of NumPy and of FAISS, in float32 and for 64 to 3,072
@@ -105,9 +105,9 @@ def rank(
         show_progress: Whether to report progress on stderr.
 
     Raises:
-        InputError: As for `retrieval.metrics.inputs.check_inputs`, or k is below 1.
+        InputError: As for `retrieval.metrics.inputs.build_inputs`, or k is below 1.
     """
-    inputs = check_inputs(query, query_labels, gallery, gallery_labels, own)
+    inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
     return rank_inputs(inputs, k, search, show_progress=show_progress)
 
 

@@ -156,7 +156,7 @@ METRICS = [
 
 
 @dataclass(frozen=True)
-class Column:
+class MetricColumn:
     """A value of a result, as tables show it.
 
     Attributes:
@@ -185,20 +185,20 @@ class Column:
         return text.replace(_K, str(self.k))
 
 
-def columns(keys: Iterable[str]) -> list[Column]:
+def metric_columns(keys: Iterable[str]) -> list[MetricColumn]:
     """Return the columns of keys that the table knows, in the order of the table, by ascending K."""
     present = set(keys)
     found = []
     for metric in METRICS:
         if _K in metric.key:
             ks = sorted(by_k(dict.fromkeys(present, 0.0), metric.key))
-            found += [Column(metric, metric.key.replace(_K, str(k)), k) for k in ks]
+            found += [MetricColumn(metric, metric.key.replace(_K, str(k)), k) for k in ks]
         elif metric.key in present:
-            found.append(Column(metric, metric.key))
+            found.append(MetricColumn(metric, metric.key))
     return found
 
 
-def shown_columns(keys: Iterable[str], ks: Sequence[int], *, brief: bool = False) -> list[Column]:
+def shown_columns(keys: Iterable[str], ks: Sequence[int], *, brief: bool = False) -> list[MetricColumn]:
     """Return the columns that a table shows.
 
     Args:
@@ -208,7 +208,7 @@ def shown_columns(keys: Iterable[str], ks: Sequence[int], *, brief: bool = False
     """
     return [
         column
-        for column in columns(keys)
+        for column in metric_columns(keys)
         if (column.k is None or column.k in column.metric.shown_ks(ks)) and (column.metric.brief or not brief)
     ]
 

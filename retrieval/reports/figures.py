@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe-Ito, colour-blind safe
 GREY = "#777777"
 MARKERS = "osD^vPX*"  # distinct without colour
-MANY = 3000  # marks beyond which they are rasterized: browsers cannot draw more of them smoothly
+RASTERIZE_ABOVE = 3000  # marks; browsers cannot draw more vector marks smoothly
 _DOTS_PER_INCH = 150
 _lock = threading.Lock()  # Matplotlib's settings are global
 
@@ -28,7 +28,7 @@ def axes_svg(plot: Callable[[Axes], object], width: float, height: float) -> str
     """Return an SVG document of a figure with a single plot.
 
     Args:
-        plot: Draws on the axes.
+        plot: Function that draws on the axes.
         width: Width in inches.
         height: Height in inches.
     """
@@ -39,7 +39,7 @@ def render_figure(draw: Callable[[Figure], object], width: float, height: float,
     """Return a figure as the bytes of an image file.
 
     Args:
-        draw: Draws on the figure.
+        draw: Function that draws on the figure.
         width: Width in inches.
         height: Height in inches.
         kind: "svg" or "png".
@@ -68,7 +68,7 @@ def save_figure(
     """Write a figure as SVG, and optionally as PNG beside it; return the files written.
 
     Args:
-        draw: Draws on the figure.
+        draw: Function that draws on the figure.
         width: Width in inches.
         height: Height in inches.
         file: SVG file to write.

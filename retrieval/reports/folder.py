@@ -9,7 +9,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.evaluation.comparison import Comparison
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery
-from retrieval.evaluation.report import FILE, KEPT, Report, json_lines
+from retrieval.evaluation.report import REPORT_FILE, REPORTS_FOLDER, Report, json_lines
 from retrieval.files import write_texts
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
@@ -22,7 +22,7 @@ def save_report(report: Report, folder: Path) -> None:
     """Write report.html and report.json into a folder, created if missing; report.json comes last."""
     folder.mkdir(parents=True, exist_ok=True)
     page = document(f"Lookalike: {report.data}", render_report(report))
-    write_texts(folder, {"report.html": page, FILE: json_lines(report.to_dict())})
+    write_texts(folder, {"report.html": page, REPORT_FILE: json_lines(report.to_dict())})
 
 
 def save_comparison(comparison: Comparison, folder: Path) -> None:
@@ -54,7 +54,7 @@ def keep_report(report: Report, gallery: Path) -> Path:
     """Save a report in a gallery, named by its time; return its folder."""
     name = report.created.replace(":", "")
     for number in count(1):
-        folder = gallery / KEPT / (name if number == 1 else f"{name}-{number}")
+        folder = gallery / REPORTS_FOLDER / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
             break
@@ -67,8 +67,8 @@ def keep_report(report: Report, gallery: Path) -> Path:
 def _check_writable(gallery: Path) -> None:
     """Check before long work that the gallery can keep a report."""
     try:
-        (gallery / KEPT).mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=gallery / KEPT):
+        (gallery / REPORTS_FOLDER).mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=gallery / REPORTS_FOLDER):
             pass
     except OSError as error:
         what = f"{gallery}: it cannot keep a report ({error.strerror})"

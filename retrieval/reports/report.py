@@ -7,7 +7,7 @@ from typing import Any
 from retrieval.evaluation.findings import Confusion, Findings, HardQuery, Neighbour
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
-from retrieval.metrics.table import Column, shown_columns
+from retrieval.metrics.table import MetricColumn, shown_columns
 from retrieval.reports.pages import Pick, Tile, TileSet, render_template
 from retrieval.reports.plots import class_recall_figure, report_recall_figure, similarity_figure
 
@@ -38,7 +38,7 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
     )
 
 
-def _cell(column: Column, result: Result, results: list[Result]) -> dict[str, Any]:
+def _cell(column: MetricColumn, result: Result, results: list[Result]) -> dict[str, Any]:
     """Value and interval; the best of all results with the same labels is marked."""
     value = result.values.get(column.key)
     rivals = [rival.values.get(column.key) for rival in results if rival.by == result.by]

@@ -20,7 +20,7 @@ import numpy as np
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, sha256_of
 from retrieval.search import kinds, tuning
-from retrieval.search.tuning import Trial
+from retrieval.search.tuning import IndexTrial
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import ActiveIndex, IndexSpec
 
@@ -172,7 +172,7 @@ def build_index(
         return extended
     room = float("inf") if memory is None else memory
     needed = kinds.memory_needed("flat" if kind == "auto" else kind, vectors.dim, len(vectors))
-    tried: Sequence[Trial] = ()
+    tried: Sequence[IndexTrial] = ()
     if kind != "auto" and needed > room:
         raise InputError(
             f"an index of kind {kind} needs {needed:,} bytes here; allow more memory, or use auto"
@@ -228,7 +228,7 @@ def _extend(
     fits = card["memory_wanted"] is None or needed <= card["memory_wanted"]
     if not is_same or not fits or len(vectors) > _STALE * card["chosen_for"]:
         return None
-    held_out = tuning.hold_out(vectors, old=index.ntotal)
+    held_out = tuning.hold_out_queries(vectors, old=index.ntotal)
     tuning.add_rows(index, vectors, held_out.rows, index.ntotal, show_progress=show_progress)
     if len(held_out.rows) >= _ENOUGH:
         trials = list(
@@ -243,18 +243,18 @@ def _extend(
     return BuiltIndex(index, card)
 
 
-def _plain(trial: Trial) -> dict[str, Any]:
+def _plain(trial: IndexTrial) -> dict[str, Any]:
     return {name: round(x, 4) if isinstance(x, float) else x for name, x in asdict(trial).items()}
 
 
 def _build(
     kind: kinds.Kind, vectors: Vectors, recall: float, show_progress: bool
-) -> tuple[faiss.Index, list[Trial]]:
+) -> tuple[faiss.Index, list[IndexTrial]]:
     """Train and fill an index; its recall is measured before the held-out queries are added."""
     random = np.random.default_rng(0)
     rows = random.choice(len(vectors), kinds.training_size(len(vectors)), replace=False)
     index = kinds.train_index(kind, vectors.take(np.sort(rows)), len(vectors))
-    held_out = tuning.hold_out(vectors)
+    held_out = tuning.hold_out_queries(vectors)
     tuning.add_rows(index, vectors, held_out.rows, show_progress=show_progress)
     trials = list(tuning.sweep_efforts(kind, index, held_out, recall))
     index.add_with_ids(held_out.queries, held_out.rows)

@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.errors import InputError, did_you_mean
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.search.snapshot import Snapshot
-from retrieval.search.where import is_text, parse
+from retrieval.search.where import is_text, parse_condition
 from retrieval.storage.queries import column_values, ids_by_key, ids_matching
 from retrieval.storage.store import Store
 
@@ -192,7 +192,7 @@ class Searcher:
 
     def _scan_condition(self, where: str) -> np.ndarray:
         """Return which rows fulfil a condition, bool [rows]."""
-        return np.isin(self.snapshot.ids, ids_matching(self._store, parse(where)))
+        return np.isin(self.snapshot.ids, ids_matching(self._store, parse_condition(where)))
 
     def _scan_column(self, column: str) -> np.ndarray:
         """Return a group number for each row, equal for equal values of a column, int32 [rows]."""

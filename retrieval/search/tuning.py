@@ -26,7 +26,7 @@ _CANDIDATES = ("flat", "pq", "sq8", "ivf-pq", "ivf-sq8", "hnsw")
 
 
 @dataclass(frozen=True)
-class Trial:
+class IndexTrial:
     """One index kind with its search parameters, and its measured performance.
 
     Attributes:
@@ -95,7 +95,7 @@ class HeldOutQueries:
         return 1000 * float(np.median(taken))
 
 
-def hold_out(vectors: Vectors, old: int = 0) -> HeldOutQueries:
+def hold_out_queries(vectors: Vectors, old: int = 0) -> HeldOutQueries:
     """Draw queries from row `old` on, and find their nearest neighbours by exact search."""
     random = np.random.default_rng(0)
     new = np.arange(old, len(vectors))
@@ -107,7 +107,9 @@ def hold_out(vectors: Vectors, old: int = 0) -> HeldOutQueries:
     return HeldOutQueries(vectors, rows, queries, scores.min(1, initial=np.inf))
 
 
-def sweep_efforts(kind: Kind, index: faiss.Index, held_out: HeldOutQueries, recall: float) -> Iterator[Trial]:
+def sweep_efforts(
+    kind: Kind, index: faiss.Index, held_out: HeldOutQueries, recall: float
+) -> Iterator[IndexTrial]:
     """Yield, for each number of candidates, the least effort that reaches the recall, or the largest."""
     count = len(held_out.vectors)
     size = kinds.memory_needed(kind.name, index.d, count) // count
@@ -117,21 +119,25 @@ def sweep_efforts(kind: Kind, index: faiss.Index, held_out: HeldOutQueries, reca
             if at_least >= recall:
                 break
         search = partial(held_out.answers, index, effort, oversample)
-        yield Trial(kind.name, effort, oversample, reached, at_least, size, held_out.milliseconds(search))
+        yield IndexTrial(
+            kind.name, effort, oversample, reached, at_least, size, held_out.milliseconds(search)
+        )
 
 
-def fastest(trials: Sequence[Trial], recall: float) -> Trial | None:
+def fastest(trials: Sequence[IndexTrial], recall: float) -> IndexTrial | None:
     """Return the fastest trial whose lower confidence bound reaches the recall; `None` if there is none."""
     return min((t for t in trials if t.at_least >= recall), key=lambda t: t.ms, default=None)
 
 
-def fastest_first(trials: Sequence[Trial], recall: float) -> list[str]:
+def fastest_first(trials: Sequence[IndexTrial], recall: float) -> list[str]:
     """Return the kinds that reach the recall, fastest first."""
     good = sorted((trial for trial in trials if trial.at_least >= recall), key=lambda trial: trial.ms)
     return list(dict.fromkeys(trial.kind for trial in good))
 
 
-def run_trials(vectors: Vectors, *, recall: float, memory: int | None, show_progress: bool) -> list[Trial]:
+def run_trials(
+    vectors: Vectors, *, recall: float, memory: int | None, show_progress: bool
+) -> list[IndexTrial]:
     """Measure which kinds reach the recall within the memory, on a sample.
 
     Every kind that fits is built over at most 50,000 of the vectors and searched with growing effort. Times
@@ -150,8 +156,8 @@ def run_trials(vectors: Vectors, *, recall: float, memory: int | None, show_prog
     count = len(vectors)
     rows = np.sort(random.choice(count, min(count, SAMPLE), replace=False))
     sample = Vectors([vectors.take(rows)], vectors.dim)
-    held_out, centres = hold_out(sample), None
-    tried: list[Trial] = []
+    held_out, centres = hold_out_queries(sample), None
+    tried: list[IndexTrial] = []
     with Progress("choosing an index", len(_CANDIDATES), "kinds", show=show_progress) as progress:
         for name in _CANDIDATES:
             needed = kinds.memory_needed(name, vectors.dim, count)
@@ -173,7 +179,7 @@ def run_trials(vectors: Vectors, *, recall: float, memory: int | None, show_prog
     return tried
 
 
-def trial_table(tried: Sequence[Trial], chosen: Trial | None = None) -> list[str]:
+def trial_table(tried: Sequence[IndexTrial], chosen: IndexTrial | None = None) -> list[str]:
     """Return the trials as lines of a table, the chosen one marked."""
     head = ["", "kind", "effort", "candidates", f"recall@{AIM}", "at least", "bytes/vector", "ms/query"]
     rows = [
@@ -194,11 +200,11 @@ def trial_table(tried: Sequence[Trial], chosen: Trial | None = None) -> list[str
 
 def _attempt(
     name: str, sample: Vectors, held_out: HeldOutQueries, recall: float, centres: np.ndarray | None
-) -> tuple[faiss.Index | None, list[Trial]]:
+) -> tuple[faiss.Index | None, list[IndexTrial]]:
     """Build an index of one kind over the sample and search it."""
     if name == "flat":
         exact = held_out.milliseconds(lambda query: sample.nearest(query, AIM))
-        return None, [Trial("flat", 0, 1, 1.0, 1.0, 0, exact)]
+        return None, [IndexTrial("flat", 0, 1, 1.0, 1.0, 0, exact)]
     kind = kinds.APPROXIMATE[name]
     index = kinds.train_index(kind, sample.parts[0], len(sample), centres)
     add_rows(index, sample, held_out.rows)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from retrieval.errors import InputError
-from retrieval.storage.conditions import Column, Condition, ConditionValue, Joined, Not, Test
+from retrieval.storage.conditions import ColumnName, Condition, ConditionValue, Joined, Not, Test
 
 MAX_LENGTH = 4096  # characters
 MAX_DEPTH = 32  # of parentheses and "not"
@@ -48,7 +48,7 @@ class _Token(NamedTuple):
     position: int
 
 
-def parse(text: str) -> Condition:
+def parse_condition(text: str) -> Condition:
     """Parse a condition.
 
     Raises:
@@ -59,7 +59,7 @@ def parse(text: str) -> Condition:
         raise InputError(f"where: the condition has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if not is_text(text):
         raise InputError("where: the condition has characters that the database cannot store")
-    return _Parser(text).whole()
+    return _Parser(text).parse()
 
 
 def is_text(text: str) -> bool:
@@ -76,18 +76,18 @@ class _Parser:
         self._next = 0
         self._values = 0
 
-    def whole(self) -> Condition:
-        condition = self._either(0)
+    def parse(self) -> Condition:
+        condition = self._condition(0)
         if self._peek.kind != "end":
             self._fail("'and', 'or' or the end")
         return condition
 
     # ---- grammar, one method per rule
 
-    def _either(self, depth: int) -> Condition:
-        return self._joined("or", lambda: self._both(depth))
+    def _condition(self, depth: int) -> Condition:
+        return self._joined("or", lambda: self._conjunction(depth))
 
-    def _both(self, depth: int) -> Condition:
+    def _conjunction(self, depth: int) -> Condition:
         return self._joined("and", lambda: self._factor(depth))
 
     def _joined(self, word: str, part: Callable[[], Condition]) -> Condition:
@@ -102,7 +102,7 @@ class _Parser:
         if self._take("not"):
             return Not(self._factor(depth + 1))
         if self._take("("):
-            condition = self._either(depth + 1)
+            condition = self._condition(depth + 1)
             self._need(")", "'and', 'or' or ')'")
             return condition
         return self._test()
@@ -135,7 +135,7 @@ class _Parser:
         blanks = ' (a name with blanks goes in "double quotes")' if self._peek.kind == "word" else ""
         return self._fail("'in', 'like' or 'between'" if negated else _TEST + blanks)
 
-    def _column(self) -> Column:
+    def _column(self) -> ColumnName:
         token = self._peek
         if token.kind == "quoted":
             name = token.text[1:-1].replace('""', '"')
@@ -144,7 +144,7 @@ class _Parser:
         else:
             self._fail('the name of a column (in "double quotes" unless it is a plain word)')
         self._advance()
-        return Column(name, token.position)
+        return ColumnName(name, token.position)
 
     def _value(self) -> ConditionValue:
         token = self._peek

@@ -19,7 +19,7 @@ _LISTED = 20  # columns that an error message names
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnName:
     """A column name, and its position in the text of the condition."""
 
     name: str
@@ -38,7 +38,7 @@ class Test:
         negated: Negate "in", "like", "between" or "is null".
     """
 
-    column: Column
+    column: ColumnName
     operator: str
     values: tuple[ConditionValue, ...] = ()
     negated: bool = False

@@ -30,14 +30,14 @@ def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredIte
     Raises:
         LookalikeError: The facts of an item are damaged.
     """
-    known = columns(db)
+    known = metadata_columns(db)
     for start in range(0, len(ids), schema.AT_ONCE):
         chunk = ids[start : start + schema.AT_ONCE]
         for row in db.execute(f"{_SELECT} WHERE items.id IN ({', '.join('?' * len(chunk))})", chunk):
             yield _stored(row, known)
 
 
-def columns(db: sqlite3.Connection) -> list[str]:
+def metadata_columns(db: sqlite3.Connection) -> list[str]:
     """Return the names of the metadata columns, oldest first."""
     return [name for _, name, *_ in db.execute("PRAGMA table_info (metadata)")][1:]
 
@@ -61,12 +61,12 @@ class ItemWriter:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._known = columns(db)
+        self._known = metadata_columns(db)
         self._names: dict[str, str] = {}
 
     def add_columns(self, names: Iterable[str]) -> None:
         """Add the metadata columns that are missing."""
-        self._names = schema.check_columns(names, self._known)
+        self._names = schema.match_columns(names, self._known)
         for column in dict.fromkeys(self._names.values()):
             if column not in self._known:
                 self._db.execute(f"ALTER TABLE metadata ADD COLUMN {schema.quoted(column)}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.files import now
 from retrieval.storage import database, schema
-from retrieval.storage.items import columns
+from retrieval.storage.items import metadata_columns
 from retrieval.storage.records import Segment
 from retrieval.storage.store import Store, insert_segment
 
@@ -122,7 +122,7 @@ def item_states(store: Store) -> Iterator[ItemState]:
     )
     count = len(schema.FACTS)
     with database.reading(store.folder) as db:
-        names = columns(db)
+        names = metadata_columns(db)
         for row in db.execute(query):
             facts, (crc, seg, place, deleted_at, owner), values = (
                 row[:count],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.storage.queries import files_by_root, ids_of_file
-from retrieval.storage.records import OWN, StoredItem
+from retrieval.storage.records import UPLOADS, StoredItem
 from retrieval.storage.store import Store
 
 _NO_FILE = "without a file"  # folder below the gallery, never created, for items without a file
@@ -52,7 +52,7 @@ class ItemPaths:
         return list(files_by_root(self._store))
 
     def _base(self, root: str) -> Path:
-        return self._store.folder / (root if self._moved is None or root == OWN else self._moved)
+        return self._store.folder / (root if self._moved is None or root == UPLOADS else self._moved)
 
 
 class _LazyPaths(Sequence[Path]):

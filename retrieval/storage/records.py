@@ -11,9 +11,9 @@ import numpy as np
 
 Value = str | int | float | None
 # Root of the uploaded files: relative to the gallery folder, so that they move with it.
-OWN = "pictures"
+UPLOADS = "pictures"
 # Names of the uploaded files.
-KEPT = re.compile(r"[0-9a-f]{64}\.[a-z]+")
+UPLOAD_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class BadFile:
 
     Attributes:
         stamp: Image file.
-        reason: Reason as a code, see `retrieval.errors.ImageError`.
+        reason: Reason as a code: one of `retrieval.errors.ImageError`, or of the scan, such as "name".
         detail: Reason as text.
     """
 
@@ -219,7 +219,7 @@ class ActiveIndex:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class GalleryState:
     """One committed state of a gallery.
 
     Attributes:

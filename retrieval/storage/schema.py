@@ -58,7 +58,7 @@ def item_crc(facts: Sequence[Any], metadata: Mapping[str, Value]) -> int:
     return zlib.crc32(json.dumps([*facts, given]).encode())
 
 
-def check_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+def match_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
     """Return the column of each given name: a known one if they differ only in case, else the name itself.
 
     Raises:

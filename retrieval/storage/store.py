@@ -37,19 +37,19 @@ import numpy as np
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
 from retrieval.storage import database, schema, segments
-from retrieval.storage.items import ItemWriter, columns, read_items
+from retrieval.storage.items import ItemWriter, metadata_columns, read_items
 from retrieval.storage.manifest import Manifest, parse_manifest, write_manifest
 from retrieval.storage.records import (
-    KEPT,
-    OWN,
+    UPLOAD_NAME,
+    UPLOADS,
     ActiveIndex,
     BadFile,
     Change,
     FileStamp,
+    GalleryState,
     IndexSpec,
     NewItem,
     Segment,
-    State,
     StoredItem,
 )
 from retrieval.storage.watch import SEGMENTS, Watch
@@ -57,7 +57,7 @@ from retrieval.storage.watch import SEGMENTS, Watch
 # Errors of a full or broken disk; numpy gives no number for a partial write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 # Names of the files that may be deleted in the folder of uploads, where users may put files as well.
-_UPLOAD = re.compile(rf"{KEPT.pattern}(\.tmp-[0-9a-f]{{32}})?")
+_UPLOAD = re.compile(rf"{UPLOAD_NAME.pattern}(\.tmp-[0-9a-f]{{32}})?")
 
 
 class Store:
@@ -125,9 +125,9 @@ class Store:
         return cls(folder)
 
     @property
-    def own(self) -> Path:
+    def uploads(self) -> Path:
         """Folder of the uploaded image files, which may not exist."""
-        return self.folder.resolve() / OWN
+        return self.folder.resolve() / UPLOADS
 
     # ---- reading
 
@@ -136,7 +136,7 @@ class Store:
         with database.reading(self.folder) as db:
             return db.execute(query, values).fetchall()
 
-    def state(self) -> State:
+    def state(self) -> GalleryState:
         """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
         if self._watch is None:
             self._watch = Watch(self.folder)
@@ -188,7 +188,7 @@ class Store:
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
         with database.reading(self.folder) as db:
-            return columns(db)
+            return metadata_columns(db)
 
     def bad_files(self) -> list[BadFile]:
         """Return the files that could not be used when they were last tried."""
@@ -374,10 +374,10 @@ class Store:
         for entry in self.leftovers():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
-    def kept_files(self) -> set[str]:
+    def uploaded_files(self) -> set[str]:
         """Return the names of the uploaded files that live items have."""
         query = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
-        return {path for (path,) in self.select(query, (OWN,))}
+        return {path for (path,) in self.select(query, (UPLOADS,))}
 
     def leftovers(self) -> list[Path]:
         """Return files and folders that no row names: of a running writer, or of one that was killed."""
@@ -390,10 +390,10 @@ class Store:
             for entry in sorted((self.folder / part).iterdir())
             if entry.name not in named
         ]
-        if self.own.is_dir():
-            kept = self.kept_files()
-            uploads = (entry for entry in sorted(self.own.iterdir()) if _UPLOAD.fullmatch(entry.name))
-            left += [entry for entry in uploads if entry.name not in kept]
+        if self.uploads.is_dir():
+            uploaded = self.uploaded_files()
+            uploads = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
+            left += [entry for entry in uploads if entry.name not in uploaded]
         return left
 
 

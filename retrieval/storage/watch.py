@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.storage import database
-from retrieval.storage.records import ActiveIndex, Segment, State
+from retrieval.storage.records import ActiveIndex, GalleryState, Segment
 
 SEGMENTS = "SELECT seg, file, n, sha256, bytes, rows_sha256 FROM segments ORDER BY seg"
 _REMOVED = "SELECT id FROM items WHERE deleted_at IS NOT NULL AND seg IS NOT NULL ORDER BY id"
@@ -36,7 +36,7 @@ class Watch:
         weakref.finalize(self, self._db.close)
         self._seen = (0, 0)
 
-    def state(self) -> State:
+    def state(self) -> GalleryState:
         """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
         with self._lock, database.convert_errors(self._folder):
             self._db.execute("BEGIN")
@@ -48,7 +48,7 @@ class Watch:
             finally:
                 self._db.execute("ROLLBACK")
         ids = np.array(removed, np.int64).reshape(-1)
-        return State(segments, ids, ActiveIndex(*index) if index else None)
+        return GalleryState(segments, ids, ActiveIndex(*index) if index else None)
 
     def changed(self) -> bool:
         """Return whether anything was committed since `state()`, or the folder holds another gallery now."""

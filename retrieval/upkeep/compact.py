@@ -14,10 +14,10 @@ from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import segments
 from retrieval.storage.maintenance import Replacement, replace_segments
-from retrieval.storage.records import Segment, State
+from retrieval.storage.records import GalleryState, Segment
 from retrieval.storage.store import Store
 
-MANY = 64  # segments
+MAX_SMALL_SEGMENTS = 64  # number of small segments from which `merge_newest` merges them
 SEGMENT_BYTES = 1 << 27  # vectors in one file; compaction holds up to three times as much in memory
 _SMALL = 4096  # rows
 
@@ -96,7 +96,7 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         return Compaction(dropped, counts, (size, folder_size(store.folder)), moved)
 
 
-def merge_newest(store: Store, at_least: int = MANY) -> None:
+def merge_newest(store: Store, at_least: int = MAX_SMALL_SEGMENTS) -> None:
     """Merge the newest small segments if there are many. Call it inside `store.writing()`.
 
     Every image that is added alone leaves a segment, and every reader keeps the files of all segments open.
@@ -118,7 +118,7 @@ def merge_newest(store: Store, at_least: int = MANY) -> None:
     store.clear_leftovers()
 
 
-def _groups(store: Store, state: State) -> list[_Group]:
+def _groups(store: Store, state: GalleryState) -> list[_Group]:
     """Group neighbouring segments whose live rows fit into one, in order."""
     capacity = max(1, SEGMENT_BYTES // (4 * store.manifest.dim))
     groups: list[_Group] = []

@@ -68,11 +68,11 @@ async def evaluation(service: Service) -> EvaluationAnswer:
 
 
 def _newest(gallery: Path) -> EvaluationAnswer:
-    from retrieval.evaluation.report import FILE, kept_reports
+    from retrieval.evaluation.report import REPORT_FILE, kept_reports
 
     for folder in reversed(kept_reports(gallery)):
         try:
-            return _read(folder, (folder / FILE).stat().st_mtime_ns)
+            return _read(folder, (folder / REPORT_FILE).stat().st_mtime_ns)
         except (InputError, OSError):  # damaged, of another format, or just deleted
             continue
     raise NoEvaluationError("the gallery keeps no evaluation; `lookalike evaluate` writes one")
@@ -82,7 +82,7 @@ def _newest(gallery: Path) -> EvaluationAnswer:
 def _read(folder: Path, modified: int) -> EvaluationAnswer:
     """Read a report; the time of its modification is part of the cache key."""
     from retrieval.evaluation.report import Report
-    from retrieval.metrics.table import columns
+    from retrieval.metrics.table import metric_columns
 
     report = Report.load(folder)
     keys = {key for result in report.results for key in result.values}
@@ -100,7 +100,7 @@ def _read(folder: Path, modified: int) -> EvaluationAnswer:
         ],
         metrics=[
             EvaluationMetric(key=column.key, title=column.title, meaning=column.meaning)
-            for column in columns(keys)
+            for column in metric_columns(keys)
         ],
     )
 

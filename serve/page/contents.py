@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from retrieval.gallery import Gallery, Item
-from retrieval.search.where import parse
+from retrieval.search.where import parse_condition
 from retrieval.storage.queries import item_page
 from retrieval.text import pluralize
 from serve.core.service import Facts, SearchService
@@ -46,7 +46,7 @@ def image_page(gallery: Gallery, where: str, number: int) -> ImagePage:
     Raises:
         InputError: The filter is not valid, or names a column that does not exist.
     """
-    listed = item_page(gallery.store, parse(where) if where else None, number, PAGE_SIZE)
+    listed = item_page(gallery.store, parse_condition(where) if where else None, number, PAGE_SIZE)
     items = gallery.items(listed.ids)
     return ImagePage([items[i] for i in listed.ids if i in items], where, listed.number, listed.total)
 

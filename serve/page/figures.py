@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from retrieval.analysis import triplets, tsne
 from retrieval.analysis.embeddings import embeddings_of
-from retrieval.analysis.map_page import WALK_SCRIPT, map_marks
+from retrieval.analysis.map_page import NAVIGATION_SCRIPT, map_marks
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels, state_of
 from retrieval.reports.figures import render_figure
@@ -41,7 +41,7 @@ class Figures:
 
     def component(self) -> gr.HTML:
         """Create the component; its `submit` names an item to search with."""
-        scripts = "\n".join([script("poll", "search_item"), WALK_SCRIPT, script("figures")])
+        scripts = "\n".join([script("poll", "search_item"), NAVIGATION_SCRIPT, script("figures")])
         return gr.HTML(panel("", Markup()), elem_id="figures", apply_default_css=False, js_on_load=scripts)
 
     def connect(self, component: gr.HTML) -> None:
@@ -117,7 +117,7 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
     return words + Markup(figure_fragment(drawing, label))
 
 
-def map_view(found: tsne.Map, ids: list[int], total: int, facts: Facts) -> Markup:
+def map_view(found: tsne.TsneMap, ids: list[int], total: int, facts: Facts) -> Markup:
     """Return the map, with a place for the image that is pointed at."""
     labels = found.embeddings.labels
     numbers = np.unique(labels, return_inverse=True)[1].tolist()

@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from retrieval.gallery import Gallery, Hit, Item
-from retrieval.storage.records import KEPT
+from retrieval.storage.records import UPLOAD_NAME
 from retrieval.text import pluralize
 from serve.core.service import Facts
 from serve.page.assets import render, template_filter
@@ -45,7 +45,7 @@ class _Card(NamedTuple):
 def display_name(item: Item) -> str:
     """Return the file name of an item; its key if it has no file, or one that the gallery named."""
     name = os.path.basename(item.path)  # much faster than a Path
-    return item.key if not name or KEPT.fullmatch(name) else name
+    return item.key if not name or UPLOAD_NAME.fullmatch(name) else name
 
 
 @template_filter

@@ -50,12 +50,12 @@ def label_at(page: Page) -> str:
 
 def test_pointer_and_touch_select_the_nearest(page: Page) -> None:
     card = page.locator("#card")
-    expect(card).to_have_text("Nothing is pointed at.")
+    expect(card).to_have_text("No point is selected.")
     page.locator("#marks path").nth(3).hover(force=True)
     expect(card.locator("img")).to_have_js_property("naturalWidth", 96)  # 48 x 40, twice as large
     expect(card).to_contain_text(label_at(page))
     page.mouse.move(1, 1)
-    expect(card).to_have_text("Nothing is pointed at.")
+    expect(card).to_have_text("No point is selected.")
     box = page.locator("#marks path").nth(20).bounding_box()
     assert box is not None
     page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -71,7 +71,7 @@ def test_arrow_keys_move_and_escape_deselects(page: Page) -> None:
         expect(page.locator("#card strong")).to_have_text(label_at(page))
     assert len(seen) > 2
     page.keyboard.press("Escape")
-    expect(page.locator("#card")).to_have_text("Nothing is pointed at.")
+    expect(page.locator("#card")).to_have_text("No point is selected.")
 
 
 def test_a_class_is_highlighted(page: Page) -> None:

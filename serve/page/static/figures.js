@@ -1,13 +1,13 @@
-// Open figures of the embeddings, and walk on the map with the pointer or the arrow keys.
+// Open figures of the embeddings, and select points of the map with the pointer or the arrow keys.
 element.addEventListener('click', event => {
   const button = event.target.closest('[data-figure]');
   if (button) trigger('select', {of: button.ariaPressed === 'true' ? '' : button.dataset.figure});
 });
-let walked = null;
+let selection = null;
 const onMap = () => {
   const map = element.querySelector('.map');
   if (!map) return;
-  if (map === walked?.map) { walked.reset(); return; }
+  if (map === selection?.map) { selection.reset(); return; }
   const group = map.querySelector('g');
   const show = i => {
     const mark = group.children[i], text = element.querySelector('#pointed');
@@ -24,7 +24,7 @@ const onMap = () => {
     image.alt = mark.dataset.label;
     shown.querySelector('button').dataset.search = mark.dataset.item;
   };
-  walked = {map, ...walkOn(map, group, show)};
+  selection = {map, ...navigateMarks(map, group, show)};
   const pick = () => { if (map.querySelector('.at')) element.querySelector('.card button').click(); };
   map.addEventListener('click', event => { if (event.pointerType === 'mouse') pick(); });
   map.addEventListener('keydown', event => { if (event.key === 'Enter') pick(); });

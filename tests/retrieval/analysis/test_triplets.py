@@ -12,7 +12,7 @@ import pytest
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import diagram_size, draw_triplet_diagram, same_images, triplets
-from retrieval.reports.figures import MANY, render_figure
+from retrieval.reports.figures import RASTERIZE_ABOVE, render_figure
 
 
 def random_embeddings(seed: int, labels: str = "aaabbbbccd") -> Embeddings:
@@ -83,7 +83,7 @@ def test_few_images_have_arrows_and_many_are_rasterized() -> None:
         random = np.random.default_rng(seed)
         return Embeddings("x", random.normal(size=(count, 4)), np.arange(count) % 5)
 
-    few, some, many = (svg_of(of(count, 0), of(count, 1)) for count in (20, 500, MANY + 10))
+    few, some, many = (svg_of(of(count, 0), of(count, 1)) for count in (20, 500, RASTERIZE_ABOVE + 10))
     assert "Quiver" in few
     assert "Quiver" not in some
     assert "image/png" not in some

@@ -14,7 +14,7 @@ import pytest
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.map_page import map_page
-from retrieval.analysis.tsne import Map, draw_map, tsne_map
+from retrieval.analysis.tsne import TsneMap, draw_map, tsne_map
 from retrieval.reports.figures import render_figure
 from tests.conftest import draw
 
@@ -29,18 +29,18 @@ def groups(count: int = 10, each: int = 8, labels: np.ndarray | None = None) -> 
 
 
 @pytest.fixture(scope="module")
-def found() -> Map:
+def found() -> TsneMap:
     return tsne_map(groups())
 
 
-def test_neighbours_on_the_map_are_of_one_cluster(found: Map) -> None:
+def test_neighbours_on_the_map_are_of_one_cluster(found: TsneMap) -> None:
     points = np.ascontiguousarray(found.points, np.float32)
     distances = ((points[:, None] - points[None]) ** 2).sum(2)
     np.fill_diagonal(distances, np.inf)
     assert (found.embeddings.labels[distances.argmin(1)] == found.embeddings.labels).all()
 
 
-def test_map_figure_and_page_are_reproducible(found: Map) -> None:
+def test_map_figure_and_page_are_reproducible(found: TsneMap) -> None:
     again = tsne_map(groups())
     np.testing.assert_array_equal(found.points, again.points)
     assert render_figure(partial(draw_map, found), 10, 7) == render_figure(partial(draw_map, again), 10, 7)
@@ -64,7 +64,7 @@ def test_default_perplexity_depends_on_the_number_of_points() -> None:
     assert tsne_map(groups(10, 10)).perplexity == 30
 
 
-def test_largest_or_chosen_classes_have_colours(found: Map) -> None:
+def test_largest_or_chosen_classes_have_colours(found: TsneMap) -> None:
     sizes = np.repeat([f"c{i}" for i in range(10)], [3, 9, 9, 9, 9, 9, 9, 9, 9, 5])
     assert tsne_map(groups(labels=sizes)).shown == tuple(f"c{i}" for i in range(1, 9))
     assert tsne_map(groups(), shown=["7", "3", "7"]).shown == ("7", "3")
@@ -133,17 +133,17 @@ def test_page_is_self_contained_and_safe(tmp_path: Path) -> None:
     data = json.loads(read.data)
     assert [data["classes"][i] for i in data["labels"]] == some.labels.tolist()
     assert data["names"][3] == "3/3.png"
-    assert all(uri.startswith("data:image/webp;base64,") for uri in data["pictures"][:-1])
-    assert data["pictures"][-1].startswith("data:image/svg+xml")
+    assert all(uri.startswith("data:image/webp;base64,") for uri in data["images"][:-1])
+    assert data["images"][-1].startswith("data:image/svg+xml")
     assert all(label in read.shown for label in hostile)
 
 
-def test_synthetic_points_are_hollow(found: Map) -> None:
+def test_synthetic_points_are_hollow(found: TsneMap) -> None:
     read = Reader(map_page(found))
     hollow = ["s" in kind.split() for kind in read.marks]
     assert hollow == found.embeddings.synthetic.tolist()
     assert "Hollow: synthetic points." in read.shown
-    assert set(json.loads(read.data)["pictures"]) == {""}
+    assert set(json.loads(read.data)["images"]) == {""}
 
 
 def test_points_without_files_have_no_thumbnail(shop: Path) -> None:
@@ -151,10 +151,10 @@ def test_points_without_files_have_no_thumbnail(shop: Path) -> None:
     some = groups(2, 2)
     data = json.loads(Reader(map_page(tsne_map(Embeddings("x", some.vectors, some.labels, paths)))).data)
     assert data["names"] == ["red/0.png", "", "blue/1.png", ""]
-    assert [uri[:15] for uri in data["pictures"]] == ["data:image/webp", ""] * 2
+    assert [uri[:15] for uri in data["images"]] == ["data:image/webp", ""] * 2
 
 
-def test_page_keeps_the_aspect_ratio(found: Map) -> None:
+def test_page_keeps_the_aspect_ratio(found: TsneMap) -> None:
     """Distances on the page are those of the map, times a constant."""
     places = np.array(re.findall(r'translate\(([\d.-]+) ([\d.-]+)\)"', map_page(found)), float)
     assert places.min() >= 0

@@ -18,7 +18,7 @@ from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_o
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.progress import Progress, Stage, progress_listener
 from retrieval.reports.folder import evaluate_and_keep
-from retrieval.storage.records import OWN, Change, FileStamp, IndexSpec, NewItem
+from retrieval.storage.records import UPLOADS, Change, FileStamp, IndexSpec, NewItem
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import bare_gallery, small_gallery, unit_vectors
 
@@ -167,9 +167,9 @@ def test_items_are_found_by_their_paths(tmp_path: Path, shop: Path) -> None:
     """Files of a folder, files kept by the gallery, and items without a file."""
     gallery = small_gallery(tmp_path)
     gallery.add([shop])
-    (gallery.folder / OWN).mkdir()
-    draw(77).save(gallery.folder / OWN / "kept.png")
-    stamps = [FileStamp(OWN, "kept.png", 1, 1), FileStamp("", "", 0, 0), FileStamp("", "", 0, 0)]
+    (gallery.folder / UPLOADS).mkdir()
+    draw(77).save(gallery.folder / UPLOADS / "kept.png")
+    stamps = [FileStamp(UPLOADS, "kept.png", 1, 1), FileStamp("", "", 0, 0), FileStamp("", "", 0, 0)]
     items = [NewItem(stamp, "", 0, 0, key=key) for stamp, key in zip(stamps, "kxy", strict=True)]
     with gallery.store.writing():
         gallery.store.commit(unit_vectors(3), items)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrieval import Gallery, InputError
-from retrieval.ingest.transfer import BATCH, export, import_vectors
+from retrieval.ingest.transfer import BATCH, export_vectors, import_vectors
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike
 from tests.retrieval.filling import DIM, bare_gallery, commit, contents, unit_vectors
@@ -28,7 +28,7 @@ def gallery(tmp_path: Path) -> Gallery:
 
 @pytest.mark.parametrize("name", ["out.parquet", "out.npy"])
 def test_round_trip(gallery: Gallery, tmp_path: Path, name: str) -> None:
-    assert export(gallery, tmp_path / name) == 4
+    assert export_vectors(gallery, tmp_path / name) == 4
     assert import_vectors(tmp_path / "new", tmp_path / name, name="random") == 4
     there, back = contents(gallery), contents(Gallery(tmp_path / "new"))
     assert {key: value[:2] for key, value in back.items()} == {key: value[:2] for key, value in there.items()}
@@ -41,12 +41,12 @@ def test_round_trip(gallery: Gallery, tmp_path: Path, name: str) -> None:
 
 
 def test_export_is_readable_by_other_programs(gallery: Gallery, tmp_path: Path) -> None:
-    export(gallery, tmp_path / "out.parquet")
+    export_vectors(gallery, tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column("id").to_pylist() == ["a.jpg", "c.jpg", "d.jpg", "e.jpg"]
     assert table.column("price").to_pylist() == [2, 2, 2.5, 2.5]
     vectors = np.stack(table.column("vector").to_numpy())
-    export(gallery, tmp_path / "out.npy")
+    export_vectors(gallery, tmp_path / "out.npy")
     np.testing.assert_array_equal(vectors, np.load(tmp_path / "out.npy"))
     np.testing.assert_array_equal(vectors[:1], unit_vectors(3)[:1])
     assert not list(tmp_path.glob("*.tmp*"))
@@ -71,7 +71,7 @@ def test_import_with_a_model_allows_search_by_image(tmp_path: Path) -> None:
     draw(1).save(tmp_path / "x.png")
     whole = Gallery.create(tmp_path / "whole", model)
     whole.add([tmp_path / "x.png"])
-    export(whole, tmp_path / "out.parquet")
+    export_vectors(whole, tmp_path / "out.parquet")
     import_vectors(tmp_path / "new", tmp_path / "out.parquet", model=model)
     (hit,) = Gallery(tmp_path / "new").search(draw(1))
     assert hit.path == str(tmp_path / "x.png")
@@ -134,7 +134,7 @@ def test_other_files_are_rejected(gallery: Gallery, tmp_path: Path) -> None:
             import_vectors(tmp_path / "new", tmp_path / name, name="x")
         assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match=r"\.parquet or \.npy"):
-        export(gallery, tmp_path / "x.csv")
+        export_vectors(gallery, tmp_path / "x.csv")
 
 
 def test_origin_of_the_vectors_is_required(gallery: Gallery, tmp_path: Path) -> None:

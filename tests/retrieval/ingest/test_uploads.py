@@ -12,10 +12,10 @@ from retrieval import Gallery
 from retrieval.embedder import Embedder
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
-from retrieval.ingest.transfer import export, import_vectors
+from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.records import IndexSpec
-from retrieval.upkeep.compact import MANY, compact
+from retrieval.upkeep.compact import MAX_SMALL_SEGMENTS, compact
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import commit, small_gallery, unit_vectors
@@ -101,7 +101,7 @@ def test_file_with_the_bytes_of_an_upload_is_a_copy(grown: Gallery, tmp_path: Pa
 @pytest.mark.parametrize("suffix", [".parquet", ".npy"])
 def test_export_and_import_of_uploads(grown: Gallery, tmp_path: Path, suffix: str) -> None:
     before = everything(grown)
-    export(grown, tmp_path / f"out{suffix}")
+    export_vectors(grown, tmp_path / f"out{suffix}")
     import_vectors(grown.folder, tmp_path / f"out{suffix}", model=grown.folder / "model" / "model.onnx")
     grown.refresh()
     after = everything(grown)
@@ -138,13 +138,13 @@ def test_single_uploads_are_merged_into_few_segments(tmp_path: Path) -> None:
     commit(gallery, [f"a{n}" for n in range(30)], seed=1)
     with gallery.store.writing():
         gallery.build_index(IndexSpec("hnsw"))
-    vectors = unit_vectors(3 * MANY, seed=2)
+    vectors = unit_vectors(3 * MAX_SMALL_SEGMENTS, seed=2)
     for n, vector in enumerate(vectors):
         with gallery.store.writing():
             store_uploads(gallery.store, [Upload(f"n{n}.png", encoded(n), vector)])
         if n % 10 == 3:
             gallery.remove([f"n{n}.png", f"a{n // 10}.jpg"])
-        assert len(gallery.store.segments()) <= MANY + 1
+        assert len(gallery.store.segments()) <= MAX_SMALL_SEGMENTS + 1
     gallery.refresh()
     gone = {n for n in range(len(vectors)) if n % 10 == 3}
     assert len(gallery) == 30 + len(vectors) - 2 * len(gone)

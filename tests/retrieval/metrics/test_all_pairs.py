@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 
 from retrieval import metrics
 from retrieval.metrics import all_pairs
-from retrieval.metrics.inputs import check_inputs
+from retrieval.metrics.inputs import build_inputs
 
 
 def clustered(count: int, classes: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def test_blocks_equal_the_whole_matrix(count: int, classes: int, seed: int, othe
         arrays = (query, wanted, points, labels, own)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(all_pairs, "_QUERIES", block)
-        found = all_pairs.compare_inputs(check_inputs(*arrays))
+        found = all_pairs.compare_inputs(build_inputs(*arrays))
     cosines = query.astype(float) @ points.T.astype(float)
     there = np.arange(count) != own[:, None]
     right = (wanted[:, None] == labels) & there

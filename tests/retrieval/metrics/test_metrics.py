@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retrieval import InputError, metrics
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import compare_inputs
-from retrieval.metrics.inputs import check_inputs
+from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import rank_inputs
 
 BAD = {
@@ -83,7 +83,7 @@ def test_values_of_queries_equal_loops(count: int, dim: int, seed: int, others: 
         asked = (query / np.sqrt(dim), labels, gallery / np.sqrt(dim), gallery_labels, own)
     ks = (1, 2, 3, count + 5)
     expected = by_loops(query, labels, gallery, gallery_labels, own, ks)
-    everything = compare_inputs(check_inputs(*asked))
+    everything = compare_inputs(build_inputs(*asked))
     ours = {
         "map": everything.average_precision,
         "map@r": everything.map_at_r,
@@ -92,7 +92,7 @@ def test_values_of_queries_equal_loops(count: int, dim: int, seed: int, others: 
     for name, value in ours.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-12, err_msg=name)
     for k in ks:  # each depth by itself: what lies behind the last place matters to ties
-        short = rank_inputs(check_inputs(*asked), k)
+        short = rank_inputs(build_inputs(*asked), k)
         for name, values in (
             ("recall", per_query.recall(short, [k])),
             ("precision", per_query.precision(short, [k])),
@@ -100,7 +100,7 @@ def test_values_of_queries_equal_loops(count: int, dim: int, seed: int, others: 
             np.testing.assert_allclose(
                 values[:, 0], expected[f"{name}@{k}"], atol=1e-12, err_msg=f"{name}@{k}"
             )
-    ranking = rank_inputs(check_inputs(*asked), count)
+    ranking = rank_inputs(build_inputs(*asked), count)
     np.testing.assert_allclose(per_query.map_at_r(ranking), expected["map@r"], atol=1e-12)
     np.testing.assert_allclose(per_query.r_precision(ranking), expected["r-precision"], atol=1e-12)
 

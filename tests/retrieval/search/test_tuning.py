@@ -10,7 +10,7 @@ import pytest
 from retrieval import LookalikeError
 from retrieval.search import kinds, tuning
 from retrieval.search.index import build_index, write_index
-from retrieval.search.tuning import Trial
+from retrieval.search.tuning import IndexTrial
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import IndexSpec
 from tests.retrieval.vectors import brute_force, clustered
@@ -22,7 +22,7 @@ KIND = kinds.APPROXIMATE["sq8"]
 
 
 def test_recall_of_an_incomplete_index_is_its_share() -> None:
-    held_out = tuning.hold_out(STORED)
+    held_out = tuning.hold_out_queries(STORED)
     lacking = np.random.default_rng(0).choice(6000, 2500, replace=False)
     index = kinds.train_index(KIND, VECTORS, 6000)
     tuning.add_rows(index, STORED, np.union1d(held_out.rows, lacking))
@@ -37,7 +37,7 @@ def test_recall_of_an_incomplete_index_is_its_share() -> None:
 
 
 def test_held_out_queries_are_new_and_not_their_own_neighbours() -> None:
-    held_out = tuning.hold_out(STORED, old=5000)
+    held_out = tuning.hold_out_queries(STORED, old=5000)
     assert held_out.rows.min() >= 5000
     assert len(set(held_out.rows.tolist())) == 100
     np.testing.assert_array_equal(held_out.queries, VECTORS[held_out.rows])
@@ -45,7 +45,7 @@ def test_held_out_queries_are_new_and_not_their_own_neighbours() -> None:
 
 
 def test_sweep_stops_at_the_least_sufficient_effort() -> None:
-    held_out = tuning.hold_out(STORED)
+    held_out = tuning.hold_out_queries(STORED)
     kind = kinds.APPROXIMATE["ivf-flat"]
     index = kinds.train_index(kind, VECTORS, 6000)
     tuning.add_rows(index, STORED, held_out.rows)
@@ -98,7 +98,7 @@ def test_times_are_extrapolated_to_all_vectors(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_table_marks_the_chosen_one() -> None:
-    trials = [Trial("pq", 1, 5, 0.97, 0.96, 40, 0.5), Trial("hnsw", 64, 2, 1.0, 1.0, 600, 0.25)]
+    trials = [IndexTrial("pq", 1, 5, 0.97, 0.96, 40, 0.5), IndexTrial("hnsw", 64, 2, 1.0, 1.0, 600, 0.25)]
     head, pq, hnsw = tuning.trial_table(trials, trials[1])
     assert head.split() == [
         "kind",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.errors import InputError
-from retrieval.search.where import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, parse
+from retrieval.search.where import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, parse_condition
 from retrieval.storage.conditions import compile_condition
 
 COLUMNS = {"label": 't."label"', "price": 't."price"', "Größe in cm": 't."Größe in cm"', 'a"b': 't."a""b"'}
@@ -113,7 +113,7 @@ def test_random_conditions_match_plain_python(meaning: Meaning, cells: list[tupl
 
 def select(text: str, rows: list[Row]) -> list[int]:
     """Return the rows that SQLite finds by a condition."""
-    sql, bound = compile_condition(parse(text), COLUMNS)
+    sql, bound = compile_condition(parse_condition(text), COLUMNS)
     with sqlite3.connect(":memory:") as db:
         db.execute('CREATE TABLE t (n, label TEXT, price, "Größe in cm", "a""b")')
         filled = [(i, *(row.get(name) for name in COLUMNS)) for i, row in enumerate(rows)]
@@ -176,7 +176,7 @@ def test_true_and_false_are_one_and_zero() -> None:
 )
 def test_errors_name_the_position(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        compile_condition(parse(text), COLUMNS)
+        compile_condition(parse_condition(text), COLUMNS)
 
 
 def test_sqlite_accepts_the_largest_conditions() -> None:
@@ -208,7 +208,7 @@ def test_sqlite_accepts_the_largest_conditions() -> None:
 )
 def test_sql_injection_is_refused(text: str) -> None:
     with pytest.raises(InputError):
-        compile_condition(parse(text), COLUMNS)
+        compile_condition(parse_condition(text), COLUMNS)
 
 
 TOKENS = st.sampled_from(

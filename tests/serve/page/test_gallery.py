@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
-from retrieval.search.where import parse
+from retrieval.search.where import parse_condition
 from retrieval.storage.records import FileStamp, NewItem
 from retrieval.upkeep.duplicates import Group, find_duplicates
 from serve.core import changes
@@ -110,7 +110,7 @@ def test_statistics_are_computed_once_for_each_state(tmp_path: Path) -> None:
 
 def test_any_label_gives_a_valid_filter() -> None:
     for label in ("it's", '"', "' or 1 = 1 --", "\\"):
-        parse(label_filter(label))
+        parse_condition(label_filter(label))
 
 
 # ---- near-duplicates
