@@ -90,7 +90,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api.include_router(changes.router)
     api.include_router(evaluation.router)
     errors.install(api, context.service.telemetry)
-    openapi.describe(api, routes.operations_router)
+    openapi.complete_description(api, routes.operations_router)
     return api
 
 

@@ -42,7 +42,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
 
     services = open_services(settings.galleries, settings.permissions)  # reports damage early, and once
     for service in services:
-        report_status(f"{service.folder}: {service.facts().images} images", settings.log_format)
+        report_status(f"{service.folder}: {service.summary().images} images", settings.log_format)
     report_status("starting the server", settings.log_format)
 
     def announce() -> None:

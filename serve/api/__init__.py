@@ -1,10 +1,11 @@
 """HTTP API for programs under /v1, and the routes for operators beside it.
 
-routes   routes for searching, embedding and reading, and /healthz, /readyz, /metrics
-changes  routes that add and remove images
-context  FastAPI dependencies: gallery and thread pools of a request
-schemas  JSON of requests and responses
-bodies   request bodies: JSON, forms and plain bytes
-errors   exception handlers
-openapi  OpenAPI description
+routes      routes for searching, embedding and reading, and /healthz, /readyz, /metrics
+changes     routes that add and remove images
+evaluation  route of the newest evaluation report
+context     FastAPI dependencies: gallery and thread pools of a request
+schemas     JSON of requests and responses
+bodies      request bodies: JSON, forms and plain bytes
+errors      exception handlers
+openapi     OpenAPI description
 """

@@ -58,7 +58,7 @@ class Body:
         return found
 
 
-async def read(request: Request, *types: str) -> Body:
+async def read_body(request: Request, *types: str) -> Body:
     """Receive the body of a request.
 
     Args:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import ImageError, InputError
-from serve.api.bodies import BYTES, FORM, JSON, read
+from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
@@ -23,7 +23,7 @@ from serve.core.errors import (
     UnknownItemError,
     UnwritableError,
 )
-from serve.core.service import Facts
+from serve.core.service import GallerySummary
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()
@@ -47,7 +47,7 @@ async def add_images(
     JSON. The gallery keeps the files. Bytes that it has already are not added again. An unusable image does
     not affect the others; if it is the only one, the response is its problem."""
     changes.check_allowed(service)
-    body = await read(request, JSON, FORM, BYTES)
+    body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response:
         values = {**parameters.model_dump(exclude_unset=True), **body.values("images")}
@@ -59,8 +59,8 @@ async def add_images(
         found = changes.add(service, images, query.label, query.metadata)
         if len(found) == 1 and isinstance(found[0], InputError):
             raise found[0]
-        facts = service.facts()
-        answer = AddAnswer(results=[_result(one, request, facts) for one in found])
+        summary = service.summary()
+        answer = AddAnswer(results=[_result(one, request, summary) for one in found])
         is_new = any(one.added for one in answer.results)
         content = answer.model_dump_json(exclude_unset=True)
         return Response(content, 201 if is_new else 200, media_type=JSON)
@@ -81,7 +81,7 @@ async def remove_image(number: ItemId, service: Service, workers: RequestWorkers
     return Response(status_code=204)
 
 
-def _result(found: changes.Added | InputError, request: Request, facts: Facts) -> AddResult:
+def _result(found: changes.AddedImage | InputError, request: Request, summary: GallerySummary) -> AddResult:
     if isinstance(found, InputError):
         return AddResult(problem=problem_details(found, request))
-    return AddResult(image=Image(**image_fields(found.item, facts)), added=found.is_new)
+    return AddResult(image=Image(**image_fields(found.item, summary)), added=found.is_new)

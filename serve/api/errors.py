@@ -1,6 +1,6 @@
 """Exception handlers of the API: every error becomes a problem document.
 
-Errors of the project carry their code and status; here are those of FastAPI, Starlette and pydantic.
+Errors of the project carry their code and status; those of FastAPI, Starlette and pydantic get them here.
 """
 
 from __future__ import annotations
@@ -36,15 +36,21 @@ from serve.core.errors import (
     UnsupportedMediaTypeError,
 )
 from serve.core.telemetry import Telemetry
-from serve.http.problem import INTERNAL_DETAIL, MEDIA_TYPE, instance_of, problem_members, problem_response
+from serve.http.problem import (
+    CLIENT_CLOSED_REQUEST,
+    INTERNAL_DETAIL,
+    MEDIA_TYPE,
+    instance_of,
+    problem_members,
+    problem_response,
+)
 
-# Errors that routes document: all of them, those that read a body, and those that use a thread pool.
+# Errors that are documented for all routes, for those that read a body, and for those with a thread pool.
 COMMON = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError, UnavailableError)
 BODY = (MalformedBodyError, SlowRequestError, TooLargeError, UnsupportedMediaTypeError, InputError)
 LOAD = (BusyError, DeadlineExceededError, *COMMON)
 _EXAMPLE_INSTANCE = "urn:uuid:1b4e28ba-2fa1-41d2-883f-0016d3cca427"
 _MAX_FAULTS = 20  # in one response: a small request may have very many
-_CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
 # Names of fields in other search servers.
 _SYNONYMS = {
     "threshold": "min_score",
@@ -94,7 +100,7 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def handle_disconnect(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(Exception)
     async def handle_unexpected(request: Request, error: Exception) -> Response:

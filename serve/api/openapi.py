@@ -56,7 +56,7 @@ def accepts(
     return {"requestBody": {"required": True, "content": content}}
 
 
-def describe(app: FastAPI, operations: APIRouter) -> None:
+def complete_description(app: FastAPI, operations: APIRouter) -> None:
     """Complete the description of the API: request models, problems, sign-in, and the routes at the root.
 
     Args:

@@ -17,7 +17,7 @@ from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.gallery import Hit, Item
 from serve.addresses import api_of
 from serve.api import schemas
-from serve.api.bodies import BYTES, FORM, JSON, Body, read
+from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
 from serve.api.context import AllServices, RequestWorkers, Service, ThumbnailWorkers
 from serve.api.errors import BODY, COMMON, LOAD, documented, validate
 from serve.api.openapi import accepts
@@ -41,12 +41,12 @@ from serve.core.errors import (
     UnknownItemError,
     UrlsNotAllowedError,
 )
-from serve.core.fetch_url import fetch_async
 from serve.core.queries import AnyQuery, MeanQuery
-from serve.core.service import Facts, SearchService
+from serve.core.service import GallerySummary, SearchService
 from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING
-from serve.http.problem import instance_of, problem
+from serve.core.url_fetcher import fetch_image_async
+from serve.http.problem import instance_of, problem_document
 
 _NO_STORE = {"Cache-Control": "no-store"}
 _AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1
@@ -86,7 +86,7 @@ async def search(
     """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`,
     `vector` and `url`. Options go into the query string, or into the JSON or the form, which take
     precedence. An image of the gallery is not among its own hits."""
-    body = await read(request, JSON, FORM, BYTES)
+    body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response | SearchRequest:
         query = validate(SearchRequest, _merge(options, body, "image"))
@@ -118,7 +118,7 @@ async def search_by_id(
     workers: RequestWorkers,
 ) -> Response:
     """The same as /v1/search with `id`, or a region of it, alone."""
-    body = await read(request, JSON)
+    body = await read_body(request, JSON)
 
     def work() -> Response:
         query = validate(ByIdRequest, _merge(options, body))
@@ -145,7 +145,7 @@ async def search_batch(
     """Send JSON, or a form with a file `images` for each query. The images are embedded together. The result
     of an unusable image is a problem, which does not affect the others, unless all are searched for
     `together`."""
-    body = await read(request, JSON, FORM)
+    body = await read_body(request, JSON, FORM)
 
     def work() -> Response:
         values = _merge(options, body)
@@ -157,8 +157,8 @@ async def search_batch(
         answer = service.find(queries, batch.options(), fingerprint=batch.fingerprint)
         if batch.together and isinstance(answer.found[0], InputError):
             raise answer.found[0]
-        results = [_batch_result(hits, request, answer.facts) for hits in answer.found]
-        found = schemas.BatchAnswer(results=results, fingerprint=answer.facts.fingerprint)
+        results = [_batch_result(hits, request, answer.summary) for hits in answer.found]
+        found = schemas.BatchAnswer(results=results, fingerprint=answer.summary.fingerprint)
         return _encode(found, service.telemetry, exclude_unset=True)
 
     return await workers.run(work, request.receive)
@@ -175,7 +175,7 @@ async def search_batch(
 )
 async def embed(request: Request, service: Service, workers: RequestWorkers) -> Response:
     """Send the bytes of an image, a form with a file `images` for each, or JSON."""
-    body = await read(request, JSON, FORM, BYTES)
+    body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response:
         query = validate(EmbedRequest, body.values("images"))
@@ -197,7 +197,7 @@ async def embed(request: Request, service: Service, workers: RequestWorkers) -> 
 async def gallery(service: Service) -> schemas.GalleryAnswer:
     """Its size, columns, model and index."""
     found = await asyncio.to_thread(service.describe)
-    return schemas.GalleryAnswer(**(vars(found) | vars(found.facts)))
+    return schemas.GalleryAnswer(**(vars(found) | vars(found.summary)))
 
 
 @router.get(
@@ -263,12 +263,12 @@ async def galleries(services: AllServices) -> schemas.GalleriesAnswer:
     return schemas.GalleriesAnswer(
         galleries=[
             schemas.ServedGallery(
-                name=facts.name,
-                images=facts.images,
-                fingerprint=facts.fingerprint,
-                address=api_of(facts.name),
+                name=summary.name,
+                images=summary.images,
+                fingerprint=summary.fingerprint,
+                address=api_of(summary.name),
             )
-            for facts in await asyncio.to_thread(_all_facts, services)
+            for summary in await asyncio.to_thread(_summaries, services)
         ]
     )
 
@@ -296,8 +296,10 @@ async def healthz() -> Response:
 )
 async def readyz(services: AllServices) -> Response:
     """Send the server no requests if they are not."""
-    found = await asyncio.to_thread(_all_facts, services)
-    ready = {facts.name: {"images": facts.images, "fingerprint": facts.fingerprint} for facts in found}
+    found = await asyncio.to_thread(_summaries, services)
+    ready = {
+        summary.name: {"images": summary.images, "fingerprint": summary.fingerprint} for summary in found
+    }
     return JSONResponse({"status": "ready", "galleries": ready}, headers=_NO_STORE)
 
 
@@ -321,20 +323,20 @@ async def metrics(services: AllServices) -> Response:
 # ---- helpers
 
 
-def image_fields(item: Item, facts: Facts) -> dict[str, Any]:
+def image_fields(item: Item, summary: GallerySummary) -> dict[str, Any]:
     """Return the public fields of an item, without its path on the server."""
     return {
         "id": item.id,
         "key": item.key,
         "label": item.label,
         "metadata": item.metadata,
-        "thumbnail": facts.thumbnail(item.id),
+        "thumbnail": summary.thumbnail(item.id),
     }
 
 
 def problem_details(error: InputError, request: Request) -> schemas.ProblemDetails:
     """Return the problem of one of several images or queries in a request."""
-    return schemas.ProblemDetails(**problem(error, instance_of(request.scope)))
+    return schemas.ProblemDetails(**problem_document(error, instance_of(request.scope)))
 
 
 def _search(
@@ -344,8 +346,8 @@ def _search(
     (hits,) = answer.found
     if isinstance(hits, InputError):
         raise hits
-    facts = answer.facts
-    found = schemas.SearchAnswer(hits=_hits(hits, facts), fingerprint=facts.fingerprint)
+    summary = answer.summary
+    found = schemas.SearchAnswer(hits=_hits(hits, summary), fingerprint=summary.fingerprint)
     return _encode(found, service.telemetry)
 
 
@@ -360,7 +362,7 @@ async def _fetch_image(query: SearchRequest, service: SearchService) -> SearchRe
     assert query.url is not None
     if not service.permissions.urls:
         raise UrlsNotAllowedError("fetching images by URL is disabled: send the image itself")
-    return query.model_copy(update={"image": await fetch_async(query.url), "url": None})
+    return query.model_copy(update={"image": await fetch_image_async(query.url), "url": None})
 
 
 def _merge(options: SearchFields, body: Body, image_field: str | None = None) -> dict[str, Any]:
@@ -369,17 +371,19 @@ def _merge(options: SearchFields, body: Body, image_field: str | None = None) ->
 
 
 def _image(service: SearchService, name: int | str) -> schemas.Image:
-    return schemas.Image(**image_fields(service.item(name), service.facts()))
+    return schemas.Image(**image_fields(service.item(name), service.summary()))
 
 
-def _hits(found: list[Hit], facts: Facts) -> list[schemas.Hit]:
-    return [schemas.Hit(**image_fields(hit, facts), score=hit.score) for hit in found]
+def _hits(found: list[Hit], summary: GallerySummary) -> list[schemas.Hit]:
+    return [schemas.Hit(**image_fields(hit, summary), score=hit.score) for hit in found]
 
 
-def _batch_result(hits: list[Hit] | InputError, request: Request, facts: Facts) -> schemas.BatchResult:
+def _batch_result(
+    hits: list[Hit] | InputError, request: Request, summary: GallerySummary
+) -> schemas.BatchResult:
     if isinstance(hits, InputError):
         return schemas.BatchResult(problem=problem_details(hits, request))
-    return schemas.BatchResult(hits=_hits(hits, facts))
+    return schemas.BatchResult(hits=_hits(hits, summary))
 
 
 def _vector_values(vector: np.ndarray | InputError) -> list[float]:
@@ -389,8 +393,8 @@ def _vector_values(vector: np.ndarray | InputError) -> list[float]:
     return [float(f"{number:.9g}") for number in vector]
 
 
-def _all_facts(services: Sequence[SearchService]) -> list[Facts]:
-    return [service.facts() for service in services]
+def _summaries(services: Sequence[SearchService]) -> list[GallerySummary]:
+    return [service.summary() for service in services]
 
 
 def _metrics_text(services: Sequence[SearchService]) -> bytes:
@@ -398,6 +402,6 @@ def _metrics_text(services: Sequence[SearchService]) -> bytes:
     for service in services:
         with suppress(UnavailableError):  # the other metrics are needed all the more
             found = service.describe()
-            telemetry.gallery_images.labels(service.name).set(found.facts.images)
+            telemetry.gallery_images.labels(service.name).set(found.summary.images)
             telemetry.gallery_unindexed.labels(service.name).set(found.unindexed)
     return telemetry.text()

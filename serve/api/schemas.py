@@ -22,8 +22,8 @@ from pydantic_core import from_json
 from retrieval.errors import InputError
 from retrieval.search.query import RERANKS, SearchOptions
 from retrieval.search.where import MAX_LENGTH
-from serve.core.fetch_url import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 from serve.core.queries import MIN_SIDE, Region, RegionQuery, SingleQuery
+from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 
 MAX_K = 1000
 MAX_BATCH = 64

@@ -37,7 +37,7 @@ _log = logging.getLogger("lookalike.serve")
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedImage:
     """Result of adding an image.
 
     Attributes:
@@ -60,7 +60,7 @@ def add(
     images: Sequence[tuple[str, bytes]],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
-) -> list[Added | InputError]:
+) -> list[AddedImage | InputError]:
     """Add images to the gallery, which stores their files. Return the result or error of each.
 
     Args:
@@ -97,7 +97,7 @@ def add(
                 raise UnavailableError(_REBUILT)
             stored = store_uploads(store, uploads, label or None, metadata)
             items = {item.id: item for item in store.items([upload.id for upload in stored])}
-    added = (Added(_item(service, items[upload.id]), upload.is_new) for upload in stored)
+    added = (AddedImage(_item(service, items[upload.id]), upload.is_new) for upload in stored)
     return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
 
 

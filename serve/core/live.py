@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class State:
+class LiveState:
     """A gallery with its model.
 
     Attributes:
@@ -61,7 +61,7 @@ class LiveGallery:
         """Whether images of concurrent requests are embedded together."""
         return isinstance(self._state.embed, Batcher)
 
-    def state(self, *, wait: bool = False) -> State:
+    def state(self, *, wait: bool = False) -> LiveState:
         """Return the last committed state.
 
         Args:
@@ -85,7 +85,7 @@ class LiveGallery:
                 self._refresh_lock.release()
         return self._state
 
-    def with_state(self, work: Callable[[State], T]) -> T:
+    def with_state(self, work: Callable[[LiveState], T]) -> T:
         """Return the result of `work` on one state; repeat it if the gallery was replaced in the meantime.
 
         Labels and metadata are read from the disk on demand: after a replacement, they belong to another
@@ -106,12 +106,12 @@ class LiveGallery:
                     return result
         raise UnavailableError("the gallery is being replaced: try again in a moment")
 
-    def _open(self) -> State:
+    def _open(self) -> LiveState:
         """Open the gallery; load and check its model now, so that no request fails because of it."""
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         gallery = Gallery(self._folder, threads=1)
         if not gallery.store.manifest.has_model:
-            return State(gallery, None, None)
+            return LiveState(gallery, None, None)
         embedder = gallery.embedder
         batching = embedder.provider != _CPU if self._batching is None else self._batching
 
@@ -119,10 +119,10 @@ class LiveGallery:
             self._telemetry.batch_images.observe(len(pixels))
             return embedder.embed_pixels(pixels)
 
-        return State(gallery, embedder, Batcher(embed) if batching else embed)
+        return LiveState(gallery, embedder, Batcher(embed) if batching else embed)
 
 
-def _is_replaced(state: State) -> bool:
+def _is_replaced(state: LiveState) -> bool:
     try:
         return state.gallery.replaced()
     except LookalikeError:  # it is gone, which the next attempt reports

@@ -1,4 +1,7 @@
-"""Permissions of visitors beyond searching."""
+"""Permissions of visitors beyond searching.
+
+A module of its own, so that the command line does not load the service for its settings.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from retrieval.images.decode import cores
 from retrieval.images.load import load_image
 from retrieval.search.rerank import mean_query
 from serve.core.errors import NoModelError, UnknownItemError
-from serve.core.live import State
+from serve.core.live import LiveState
 from serve.core.originals import Original, find_original
 from serve.core.telemetry import Telemetry
 from serve.core.workers import raise_if_abandoned
@@ -178,7 +178,7 @@ class QueryResolver:
         self.decoding = threading.BoundedSemaphore(cores())
         self._telemetry = telemetry
 
-    def resolve(self, state: State, queries: Sequence[AnyQuery]) -> list[ResolvedQuery | InputError]:
+    def resolve(self, state: LiveState, queries: Sequence[AnyQuery]) -> list[ResolvedQuery | InputError]:
         """Return each query as a vector, or the error in it."""
         found = [_look_up(state.gallery, query) for query in _single_queries(queries)]
         sources = [one for one in found if isinstance(one, _Source)]
@@ -197,7 +197,7 @@ class QueryResolver:
         ]
 
     def embed(
-        self, state: State, source: Path | bytes | Original, region: Region | None
+        self, state: LiveState, source: Path | bytes | Original, region: Region | None
     ) -> tuple[np.ndarray, Image.Image, float]:
         """Return the vector of an image, float32 [D], the decoded image or region, and the milliseconds.
 
@@ -210,7 +210,7 @@ class QueryResolver:
         vectors, embed_ms = self._run_model(state, pixels[None])
         return vectors[0], image, decode_ms + embed_ms
 
-    def embed_images(self, state: State, images: Sequence[bytes]) -> list[np.ndarray | InputError]:
+    def embed_images(self, state: LiveState, images: Sequence[bytes]) -> list[np.ndarray | InputError]:
         """Return the vector of each image, float32 [D], or the error in it.
 
         Raises:
@@ -218,7 +218,7 @@ class QueryResolver:
         """
         return self._embed_all(state, [_Source(image) for image in images])
 
-    def _embed_all(self, state: State, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
+    def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
         _model(state)
         found: list[np.ndarray | InputError] = []
         for source in sources:
@@ -232,7 +232,7 @@ class QueryResolver:
         return [next(vectors) if isinstance(one, np.ndarray) else one for one in found]
 
     def _decode(
-        self, state: State, source: Path | bytes | Original, region: Region | None
+        self, state: LiveState, source: Path | bytes | Original, region: Region | None
     ) -> tuple[Image.Image, np.ndarray, float]:
         """Return the decoded image, its pixels for the model, uint8 [S, S, 3], and the milliseconds."""
         preprocess = _model(state).preprocess
@@ -242,7 +242,7 @@ class QueryResolver:
             pixels = preprocess(image)
         return image, pixels, watch.ms
 
-    def _run_model(self, state: State, pixels: np.ndarray) -> tuple[np.ndarray, float]:
+    def _run_model(self, state: LiveState, pixels: np.ndarray) -> tuple[np.ndarray, float]:
         """Return vectors float32 [N, D] and the milliseconds."""
         assert state.embed is not None
         with self._telemetry.stage("embed") as watch:
@@ -305,7 +305,7 @@ def _mean(views: Sequence[ResolvedQuery | InputError]) -> ResolvedQuery | InputE
     return ResolvedQuery(mean_query(vectors), tuple(item for view in good for item in view.items))
 
 
-def _model(state: State) -> Embedder:
+def _model(state: LiveState) -> Embedder:
     """Return the gallery's model; raise a `NoModelError` if it has none."""
     if state.embedder is None:
         raise NoModelError(

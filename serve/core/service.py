@@ -15,7 +15,7 @@ from retrieval.images.load import load_image
 from retrieval.search.query import SearchOptions
 from serve.addresses import API, api_of
 from serve.core.errors import ModelMismatchError, UnknownItemError
-from serve.core.live import LiveGallery, State
+from serve.core.live import LiveGallery, LiveState
 from serve.core.lru_cache import LRUCache
 from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
@@ -29,7 +29,7 @@ _VERSION_DIGITS = 8  # of the gallery's UUID in thumbnail URLs, so that a replac
 
 
 @dataclass(frozen=True)
-class Query:
+class EmbeddedQuery:
     """A query of the page: a vector of the gallery's model, or an item of the gallery.
 
     Attributes:
@@ -48,20 +48,20 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Results of a search.
+class QueryResults:
+    """Results of one or several queries.
 
     Attributes:
         found: Hits of each query, best first, or the error in it.
-        facts: The gallery that was searched.
+        summary: Summary of the gallery that was searched.
     """
 
     found: list[list[Hit] | InputError]
-    facts: Facts
+    summary: GallerySummary
 
 
 @dataclass(frozen=True)
-class Facts:
+class GallerySummary:
     """Summary of a gallery.
 
     Attributes:
@@ -84,11 +84,11 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Description:
+class GalleryDescription:
     """Full description of a gallery.
 
     Attributes:
-        facts: Summary.
+        summary: Summary of the gallery.
         dim: Length D of a vector.
         embeds: Whether the gallery has a model, so that it can be searched by image.
         columns: Metadata columns.
@@ -96,7 +96,7 @@ class Description:
         unindexed: Vectors that the index does not cover.
     """
 
-    facts: Facts
+    summary: GallerySummary
     dim: int
     embeds: bool
     columns: list[str]
@@ -154,13 +154,13 @@ class SearchService:
         """Whether images of concurrent requests are embedded together."""
         return self._live.batching
 
-    def describe(self) -> Description:
+    def describe(self) -> GalleryDescription:
         """Return the full description of the gallery."""
         return self._live.with_state(self._description)
 
-    def facts(self) -> Facts:
+    def summary(self) -> GallerySummary:
         """Return the summary of the gallery."""
-        return self._facts(self.gallery)
+        return self._summary(self.gallery)
 
     def item(self, name: int | str) -> Item:
         """Return an item by its id or key; raise an `UnknownItemError` if there is none."""
@@ -174,7 +174,7 @@ class SearchService:
 
     def find(
         self, queries: Sequence[AnyQuery], options: SearchOptions, *, fingerprint: str | None = None
-    ) -> Answers:
+    ) -> QueryResults:
         """Search with several queries at once. Items in a query are left out of its results.
 
         Args:
@@ -188,12 +188,12 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
 
-        def search(state: State) -> Answers:
+        def search(state: LiveState) -> QueryResults:
             _check_model(state.gallery, fingerprint)
             resolved = self._resolver.resolve(state, queries)
             with self.telemetry.stage("search"):
                 found = _search(state.gallery, resolved, options)
-            return Answers(found, self._facts(state.gallery))
+            return QueryResults(found, self._summary(state.gallery))
 
         return self._live.with_state(search)
 
@@ -205,7 +205,7 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
 
-        def embed(state: State) -> tuple[list[np.ndarray | InputError], str]:
+        def embed(state: LiveState) -> tuple[list[np.ndarray | InputError], str]:
             return self._resolver.embed_images(state, images), state.gallery.fingerprint
 
         return self._live.with_state(embed)
@@ -222,7 +222,7 @@ class SearchService:
 
     def embed_query(
         self, source: Path | bytes | int, region: Region | None = None
-    ) -> tuple[Query, Image.Image]:
+    ) -> tuple[EmbeddedQuery, Image.Image]:
         """Embed an image or a region of it. Return the query and the decoded image or region.
 
         Args:
@@ -239,12 +239,12 @@ class SearchService:
         item = find_item(state.gallery, source) if isinstance(source, int) else None
         readable = find_original(state.gallery, source) if isinstance(source, int) else source
         vector, image, milliseconds = self._resolver.embed(state, readable, region)
-        return Query(vector, item, state.gallery.fingerprint, milliseconds, region), image
+        return EmbeddedQuery(vector, item, state.gallery.fingerprint, milliseconds, region), image
 
-    def item_query(self, item: int) -> Query:
+    def item_query(self, item: int) -> EmbeddedQuery:
         """Return the query for a whole item; raise an `UnknownItemError` if there is none."""
         gallery = self.gallery
-        return Query(None, find_item(gallery, item), gallery.fingerprint)
+        return EmbeddedQuery(None, find_item(gallery, item), gallery.fingerprint)
 
     def thumbnail(self, item: int) -> Thumbnail:
         """Return the thumbnail of an item, or `MISSING` if its file cannot be read or was replaced.
@@ -295,15 +295,15 @@ class SearchService:
 
     # ---- descriptions
 
-    def _facts(self, gallery: Gallery) -> Facts:
+    def _summary(self, gallery: Gallery) -> GallerySummary:
         uuid = gallery.store.manifest.uuid
-        return Facts(self.name, len(gallery), gallery.fingerprint, uuid, self.address)
+        return GallerySummary(self.name, len(gallery), gallery.fingerprint, uuid, self.address)
 
-    def _description(self, state: State) -> Description:
+    def _description(self, state: LiveState) -> GalleryDescription:
         gallery = state.gallery
         index = gallery.index if gallery.index and gallery.index.usable else None
-        return Description(
-            facts=self._facts(gallery),
+        return GalleryDescription(
+            summary=self._summary(gallery),
             dim=gallery.store.manifest.dim,
             embeds=state.embedder is not None,
             columns=gallery.store.columns(),

@@ -44,10 +44,10 @@ def encode(image: Image.Image) -> Thumbnail:
 GREY = "#8a8f98"
 # Placeholder for a missing or unreadable file: a grey tile that fits light and dark pages.
 MISSING = Thumbnail(
-    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 256 256" width="256" height="256">'
-    b'<rect width="256" height="256" fill="#8a8f98" fill-opacity=".22"/>'
-    b'<g fill="none" stroke="#8a8f98" stroke-width="6" stroke-linejoin="round" stroke-linecap="round">'
-    b'<rect x="76" y="84" width="104" height="88" rx="8"/>'
-    b'<path d="m76 156 30-30 26 26 16-16 32 32"/><path d="m64 64 128 128"/></g></svg>',
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 256 256" width="256" height="256">'
+    f'<rect width="256" height="256" fill="{GREY}" fill-opacity=".22"/>'
+    f'<g fill="none" stroke="{GREY}" stroke-width="6" stroke-linejoin="round" stroke-linecap="round">'
+    '<rect x="76" y="84" width="104" height="88" rx="8"/>'
+    '<path d="m76 156 30-30 26 26 16-16 32 32"/><path d="m64 64 128 128"/></g></svg>'.encode(),
     "image/svg+xml",
 )

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.core.errors import InternalError
 from serve.core.telemetry import Telemetry
-from serve.http.problem import refusal
+from serve.http.problem import CLIENT_CLOSED_REQUEST, refusal
 from serve.http.proxy_headers import client_address
 
 # Gradio needs inline scripts and compiles templates in the browser; nothing is loaded from or sent to other
@@ -47,7 +47,6 @@ _PAGE_HEADERS = {"Permissions-Policy": "camera=(self), microphone=(), geolocatio
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _LINE = "%(client)s %(user)s %(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes %(request_id)s"
 _FAILED = "internal error: the server's log has the details under this request id"
-_CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
 _log = logging.getLogger("lookalike.serve")
 
 
@@ -107,7 +106,7 @@ class AccessLogMiddleware:
                 "user": scope["state"].get("user", "-"),
                 "method": scope["method"],
                 "path": scope.get("raw_path", b"").decode("ascii", "replace"),  # encoded: stays on one line
-                "status": status or _CLIENT_CLOSED_REQUEST,
+                "status": status or CLIENT_CLOSED_REQUEST,
                 "ms": round(1000 * (time.perf_counter() - start), 1),
                 "bytes": sent,
                 "request_id": request_id,

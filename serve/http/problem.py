@@ -15,11 +15,12 @@ from serve.addresses import API, within_page
 from serve.core.errors import InvalidRequestError, ServerError
 
 MEDIA_TYPE = "application/problem+json"
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
 INTERNAL_DETAIL = "internal error: the server's log has the details"
 _PAGE_PATHS = ("/gradio_api/", "/assets/", "/static/", "/config", "/theme.css", "/favicon.ico")
 
 
-def problem(error: LookalikeError, instance: str) -> dict[str, Any]:
+def problem_document(error: LookalikeError, instance: str) -> dict[str, Any]:
     """Return an error as the members of a problem document.
 
     Args:
@@ -56,7 +57,7 @@ def problem_response(
         scope: ASGI scope of the request.
         headers: Headers to add to those of the error.
     """
-    content = problem(error, instance_of(scope))
+    content = problem_document(error, instance_of(scope))
     return JSONResponse(content, error.status, _headers(error) | dict(headers or {}), media_type=MEDIA_TYPE)
 
 

@@ -39,10 +39,10 @@ def build(service: SearchService, names: Sequence[str]) -> gr.Blocks:
     """
     # Nothing is reported home; uploads older than five minutes are deleted every minute.
     with gr.Blocks(
-        title=f"Lookalike: {service.facts().name}", analytics_enabled=False, delete_cache=(60, 300)
+        title=f"Lookalike: {service.summary().name}", analytics_enabled=False, delete_cache=(60, 300)
     ) as blocks:
         _skip_link()
-        header = render("header", gallery=service.facts())
+        header = render("header", gallery=service.summary())
         dialog = Dialog(service)
         shared = Shared(
             blocks,

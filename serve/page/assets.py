@@ -37,9 +37,9 @@ def template_filter(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def render(template: str, **facts: object) -> Markup:
-    """Return the HTML of a template, named without `.html`; all facts are escaped but `Markup`."""
-    return Markup(_ENVIRONMENT.get_template(f"{template}.html").render(facts))
+def render(template: str, **variables: object) -> Markup:
+    """Return the HTML of a template, named without `.html`; all variables but `Markup` are escaped."""
+    return Markup(_ENVIRONMENT.get_template(f"{template}.html").render(variables))
 
 
 @cache

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from retrieval.errors import ImageError, InputError
 from serve.core import changes
-from serve.core.changes import Added
+from serve.core.changes import AddedImage
 from serve.core.service import SearchService
 from serve.page.assets import render
 from serve.page.contents import images_or_error, summary
@@ -98,7 +98,7 @@ class Changes:
         """Return the header, the summary, the statistics if they have been opened, and a page of images."""
         service = self._service
         return (
-            html_or_error(lambda: render("header", gallery=service.facts())),
+            html_or_error(lambda: render("header", gallery=service.summary())),
             html_or_error(lambda: summary(service.gallery)),
             self.statistics() if self._statistics.used else gr.skip(),
             images_or_error(service, where, page),
@@ -109,14 +109,14 @@ class Changes:
         return html_or_error(lambda: statistics_view(self._statistics.of(self._service.gallery)))
 
 
-def added_view(names: Sequence[str], found: Sequence[Added | InputError]) -> Markup:
+def added_view(names: Sequence[str], found: Sequence[AddedImage | InputError]) -> Markup:
     """Return the outcome of adding each file."""
     outcomes = [(name, *_outcome(one)) for name, one in zip(names, found, strict=True)]
-    added = sum(isinstance(one, Added) and one.is_new for one in found)
+    added = sum(isinstance(one, AddedImage) and one.is_new for one in found)
     return render("added", added=added, outcomes=outcomes)
 
 
-def _outcome(found: Added | InputError) -> tuple[str, bool]:
+def _outcome(found: AddedImage | InputError) -> tuple[str, bool]:
     """Return the outcome in words, and whether the file was refused."""
     if isinstance(found, InputError):
         reason = found.detail if isinstance(found, ImageError) else str(found)

@@ -13,7 +13,7 @@ from retrieval.gallery import Gallery, Item
 from retrieval.search.where import parse_condition
 from retrieval.storage.queries import item_page
 from retrieval.text import pluralize
-from serve.core.service import Facts, SearchService
+from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render, template_filter
 from serve.page.messages import html_or_error
 from serve.page.tab import fresh
@@ -51,7 +51,7 @@ def image_page(gallery: Gallery, where: str, number: int) -> ImagePage:
     return ImagePage([items[i] for i in listed.ids if i in items], where, listed.number, listed.total)
 
 
-def images(gallery: Facts, columns: Sequence[str], page: ImagePage) -> Markup:
+def images(gallery: GallerySummary, columns: Sequence[str], page: ImagePage) -> Markup:
     """Return a page of images as buttons, with buttons for the pages before and after it."""
     return render(
         "images",
@@ -68,7 +68,7 @@ def images_or_error(service: SearchService, where: str, page: int) -> Markup:
 
     def build() -> Markup:
         gallery = service.gallery
-        return images(service.facts(), gallery.store.columns(), image_page(gallery, where, page))
+        return images(service.summary(), gallery.store.columns(), image_page(gallery, where, page))
 
     return fresh(html_or_error(build))
 

@@ -13,7 +13,7 @@ from retrieval.analysis.heatmaps import heatmaps, overlay
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.storage.records import StoredItem
-from serve.core.service import Facts, SearchService
+from serve.core.service import GallerySummary, SearchService
 from serve.core.thumbnails import Thumbnail, encode
 from serve.page.assets import render, script
 from serve.page.messages import error_message
@@ -22,7 +22,7 @@ from serve.page.tab import Shared, events
 from serve.page.visit import QueryImage, Visit
 
 
-class Query(NamedTuple):
+class ShownQuery(NamedTuple):
     """The query as the dialog shows it.
 
     Attributes:
@@ -83,14 +83,14 @@ class Dialog:
         return _html_or_error(lambda: self._compare(int(event.item), visit))
 
     def _show(self, number: int, visit: Visit, *, beside: bool) -> Markup:
-        item, actions, facts = self._item(number), self._actions(number, visit), self._service.facts()
+        item, actions, summary = self._item(number), self._actions(number, visit), self._service.summary()
         if not visit.images or not beside:
-            return item_view(item, facts, None, compares=False, actions=actions)
+            return item_view(item, summary, None, compares=False, actions=actions)
         image = visit.images[visit.shown]
         embedder = self._embedder()
         compares = embedder is not None and embedder.has_map
-        query = Query(image.searched, _name(visit), self._cosine(image, number))
-        return item_view(item, facts, query, compares=compares, actions=actions)
+        query = ShownQuery(image.searched, _name(visit), self._cosine(image, number))
+        return item_view(item, summary, query, compares=compares, actions=actions)
 
     def _compare(self, number: int, visit: Visit) -> Markup:
         embedder = self._embedder()
@@ -104,7 +104,7 @@ class Dialog:
             overlay(found.pixels_b, found.contributions_b, found.limit),
         )
         score, actions = self._cosine(image, number), self._actions(number, visit)
-        return heatmap_view(item, self._service.facts(), _name(visit), score, maps, actions=actions)
+        return heatmap_view(item, self._service.summary(), _name(visit), score, maps, actions=actions)
 
     def _actions(self, number: int, visit: Visit) -> Actions:
         items = {image.query.item.id for image in visit.images if image.query.item is not None}
@@ -134,9 +134,14 @@ class Dialog:
 
 
 def item_view(
-    item: StoredItem, gallery: Facts, query: Query | None, *, compares: bool, actions: Actions = _NO_ACTIONS
+    item: StoredItem,
+    gallery: GallerySummary,
+    query: ShownQuery | None,
+    *,
+    compares: bool,
+    actions: Actions = _NO_ACTIONS,
 ) -> Markup:
-    """Return an item with all its facts.
+    """Return an item with all its details.
 
     Args:
         item: The item.
@@ -161,7 +166,7 @@ def item_view(
 
 def heatmap_view(
     item: StoredItem,
-    gallery: Facts,
+    gallery: GallerySummary,
     query_name: str,
     score: float,
     maps: tuple[Image.Image, Image.Image],

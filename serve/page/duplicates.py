@@ -13,7 +13,7 @@ from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
 from retrieval.upkeep.duplicates import Group, find_duplicates
 from serve.core.lru_cache import LRUCache
-from serve.core.service import Facts, SearchService
+from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render
 from serve.page.background import Background, Status, fixed_gallery
 from serve.page.messages import hide_paths
@@ -94,7 +94,9 @@ def _without_removed(group: Group, gallery: Gallery) -> Group:
     return replace(group, members=members, lowest=float((vectors @ vectors.T).min(initial=1)))
 
 
-def groups_view(groups: Sequence[Group], score: str, page: int, gallery: Facts, *, removes: bool) -> Markup:
+def groups_view(
+    groups: Sequence[Group], score: str, page: int, gallery: GallerySummary, *, removes: bool
+) -> Markup:
     """Return one page of the groups.
 
     Args:

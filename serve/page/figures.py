@@ -19,7 +19,7 @@ from retrieval.evaluation.gallery import check_labels, state_of
 from retrieval.reports.figures import render_figure
 from retrieval.reports.pages import figure_fragment
 from serve.core.errors import BusyError
-from serve.core.service import Facts, SearchService
+from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render, script
 from serve.page.background import Background, fixed_gallery, progress
 from serve.page.messages import hide_paths, html_or_error, note
@@ -93,7 +93,7 @@ class Figures:
             largest = Counter(label for label in found.labels if label).most_common(tsne.SHOWN)
             embeddings = embeddings_of(gallery, found, self._service.name, _UNLABELLED)
             placed = tsne.tsne_map(embeddings, shown=sorted(label for label, _ in largest))
-            return map_view(placed, found.ids.tolist(), found.total, self._service.facts())
+            return map_view(placed, found.ids.tolist(), found.total, self._service.summary())
 
 
 def panel(chosen: str, content: Markup) -> Markup:
@@ -117,7 +117,7 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
     return words + Markup(figure_fragment(drawing, label))
 
 
-def map_view(found: tsne.TsneMap, ids: list[int], total: int, facts: Facts) -> Markup:
+def map_view(found: tsne.TsneMap, ids: list[int], total: int, gallery: GallerySummary) -> Markup:
     """Return the map, with a place for the image that is pointed at."""
     labels = found.embeddings.labels
     numbers = np.unique(labels, return_inverse=True)[1].tolist()
@@ -126,4 +126,4 @@ def map_view(found: tsne.TsneMap, ids: list[int], total: int, facts: Facts) -> M
         for item, number, label in zip(ids, numbers, labels.tolist(), strict=True)
     ]
     drawn = map_marks(found, attributes)
-    return render("map", drawn=drawn, shown=len(ids), total=total, first=ids[0], gallery=facts)
+    return render("map", drawn=drawn, shown=len(ids), total=total, first=ids[0], gallery=gallery)

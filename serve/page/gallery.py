@@ -148,10 +148,10 @@ class GalleryTab(Tab):
         return self._changes.refresh(str(event.where), int(event.page))
 
     def _groups(self, min_score: float, page: int) -> Markup:
-        status, facts = self._duplicates.status(min_score), self._service.facts()
+        status, shown = self._duplicates.status(min_score), self._service.summary()
         if status.running:
             return progress(status.key, status.stage, "Comparing all images with each other")
         if status.failure:
             return status.failure
         removes = self._service.permissions.changes
-        return groups_view(status.result or [], status.key, page, facts, removes=removes)
+        return groups_view(status.result or [], status.key, page, shown, removes=removes)

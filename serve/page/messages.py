@@ -1,4 +1,4 @@
-"""Status messages: notes, problems, and errors in words that do not reveal where files are."""
+"""Status messages: notes, problems, and error messages without paths of the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serve.core.errors import ServerError
 from serve.core.service import SearchService
 from serve.page.assets import render
 
-_UNEXPECTED = "Something went wrong here; the server's log has the details."
+_UNEXPECTED = "Internal error: the server's log has the details."
 _log = logging.getLogger("lookalike.serve")
 
 
@@ -23,17 +23,17 @@ def note(text: str) -> Markup:
 
 
 def problem(text: str) -> Markup:
-    """Return a status line about something that went wrong, with what to do about it."""
+    """Return a status line about a problem, with its solution."""
     return render("message", text=text, problem=True)
 
 
 def error_message(error: Exception) -> Markup:
-    """Return an error as a status line; errors that are not the visitor's are logged and not detailed."""
+    """Return an error as a status line; unexpected errors are logged, without details for the visitor."""
     if isinstance(error, ImageError):
         return problem(f"This image cannot be used: {error.detail}. Choose another one.")
     if isinstance(error, InputError | ServerError):  # their messages are written for visitors
         return problem(str(error))
-    # This includes damage size on disk, whose messages name paths of the server.
+    # Such as damaged files, whose messages contain paths of the server.
     _log.error("an event of the page failed", exc_info=error)
     return problem(_UNEXPECTED)
 

@@ -15,10 +15,10 @@ from retrieval.errors import InputError
 from retrieval.gallery import Hit
 from retrieval.search.query import SearchOptions
 from serve.core.errors import BusyError, ModelMismatchError
-from serve.core.fetch_url import fetch
 from serve.core.queries import MeanQuery, Region, SingleQuery
-from serve.core.service import Query, SearchService
+from serve.core.service import EmbeddedQuery, SearchService
 from serve.core.thumbnails import Thumbnail, encode
+from serve.core.url_fetcher import fetch_image
 from serve.http.upload_limit import is_full
 from serve.page.visit import QueryImage, SearchForm, url_parameters
 
@@ -54,7 +54,7 @@ def with_region(service: SearchService, image: QueryImage, region: Region | None
 
 
 def _query_image(
-    query: Query, searched: Image.Image, whole: Thumbnail, aspect: float, file: Path | None = None
+    query: EmbeddedQuery, searched: Image.Image, whole: Thumbnail, aspect: float, file: Path | None = None
 ) -> QueryImage:
     icon = searched.copy()
     icon.thumbnail((_ICON, _ICON))
@@ -63,7 +63,7 @@ def _query_image(
     )
 
 
-def download(url: str) -> Path:
+def download_image(url: str) -> Path:
     """Download an image into the folder of uploads, where it is deleted like them.
 
     Raises:
@@ -73,7 +73,7 @@ def download(url: str) -> Path:
     folder = get_upload_folder()
     if is_full(Path(folder)):
         raise BusyError("too many uploads are in use: try again in a few minutes")
-    return Path(save_bytes_to_cache(fetch(url), "image", folder))
+    return Path(save_bytes_to_cache(fetch_image(url), "image", folder))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class SearchResult:
         best_score: The highest score in the gallery if no hit reached the lowest score of the form.
     """
 
-    queries: Sequence[Query]
+    queries: Sequence[EmbeddedQuery]
     form: SearchForm
     hits: list[Hit]
     search_ms: float
@@ -112,7 +112,7 @@ class SearchResult:
         return self.form.url_query(parameters) if parameters else None
 
 
-def search(service: SearchService, queries: Sequence[Query], form: SearchForm) -> SearchResult:
+def run_search(service: SearchService, queries: Sequence[EmbeddedQuery], form: SearchForm) -> SearchResult:
     """Return the images most similar to the query, without those of the gallery that it consists of.
 
     Raises:
@@ -131,7 +131,7 @@ def search(service: SearchService, queries: Sequence[Query], form: SearchForm) -
     return SearchResult(queries, form, hits, search_ms, best_score)
 
 
-def _hits(service: SearchService, queries: Sequence[Query], options: SearchOptions) -> list[Hit]:
+def _hits(service: SearchService, queries: Sequence[EmbeddedQuery], options: SearchOptions) -> list[Hit]:
     fingerprint = queries[0].fingerprint
     if any(query.fingerprint != fingerprint for query in queries):
         raise ModelMismatchError(REBUILT)
@@ -147,7 +147,7 @@ def _hits(service: SearchService, queries: Sequence[Query], options: SearchOptio
     return found
 
 
-def _one(query: Query) -> SingleQuery:
+def _one(query: EmbeddedQuery) -> SingleQuery:
     if query.vector is not None:
         return query.vector
     assert query.item is not None

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.storage.records import UPLOAD_NAME
 from retrieval.text import pluralize
-from serve.core.service import Facts
+from serve.core.service import GallerySummary
 from serve.page.assets import render, template_filter
 from serve.page.messages import note, problem
 from serve.page.query import SearchResult
@@ -88,7 +88,7 @@ def _no_hits(result: SearchResult) -> str:
     return note("There is no other image.")
 
 
-def result_list(result: SearchResult, gallery: Facts) -> Markup:
+def result_list(result: SearchResult, gallery: GallerySummary) -> Markup:
     """Return the hits as a grid of buttons, and as a table with their metadata and keys."""
     if not result.hits:
         return Markup()
@@ -119,7 +119,7 @@ def _json(hits: Sequence[Hit]) -> str:
     )
 
 
-def query_images(visit: Visit, gallery: Facts, *, crops: bool) -> Markup:
+def query_images(visit: Visit, gallery: GallerySummary, *, crops: bool) -> Markup:
     """Return the query: one image in large with its region, and all of them in small.
 
     Args:
@@ -130,7 +130,7 @@ def query_images(visit: Visit, gallery: Facts, *, crops: bool) -> Markup:
     return render("query", visit=visit, gallery=gallery, crops=crops)
 
 
-def history_list(visit: Visit, gallery: Facts, examples: Sequence[Item]) -> Markup:
+def history_list(visit: Visit, gallery: GallerySummary, examples: Sequence[Item]) -> Markup:
     """Return other searches: those of this visit, and examples before the first one."""
     # One search alone is no history.
     entries = visit.history if len(visit.history) > 1 or not visit.images else ()

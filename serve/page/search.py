@@ -11,11 +11,11 @@ import gradio as gr
 from markupsafe import Markup
 
 from retrieval.errors import InputError
-from serve.core.fetch_url import MAX_URL_LENGTH
 from serve.core.queries import MAX_TOGETHER, Region
+from serve.core.url_fetcher import MAX_URL_LENGTH
 from serve.page.assets import render, script
 from serve.page.messages import error_message, html_or_error, note, problem
-from serve.page.query import download, from_item, from_upload, search, with_region
+from serve.page.query import download_image, from_item, from_upload, run_search, with_region
 from serve.page.results import examples, history_list, query_images, result_list, status_line
 from serve.page.tab import Handler, Shared, Tab, events, fresh
 from serve.page.visit import MAX_K, Address, QueryImage, QueryImages, SearchForm, Visit
@@ -100,7 +100,7 @@ class SearchTab(Tab):
         visit = Visit()
         try:
             described = self._service.describe()
-            header = render("header", gallery=described.facts)
+            header = render("header", gallery=described.summary)
             fields = address.form.fields(described.columns)
         except Exception as error:
             return "", address.form.fields([]), visit, "", error_message(error), "", ""
@@ -144,7 +144,9 @@ class SearchTab(Tab):
 
     def fetch(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
         """Search with the image at a URL."""
-        return self._search(visit, lambda: (from_upload(self._service, download(str(event.address))),), form)
+        return self._search(
+            visit, lambda: (from_upload(self._service, download_image(str(event.address))),), form
+        )
 
     def pick(self, visit: Visit, form: SearchForm, event: gr.EventData) -> Outputs:
         """Search with an image of the gallery."""
@@ -217,16 +219,16 @@ class SearchTab(Tab):
     ) -> Outputs:
         visit, before = visit.with_query(()), visit
         try:
-            if not self._service.facts().images:
+            if not self._service.summary().images:
                 return self._empty(before)
             images = load()
             if not images:
                 return self._empty(before)
             visit = visit.with_query(images, shown)
-            result = search(self._service, [image.query for image in images], form)
+            result = run_search(self._service, [image.query for image in images], form)
             visit = visit.with_search(form)
             address = result.link or form.url_query([("q", str(visit.history[0].number))])
-            hits = result_list(result, self._service.facts())
+            hits = result_list(result, self._service.summary())
             return self._output(visit, status_line(result, address), hits)
         except Exception as error:
             # The visitor can correct the form: an image that could be read stays.
@@ -245,16 +247,16 @@ class SearchTab(Tab):
 
     def _output(self, visit: Visit, status: Markup, results: str = "") -> Outputs:
         try:
-            gallery, facts = self._service.gallery, self._service.facts()
-            query = query_images(visit, facts, crops=gallery.store.manifest.has_model)
-            others = history_list(visit, facts, () if visit.images else examples(gallery))
+            gallery, summary = self._service.gallery, self._service.summary()
+            query = query_images(visit, summary, crops=gallery.store.manifest.has_model)
+            others = history_list(visit, summary, () if visit.images else examples(gallery))
         except Exception as error:  # the gallery cannot be read just now
             return visit, "", error_message(error), "", ""
         return visit, fresh(query), fresh(status), results, fresh(others)
 
 
-def _html(name: str, template: str | None, *scripts: str, **facts: object) -> gr.HTML:
-    html_template = {} if template is None else {"html_template": render(template, **facts)}
+def _html(name: str, template: str | None, *scripts: str, **variables: object) -> gr.HTML:
+    html_template = {} if template is None else {"html_template": render(template, **variables)}
     return gr.HTML("", elem_id=name, apply_default_css=False, js_on_load=script(*scripts), **html_template)
 
 

@@ -47,7 +47,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnStatistics:
     """The values of a metadata column.
 
     Attributes:
@@ -80,7 +80,7 @@ class Statistics:
     images: int
     labels: Labels
     sizes: Sizes | None
-    columns: list[Column]
+    columns: list[ColumnStatistics]
     left_out: int
 
 
@@ -128,17 +128,19 @@ def _sizes(store: Store) -> Sizes | None:
     return Sizes(tuple(smallest), tuple(median), tuple(largest))
 
 
-def _column(store: Store, name: str) -> Column:
+def _column(store: Store, name: str) -> ColumnStatistics:
     found = value_counts(store, name)
     filled = sum(n for _, n in found)
     if any(isinstance(value, str) for value, _ in found):
         value, often = max(found, key=lambda one: one[1])
-        return Column(name, filled, len(found), None, (str(value), often))
+        return ColumnStatistics(name, filled, len(found), None, (str(value), often))
     if not found:
-        return Column(name, 0, 0, None, None)
+        return ColumnStatistics(name, 0, 0, None, None)
     values, often = np.array(found, np.float64).T
     median = float(np.median(np.repeat(values, often.astype(np.int64))))
-    return Column(name, filled, len(found), (float(values.min()), median, float(values.max())), None)
+    return ColumnStatistics(
+        name, filled, len(found), (float(values.min()), median, float(values.max())), None
+    )
 
 
 def statistics_view(statistics: Statistics) -> Markup:

@@ -1,6 +1,6 @@
 """The state of a visit: the query, the search form, the address of the page, and the searches so far.
 
-Nothing of it is size on disk.
+Nothing of it is stored on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 from retrieval.errors import InputError
 from retrieval.search.query import SearchOptions
 from serve.core.queries import MAX_TOGETHER, Region
-from serve.core.service import Query
+from serve.core.service import EmbeddedQuery
 from serve.core.thumbnails import Thumbnail
 
 MAX_K = 100
@@ -143,7 +143,7 @@ class QueryImage:
         from_thumbnail: Whether the region was cut out of `whole`, because the upload had been deleted.
     """
 
-    query: Query
+    query: EmbeddedQuery
     whole: Thumbnail
     searched: Thumbnail
     icon: Thumbnail
@@ -159,7 +159,7 @@ class QueryImage:
 QueryImages = tuple[QueryImage, ...]  # a query: one image, or several views of one thing
 
 
-def url_parameters(queries: Sequence[Query]) -> list[tuple[str, str]]:
+def url_parameters(queries: Sequence[EmbeddedQuery]) -> list[tuple[str, str]]:
     """Return the ids and regions that name a query in an address; empty with an image from outside."""
     cropped = any(query.region for query in queries)
     parameters = []

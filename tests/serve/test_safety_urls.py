@@ -16,7 +16,7 @@ import pytest
 from serve.api import routes
 from serve.app import create_app
 from serve.client import Client
-from serve.core import fetch_url
+from serve.core import url_fetcher
 from serve.core.errors import BusyError, UrlsNotAllowedError
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
@@ -31,8 +31,8 @@ ADDRESS = "http://pictures.example/red.png"
 
 def _lead_to(there: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolve every host name to one server, which counts as public."""
-    found = partial(fetch_url.fetch_async, is_allowed=lambda _: True, look_up=there.look_up)
-    monkeypatch.setattr(routes, "fetch_async", found)
+    found = partial(url_fetcher.fetch_image_async, is_allowed=lambda _: True, look_up=there.look_up)
+    monkeypatch.setattr(routes, "fetch_image_async", found)
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +134,8 @@ def test_slow_fetch_does_not_delay_other_requests(
 
 
 def test_too_many_fetches_get_retry_after(allowing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_url, "_slots", threading.BoundedSemaphore(1))
-    with fetch_url._slots:
+    monkeypatch.setattr(url_fetcher, "_slots", threading.BoundedSemaphore(1))
+    with url_fetcher._slots:
         answer = _search(allowing, url=ADDRESS)
     assert (answer.status_code, answer.json()["code"]) == (503, "busy")
     assert int(answer.headers["retry-after"]) > 0
@@ -148,10 +148,10 @@ def test_fetched_images_count_toward_the_upload_limit(
 
     monkeypatch.setattr(query, "get_upload_folder", lambda: str(tmp_path))
     monkeypatch.setattr(upload_limit, "_MAX_FILES", 2)
-    monkeypatch.setattr(query, "fetch", lambda address: address.encode())
-    assert [query.download(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
+    monkeypatch.setattr(query, "fetch_image", lambda address: address.encode())
+    assert [query.download_image(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
     with pytest.raises(BusyError):
-        query.download("2")
+        query.download_image("2")
 
 
 @pytest.mark.slow

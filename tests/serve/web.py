@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from serve.core.fetch_url import Endpoint
+from serve.core.url_fetcher import Endpoint
 
 Answer = Callable[[socket.socket], None]
 

@@ -217,7 +217,7 @@ def test_unexpected_exception_reveals_no_details(
         raise RuntimeError("in /home/somebody")
 
     service = SearchService(shop_gallery)
-    for name in ("find", "item", "facts"):
+    for name in ("find", "item", "summary"):
         monkeypatch.setattr(service, name, fail)
     with answering(create_app(service, page=False)) as url:
         answers = [

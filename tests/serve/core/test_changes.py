@@ -27,7 +27,7 @@ from retrieval.errors import ImageError
 from retrieval.ingest.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from serve.core import changes
-from serve.core.changes import Added
+from serve.core.changes import AddedImage
 from serve.core.errors import (
     BusyError,
     ChangesNotAllowedError,
@@ -61,8 +61,8 @@ def encoded(seed: int, form: str = "PNG", **how: object) -> bytes:
     return buffer.getvalue()
 
 
-def added(found: Added | InputError) -> Added:
-    assert isinstance(found, Added), found
+def added(found: AddedImage | InputError) -> AddedImage:
+    assert isinstance(found, AddedImage), found
     return found
 
 
@@ -90,7 +90,7 @@ def test_added_image_is_found_with_label_and_metadata(service: SearchService, fo
     assert Path(item.path).read_bytes() == data
     assert kept(folder) == {f"{hashlib.sha256(data).hexdigest()}.png"}
     again = Gallery(folder)
-    assert len(again) == service.facts().images == 25
+    assert len(again) == service.summary().images == 25
     (hit,) = again.search(data, 1)
     assert (hit.id, hit.path) == (item.id, str(folder.resolve() / "pictures" / Path(item.path).name))
     assert hit.score == pytest.approx(1, abs=1e-5)
@@ -160,7 +160,7 @@ def test_duplicate_name_overwrites_no_file(service: SearchService) -> None:
     assert keys[0] == "a.png"
     assert all(re.fullmatch(r"a-[0-9a-f]{8}\.png", key) for key in keys[1:])
     assert len({*keys}) == 3
-    assert service.facts().images == 27
+    assert service.summary().images == 27
     (again,) = changes.add(service, [("a.png", encoded(9))])
     assert added(again).item.key not in keys
 
@@ -177,7 +177,7 @@ def test_identical_bytes_are_stored_once(service: SearchService, folder: Path, s
     assert len(kept(folder)) == 1
     (later,) = changes.add(service, [("later.png", data)])
     assert (added(later).is_new, added(later).item.id) == (False, added(found[1]).item.id)
-    assert service.facts().images == 25
+    assert service.summary().images == 25
 
 
 def test_unusable_image_does_not_affect_the_others(service: SearchService, folder: Path) -> None:
@@ -207,7 +207,7 @@ def test_label_and_metadata_are_validated(service: SearchService, folder: Path) 
     with pytest.raises(InputError, match="at most 64"):
         changes.add(service, [("c.png", encoded(8))] * 65)
     assert len(kept(folder)) == 1
-    assert service.facts().images == 25
+    assert service.summary().images == 25
 
 
 def test_changes_need_permission(folder: Path) -> None:
@@ -230,23 +230,23 @@ def test_removal_deletes_only_files_stored_by_the_gallery(
     changes.remove(service, [added(mine).item.id, theirs])
     assert kept(folder) == {Path(added(other).item.path).name, "of-the-owner.png"}
     assert (shop / "red" / "1.png").exists()
-    assert service.facts().images == 24
+    assert service.summary().images == 24
     for number in (theirs, added(mine).item.id, 0, 2**62):
         with pytest.raises(UnknownItemError):
             changes.remove(service, [added(other).item.id, number])
-    assert service.facts().images == 24
+    assert service.summary().images == 24
     assert not verify(folder).problems
     assert verify(folder).leftovers == 0
 
 
 def test_id_of_a_rebuilt_gallery_removes_nothing(service: SearchService, folder: Path) -> None:
-    uuid = service.facts().uuid
+    uuid = service.summary().uuid
     rebuild(Gallery(folder), Embedder(write_model(folder.with_name("other.onnx"), "other")))
     with pytest.raises(UnavailableError):
         changes.remove(service, [3], uuid=uuid)
-    assert service.facts().images == 24
-    changes.remove(service, [3], uuid=service.facts().uuid)
-    assert service.facts().images == 23
+    assert service.summary().images == 24
+    changes.remove(service, [3], uuid=service.summary().uuid)
+    assert service.summary().images == 23
 
 
 # ---- concurrency and failures
@@ -254,7 +254,7 @@ def test_id_of_a_rebuilt_gallery_removes_nothing(service: SearchService, folder:
 
 def add_with_retries(
     service: SearchService, images: Sequence[tuple[str, bytes]], attempts: int = 20
-) -> list[Added | InputError]:
+) -> list[AddedImage | InputError]:
     """Add images; if the gallery is busy, wait for Retry-After and try again, as clients are expected to."""
     for _ in range(attempts - 1):
         try:
@@ -279,7 +279,7 @@ def test_concurrent_additions_all_succeed(folder: Path, service: SearchService) 
     assert len(kept(folder)) == 20
     for each in others:
         each.refresh()
-        assert each.facts().images == 44
+        assert each.summary().images == 44
     assert not verify(folder).problems
 
 

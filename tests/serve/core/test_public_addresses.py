@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.core import fetch_url
+from serve.core import url_fetcher
 from serve.core.errors import FetchError
-from serve.core.fetch_url import Address, Endpoint, fetch, fetch_async, is_public
+from serve.core.url_fetcher import Address, Endpoint, fetch_image, fetch_image_async, is_public
 from tests.serve.web import http, web
 
 # IANA's special-purpose addresses, and IPv6 addresses that contain one.
@@ -79,8 +79,8 @@ def test_internet_addresses_are_public(text: str) -> None:
 
 
 def test_own_address_is_not_public() -> None:
-    assert fetch_url._is_local(ipaddress.ip_address("127.0.0.1"))
-    assert not fetch_url._is_local(ipaddress.ip_address("192.0.2.1"))
+    assert url_fetcher._is_local(ipaddress.ip_address("127.0.0.1"))
+    assert not url_fetcher._is_local(ipaddress.ip_address("192.0.2.1"))
 
 
 @pytest.mark.parametrize("host", HOSTS.split())
@@ -89,13 +89,13 @@ def test_private_hosts_are_refused_in_every_spelling(host: str) -> None:
 
         def look_up(name: str, port: int) -> Sequence[Endpoint]:
             """Resolve a name to a port with a listener."""
-            return [(machine, trap.port) for machine, _ in fetch_url.look_up(name, port)]
+            return [(machine, trap.port) for machine, _ in url_fetcher.look_up(name, port)]
 
         with pytest.raises(FetchError):
-            asyncio.run(fetch_async(f"http://{host}/", look_up=look_up))
+            asyncio.run(fetch_image_async(f"http://{host}/", look_up=look_up))
         assert trap.heads == []
     with pytest.raises(FetchError):
-        fetch(f"https://{host}/")  # as the page fetches
+        fetch_image(f"https://{host}/")  # as the page fetches
 
 
 @pytest.mark.parametrize("address", [*NO_ADDRESSES.split(), *OTHERS])
@@ -104,4 +104,4 @@ def test_invalid_urls_are_refused_before_the_dns_lookup(address: str) -> None:
         raise AssertionError(name)
 
     with pytest.raises(FetchError):
-        asyncio.run(fetch_async(address, look_up=look_up))
+        asyncio.run(fetch_image_async(address, look_up=look_up))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
 from retrieval.search.query import SearchOptions
-from serve.core.service import Query, SearchService
+from serve.core.service import EmbeddedQuery, SearchService
 from serve.core.thumbnails import MISSING, encode, shrink
 from serve.page import query as page_query
 from serve.page.query import SearchResult
@@ -21,8 +21,8 @@ from tests.conftest import draw
 from tests.serve.model import write_model
 
 
-def search(service: SearchService, query: Query, k: int) -> SearchResult:
-    return page_query.search(service, [query], SearchForm(k))
+def search(service: SearchService, query: EmbeddedQuery, k: int) -> SearchResult:
+    return page_query.run_search(service, [query], SearchForm(k))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_commits_of_other_processes_are_visible(own: tuple[Path, Path]) -> None:
     draw(99, hue=1).save(images / "new.png")
     draw(98, hue=2).save(images / "red" / "0.png")  # replaced: the old item is gone
     Gallery(folder).add([images])
-    assert service.facts().images == 25
+    assert service.summary().images == 25
     found = search(service, service.embed_query(images / "new.png")[0], 1).hits[0]
     assert found.path == str(images / "new.png")
     with pytest.raises(InputError):
@@ -148,9 +148,9 @@ def test_requests_use_the_previous_state_during_a_refresh(own: tuple[Path, Path]
     draw(99, hue=1).save(images / "new.png")
     with service._live._refresh_lock:  # held by another request during its refresh
         Gallery(folder).add([images / "new.png"])
-        assert service.facts().images == 24
+        assert service.summary().images == 24
         assert len(service.find([1], SearchOptions(k=100)).found[0]) == 23  # type: ignore[arg-type]
-    assert service.facts().images == 25
+    assert service.summary().images == 25
 
 
 def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
@@ -161,11 +161,11 @@ def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
     query, _ = service.embed_query(images / "red" / "0.png")
     shutil.rmtree(folder)
     with pytest.raises(LookalikeError, match="deleted"):
-        service.facts()
+        service.summary()
     other = write_model(tmp_path / "other.onnx", note="another")
     Gallery.create(folder, other).add([images / "green"])
-    assert service.facts().images == 8
-    assert service.facts().fingerprint == Embedder(other).fingerprint
+    assert service.summary().images == 8
+    assert service.summary().fingerprint == Embedder(other).fingerprint
     with pytest.raises(InputError, match="another model"):
         search(service, query, 3)
     assert search(service, service.embed_query(images / "green" / "0.png")[0], 3).hits

@@ -16,13 +16,12 @@ from retrieval import Gallery
 from retrieval.errors import InputError
 from retrieval.gallery import Hit, Item
 from retrieval.storage.records import IndexSpec, StoredItem
-from serve.core.service import Facts, Query, SearchService
+from serve.core.service import EmbeddedQuery, GallerySummary, SearchService
 from serve.core.thumbnails import encode
 from serve.page import contents
 from serve.page.assets import render
 from serve.page.contents import ImagePage, image_page, images, summary
-from serve.page.detail import Query as DialogQuery
-from serve.page.detail import heatmap_view, item_view
+from serve.page.detail import ShownQuery, heatmap_view, item_view
 from serve.page.messages import note, problem
 from serve.page.query import SearchResult
 from serve.page.results import result_list, status_line
@@ -30,7 +29,7 @@ from serve.page.search import SearchTab
 from serve.page.visit import MAX_K, Address, SearchForm, Visit
 from tests.retrieval.reports.html_page import Page
 
-_SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
+_SHOP = GallerySummary("shop", 24, "f" * 64, "abc", "/v1")
 _NASTY = "<img src=x onerror=alert(1)>'\"&${1+1}{{2}}"
 
 
@@ -53,7 +52,7 @@ def _found(
 ) -> SearchResult:
     vector = None if item else np.zeros(2, np.float32)
     return SearchResult(
-        [Query(vector, item, "f", embed_ms)], form or SearchForm(), list(hits), 3.14159, best_score
+        [EmbeddedQuery(vector, item, "f", embed_ms)], form or SearchForm(), list(hits), 3.14159, best_score
     )
 
 
@@ -73,7 +72,11 @@ def test_results_escape_all_names() -> None:
     assert not page.scripted
     # On the card: label, name and value of the metadata, file name. In the table: the same, a key.
     assert page.text.count(_NASTY) == 8
-    for text in (note(_NASTY), problem(_NASTY), render("header", gallery=Facts(_NASTY, 1, "f", "u", "/v1"))):
+    for text in (
+        note(_NASTY),
+        problem(_NASTY),
+        render("header", gallery=GallerySummary(_NASTY, 1, "f", "u", "/v1")),
+    ):
         assert _NASTY in _Parsed(text).text
         assert "<img" not in text
     item = Item(3, "", "red")
@@ -159,7 +162,7 @@ def test_form_accepts_k_alone_and_ignores_invalid_numbers() -> None:
 def test_dialog_escapes_all_names() -> None:
     picture = Image.new("RGB", (4, 3), "red")
     shown = _Parsed(
-        item_view(_stored(_NASTY), _SHOP, DialogQuery(encode(picture), _NASTY, 0.5), compares=True)
+        item_view(_stored(_NASTY), _SHOP, ShownQuery(encode(picture), _NASTY, 0.5), compares=True)
     )
     assert [image["alt"] for image in shown.all("img")] == ["the query", f"item 7, {_NASTY}"]
     assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")

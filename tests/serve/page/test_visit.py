@@ -16,7 +16,7 @@ from PIL import Image
 from retrieval import Gallery
 from retrieval.gallery import Hit, Item
 from serve.core.queries import MAX_TOGETHER, Region
-from serve.core.service import Facts, Query, SearchService
+from serve.core.service import EmbeddedQuery, GallerySummary, SearchService
 from serve.core.thumbnails import MAX_SIDE, encode
 from serve.page.query import SearchResult, from_item, from_upload, with_region
 from serve.page.results import examples, history_list, query_images
@@ -32,7 +32,7 @@ from serve.page.visit import (
 )
 from tests.conftest import draw
 
-_SHOP = Facts("shop", 24, "f" * 64, "abc", "/v1")
+_SHOP = GallerySummary("shop", 24, "f" * 64, "abc", "/v1")
 _NASTY = "<img src=x onerror=alert(1)>'\"&"
 
 
@@ -44,7 +44,7 @@ def service(shop_gallery: Path) -> SearchService:
 def _part(item: int | None = None, label: str | None = None, region: Region | None = None) -> QueryImage:
     picture = encode(Image.new("RGB", (4, 3), "red"))
     vector = np.zeros(2, np.float32) if item is None or region else None
-    query = Query(vector, None if item is None else Item(item, "", label), "f", 0.0, region)
+    query = EmbeddedQuery(vector, None if item is None else Item(item, "", label), "f", 0.0, region)
     return QueryImage(query, picture, picture, picture, 4 / 3)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from serve.api import routes
 from serve.app import create_app
-from serve.core import fetch_url
+from serve.core import url_fetcher
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.page.search import SearchTab
@@ -75,8 +75,8 @@ def test_bombs_are_refused_by_every_route(
     before = api.get("/gallery").json()["images"]
     with web(http(BOMBS[case])) if entrance == "an address" else nullcontext() as there:
         if there is not None:
-            fetch = partial(fetch_url.fetch_async, is_allowed=lambda _: True, look_up=there.look_up)
-            monkeypatch.setattr(routes, "fetch_async", fetch)
+            fetch = partial(url_fetcher.fetch_image_async, is_allowed=lambda _: True, look_up=there.look_up)
+            monkeypatch.setattr(routes, "fetch_image_async", fetch)
         answer = ENTRANCES[entrance](api, BOMBS[case])
     assert (answer.status_code, answer.json()["code"]) == (422, "unusable-image")
     assert answer.json()["reason"] == "too-large"
@@ -106,7 +106,7 @@ def _shown(client: httpx.Client, content: bytes) -> str:
 def _check(shown: str, folder: Path) -> bool:
     """Return whether an image was searched; otherwise check the error message."""
     assert "Traceback" not in shown
-    assert "Something went wrong" not in shown
+    assert "Internal error" not in shown
     found = "3 results" in shown
     assert found != ("This image cannot be used" in shown)
     assert str(folder) not in shown

@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.core import fetch_url
+from serve.core import url_fetcher
 from serve.core.errors import BusyError, FetchError
-from serve.core.fetch_url import Address, Endpoint
+from serve.core.url_fetcher import Address, Endpoint
 from tests.serve.web import Web, http, web
 
 PICTURE = bytes(range(256)) * 20
@@ -36,7 +36,7 @@ def _anything(_: Address) -> bool:
 
 
 def fetch(address: str, **options: Any) -> bytes:
-    return asyncio.run(fetch_url.fetch_async(address, **options))
+    return asyncio.run(url_fetcher.fetch_image_async(address, **options))
 
 
 def _fetched(there: Web, address: str = f"http://{NAME}/a.png") -> bytes:
@@ -181,7 +181,7 @@ ENDLESS = {
 @pytest.mark.parametrize("case", ENDLESS)
 def test_fetch_has_a_total_timeout(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these servers would respond forever."""
-    monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(url_fetcher, "TIMEOUT_SECONDS", 0.5)
 
     def answer(connection: socket.socket) -> None:
         for part in _trickle(*ENDLESS[case]):
@@ -198,7 +198,7 @@ def test_fetch_has_a_total_timeout(case: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_silent_server_times_out(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(url_fetcher, "TIMEOUT_SECONDS", 0.3)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(FetchError, match=MESSAGE),
@@ -207,7 +207,7 @@ def test_silent_server_times_out(scheme: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_silent_dns_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_url, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(url_fetcher, "TIMEOUT_SECONDS", 0.2)
     over = threading.Event()
 
     def look_up(name: str, port: int) -> Sequence[Endpoint]:
@@ -233,7 +233,7 @@ def test_endless_body_is_cut_off(chunked: bool) -> None:
 
     with web(answer) as there:
         _refused(there)
-    assert sent < 2 * fetch_url.MAX_BYTES
+    assert sent < 2 * url_fetcher.MAX_BYTES
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_endless_body_is_cut_off(chunked: bool) -> None:
         (PICTURE, 10, PICTURE[:10]),
         (PICTURE, 10**6, None),
         (PICTURE, 10**30, None),
-        (bytes(fetch_url.MAX_BYTES), None, bytes(fetch_url.MAX_BYTES)),
-        (bytes(fetch_url.MAX_BYTES + 1), None, None),
+        (bytes(url_fetcher.MAX_BYTES), None, bytes(url_fetcher.MAX_BYTES)),
+        (bytes(url_fetcher.MAX_BYTES + 1), None, None),
     ],
 )
 def test_content_length_is_not_trusted(body: bytes, length: int | None, found: bytes | None) -> None:
@@ -271,7 +271,7 @@ def test_all_failures_have_the_same_message() -> None:
             messages.add(_refused(there))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         closed_port = closed.getsockname()
-    for look_up in (lambda *_: [closed_port], lambda *_: [], fetch_url.look_up):
+    for look_up in (lambda *_: [closed_port], lambda *_: [], url_fetcher.look_up):
         with pytest.raises(FetchError) as caught:
             fetch("http://inside.invalid/", look_up=look_up)
         messages.add(str(caught.value))
@@ -305,8 +305,8 @@ def test_concurrent_fetches_are_limited_and_slots_released() -> None:
         over.wait(30)
         connection.sendall(http(PICTURE))
 
-    with web(answer) as there, ThreadPoolExecutor(fetch_url.MAX_CONCURRENT) as pool:
-        waiting = [pool.submit(_fetched, there) for _ in range(fetch_url.MAX_CONCURRENT)]
+    with web(answer) as there, ThreadPoolExecutor(url_fetcher.MAX_CONCURRENT) as pool:
+        waiting = [pool.submit(_fetched, there) for _ in range(url_fetcher.MAX_CONCURRENT)]
         for _ in waiting:
             assert begun.acquire(timeout=30)
         with pytest.raises(BusyError):
@@ -314,7 +314,7 @@ def test_concurrent_fetches_are_limited_and_slots_released() -> None:
         over.set()
         assert [one.result() for one in waiting] == [PICTURE] * len(waiting)
     with web(http(status=404)) as missing:
-        for _ in range(2 * fetch_url.MAX_CONCURRENT):
+        for _ in range(2 * url_fetcher.MAX_CONCURRENT):
             _refused(missing)
 
 
@@ -341,9 +341,9 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
 @pytest.fixture
 def trusting(certified: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certified[1]))
-    fetch_url._certificates.cache_clear()
+    url_fetcher._certificates.cache_clear()
     yield
-    fetch_url._certificates.cache_clear()
+    url_fetcher._certificates.cache_clear()
 
 
 @pytest.mark.usefixtures("trusting")
