@@ -280,8 +280,8 @@ def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answer
             notes.append(f"{contender.name} has several runs of one seed, which are not independent.")
     unknown = [contender.name for contender, theirs in zip(contenders, answers, strict=True) if not theirs]
     if unknown:
-        whom = "any report" if len(unknown) == len(contenders) else ", ".join(unknown)
-        notes.append(f"The queries of {whom} are unknown: evaluate again to compare query by query.")
+        which = "any report" if len(unknown) == len(contenders) else ", ".join(unknown)
+        notes.append(f"The queries of {which} are unknown: evaluate again to compare query by query.")
     return list(dict.fromkeys(notes))
 
 

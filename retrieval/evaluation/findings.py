@@ -233,7 +233,7 @@ class _MistakeFinder:
                 float(similar.overlap),
             ),
             confusions=self._confusions(),
-            hardest=[self._hard(query) for query in self._hardest()],
+            hardest=[self._hard_query(query) for query in self._hardest()],
         )
 
     def _queries(self) -> Queries:
@@ -299,7 +299,7 @@ class _MistakeFinder:
         hardest: list[int] = self.wrong[order][:HARDEST].tolist()
         return hardest
 
-    def _hard(self, query: int) -> HardQuery:
+    def _hard_query(self, query: int) -> HardQuery:
         similar, depth = self.evaluation.similarities, self.ranking.rows.shape[1]
         ranks = [rank for rank in range(min(NEIGHBOURS, depth)) if self.ranking.rows[query, rank] >= 0]
         nearest = int(similar.easiest_positive_row[query])

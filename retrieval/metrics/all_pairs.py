@@ -17,8 +17,8 @@ _CELLS = 1 << 24  # of queries x gallery at once: 64 MB
 _QUERIES = 512
 _LOW = -1.5  # first bin edge, so that cosines a little below -1, and excluded pairs, have a bin
 _ALL_BINS = round(-2 * _LOW / _WIDTH)
-_OUT = np.float32(_LOW + _WIDTH / 2)
-_COUNT_EACH = 32  # up to as many positives, counting the values above each is faster than sorting
+_OUT = np.float32(_LOW + _WIDTH / 2)  # stands for the cosine of an excluded pair
+_COUNT_EACH = 32  # positives up to which counting the values above each is faster than sorting
 _PER_QUERY = (
     "easiest_positive",
     "easiest_positive_row",

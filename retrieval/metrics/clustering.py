@@ -7,7 +7,7 @@ import numpy as np
 
 from retrieval.errors import InputError
 
-# In 512 dimensions as many comparisons of a point with a cluster take about 0.1 s on two cores.
+# In 512 dimensions, this many comparisons of a point with a cluster take about 0.1 s on two cores.
 _MANY = 10_000_000
 _SMALL_CLUSTER = 20
 

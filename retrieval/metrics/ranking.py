@@ -15,7 +15,7 @@ from retrieval.progress import Progress
 # Similarities that differ by less are equal. Products of NumPy and of FAISS, in float32 and for 64 to 3,072
 # dimensions, gave cosines of the same two vectors that were up to 6e-7 apart.
 TIE = np.float32(1e-6)
-_BLOCK = 4096  # FAISS processes as many queries at once, so smaller blocks would cost time
+_BLOCK = 4096  # FAISS processes this many queries at once, so smaller blocks are slower
 _CELLS = 1 << 22  # of queries x gallery at once: 16 MB
 
 

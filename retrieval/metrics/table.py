@@ -171,14 +171,17 @@ class MetricColumn:
 
     @property
     def title(self) -> str:
+        """Name in tables."""
         return self._with_k(self.metric.title)
 
     @property
     def short(self) -> str:
+        """Name in tables of a terminal."""
         return self._with_k(self.metric.short or self.metric.title)
 
     @property
     def meaning(self) -> str:
+        """Short explanation."""
         return self._with_k(self.metric.meaning)
 
     def _with_k(self, text: str) -> str:

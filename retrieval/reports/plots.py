@@ -25,13 +25,13 @@ _WIDTH = 5.2  # inches
 
 
 def report_recall_figure(report: Report) -> Markup:
-    """Recall@K of all results of a report."""
+    """Return the Recall@K curves of all results of a report."""
     label = "Recall at K for every result in the table above"
     return _recall_figure(partial(_plot_results, report), label, len(report.results))
 
 
 def comparison_recall_figure(comparison: Comparison) -> Markup:
-    """Recall@K of all contenders."""
+    """Return the Recall@K curves of all contenders."""
     names = ", ".join(row.name for row in comparison.rows)
     return _recall_figure(
         partial(_plot_groups, comparison.rows), f"Recall at K of {names}", len(comparison.rows)
@@ -39,13 +39,13 @@ def comparison_recall_figure(comparison: Comparison) -> Markup:
 
 
 def similarity_figure(findings: Findings) -> Markup:
-    """Histogram of the similarities of pairs of one class and of two."""
+    """Return the histograms of the similarities of pairs of one class and of two."""
     label = "Similarities of pairs of one class and of two"
     return _figure(partial(_plot_similarities, findings.similarities), label, 3.2)
 
 
 def class_recall_figure(recalls: Sequence[float]) -> Markup:
-    """Histogram of Recall@1 over classes."""
+    """Return the histogram of Recall@1 over the classes."""
     return _figure(partial(_plot_class_recalls, recalls), "Recall at 1 of classes", 2.6)
 
 
@@ -54,12 +54,12 @@ def _figure(plot: Callable[[Axes], object], label: str, height: float) -> Markup
 
 
 def _recall_figure(plot: Callable[[Axes], object], label: str, lines: int) -> Markup:
-    """Leave room for the legend of so many lines below the curves."""
+    """Return a Recall@K figure with room for a legend of `lines` entries below the curves."""
     return _figure(plot, label, 3.1 + 0.2 * math.ceil(lines / 2))
 
 
 def _plot_results(report: Report, axes: Axes) -> None:
-    """Recall against K, one line per result, with the intervals as bands."""
+    """Plot recall against K, one line per result, with the intervals as bands."""
     ks: set[int] = set()
     for number, (result, colour, marker) in enumerate(
         zip(report.results, cycle(COLOURS), cycle(MARKERS), strict=False)
@@ -78,7 +78,7 @@ def _plot_results(report: Report, axes: Axes) -> None:
 
 
 def _plot_groups(rows: Sequence[GroupSummary], axes: Axes) -> None:
-    """Recall against K; several runs as their mean in a band of one standard deviation."""
+    """Plot recall against K; several runs as their mean in a band of one standard deviation."""
     ks: set[int] = set()
     for row, colour, marker in zip(rows, cycle(COLOURS), cycle(MARKERS), strict=False):
         means = by_k({key: 100 * summary.mean for key, summary in row.numbers.items()})

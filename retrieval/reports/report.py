@@ -39,7 +39,7 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
 
 
 def _cell(column: MetricColumn, result: Result, results: list[Result]) -> dict[str, Any]:
-    """Value and interval; the best of all results with the same labels is marked."""
+    """Return value and interval; the best of all results with the same labels is marked."""
     value = result.values.get(column.key)
     rivals = [rival.values.get(column.key) for rival in results if rival.by == result.by]
     best = value is not None and len(rivals) > 1 and value == max(v for v in rivals if v is not None)
@@ -50,7 +50,7 @@ def _cell(column: MetricColumn, result: Result, results: list[Result]) -> dict[s
 
 
 def _findings_context(findings: Findings, pick: Pick | None) -> dict[str, Any]:
-    """Variables of findings.html."""
+    """Return the variables of findings.html."""
     confusions = findings.confusions[:_CONFUSIONS]
     queries = [confusion.query for confusion in confusions] + [hard.query for hard in findings.hardest]
     paths = [findings.queries.path[number] for number in queries]
@@ -108,7 +108,7 @@ def _hard_query_context(findings: Findings, hard: HardQuery, tiles: TileSet) -> 
 
 
 def _shown_neighbours(hard: HardQuery) -> list[Neighbour]:
-    """The nearest images, with the one that should be first if none of them is right."""
+    """Return the nearest images, with the one that should be first if none of them is right."""
     right = any(neighbour.right for neighbour in hard.neighbours)
     return hard.neighbours if right else [*hard.neighbours, hard.nearest_right]
 

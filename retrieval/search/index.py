@@ -27,9 +27,9 @@ from retrieval.storage.records import ActiveIndex, IndexSpec
 KINDS = kinds.NAMES
 RECALL = 0.99
 EXACT_UP_TO = 50_000
-_STALE = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
-_DRIFTED = 4  # growth of the required effort, beyond which the index is trained again
-_ENOUGH = 100  # queries from which the recall of new vectors can be measured
+_MAX_GROWTH = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
+_MAX_EFFORT_GROWTH = 4  # growth of the required effort, beyond which the index is trained again
+_MIN_QUERIES = 100  # number of queries from which the recall of new vectors can be measured
 _log = logging.getLogger("lookalike.retrieval")
 _reading = threading.Lock()  # FAISS's limit on what it reads is set for the whole process
 
@@ -226,16 +226,16 @@ def _extend(
     is_same = kind in ("auto", card["kind"]) and all(card[name] == value for name, value in targets.items())
     needed = kinds.memory_needed(card["kind"], vectors.dim, len(vectors))
     fits = card["memory_wanted"] is None or needed <= card["memory_wanted"]
-    if not is_same or not fits or len(vectors) > _STALE * card["chosen_for"]:
+    if not is_same or not fits or len(vectors) > _MAX_GROWTH * card["chosen_for"]:
         return None
     held_out = tuning.hold_out_queries(vectors, old=index.ntotal)
     tuning.add_rows(index, vectors, held_out.rows, index.ntotal, show_progress=show_progress)
-    if len(held_out.rows) >= _ENOUGH:
+    if len(held_out.rows) >= _MIN_QUERIES:
         trials = list(
             tuning.sweep_efforts(kinds.APPROXIMATE[card["kind"]], index, held_out, card["recall_wanted"])
         )
         best = tuning.fastest(trials, card["recall_wanted"])
-        if best is None or best.effort > _DRIFTED * card["effort"]:
+        if best is None or best.effort > _MAX_EFFORT_GROWTH * card["effort"]:
             return None
         never_less = {name: max(card[name], getattr(best, name)) for name in ("effort", "oversample")}
         card = {**card, **_plain(best), **never_less}

@@ -21,8 +21,8 @@ RERANKS = {
     "query-expansion": "cosine similarity to the expanded query",
     "k-reciprocal": "1 - k-reciprocal distance",
 }
-CANDIDATES = 200  # candidates of k-reciprocal re-ranking; k if that is more,
-MOST_CANDIDATES = 1000  # but at most these, since all are compared with each other
+# Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
+CANDIDATES, MOST_CANDIDATES = 200, 1000
 _CACHED = 16  # conditions and groupings in the LRU caches of one state
 
 

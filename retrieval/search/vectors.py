@@ -116,7 +116,7 @@ class Vectors:
         for first in range(0, len(queries), _QUERIES):
             some = slice(first, first + _QUERIES)
             batch = np.ascontiguousarray(queries[some])
-            search = _multiply if len(batch) >= _BY_MATRIX else _compare
+            search = _scan_with_products if len(batch) >= _BY_MATRIX else _scan_with_faiss
             scores[some], rows[some] = search(batch, k, self._allowed_blocks(allowed, start))
         return scores, rows
 
@@ -144,8 +144,8 @@ def _empty_result(count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full((count, k), -np.inf, np.float32), np.full((count, k), -1)
 
 
-def _compare(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k best rows of the blocks, by FAISS's scan."""
+def _scan_with_faiss(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best rows of the blocks, by FAISS's `knn_inner_product`."""
     scores, rows = _empty_result(len(queries), k)
     while some := list(islice(blocks, _MERGED)):
         close = np.empty((len(some), len(queries), k), np.float32)
@@ -162,8 +162,13 @@ def _compare(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.n
     return scores, rows
 
 
-def _multiply(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same by matrix products; only scores above a query's k-th best so far are merged."""
+def _scan_with_products(
+    queries: np.ndarray, k: int, blocks: Iterator[Block]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best rows of the blocks, by matrix products.
+
+    Only scores above a query's k-th best so far are merged.
+    """
     scores, rows = _empty_result(len(queries), k)
     all_queries = np.arange(len(queries))
     for first, block, allowed in blocks:

@@ -11,8 +11,10 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import sha256_of
 from retrieval.storage.manifest import Manifest
 
-_SAME = 0.9999  # least cosine of the probe vectors of another file with the same network
-_STILL = 0.999  # least cosine of the same file on another machine, whose libraries round differently
+# Lowest cosine of the probe vectors of another file with the same network.
+_MIN_COSINE_SAME_NETWORK = 0.9999
+# Lowest cosine of the same file on another machine, whose libraries round differently.
+_MIN_COSINE_OTHER_MACHINE = 0.999
 
 
 def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> Embedder:
@@ -37,7 +39,7 @@ def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> E
     if embedder.fingerprint != manifest.fingerprint:
         raise _damaged(folder, "model.onnx")
     cosine = probe_cosine(folder, manifest, embedder)
-    if cosine < _STILL:
+    if cosine < _MIN_COSINE_OTHER_MACHINE:
         what = f"the model computes other vectors here than when the gallery was built (cosine {cosine:.4f})"
         raise LookalikeError(f"{folder}: {what}; rebuild the gallery on this machine")
     return embedder
@@ -62,7 +64,7 @@ def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
     hint = "use the same model, or build a new gallery"
     if manifest.has_model and embedder.dim == manifest.dim:
         cosine = probe_cosine(folder, manifest, embedder)
-        if cosine >= _SAME:
+        if cosine >= _MIN_COSINE_SAME_NETWORK:
             file = folder / "model" / "model.onnx"
             hint = f"both compute the same vectors, so use the one it was built with: {file}"
         else:

@@ -36,10 +36,12 @@ class FileStamp:
 
     @property
     def full(self) -> Path:
+        """Path of the file, root included."""
         return Path(self.root, self.path)
 
     @property
     def key(self) -> tuple[str, str]:
+        """Root and path, which identify the file."""
         return self.root, self.path
 
 
@@ -94,6 +96,7 @@ class StoredItem:
 
     @property
     def full(self) -> Path:
+        """Path of the file, root included."""
         return Path(self.root, self.path)
 
 
@@ -172,6 +175,7 @@ class Segment:
 
     @property
     def rows_file(self) -> str:
+        """Name of the file of item ids and checksums."""
         return f"{Path(self.file).stem}.rows.npy"
 
 

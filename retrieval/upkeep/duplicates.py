@@ -163,9 +163,9 @@ def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, gro
 def _describe(gallery: Gallery, snapshot: Snapshot, groups: list[np.ndarray]) -> list[Group]:
     """Return the groups of rows with their items; items compacted away meanwhile are left out."""
     ids = [snapshot.ids[rows].tolist() for rows in groups]
-    everyone = sorted(number for members in ids for number in members)
-    items = gallery.items(everyone)
-    contents = {item.id: item.content_sha256 for item in gallery.store.items(everyone)}
+    all_ids = sorted(number for members in ids for number in members)
+    items = gallery.items(all_ids)
+    contents = {item.id: item.content_sha256 for item in gallery.store.items(all_ids)}
     described = []
     for rows, members in zip(groups, ids, strict=True):
         known = tuple(items[number] for number in members if number in items)
