@@ -22,7 +22,7 @@ from serve.http.head import HeadMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
 
 MAX_UPLOAD = "20mb"
-_BATCHING_THREADS = 32  # whose images wait for a GPU
+_BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 # A page requests a hundred thumbnails at once, and a browser does not retry.
 _QUEUED_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0
 
@@ -39,8 +39,7 @@ def create_app(*services: SearchService, page: bool = True, limits: Limits | Non
     threads = limits.threads or (_BATCHING_THREADS if services[0].batching else cores())
     telemetry = services[0].telemetry
     workers = Workers(threads, limits, telemetry)
-    # Thumbnails have threads of their own, and may wait for all of their time: a late one is cached, not
-    # lost.
+    # Thumbnails have threads of their own and may wait until their deadline: a late one is still cached.
     thumbnail_threads = max(1, (limits.threads or cores()) // 2)
     seconds = max(limits.seconds, _THUMBNAIL_SECONDS)
     thumbnail_limits = Limits(queued=_QUEUED_THUMBNAILS, seconds=seconds, queue_share=1.0)
@@ -132,7 +131,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     from serve import page
     from serve.page.assets import stylesheet
 
-    blocks = page.build(service, names)
+    blocks = page.build_page(service, names)
     gr.mount_gradio_app(
         app,
         blocks,

@@ -262,7 +262,9 @@ def _digest(secret: str) -> bytes:
 def _host_names(host: str, listed: Sequence[str], any_name: bool) -> tuple[str, ...]:
     for name in listed:
         if "*" in name.removeprefix("*.") or not name:
-            raise InputError(f"--allow-host {name}: a name such as search.example.com or *.example.com")
+            raise InputError(
+                f"--allow-host {name}: not a host name; use one such as search.example.com or *.example.com"
+            )
     if any_name and not listed:  # DNS rebinding gains nothing: the other site has no credentials
         return ("*",)
     return (*LOCAL_NAMES, host.lower(), *(name.lower() for name in listed))

@@ -82,7 +82,7 @@ def run_workers(settings: Settings, listening: socket.socket, announce: Callable
         supervisor = _Supervisor(config, listening, announce, settings.log_format)
         supervisor.run()
     if supervisor.failed:
-        raise LookalikeError("a worker process ended before it was ready; see the lines above")
+        raise LookalikeError("a worker process ended before it was ready: see the messages above")
 
 
 def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options: Any) -> uvicorn.Config:
@@ -168,4 +168,4 @@ class _Supervisor(Multiprocess):
             if old is not new:
                 assert old.pid is not None
                 forget_process(old.pid)
-                report_status(f"worker {old.pid} is gone; {new.pid} takes its place", self._log_format)
+                report_status(f"worker {old.pid} ended; replaced by {new.pid}", self._log_format)

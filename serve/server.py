@@ -47,7 +47,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
 
     def announce() -> None:
         print(f"Lookalike is at http://{_authority(settings.host, listening)}", flush=True)
-        report_status("Ctrl-C stops it", settings.log_format)
+        report_status("press Ctrl-C to stop", settings.log_format)
 
     from serve import processes
 

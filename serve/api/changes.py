@@ -34,7 +34,7 @@ router = APIRouter()
     summary="Add images to the gallery.",
     status_code=201,
     responses={
-        200: {"model": AddAnswer, "description": "None of them was new."},
+        200: {"model": AddAnswer, "description": "The gallery had all of the images already."},
         201: {"model": AddAnswer, "description": "A result or a problem for each image."},
         **documented(*BODY, NoModelError, ImageError, *_CHANGE_ERRORS),
     },
@@ -75,7 +75,7 @@ async def add_images(
     responses=documented(UnknownItemError, InputError, *_CHANGE_ERRORS),
 )
 async def remove_image(number: ItemId, service: Service, workers: RequestWorkers) -> Response:
-    """The image is not found from then on. Its file is deleted if it was added here; other files stay."""
+    """Its file is deleted if the gallery stores it, after an addition; other files stay."""
     changes.check_allowed(service)
     await workers.run(lambda: changes.remove(service, [number]))
     return Response(status_code=204)

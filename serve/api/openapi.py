@@ -1,4 +1,4 @@
-"""OpenAPI description, as far as FastAPI cannot derive it from the routes."""
+"""OpenAPI description: the parts that FastAPI cannot derive from the routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serve.api import schemas
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
-_DESCRIPTION = """Find the images of a gallery that look like yours.
+_DESCRIPTION = """Search a gallery by image.
 
 Scores are cosine similarities: 1 for the same image. Every response with scores or vectors has the
 fingerprint of their model. Errors are problem details (RFC 9457) with a stable `code`.
@@ -28,8 +28,12 @@ _REQUESTS = (
     schemas.AddRequest,
 )
 _SECURITY = {
-    "token": {"type": "http", "scheme": "bearer", "description": "If the server has a token."},
-    "password": {"type": "http", "scheme": "basic", "description": "If the server has a user and password."},
+    "token": {"type": "http", "scheme": "bearer", "description": "If the server was started with tokens."},
+    "password": {
+        "type": "http",
+        "scheme": "basic",
+        "description": "If the server was started with a user and password.",
+    },
 }
 
 

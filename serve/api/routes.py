@@ -53,7 +53,7 @@ _AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1
 _OPERATOR_ERRORS = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError)
 ItemId = Annotated[int, Path(description="The id of an image.", ge=0)]
 
-# Of each gallery, of the server as a whole, and at its root.
+# Routes of each gallery, of the server as a whole, and at its root.
 router = APIRouter()
 galleries_router = APIRouter()
 operations_router = APIRouter(generate_unique_id_function=lambda route: route.name)
@@ -61,9 +61,9 @@ operations_router = APIRouter(generate_unique_id_function=lambda route: route.na
 
 @router.post(
     "/search",
-    summary="Find the images that look like one.",
+    summary="Find the images most similar to a query.",
     responses={
-        200: {"model": schemas.SearchAnswer, "description": "What was found."},
+        200: {"model": schemas.SearchAnswer, "description": "The hits, best first."},
         **documented(
             *BODY,
             UnknownItemError,
@@ -104,9 +104,12 @@ async def search(
 
 @router.post(
     "/search/by-id",
-    summary="Find the images that look like one of the gallery.",
+    summary="Find the images most similar to one of the gallery.",
     responses={
-        200: {"model": schemas.SearchAnswer, "description": "What was found, without the image itself."},
+        200: {
+            "model": schemas.SearchAnswer,
+            "description": "The hits, best first, without the image itself.",
+        },
         **documented(*BODY, UnknownItemError, NoModelError, ImageError, *LOAD),
     },
     openapi_extra=accepts(ByIdRequest),
@@ -117,7 +120,7 @@ async def search_by_id(
     service: Service,
     workers: RequestWorkers,
 ) -> Response:
-    """The same as /v1/search with `id`, or a region of it, alone."""
+    """The same as /v1/search with an `id`, and optionally a region."""
     body = await read_body(request, JSON)
 
     def work() -> Response:
@@ -166,7 +169,7 @@ async def search_batch(
 
 @router.post(
     "/embed",
-    summary="The vectors of images.",
+    summary="Embed images.",
     responses={
         200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
         **documented(*BODY, NoModelError, ImageError, *LOAD),
@@ -190,12 +193,12 @@ async def embed(request: Request, service: Service, workers: RequestWorkers) -> 
 
 @router.get(
     "/gallery",
-    summary="The gallery that is searched.",
+    summary="The description of the gallery.",
     response_model=schemas.GalleryAnswer,
     responses=documented(*COMMON),
 )
 async def gallery(service: Service) -> schemas.GalleryAnswer:
-    """Its size, columns, model and index."""
+    """Size, columns, model and index of the gallery."""
     found = await asyncio.to_thread(service.describe)
     return schemas.GalleryAnswer(**(vars(found) | vars(found.summary)))
 
@@ -210,7 +213,7 @@ async def image_by_key(
     key: Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])],
     service: Service,
 ) -> schemas.Image:
-    """The same as by its id."""
+    """The same image as by its id."""
     return await asyncio.to_thread(_image, service, key)
 
 
@@ -221,7 +224,7 @@ async def image_by_key(
     responses=documented(UnknownItemError, InputError, *COMMON),
 )
 async def image(number: ItemId, service: Service) -> schemas.Image:
-    """Its key, label and metadata."""
+    """Key, label and metadata of the image."""
     return await asyncio.to_thread(_image, service, number)
 
 
@@ -282,7 +285,7 @@ async def galleries(services: AllServices) -> schemas.GalleriesAnswer:
     openapi_extra={**_AT_ROOT, "security": []},
 )
 async def healthz() -> Response:
-    """Restart the process if it does not. Needs no sign-in and has no rate limit."""
+    """If it does not answer, restart it. Needs no sign-in and has no rate limit."""
     return JSONResponse({"status": "ok"}, headers=_NO_STORE)
 
 
@@ -295,7 +298,7 @@ async def healthz() -> Response:
     openapi_extra=_AT_ROOT,
 )
 async def readyz(services: AllServices) -> Response:
-    """Send the server no requests if they are not."""
+    """If they are not, send no requests to the server."""
     found = await asyncio.to_thread(_summaries, services)
     ready = {
         summary.name: {"images": summary.images, "fingerprint": summary.fingerprint} for summary in found
@@ -315,7 +318,7 @@ async def readyz(services: AllServices) -> Response:
     openapi_extra=_AT_ROOT,
 )
 async def metrics(services: AllServices) -> Response:
-    """Of all processes of the server, and of all its galleries."""
+    """Metrics of all processes and all galleries of the server."""
     text = await asyncio.to_thread(_metrics_text, services)
     return Response(text, media_type=MEDIA_TYPE, headers=_NO_STORE)
 
@@ -400,7 +403,7 @@ def _summaries(services: Sequence[SearchService]) -> list[GallerySummary]:
 def _metrics_text(services: Sequence[SearchService]) -> bytes:
     telemetry = services[0].telemetry
     for service in services:
-        with suppress(UnavailableError):  # the other metrics are needed all the more
+        with suppress(UnavailableError):  # the other metrics are still needed
             found = service.describe()
             telemetry.gallery_images.labels(service.name).set(found.summary.images)
             telemetry.gallery_unindexed.labels(service.name).set(found.unindexed)

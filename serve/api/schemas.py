@@ -107,7 +107,7 @@ class SearchFields(BaseModel):
     rerank: Literal[tuple(RERANKS)] = Field(  # type: ignore[valid-type]
         "none",
         description="Re-ranking of the hits: "
-        + "; ".join(f"{way}: the score is {what}" for way, what in RERANKS.items())
+        + "; ".join(f"{name}: the score is {meaning}" for name, meaning in RERANKS.items())
         + ".",
     )
 
@@ -134,7 +134,7 @@ class Query(BaseModel):
     """A query: exactly one of an image, an image of the gallery, or a vector."""
 
     model_config = ConfigDict(extra="forbid")
-    _ways: ClassVar[tuple[str, ...]] = ("image", "id", "vector")
+    _kinds: ClassVar[tuple[str, ...]] = ("image", "id", "vector")
 
     image: ImageBytes | None = None
     id: ItemName | None = None
@@ -144,9 +144,9 @@ class Query(BaseModel):
     region: RegionValues | None = None
 
     @validator(mode="after")
-    def _one(self) -> Query:
-        if sum(getattr(self, name) is not None for name in self._ways) != 1:
-            raise ValueError(f"give exactly one of {', '.join(self._ways[:-1])} and {self._ways[-1]}")
+    def _check_kind(self) -> Query:
+        if sum(getattr(self, name) is not None for name in self._kinds) != 1:
+            raise ValueError(f"give exactly one of {', '.join(self._kinds[:-1])} and {self._kinds[-1]}")
         if self.vector is not None and self.region is not None:
             raise ValueError("a vector has no region: give one of an image, or of an id")
         return self
@@ -173,7 +173,7 @@ class SearchRequest(SearchFields, Query):
             ]
         },
     )
-    _ways: ClassVar[tuple[str, ...]] = (*Query._ways, "url")
+    _kinds: ClassVar[tuple[str, ...]] = (*Query._kinds, "url")
 
     url: str | None = Field(
         None,
@@ -233,17 +233,19 @@ class EmbedRequest(BaseModel):
 class Image(BaseModel):
     """An image of the gallery."""
 
-    id: int = Field(description="Its number, which is never reused.", examples=[17])
-    key: str = Field(description="Its name, or its path in the indexed folder.", examples=["red/1.png"])
+    id: int = Field(description="Number of the image, which is never reused.", examples=[17])
+    key: str = Field(
+        description="Name of the image, or its path in the indexed folder.", examples=["red/1.png"]
+    )
     label: str | None = Field(examples=["red"])
     metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
     thumbnail: str = Field(
-        description="Address of its thumbnail.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
+        description="URL path of the thumbnail.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
     )
 
 
 class Hit(Image):
-    """An image that was found."""
+    """A found image with its score."""
 
     score: float = Field(description="Similarity; 1 for the same image.", examples=[0.93])
 
@@ -277,7 +279,7 @@ class EmbedAnswer(BaseModel):
 
 
 class GalleryAnswer(BaseModel):
-    """A gallery in full."""
+    """Full description of a gallery."""
 
     name: str
     uuid: str
@@ -288,7 +290,7 @@ class GalleryAnswer(BaseModel):
         description="Whether there is a model, so that the gallery can be searched by image."
     )
     columns: list[str] = Field(description="Metadata columns for conditions.")
-    index: str = Field(description="Its kind; flat compares all vectors.", examples=["flat", "hnsw"])
+    index: str = Field(description="Index kind; flat compares all vectors.", examples=["flat", "hnsw"])
     unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
 
 
@@ -298,7 +300,7 @@ class ServedGallery(BaseModel):
     name: str = Field(examples=["birds"])
     images: int
     fingerprint: Fingerprint
-    address: str = Field(description="Address of its API.", examples=["/v1/galleries/birds"])
+    address: str = Field(description="URL path of the gallery's API.", examples=["/v1/galleries/birds"])
 
 
 class GalleriesAnswer(BaseModel):
@@ -308,7 +310,7 @@ class GalleriesAnswer(BaseModel):
 
 
 class Fault(BaseModel):
-    """One thing wrong with a request."""
+    """A fault in a request."""
 
     pointer: str = Field(description="Location, as a JSON pointer.", examples=["#/k"])
     detail: str = Field(examples=["Input should be greater than or equal to 1"])
@@ -320,7 +322,7 @@ class ProblemDetails(BaseModel):
     type: str = Field(description="URI of the kind of problem.", examples=["urn:lookalike:problem:busy"])
     title: str
     status: int
-    detail: str = Field(description="What happened, and what to do.")
+    detail: str = Field(description="What went wrong, and what to do.")
     instance: str = Field(description="URI of this occurrence.")
     code: str = Field(description="Stable code of the kind of problem.", examples=["busy"])
     reason: str | None = Field(None, description="For an image: missing, not-an-image, damaged or too-large.")
@@ -345,7 +347,7 @@ class AddParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    label: Label | None = Field(None, description="Label of all of them.", examples=["red"])
+    label: Label | None = Field(None, description="Label of all images.", examples=["red"])
 
 
 class AddRequest(AddParameters):
@@ -358,17 +360,17 @@ class AddRequest(AddParameters):
 
     images: list[ImageBytes] = Field(min_length=1, max_length=MAX_BATCH)
     names: list[Annotated[str, StringConstraints(max_length=_MAX_KEY)]] | None = Field(
-        None, description="File name of each: its key in the gallery, unless another image has it."
+        None, description="File name of each image; becomes its key, unless another image has that key."
     )
     metadata: Annotated[dict[str, str | int | float | None] | None, BeforeValidator(_parse_json)] = Field(
-        None, max_length=100, description="Values by column.", examples=[{"price": 12.5}]
+        None, max_length=100, description="Metadata of all images, by column.", examples=[{"price": 12.5}]
     )
 
     @validator(mode="after")
-    def _named(self) -> AddRequest:
+    def _check_names(self) -> AddRequest:
         if self.names is not None and len(self.names) != len(self.images):
-            what = f"{len(self.names)} names for {len(self.images)} images"
-            raise ValueError(f"{what}: give one for each, or none")
+            counts = f"{len(self.names)} names for {len(self.images)} images"
+            raise ValueError(f"{counts}: give one for each, or none")
         return self
 
 
@@ -405,4 +407,4 @@ class ReadyAnswer(BaseModel):
     """State of the galleries."""
 
     status: str = Field(examples=["ready"])
-    galleries: dict[str, ReadyGallery] = Field(description="By name.")
+    galleries: dict[str, ReadyGallery] = Field(description="Galleries by name.")

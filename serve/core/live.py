@@ -125,5 +125,5 @@ class LiveGallery:
 def _is_replaced(state: LiveState) -> bool:
     try:
         return state.gallery.replaced()
-    except LookalikeError:  # it is gone, which the next attempt reports
+    except LookalikeError:  # the gallery was deleted, which the next attempt reports
         return True

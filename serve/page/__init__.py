@@ -30,7 +30,7 @@ def theme() -> gr.themes.Base:
     ).set(body_text_color_subdued="*neutral_500", color_accent="*primary_600")
 
 
-def build(service: SearchService, names: Sequence[str]) -> gr.Blocks:
+def build_page(service: SearchService, names: Sequence[str]) -> gr.Blocks:
     """Build the page over one gallery, to be mounted in a web application.
 
     Args:

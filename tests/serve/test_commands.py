@@ -141,7 +141,7 @@ def test_misspelt_variable_is_reported(
         (["--allow-origin", "https://shop.example/page"], "one site at a time"),
         (["--allow-origin", "shop.example"], "one site at a time"),
         (["--allow-origin", "null"], "one site at a time"),
-        (["--allow-host", "*"], "a name such as"),
+        (["--allow-host", "*"], "not a host name"),
         (["--trusted-proxy", "*"], "an address or network"),
         (["--trusted-proxy", "proxy.example"], "an address or network"),
         (["--trusted-proxy", "10.0.0.1/8"], "an address or network"),

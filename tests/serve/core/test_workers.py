@@ -19,7 +19,7 @@ from serve.core.telemetry import Telemetry
 from serve.core.workers import Limits, Workers, raise_if_abandoned
 
 
-class Picture:
+class RequestBody:
     """Memory of a request."""
 
 
@@ -39,10 +39,10 @@ def _figures(telemetry: Telemetry) -> tuple[float | None, float | None]:
     return value("lookalike_queue_depth"), value("lookalike_workers_busy")
 
 
-@pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
+@pytest.mark.parametrize("end", ["disconnect", "deadline", "shutdown"])
 def test_abandoned_work_leaves_queue_and_memory(end: str) -> None:
     go, left, ran = threading.Event(), asyncio.Event(), []
-    limits = Limits(queued=1, seconds=0.2 if end == "the time is over" else 60)
+    limits = Limits(queued=1, seconds=0.2 if end == "deadline" else 60)
 
     async def receive() -> Message:
         await left.wait()
@@ -51,17 +51,17 @@ def test_abandoned_work_leaves_queue_and_memory(end: str) -> None:
     async def main(workers: Workers, telemetry: Telemetry) -> None:
         held = asyncio.create_task(workers.run(go.wait))
         await asyncio.sleep(0)
-        image = Picture()
+        image = RequestBody()
         kept = weakref.ref(image)
         waiting = asyncio.create_task(workers.run(lambda held=image: ran.append(held), receive))
         del image
         await asyncio.sleep(0)
         assert _figures(telemetry) == (1, 1)
-        if end == "the client leaves":
+        if end == "disconnect":
             left.set()
             with pytest.raises(ClientDisconnect):
                 await waiting
-        elif end == "the time is over":
+        elif end == "deadline":
             with pytest.raises(DeadlineExceededError):
                 await waiting
         else:
@@ -116,7 +116,7 @@ def test_running_work_continues_after_a_disconnect() -> None:
         assert _figures(telemetry) == (0, 0)
 
 
-@pytest.mark.parametrize("end", ["the client leaves", "the time is over", "the server stops"])
+@pytest.mark.parametrize("end", ["disconnect", "deadline", "shutdown"])
 def test_abandoned_work_stops_at_the_next_check(end: str) -> None:
     begun, go, done = threading.Event(), threading.Event(), []
 
@@ -128,7 +128,7 @@ def test_abandoned_work_stops_at_the_next_check(end: str) -> None:
             assert go.wait(30)
 
     async def receive() -> Message:
-        if end == "the client leaves":
+        if end == "disconnect":
             await asyncio.to_thread(begun.wait)
         else:
             await asyncio.Event().wait()
@@ -137,22 +137,22 @@ def test_abandoned_work_stops_at_the_next_check(end: str) -> None:
     async def main(workers: Workers) -> None:
         running = asyncio.create_task(workers.run(work, receive))
         await asyncio.to_thread(begun.wait)
-        if end == "the time is over":
+        if end == "deadline":
             with pytest.raises(DeadlineExceededError):
                 await running
-        elif end == "the server stops":
+        elif end == "shutdown":
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
         else:
             await asyncio.sleep(0.05)
         go.set()
-        if end == "the client leaves":
+        if end == "disconnect":
             with pytest.raises(ClientDisconnect):
                 await running
         await workers.run(raise_if_abandoned)  # the thread is free again
 
-    with _workers(1, Limits(seconds=0.5 if end == "the time is over" else 60)) as (workers, _):
+    with _workers(1, Limits(seconds=0.5 if end == "deadline" else 60)) as (workers, _):
         asyncio.run(main(workers))
     assert done == [0]
     raise_if_abandoned()  # does nothing outside of requests

@@ -21,13 +21,13 @@ from tests.serve.serving import Server, files_in
 pytestmark = pytest.mark.slow  # the first test waits for the server to start
 
 
-def _as_picture(path: str) -> dict[str, Any]:
+def _as_image(path: str) -> dict[str, Any]:
     return {"path": path, "meta": {"_type": "gradio.FileData"}}
 
 
 def test_uploaded_image_is_searched(client: httpx.Client, shop: Path) -> None:
     path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
-    outcome = search_with(client, _as_picture(path))
+    outcome = search_with(client, _as_image(path))
     assert outcome["success"]
     page = json.dumps(outcome["output"]["data"], ensure_ascii=False)
     assert "3 results" in page
@@ -39,7 +39,7 @@ def test_path_that_was_not_uploaded_is_refused_and_not_copied(
 ) -> None:
     before = files_in(server.scratch)
     for path in (shop / "red" / "1.png", Path("/etc/hostname"), Path(__file__)):
-        outcome = search_with(client, _as_picture(str(path)))
+        outcome = search_with(client, _as_image(str(path)))
         assert not outcome["success"]
         assert "results" not in json.dumps(outcome)
     assert files_in(server.scratch) == before
@@ -48,7 +48,7 @@ def test_path_that_was_not_uploaded_is_refused_and_not_copied(
 def test_image_url_is_not_fetched(client: httpx.Client, server: Server) -> None:
     before = files_in(server.scratch)
     own = f"{server.url}/v1/images/1/thumbnail"  # a URL that would respond
-    payload = {**_as_picture(own), "url": own}
+    payload = {**_as_image(own), "url": own}
     outcome = search_with(client, payload)
     assert not outcome["success"]
     assert files_in(server.scratch) == before
@@ -56,7 +56,7 @@ def test_image_url_is_not_fetched(client: httpx.Client, server: Server) -> None:
 
 def test_unusable_image_gives_a_message_and_no_results(client: httpx.Client) -> None:
     path = upload(client, "query.png", b"not an image").json()[0]
-    data = search_with(client, _as_picture(path))["output"]["data"]
+    data = search_with(client, _as_image(path))["output"]["data"]
     assert "cannot be used: it is not a JPEG" in json.dumps(data)
     assert data[3] == ""  # no results
 
@@ -173,6 +173,6 @@ def test_errors_reveal_no_internals(client: httpx.Client) -> None:
     assert config["show_error"] is False
     assert config["analytics_enabled"] is False
     assert config["footer_links"] == []
-    outcome = search_with(client, _as_picture("/etc/hostname"))
+    outcome = search_with(client, _as_image("/etc/hostname"))
     assert "/etc" not in json.dumps(outcome)
     assert "Traceback" not in json.dumps(outcome)

@@ -131,7 +131,7 @@ def test_open_streams_are_limited_and_released() -> None:
             return {"type": "http", "path": path, "client": (client, 1), "headers": [], "method": "GET"}
 
         async def nothing() -> Message:
-            raise AssertionError("nobody reads this request's body")
+            raise AssertionError("the body must not be read")
 
         async def send(message: Message) -> None:
             sent.append(message)

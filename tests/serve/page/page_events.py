@@ -30,9 +30,9 @@ def send_event(client: httpx.Client, name: str, data: list[Any], of: str | None 
     raise AssertionError("the stream ended without an outcome")
 
 
-def search_with(client: httpx.Client, picture: dict[str, Any], wishes: Any = 3) -> dict[str, Any]:
+def search_with(client: httpx.Client, image: dict[str, Any], form: Any = 3) -> dict[str, Any]:
     """Search with an upload and return the outcome."""
-    return send_event(client, "change", [picture, None, wishes], of="query")
+    return send_event(client, "change", [image, None, form], of="query")
 
 
 def upload(client: httpx.Client, name: str, content: bytes) -> httpx.Response:

@@ -191,7 +191,7 @@ def test_only_one_duplicate_search_runs_at_a_time(
             looked.start(0.9)
         with pytest.raises(InputError, match="search again"):
             looked.status(0.9)
-        looked.start(0.95)  # the same: it goes on
+        looked.start(0.95)  # the same search continues
         assert looked.status(0.95).running
     finally:
         go.set()
