@@ -199,5 +199,5 @@ def test_pretrained_backbone_is_evaluated_without_a_training_run(tmp_path: Path,
     images = data.load(f"folder:{shop}")
     report = evaluate_target(out, images, ["pixels"])
     assert [result.name for result in report.results] == ["raw pixels", "off the shelf"]
-    with pytest.raises(InputError, match="not made by a training run"):
+    with pytest.raises(InputError, match="not come from a training run"):
         evaluate_target(out, images, ["untrained"])
