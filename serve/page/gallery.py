@@ -72,8 +72,7 @@ class GalleryTab(Tab):
         self._tab.select(
             self.open, [parts.browse], [parts.summary, parts.browse], js=script("gallery_place"), **shown
         )
-        for part in (parts.browse, parts.statistics):
-            part.submit(self.show_page, None, [parts.browse], trigger_mode="multiple", **shown)
+        parts.browse.submit(self.show_page, None, [parts.browse], trigger_mode="multiple", **shown)
         parts.statistics.expand(self._changes.statistics, None, [parts.statistics], **hidden)
         parts.duplicates.submit(self.find_duplicates, None, [parts.duplicates], **hidden)
         parts.duplicates.tick(self.poll_duplicates, None, [parts.duplicates], **hidden)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.page_driver import expect_results, rest, settle
 from tests.serve.serving import Server
@@ -61,6 +61,29 @@ def test_gallery_tab_reopens_at_its_filter(far: Page) -> None:
     rest(far)
     expect(far.locator("#browse li")).to_have_count(8)
     expect(field).to_have_value("label = 'green'")
+
+
+def test_late_answer_of_the_opening_tab_does_not_undo_a_filter(page: Page) -> None:
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/queue/join*", hold_first)
+    page.get_by_role("tab", name="Gallery").click()
+    field = page.locator("#browse").get_by_label("Filter")
+    field.fill("label = 'green'")
+    field.press("Enter")
+    expect(page.locator("#browse li")).to_have_count(8)
+    (opening,) = held
+    opening.continue_()
+    expect(page.locator("#stock")).to_contain_text("24")
+    rest(page)
+    expect(page.locator("#browse li")).to_have_count(8)
+    page.unroute("**/queue/join*")
 
 
 def test_latest_example_wins(far: Page) -> None:

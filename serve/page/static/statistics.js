@@ -7,7 +7,9 @@ details.addEventListener('toggle', () => {
 made.addEventListener('click', event => {
   const button = event.target.closest('button[data-filter]');
   if (!button) return;
-  trigger('submit', {where: button.dataset.filter, page: 0});
-  document.querySelector('#browse form').scrollIntoView({block: 'start'});
-  document.querySelector('#browse input').focus({preventScroll: true});
+  const browse = document.querySelector('#browse form');
+  browse.where.value = button.dataset.filter;
+  browse.requestSubmit();
+  browse.scrollIntoView({block: 'start'});
+  browse.where.focus({preventScroll: true});
 });
