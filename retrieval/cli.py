@@ -40,7 +40,7 @@ COMMANDS = {
         "train.commands.analyze:analyze",
         "Draw the papers' figures from a run, a model or embeddings.",
     ),
-    "compare": ("retrieval.commands.compare:compare", "Compare reports with the first of them."),
+    "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
     "serve": ("serve.commands:serve", "Serve galleries: a page in the browser, and an API for programs."),
 }
 
@@ -105,7 +105,9 @@ def _check_not_shadowed(package: str) -> None:
 
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lookalike")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error. May stand anywhere.")
+@click.option(
+    "--debug", is_flag=True, help="Show the traceback of an error; accepted anywhere on the command line."
+)
 def cli(debug: bool) -> None:
     """Train an image embedder, index a gallery with it and find similar images.
 

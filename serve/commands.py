@@ -98,14 +98,16 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     help="Read settings from a TOML file.",
 )
 @_option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@_option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free one.")
+@_option(
+    "--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="Port; 0 picks a free one."
+)
 @_option("--page/--no-page", default=True, help="Serve the page beside the API.")
 @_option(
     "--workers",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Number of processes; more than one serve the API alone.",
+    help="Number of processes; with more than one, only the API is served.",
 )
 @_option("--token-file", type=click.Path(path_type=Path), help="File of tokens for programs, one per line.")
 @_option("--user", help="User name for sign-in.")
@@ -115,19 +117,26 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    help="Accepted name in the Host header, such as search.example.com.",
+    help="Accepted name in the Host header, such as search.example.com. Repeatable.",
 )
 @_option(
-    "--allow-origin", multiple=True, metavar="URL", help="Site that may send cross-origin requests (CORS)."
+    "--allow-origin",
+    multiple=True,
+    metavar="URL",
+    help="Site that may send cross-origin requests (CORS). Repeatable.",
 )
 @_option(
     "--trusted-proxy",
     multiple=True,
     metavar="ADDRESS",
-    help="Address or network of trusted proxies.",
+    help="Address or network of a reverse proxy whose forwarded headers are trusted. Repeatable.",
 )
 @_option("--allow-changes", is_flag=True, help="Let visitors add and remove images.")
-@_option("--allow-urls", is_flag=True, help="Fetch query images by URL from the internet.")
+@_option(
+    "--allow-urls",
+    is_flag=True,
+    help="Accept query images by URL, which the server downloads from the internet.",
+)
 @_option(
     "--rate",
     type=click.FloatRange(0),
@@ -146,16 +155,22 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     type=click.IntRange(1, 3600),
     default=30,
     show_default=True,
-    help="Seconds for a request, including the wait in the queue.",
+    help="Time limit of a request in seconds, including its wait in the queue.",
 )
 @_option(
     "--log-level",
     type=click.Choice(["error", "warning", "info", "debug"]),
     default="warning",
     show_default=True,
-    help="info and debug log every request.",
+    help="Least level that is logged; info and debug log every request.",
 )
-@_option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@_option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Format of the log on stderr.",
+)
 def serve(gallery: tuple[str, ...], **options: Any) -> None:
     """Serve galleries: a page in the browser, and an API for programs under /v1.
 

@@ -69,7 +69,7 @@ class Settings:
     Attributes:
         galleries: Gallery folders by name; the first is served at the root.
         host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
+        port: Port to listen on; 0 picks a free one.
         workers: Processes that share the address.
         page: Whether to serve the page beside the API.
         insecure: Whether a host that other machines can reach is allowed without sign-in.

@@ -260,7 +260,7 @@ class Published(StrictModel):
 class Config(StrictModel):
     """All settings of a training run; repeating a run with them reproduces it."""
 
-    data: str = Field(description="Training data, in the form that --data takes.")
+    data: str = Field(description="Training data, in the same form as --data.")
     split: SplitConfig = SplitConfig()
     noise: NoiseConfig = NoiseConfig()
     model: ModelConfig = ModelConfig()

@@ -14,7 +14,7 @@ from retrieval.cli import json_option, print_result, print_status
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for compare.json and compare.html.")
 @json_option
 def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Compare reports with the first of them.
+    """Compare evaluation reports with the first one.
 
     A REPORT is a folder written by `lookalike evaluate` or `lookalike sweep`, or its report.json. NAME=REPORT
     sets its name in the tables.

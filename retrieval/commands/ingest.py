@@ -30,17 +30,20 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.argument("images", type=_FILE, nargs=-1),
         click.option(
-            "--list", "list_file", metavar="FILE", help="Text file with one path per line; - for stdin."
+            "--list", "list_file", metavar="FILE", help="Text file of image paths, one per line; - for stdin."
         ),
         click.option(
             "--metadata",
             "table",
             type=_FILE,
             metavar="FILE",
-            help="CSV or Parquet file with metadata; see above.",
+            help="CSV or Parquet table of metadata; see `lookalike index build --help`.",
         ),
         click.option(
-            "--root", type=_FILE, metavar="DIR", help="Base folder of the paths in the list and table."
+            "--root",
+            type=_FILE,
+            metavar="DIR",
+            help="Base folder of the relative paths in --list and --metadata.",
         ),
     )
     for option in reversed(options):

@@ -44,19 +44,19 @@ class _Query:
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.argument("images", type=click.Path(path_type=Path), nargs=-1, metavar="[IMAGE]...")
 @click.option(
-    "--id", "items", multiple=True, metavar="ID", help="Search with an item of the gallery; may be repeated."
+    "--id", "items", multiple=True, metavar="ID", help="Search with an item of the gallery. Repeatable."
 )
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Number of hits.")
-@click.option("--where", metavar="CONDITION", help="Filter by metadata; see above.")
+@click.option("--where", metavar="CONDITION", help="Filter by metadata; the syntax is described above.")
 @click.option("--min-score", type=float, metavar="S", help="Minimum score of a hit, from -1 to 1.")
 @click.option("--group-by", metavar="COLUMN", help="Only the best hit for each value of COLUMN.")
-@click.option("--exclude", multiple=True, metavar="ID", help="Exclude an item; may be repeated.")
+@click.option("--exclude", multiple=True, metavar="ID", help="Exclude an item. Repeatable.")
 @click.option(
     "--rerank",
     type=click.Choice(list(RERANKS)),
     default="none",
     show_default=True,
-    help="Re-ranking; see above.",
+    help="Re-ranking method, described above.",
 )
 @click.option("--together", is_flag=True, help="Combine all images and items into one query, their mean.")
 @sheet_option

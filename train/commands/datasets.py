@@ -27,7 +27,7 @@ def datasets() -> None:
 @datasets.command("list")
 @json_option
 def list_datasets(as_json: bool) -> None:
-    """List the data that --data accepts."""
+    """List the data sets and formats that --data accepts."""
     known = data_sets.KNOWN
     facts = [
         {
@@ -61,7 +61,7 @@ def list_datasets(as_json: bool) -> None:
 
 @datasets.command()
 @click.argument("name")
-@click.option("--root", required=True, type=click.Path(path_type=Path), help="Folder to put it in.")
+@click.option("--root", required=True, type=click.Path(path_type=Path), help="Folder to download to.")
 def fetch(name: str, root: Path) -> None:
     """Download the data set NAME into a folder, for --data NAME:ROOT.
 

@@ -119,7 +119,12 @@ def pair_weights(specs: tuple[str, ...]) -> Drawing:
 @figure_command("step", sources="one")
 @loss_option(_MOST_PANELS)
 @click.option(
-    "--step", "size", type=float, default=0.1, show_default=True, help="Distance that embeddings move."
+    "--step",
+    "size",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Mean length of a step, for embeddings of length 1.",
 )
 @click.option(
     "--classes", type=click.IntRange(min=2), default=30, show_default=True, help="Classes in the batch."
@@ -134,10 +139,9 @@ def step(
     """Draw how one gradient step of a loss moves images.
 
     A batch is sampled from the embeddings, and each loss takes one gradient step on the embeddings
-    themselves, without a network. In the triplet diagram of the batch, an arrow leads each image from its
-    position before the step to that after it. x: cosine with the most similar image of its class. y: cosine
-    with the most similar image of another class. The steps of all losses have the same mean length: --step,
-    for embeddings of length 1.
+    themselves, without a network. Each image is an arrow in a triplet diagram, from its position before the
+    step to its position after it. x: cosine with the most similar image of its class. y: cosine with the most
+    similar image of another class. The steps of all losses have the same mean length, --step.
 
     \b
       lookalike analyze step run --data folder:shop --loss triplet-nca --loss sct --out step.svg
@@ -219,7 +223,7 @@ def training(runs: tuple[Path, ...]) -> Drawing:
 @click.option(
     "--points",
     type=click.Path(path_type=Path),
-    help="Also write images and points to this .npz file; for one source.",
+    help="Also write the embeddings of images and points to this .npz file; needs a single source.",
 )
 def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | None) -> Drawing:
     """Draw the Recall@K of synthetic points.
