@@ -131,7 +131,7 @@ def _torchvision_preprocess(name: str, size: int | None) -> Preprocess:
 
 def _require_known(name: str, known: Sequence[str], library: str) -> None:
     if name not in known:
-        hint = did_you_mean(name, known, "its documentation lists them")
+        hint = did_you_mean(name, known, "see the list in its documentation")
         raise InputError(f"--from-{library}: unknown model {name!r}; {hint}")
 
 

@@ -141,7 +141,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "lookalike"
-        return _fail(f"{error.format_message()} (see `{command} --help`)", 2)
+        return _fail(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)
     except (click.Abort, KeyboardInterrupt) as error:
         # click replaces a KeyboardInterrupt by an Abort without a message.
         return _fail(

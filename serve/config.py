@@ -219,7 +219,10 @@ def read_credentials(
     tokens = _read_secrets(token_file, TOKEN)
     passwords = _read_secrets(password_file, PASSWORD)
     if bool(passwords) != bool(user):
-        raise InputError(f"--user needs a password and a password --user: --password-file FILE or {PASSWORD}")
+        given, missing = (
+            ("--user", f"a password (--password-file or {PASSWORD})") if user else ("a password", "--user")
+        )
+        raise InputError(f"{given} is given without {missing}; sign-in needs both")
     if len(passwords) > 1:
         raise InputError(f"{password_file}: more than one line; write the password on a single line")
     if user and ":" in user:

@@ -158,7 +158,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     """Return the settings of a recipe as plain values."""
     values = read_yaml(recipe_file(name), f"recipe {name}")
     if not isinstance(values, dict):
-        raise InputError(f"recipe {name!r}: expected keys and values")
+        raise InputError(f"recipe {name!r}: expected a mapping of settings")
     return values
 
 
@@ -230,8 +230,17 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 # ---- validation errors
 
-_KINDS = {"int_type": "int", "float_type": "float", "string_type": "str", "bool_type": "bool"}
-_CONTAINERS = {"model_type": "keys and values", "dict_type": "keys and values", "tuple_type": "a list"}
+_KINDS = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+}
+_CONTAINERS = {
+    "model_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+    "tuple_type": "a list",
+}
 _BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "lt": "below {:g}", "le": "at most {:g}"}
 
 

@@ -85,7 +85,7 @@ def check_name(name: str) -> str:
         InputError: An unknown kind; the message lists the known ones.
     """
     if name not in NAMES:
-        hint = did_you_mean(name, NAMES, f"there are: {', '.join(NAMES)}")
+        hint = did_you_mean(name, NAMES, f"known: {', '.join(NAMES)}")
         raise InputError(f"unknown index kind {name!r}; {hint}")
     return name
 

@@ -56,9 +56,9 @@ class SearchOptions:
         if self.k < 1:
             raise InputError(f"k must be at least 1, got {self.k}")
         if self.min_score is not None and not -1 <= self.min_score <= 1:
-            raise InputError(f"the lowest score must be from -1 to 1, got {self.min_score}")
+            raise InputError(f"minimum score {self.min_score}: must be from -1 to 1")
         if self.rerank not in RERANKS:
-            hint = did_you_mean(self.rerank, RERANKS, f"there are: {', '.join(RERANKS)}")
+            hint = did_you_mean(self.rerank, RERANKS, f"known: {', '.join(RERANKS)}")
             raise InputError(f"unknown re-ranking {self.rerank!r}; {hint}")
 
 

@@ -208,7 +208,7 @@ class _Parser:
     def _fail(self, expected: str) -> NoReturn:
         token = self._peek
         found = "the end" if token.kind == "end" else repr(token.text[:40])
-        raise InputError(f"where: at character {token.position + 1}, expected {expected}; not {found}")
+        raise InputError(f"where: at character {token.position + 1}, expected {expected}; got {found}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise InputError(f"where: {what}, at character {self._peek.position + 1} of the condition")

@@ -123,10 +123,10 @@ def resolve_column(name: str, columns: Mapping[str, str], position: int | None =
     """
     found = {known.lower(): sql for known, sql in columns.items()}.get(name.lower())
     if found is None:
-        place = "" if position is None else f" (character {position + 1} of the condition)"
+        place = "" if position is None else f" at character {position + 1}"
         listed = [*list(columns)[:_LISTED], *(["..."] if len(columns) > _LISTED else [])]
-        hint = did_you_mean(name, columns, f"there are: {', '.join(listed)}")
-        raise InputError(f"the gallery has no column {name!r}{place}; {hint}")
+        hint = did_you_mean(name, columns, f"columns: {', '.join(listed)}")
+        raise InputError(f"no column {name!r}{place}; {hint}")
     return found
 
 

@@ -57,7 +57,7 @@ def find_duplicates(gallery: Gallery, min_score: float = 0.95, *, show_progress:
         InputError: The threshold is out of range.
     """
     if not -1 <= min_score <= 1:
-        raise InputError(f"the lowest score must be from -1 to 1; got {min_score}")
+        raise InputError(f"minimum score {min_score}: must be from -1 to 1")
     snapshot = gallery.snapshot
     rows = np.flatnonzero(snapshot.ids)
     groups = _Components(len(rows))

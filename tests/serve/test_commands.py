@@ -146,7 +146,7 @@ def test_misspelt_variable_is_reported(
         (["--trusted-proxy", "proxy.example"], "an address or network"),
         (["--trusted-proxy", "10.0.0.1/8"], "an address or network"),
         (["--trusted-proxy", "127.0.0.1"], "a proxy lets other machines in"),
-        (["--user", "ann"], "needs a password"),
+        (["--user", "ann"], "without a password"),
         (["--token-file", "/nowhere"], "cannot be read"),
     ],
 )

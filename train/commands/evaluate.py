@@ -100,6 +100,7 @@ def _evaluate_stored(target: Path) -> Report:
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
     if not (target / "gallery.db").exists():
-        what = f"{target}: a run or a model needs images to be measured on; give --data"
-        raise InputError(what)
+        raise InputError(
+            f"{target}: not a gallery; to evaluate a run or a model, pass labelled images by --data"
+        )
     return evaluate_and_keep(Gallery(target), show_progress=True)

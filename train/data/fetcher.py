@@ -29,6 +29,8 @@ def fetch(name: str, root: Path, *, show_progress: bool = False) -> None:
         return
     if known.unpack is None:
         raise InputError(f"{name} cannot be fetched: {known.by_hand}")
+    if root.exists() and not root.is_dir():
+        raise InputError(f"{root}: a file, not a folder; choose another name")
     root.mkdir(parents=True, exist_ok=True)
     with file_lock(root / ".fetching.lock", lambda _: None):  # one process at a time
         problem = _problem(name, root)  # another process may have fetched it meanwhile

@@ -34,7 +34,9 @@ def load(spec: str) -> DataSet:
     if name not in KNOWN:
         others = f"known: folder:DIR, csv:FILE, {', '.join(KNOWN)}"
         hint = did_you_mean(name, ["folder", "csv", *KNOWN], others)
-        raise InputError(f"data {spec!r}: unknown data set {name!r}; {hint}")
+        if Path(spec).exists():
+            hint = f"did you mean '{'folder' if Path(spec).is_dir() else 'csv'}:{spec}'?"
+        raise InputError(f"data {spec!r}: unknown data set; {hint}")
     facts = KNOWN[name]
     if not location and not facts.bundled:
         raise InputError(f"data {spec!r}: no folder given; write {name}:ROOT")

@@ -194,7 +194,8 @@ def describe(*wanted: str) -> str:
     every = [name for of_kind in known.values() for name in of_kind]
     for name in wanted:
         if name not in every:
-            raise ValueError(f"nothing is named {name!r}; {did_you_mean(name, every)}")
+            hint = did_you_mean(name, every, "`lookalike losses` lists the names")
+            raise ValueError(f"unknown name {name!r}; {hint}")
     chosen = {
         kind: Names({name: entry for name, entry in of_kind.items() if not wanted or name in wanted})
         for kind, of_kind in known.items()

@@ -138,7 +138,7 @@ def from_timm(spec: str, size: int) -> FeatureExtractor:
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         known = (f"timm:{model}" for model in timm.list_models())
-        hint = did_you_mean(f"timm:{architecture}", known, "its documentation lists them")
+        hint = did_you_mean(f"timm:{architecture}", known, "see the list in its documentation")
         raise InputError(f"model.backbone: unknown timm model {name!r}; {hint}")
     options = _options(spec, rest)
     if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):

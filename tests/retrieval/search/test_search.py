@@ -311,12 +311,12 @@ def test_empty_gallery(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"k": 0}, "k must be at least 1"),
-        ({"min_score": 1.5}, "from -1 to 1, got 1.5"),
+        ({"min_score": 1.5}, "minimum score 1.5: must be from -1 to 1"),
         ({"min_score": float("nan")}, "from -1 to 1"),
         ({"rerank": "k-reciprocl"}, "did you mean 'k-reciprocal'"),
         (
             {"where": "brnd = 'acme'"},
-            r"no column 'brnd' \(character 1 of the condition\); did you mean 'brand'",
+            r"no column 'brnd' at character 1; did you mean 'brand'",
         ),
         ({"where": "deleted_at is null"}, "no column 'deleted_at'"),
         ({"where": "brand ="}, "at character 8, expected a value"),

@@ -91,8 +91,8 @@ def test_secrets_are_not_in_the_representation(credentials: Credentials) -> None
     [
         ("", None, None, "empty"),
         ("hunter2", None, None, "16 characters"),
-        (None, "ann", None, "needs a password"),
-        (None, None, "long enough", "needs a password"),
+        (None, "ann", None, "without a password"),
+        (None, None, "long enough", "without --user"),
         (None, "ann", "hunter2", "8 characters"),
         (None, "ann", "long enough\nlong enough", "more than one line"),
         (None, "a:b", "long enough", "colon"),

@@ -68,7 +68,7 @@ def test_semicolon_within_a_value_does_not_end_it() -> None:
         ("a:", "expected key=value"),
         ("a:epochs", "expected NAME:key=value"),
         ("a:=3", "expected NAME:key=value"),
-        ("a:epochs=3;lr", "did you mean|expected int|epochs"),
+        ("a:epochs=3;lr", "did you mean|expected an integer|epochs"),
     ],
 )
 def test_invalid_variant_is_refused(word: str, message: str) -> None:
