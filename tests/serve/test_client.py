@@ -17,7 +17,7 @@ from retrieval import Gallery, InputError
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve.commands import serve
 from serve.config import PASSWORD, settings
-from tests.serve.listening import listening, measure
+from tests.serve.asgi_server import listening, measure
 from tests.serve.serving import ROOT
 
 DEPLOY = ROOT / "deploy"

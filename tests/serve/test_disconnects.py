@@ -14,7 +14,7 @@ from serve.app import create_app
 from serve.core.service import SearchService
 from serve.core.workers import Limits
 from tests.conftest import wait_until
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 
 @pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])

@@ -25,11 +25,11 @@ from serve.page.search import SearchTab
 from serve.page.visit import SearchForm, Visit
 from tests.conftest import draw, unzip_shared
 from tests.retrieval.images.bombs import BOMBS, chunk, saved
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 from tests.serve.page.page_events import search_with, upload
 from tests.serve.processes import memory, most_memory
 from tests.serve.serving import SERVE, Server, serving
-from tests.serve.web import http, web
+from tests.serve.web_server import http, web
 
 BYTES = {"Content-Type": "application/octet-stream"}
 

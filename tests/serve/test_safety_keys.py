@@ -14,7 +14,7 @@ from retrieval.ingest.transfer import import_vectors
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 KEYS = [
     "red/1.png",

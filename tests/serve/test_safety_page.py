@@ -11,7 +11,7 @@ import pytest
 
 from serve.app import create_app
 from serve.core.service import SearchService
-from tests.serve.listening import listening
+from tests.serve.asgi_server import listening
 
 _PLACES = 3
 

@@ -22,9 +22,9 @@ from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.core.workers import Limits
 from serve.http import upload_limit
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 from tests.serve.serving import SERVE, serving
-from tests.serve.web import Web, http, web
+from tests.serve.web_server import Web, http, web
 
 ADDRESS = "http://pictures.example/red.png"
 

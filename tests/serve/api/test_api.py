@@ -22,7 +22,7 @@ from retrieval.storage.records import IndexSpec
 from serve.app import create_app
 from serve.core.service import SearchService
 from tests.conftest import draw
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
 

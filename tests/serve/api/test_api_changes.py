@@ -19,7 +19,7 @@ from serve.client import Added, ApiError, Client
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from tests.conftest import draw
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 from tests.serve.serving import SERVE, Server, serving
 
 

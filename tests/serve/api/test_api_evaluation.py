@@ -16,7 +16,7 @@ from retrieval.reports.folder import evaluate_and_keep, keep_report
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 
 @pytest.fixture

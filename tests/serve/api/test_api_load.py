@@ -26,7 +26,7 @@ from serve.core.service import SearchService
 from serve.core.telemetry import Telemetry
 from serve.core.workers import Limits, Workers
 from tests.conftest import draw, wait_until
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 from tests.serve.model import write_model
 
 BYTES = {"Content-Type": "application/octet-stream"}

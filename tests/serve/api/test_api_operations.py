@@ -14,7 +14,7 @@ from retrieval import Gallery
 from serve.app import create_app
 from serve.core.service import SearchService
 from serve.core.telemetry import STAGES
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
 

@@ -16,8 +16,8 @@ from retrieval.ingest.transfer import import_vectors
 from serve.app import create_app
 from serve.core.service import SearchService
 from tests.conftest import unzip_shared
+from tests.serve.asgi_server import answering
 from tests.serve.core.test_errors import PROBLEMS
-from tests.serve.listening import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
 JSON = {"Content-Type": "application/json"}

@@ -21,27 +21,27 @@ from serve.core.queries import Region
 from serve.core.service import SearchService
 from serve.core.thumbnails import MISSING
 from tests.conftest import draw
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
-PICTURE, SECRET = b"a picture", b"a secret of the server's"
+IMAGE, SECRET = b"a picture", b"a secret of the server's"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """An indexed folder with an image, beside a private folder."""
-    for name, content in (("shop/a/1.png", PICTURE), ("inside/1.png", SECRET)):
+    for name, content in (("shop/a/1.png", IMAGE), ("inside/1.png", SECRET)):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(content)
     return tmp_path / "shop"
 
 
-def _original(root: Path, path: str = "a/1.png", content: bytes | None = PICTURE) -> Original:
+def _original(root: Path, path: str = "a/1.png", content: bytes | None = IMAGE) -> Original:
     return Original(str(root), path, hashlib.sha256(content).hexdigest() if content is not None else "")
 
 
 def _is_refused(file: Original) -> bool:
     try:
-        assert file.read() == PICTURE
+        assert file.read() == IMAGE
     except ImageError:
         return True
     return False
@@ -51,7 +51,7 @@ def _is_refused(file: Original) -> bool:
 
 
 def test_regular_file_is_read_also_if_modified(root: Path) -> None:
-    assert _original(root).read() == PICTURE
+    assert _original(root).read() == IMAGE
     (root / "a" / "1.png").write_bytes(b"a better picture")
     assert _original(root).read() == b"a better picture"
 
@@ -68,7 +68,7 @@ def test_links_to_indexed_bytes_are_read(root: Path, way: str) -> None:
         (links / "a" / "2.png").symlink_to(root / "a" / "1.png")
     else:
         (links / "a" / "1.png").symlink_to(root / "a" / "1.png")
-    assert _original(links).read() == PICTURE
+    assert _original(links).read() == IMAGE
     (root / "a" / "1.png").write_bytes(b"not the one that was indexed")
     assert _is_refused(_original(links))
 
@@ -76,14 +76,14 @@ def test_links_to_indexed_bytes_are_read(root: Path, way: str) -> None:
 def test_linked_folder_is_read(root: Path) -> None:
     root.rename(root.with_name("moved"))
     root.symlink_to("moved")
-    assert _original(root).read() == PICTURE
-    assert _original(root, content=None).read() == PICTURE  # also with an unknown checksum
+    assert _original(root).read() == IMAGE
+    assert _original(root, content=None).read() == IMAGE  # also with an unknown checksum
 
 
 # ---- replaced files
 
 
-@pytest.mark.parametrize("content", [PICTURE, None])
+@pytest.mark.parametrize("content", [IMAGE, None])
 @pytest.mark.parametrize("way", ["file", "folder", "relative", "within"])
 def test_links_to_other_files_are_refused(root: Path, way: str, content: bytes | None) -> None:
     inside = root.with_name("inside")
@@ -129,7 +129,7 @@ def test_item_without_file_is_missing() -> None:
 
 
 def test_tar_member_is_read_if_unchanged(root: Path) -> None:
-    for name, content in (("good.tar", PICTURE), ("bad.tar", SECRET)):
+    for name, content in (("good.tar", IMAGE), ("bad.tar", SECRET)):
         with tarfile.open(root.with_name(name), "w") as tar:
             (root / "1.png").write_bytes(content)
             tar.add(root / "1.png", "a/1.png")
@@ -140,7 +140,7 @@ def test_tar_member_is_read_if_unchanged(root: Path) -> None:
         assert _is_refused(_original(root, "x.tar/a/1.png")) == refused
     tar_file.unlink()
     shutil.copy(root.with_name("good.tar"), tar_file)
-    assert _original(root, "x.tar/a/1.png").read() == PICTURE
+    assert _original(root, "x.tar/a/1.png").read() == IMAGE
 
 
 def test_swapped_link_does_not_win_the_race(root: Path) -> None:
@@ -168,7 +168,7 @@ def test_swapped_link_does_not_win_the_race(root: Path) -> None:
     finally:
         over.set()
         thread.join()
-    assert found == {PICTURE}
+    assert found == {IMAGE}
 
 
 # ---- through the server

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serve.core import url_fetcher
 from serve.core.errors import FetchError
 from serve.core.url_fetcher import Address, Endpoint, fetch_image, fetch_image_async, is_public
-from tests.serve.web import http, web
+from tests.serve.web_server import http, web
 
 # IANA's special-purpose addresses, and IPv6 addresses that contain one.
 INSIDE = """

@@ -25,7 +25,7 @@ from serve.core.errors import NoModelError, UnknownItemError
 from serve.core.queries import MIN_SIDE, MeanQuery, Region, RegionQuery, load_region
 from serve.core.service import SearchService
 from tests.conftest import draw
-from tests.serve.listening import answering
+from tests.serve.asgi_server import answering
 
 MIDDLE = Region(0.25, 0.1, 0.75, 0.6)
 VALUES = [0.25, 0.1, 0.75, 0.6]

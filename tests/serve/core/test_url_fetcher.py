@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from serve.core import url_fetcher
 from serve.core.errors import BusyError, FetchError
 from serve.core.url_fetcher import Address, Endpoint
-from tests.serve.web import Web, http, web
+from tests.serve.web_server import Web, http, web
 
-PICTURE = bytes(range(256)) * 20
+IMAGE = bytes(range(256)) * 20
 NAME = "pictures.example"
 MESSAGE = "no image could be fetched"
 
@@ -53,10 +53,10 @@ def _refused(there: Web, address: str = f"http://{NAME}/a.png") -> str:
 
 
 def test_image_is_fetched_with_minimal_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with web(http(PICTURE)) as there, web(http(b"wrong")) as proxy:
+    with web(http(IMAGE)) as there, web(http(b"wrong")) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
-        assert _fetched(there, f"http://{NAME}/a b/ä.png?x=ü#part") == PICTURE
+        assert _fetched(there, f"http://{NAME}/a b/ä.png?x=ü#part") == IMAGE
         assert proxy.heads == []
         line, *rest = there.heads[0].strip().split("\r\n")
         headers = dict(one.lower().split(": ", 1) for one in rest)
@@ -77,13 +77,13 @@ def test_image_is_fetched_with_minimal_headers(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_host_names_are_normalized(address: str, host: str) -> None:
     asked: list[tuple[str, int]] = []
-    with web(http(PICTURE)) as there:
+    with web(http(IMAGE)) as there:
 
         def look_up(name: str, port: int) -> Sequence[Endpoint]:
             asked.append((name, port))
             return [there.place]
 
-        assert fetch(address, is_allowed=_anything, look_up=look_up) == PICTURE
+        assert fetch(address, is_allowed=_anything, look_up=look_up) == IMAGE
         assert f"\r\nHost: {host}\r\n" in there.heads[0]
     assert asked == [(host.strip("[]"), 80)]
 
@@ -91,10 +91,10 @@ def test_host_names_are_normalized(address: str, host: str) -> None:
 def test_unreachable_address_is_skipped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         closed_port = closed.getsockname()
-    with web(http(PICTURE)) as there:
+    with web(http(IMAGE)) as there:
         assert (
             fetch(f"http://{NAME}/", is_allowed=_anything, look_up=lambda *_: [closed_port, there.place])
-            == PICTURE
+            == IMAGE
         )
 
 
@@ -102,15 +102,15 @@ def test_unreachable_address_is_skipped() -> None:
 
 
 def test_dns_is_resolved_once_and_the_checked_address_is_used() -> None:
-    with web(http(PICTURE)) as public, web(http(b"secret"), "127.0.0.2") as inside:
+    with web(http(IMAGE)) as public, web(http(b"secret"), "127.0.0.2") as inside:
         places = iter([public, inside, inside])
         answers = lambda *_: [next(places).place]  # noqa: E731  DNS rebinding
         allowed = lambda address: str(address) == public.machine  # noqa: E731
-        assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers) == PICTURE
+        assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers) == IMAGE
         with pytest.raises(FetchError, match=MESSAGE):
             fetch(f"http://{NAME}/", is_allowed=allowed, look_up=answers)
         mixed = lambda *_: [inside.place, public.place]  # noqa: E731
-        assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=mixed) == PICTURE
+        assert fetch(f"http://{NAME}/", is_allowed=allowed, look_up=mixed) == IMAGE
         assert inside.heads == []
 
 
@@ -145,11 +145,11 @@ def test_few_redirects_are_followed_without_cookies(hops: int, fine: bool) -> No
     def answer(connection: socket.socket) -> None:
         number = next(numbers)
         moved = http(status=302, Location=f"../{number}.png", Set_Cookie="a=b; Path=/", Refresh="0")
-        connection.sendall(moved if number <= hops else http(PICTURE))
+        connection.sendall(moved if number <= hops else http(IMAGE))
 
     with web(answer) as there:
         if fine:
-            assert _fetched(there, f"http://{NAME}/folder/first.png") == PICTURE
+            assert _fetched(there, f"http://{NAME}/folder/first.png") == IMAGE
         else:
             _refused(there)
         assert len(there.heads) == min(hops, 3) + 1
@@ -239,9 +239,9 @@ def test_endless_body_is_cut_off(chunked: bool) -> None:
 @pytest.mark.parametrize(
     ("body", "length", "found"),
     [
-        (PICTURE, 10, PICTURE[:10]),
-        (PICTURE, 10**6, None),
-        (PICTURE, 10**30, None),
+        (IMAGE, 10, IMAGE[:10]),
+        (IMAGE, 10**6, None),
+        (IMAGE, 10**30, None),
         (bytes(url_fetcher.MAX_BYTES), None, bytes(url_fetcher.MAX_BYTES)),
         (bytes(url_fetcher.MAX_BYTES + 1), None, None),
     ],
@@ -284,9 +284,7 @@ def test_all_failures_have_the_same_message() -> None:
     st.binary(max_size=200)
     | st.builds(
         lambda head, at, byte, body: head[:at] + byte + head[at:] + body,
-        st.sampled_from(
-            [http(PICTURE), http(status=302, Location="/b"), CHUNKED + b"5\r\nabcde\r\n0\r\n\r\n"]
-        ),
+        st.sampled_from([http(IMAGE), http(status=302, Location="/b"), CHUNKED + b"5\r\nabcde\r\n0\r\n\r\n"]),
         st.integers(0, 80),
         st.binary(max_size=3),
         st.binary(max_size=30),
@@ -303,7 +301,7 @@ def test_concurrent_fetches_are_limited_and_slots_released() -> None:
     def answer(connection: socket.socket) -> None:
         begun.release()
         over.wait(30)
-        connection.sendall(http(PICTURE))
+        connection.sendall(http(IMAGE))
 
     with web(answer) as there, ThreadPoolExecutor(url_fetcher.MAX_CONCURRENT) as pool:
         waiting = [pool.submit(_fetched, there) for _ in range(url_fetcher.MAX_CONCURRENT)]
@@ -312,7 +310,7 @@ def test_concurrent_fetches_are_limited_and_slots_released() -> None:
         with pytest.raises(BusyError):
             _fetched(there)
         over.set()
-        assert [one.result() for one in waiting] == [PICTURE] * len(waiting)
+        assert [one.result() for one in waiting] == [IMAGE] * len(waiting)
     with web(http(status=404)) as missing:
         for _ in range(2 * url_fetcher.MAX_CONCURRENT):
             _refused(missing)
@@ -356,9 +354,9 @@ def test_certificate_must_match_the_host_name(
 ) -> None:
     asked: list[str | None] = []
     certified[0].sni_callback = lambda _, name, __: asked.append(name)
-    with web(http(PICTURE), tls=certified[0]) as there:
+    with web(http(IMAGE), tls=certified[0]) as there:
         if fine:
-            assert _fetched(there, address) == PICTURE
+            assert _fetched(there, address) == IMAGE
             assert asked == [NAME]
         else:
             _refused(there, address)
@@ -366,6 +364,6 @@ def test_certificate_must_match_the_host_name(
 
 
 def test_untrusted_certificate_is_refused(certified: tuple[ssl.SSLContext, Path]) -> None:
-    with web(http(PICTURE), tls=certified[0]) as there:
+    with web(http(IMAGE), tls=certified[0]) as there:
         _refused(there, f"https://{NAME}/")
         assert there.heads == []

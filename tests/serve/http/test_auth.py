@@ -17,7 +17,7 @@ from retrieval.errors import InputError
 from serve.config import PASSWORD, TOKEN, Credentials, read_credentials
 from serve.http.access_log import HEADERS
 from serve.http.auth import AuthMiddleware
-from tests.serve.listening import get
+from tests.serve.asgi_server import get
 from tests.serve.page.page_events import search_with, upload
 from tests.serve.serving import SERVE, Server, serving
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serve.http.body_limit import BodyLimitMiddleware
-from tests.serve.listening import answer, ask, listening, measure
+from tests.serve.asgi_server import listening, measure, receive_all, send_raw
 
 SIZE = 2_000_000  # 200 seconds at the lowest rate, beyond the client timeout of 30
 TOGETHER = SIZE + SIZE // 2
@@ -24,11 +24,11 @@ def port() -> Iterator[int]:
 
 
 def _nearly_all(port: int) -> socket.socket:
-    return ask(port, HEAD % SIZE, bytes(SIZE - 1000))
+    return send_raw(port, HEAD % SIZE, bytes(SIZE - 1000))
 
 
 def test_fast_start_does_not_allow_a_longer_stall(port: int) -> None:
-    found = answer(_nearly_all(port))
+    found = receive_all(_nearly_all(port))
     assert found.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"too-slow"' in found
     again = httpx.post(f"http://127.0.0.1:{port}/", content=bytes(SIZE))  # its memory is free again
@@ -56,8 +56,8 @@ def test_trickling_body_times_out(port: int) -> None:
 
 
 def test_steady_slow_body_is_accepted(port: int) -> None:
-    connection = ask(port, HEAD % 240_000)
+    connection = send_raw(port, HEAD % 240_000)
     for _ in range(12):
         time.sleep(0.1)
         connection.sendall(bytes(20_000))
-    assert b"\r\n240000\r\n" in answer(connection)
+    assert b"\r\n240000\r\n" in receive_all(connection)

@@ -10,7 +10,7 @@ import pytest
 
 from serve.app import create_app
 from serve.core.service import SearchService
-from tests.serve.listening import answer, answering, ask
+from tests.serve.asgi_server import answering, receive_all, send_raw
 
 _ITS_OWN = ("date", "x-request-id", "content-length")  # the length of /metrics changes
 
@@ -37,7 +37,7 @@ def test_head_response_is_that_of_get_without_body(api: httpx.Client, path: str)
         assert head.headers.get(name) == get.headers.get(name)
     assert "content-length" in head.headers
     lines = f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    sent = answer(ask(api.base_url.port or 0, lines.encode()))
+    sent = receive_all(send_raw(api.base_url.port or 0, lines.encode()))
     assert sent.endswith(b"\r\n\r\n")
     assert sent.count(b"\r\n\r\n") == 1
 

@@ -16,7 +16,7 @@ from serve.http import protocol
 from serve.http.body_limit import BodyLimitMiddleware
 from serve.http.proxy_headers import TrustedProxyMiddleware
 from serve.http.rate_limit import RateLimitMiddleware, StreamLimitMiddleware, TokenBuckets
-from tests.serve.listening import answer, ask, get, listening, measure
+from tests.serve.asgi_server import get, listening, measure, receive_all, send_raw
 
 CAP, TOGETHER = 100_000, 150_000
 
@@ -90,7 +90,7 @@ def test_rate_limited_client_gets_retry_after() -> None:
     assert refused.headers["retry-after"] in ("1", "2")
     assert get(app, client="192.0.2.2").status_code == 200
     assert get(app, "/healthz").status_code == 200
-    assert get(app, "/config").text == "too many requests; wait a little\n"
+    assert get(app, "/config").text == "too many requests: try again later\n"
 
 
 def test_forwarded_headers_are_used_from_trusted_proxies_only() -> None:
@@ -179,41 +179,41 @@ def test_body_size_is_limited(port: int, size: int, status: int, chunked: bool) 
 
 def test_large_content_length_is_refused_at_once(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000000\r\n\r\n"
-    assert answer(ask(port, head)).startswith(b"HTTP/1.1 413 ")
+    assert receive_all(send_raw(port, head)).startswith(b"HTTP/1.1 413 ")
 
 
 def test_expect_continue_is_refused_at_once(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (CAP + 1)
-    assert answer(ask(port, head)).startswith(b"HTTP/1.1 413 ")
+    assert receive_all(send_raw(port, head)).startswith(b"HTTP/1.1 413 ")
 
 
 def test_endless_body_is_cut_off(port: int) -> None:
-    connection = ask(port, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    connection = send_raw(port, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
     try:
         for _ in range(1000):
             connection.sendall(b"2710\r\n" + bytes(10_000) + b"\r\n")
     except (BrokenPipeError, ConnectionResetError):
         return
-    assert b"413" in answer(connection)[:20]
+    assert b"413" in receive_all(connection)[:20]
 
 
 @pytest.mark.parametrize("kind", [b"Content-Length: 5000", b"Transfer-Encoding: chunked"])
 def test_stalled_body_times_out(port: int, kind: bytes) -> None:
-    found = answer(ask(port, b"POST /v1/search HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\n\r\n"))
+    found = receive_all(send_raw(port, b"POST /v1/search HTTP/1.1\r\nHost: x\r\n" + kind + b"\r\n\r\n"))
     assert found.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"too-slow"' in found
 
 
 def test_total_size_of_bodies_is_limited(port: int) -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
-    first = ask(port, head, bytes(90_000))
+    first = send_raw(port, head, bytes(90_000))
     found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
     while found.status_code == 200:  # the bytes of the first request had not arrived yet
         found = httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000))
     assert found.status_code == 503
     assert found.json()["code"] == "busy"
     first.sendall(bytes(10_000))
-    assert b"100000" in answer(first)
+    assert b"100000" in receive_all(first)
     assert httpx.post(f"http://127.0.0.1:{port}/v1/search", content=bytes(90_000)).text == "90000"
 
 
@@ -224,12 +224,12 @@ def test_incomplete_headers_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
     half = b"GET / HTTP/1.1\r\nHost:"
     with listening(measure) as port:
-        silent, begun, again = ask(port), ask(port, half), ask(port, half, b" x\r\n\r\n")
+        silent, begun, again = send_raw(port), send_raw(port, half), send_raw(port, half, b" x\r\n\r\n")
         found = b""
         while not found.endswith(b"\r\n0\r\n\r\n"):
             found += again.recv(65536) or pytest.fail("it was closed before the whole answer had come")
         again.sendall(half)  # a second request, which only the header timeout ends, not the idle timeout
-        assert [answer(connection) for connection in (silent, begun, again)] == [b"", b"", b""]
+        assert [receive_all(connection) for connection in (silent, begun, again)] == [b"", b"", b""]
         assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
 
 
@@ -247,10 +247,10 @@ def test_response_may_take_longer_than_the_header_timeout(monkeypatch: pytest.Mo
 def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
     with listening(measure) as port:
-        held = [ask(port) for _ in range(3)]
-        assert answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == b""
+        held = [send_raw(port) for _ in range(3)]
+        assert receive_all(send_raw(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == b""
         held.pop().close()
-        while not answer(ask(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")):
+        while not receive_all(send_raw(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")):
             pass  # until the server notices the disconnect
         for connection in held:
             connection.close()

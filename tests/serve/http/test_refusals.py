@@ -16,7 +16,7 @@ from serve.core.service import SearchService
 from serve.http.proxy_headers import TrustedProxyMiddleware, client_address
 from serve.http.rate_limit import RateLimitMiddleware
 from serve.http.stack import protect
-from tests.serve.listening import get, measure
+from tests.serve.asgi_server import get, measure
 
 SITE = "https://shop.example"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

@@ -21,7 +21,7 @@ from serve.core.telemetry import Telemetry
 from serve.http import upload_limit
 from serve.http.access_log import HEADERS
 from serve.http.stack import protect
-from tests.serve.listening import answer, ask, get, listening, measure
+from tests.serve.asgi_server import get, listening, measure, receive_all, send_raw
 from tests.serve.page.page_events import upload
 from tests.serve.serving import ROOT, Server, files_in
 
@@ -232,7 +232,9 @@ def test_path_traversal_is_refused(server: Server, path: str) -> None:
 def _raw(server: Server, line: bytes) -> bytes:
     host = server.url.removeprefix("http://")
     port = int(host.rpartition(":")[2])
-    return answer(ask(port, line + b"\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n"))
+    return receive_all(
+        send_raw(port, line + b"\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n")
+    )
 
 
 # ---- uploads

@@ -36,7 +36,7 @@ from tests.conftest import draw, wait_until
 from tests.retrieval.filling import bare_gallery, unit_vectors
 
 texts = st.text(alphabet="ab'\"<é ", min_size=1, max_size=4)
-pictures = st.fixed_dictionaries(
+image_items = st.fixed_dictionaries(
     {
         "label": st.none() | st.just("") | texts,
         "size": st.tuples(st.integers(0, 9), st.integers(0, 9)),
@@ -47,7 +47,7 @@ pictures = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(pictures, max_size=30))
+@given(st.lists(image_items, max_size=30))
 def test_statistics_match_a_direct_computation(given: list[dict[str, object]]) -> None:
     with TemporaryDirectory() as folder:
         gallery = bare_gallery(Path(folder) / "g")

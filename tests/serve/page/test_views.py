@@ -156,17 +156,15 @@ def test_form_accepts_k_alone_and_ignores_invalid_numbers() -> None:
         SearchForm(min_score=1.5).options()
 
 
-# ---- one picture, the gallery, its evaluation
+# ---- one image, the gallery, its evaluation
 
 
 def test_dialog_escapes_all_names() -> None:
-    picture = Image.new("RGB", (4, 3), "red")
-    shown = _Parsed(
-        item_view(_stored(_NASTY), _SHOP, ShownQuery(encode(picture), _NASTY, 0.5), compares=True)
-    )
+    image = Image.new("RGB", (4, 3), "red")
+    shown = _Parsed(item_view(_stored(_NASTY), _SHOP, ShownQuery(encode(image), _NASTY, 0.5), compares=True))
     assert [image["alt"] for image in shown.all("img")] == ["the query", f"item 7, {_NASTY}"]
     assert str(shown.all("img")[0]["src"]).startswith("data:image/webp;base64,")
-    compared = _Parsed(heatmap_view(_stored(_NASTY), _SHOP, _NASTY, 0.5, (picture, picture)))
+    compared = _Parsed(heatmap_view(_stored(_NASTY), _SHOP, _NASTY, 0.5, (image, image)))
     for page in (shown, compared):
         # Title, twice the name of the query, path (which is the key), and the metadata's name and value.
         assert page.text.count(_NASTY) == 6

@@ -42,10 +42,10 @@ def service(shop_gallery: Path) -> SearchService:
 
 
 def _part(item: int | None = None, label: str | None = None, region: Region | None = None) -> QueryImage:
-    picture = encode(Image.new("RGB", (4, 3), "red"))
+    image = encode(Image.new("RGB", (4, 3), "red"))
     vector = np.zeros(2, np.float32) if item is None or region else None
     query = EmbeddedQuery(vector, None if item is None else Item(item, "", label), "f", 0.0, region)
-    return QueryImage(query, picture, picture, picture, 4 / 3)
+    return QueryImage(query, image, image, image, 4 / 3)
 
 
 # ---- addresses

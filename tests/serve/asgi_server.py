@@ -58,7 +58,7 @@ async def measure(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": str(size).encode()})
 
 
-def ask(port: int, *parts: bytes) -> socket.socket:
+def send_raw(port: int, *parts: bytes) -> socket.socket:
     """Send bytes and return the open connection."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     for part in parts:
@@ -66,7 +66,7 @@ def ask(port: int, *parts: bytes) -> socket.socket:
     return connection
 
 
-def answer(connection: socket.socket) -> bytes:
+def receive_all(connection: socket.socket) -> bytes:
     """Return everything the server sends until it closes the connection."""
     found = b""
     try:
