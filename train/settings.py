@@ -55,7 +55,7 @@ def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
         values["data"] = data
     if "data" not in values:
         raise InputError("no data set: give --data, as in --data folder:DIR")
-    if recipe_data is not None and _data_set(values["data"]) != _data_set(recipe_data):
+    if recipe_data is not None and data_set_name(values["data"]) != data_set_name(recipe_data):
         values.pop("published", None)
     return parse_config(values)
 
@@ -69,7 +69,8 @@ def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
     values[key] = copy.deepcopy(value)  # later changes may modify it
 
 
-def _data_set(data: Any) -> str:
+def data_set_name(data: object) -> str:
+    """Return the name of a data set without its location: "cub200" for "cub200:ROOT"."""
     return str(data).partition(":")[0]
 
 

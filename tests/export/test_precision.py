@@ -144,14 +144,14 @@ def test_int8_has_a_scale_per_channel_and_fp32_at_both_ends(
 
 @pytest.mark.slow
 def test_file_that_costs_too_much_is_not_kept(untrained_run: Path, tmp_path: Path) -> None:
-    """One channel a million times as large as the others uses up the range of 8 bits."""
+    """One channel a million times as large as the others needs the whole range of 8 bits."""
     run = Run.open(untrained_run)
     config = settings.parse_config({**run.config.to_dict(), "seed": 5})
     spoilt = Run.start(tmp_path / "run", config)
     model = initial_model(config)
     with torch.no_grad():
         model.backbone.network[5].weight[0] *= 1e6  # of the second batch norm
-        model.backbone.network[8].weight[:, 0] *= 1e-6  # the third convolution undoes it
+        model.backbone.network[8].weight[:, 0] *= 1e-6  # reversed by the third convolution
     spoilt.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     out = tmp_path / "out" / "m.onnx"
     done = lookalike_here("export", str(spoilt.folder), "--out", str(out), "--precision", "int8", code=1)
@@ -216,9 +216,8 @@ def test_families_in_smaller_precisions(
     preprocess = Preprocess(size=64)
     model = EmbeddingModel(ModelConfig(backbone=backbone, embedding_dim=16), preprocess)
     calibrate(model, np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)]))
-    monkeypatch.setattr(
-        export.cost, "measure_latency", lambda embedder, batch, seconds: 1.0
-    )  # how long is another test's
+    # Latency is tested elsewhere.
+    monkeypatch.setattr(export.cost, "measure_latency", lambda embedder, batch, seconds: 1.0)
     samples = SampleImages.load(f"folder:{shop}")
     options = ExportOptions(precision, accept_loss=True)
     exported = export_model(model, preprocess, tmp_path / "m.onnx", {}, samples, options)

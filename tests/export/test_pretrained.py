@@ -27,19 +27,19 @@ GREY = (128 / 255,) * 3
 
 
 @pytest.fixture(scope="module")
-def pictures() -> list[Image.Image]:
+def images() -> list[Image.Image]:
     """Smooth, non-square images, on which two resizing implementations agree."""
     return [draw(seed, (7, 5), hue=seed).resize((420, 300), Image.Resampling.BICUBIC) for seed in range(4)]
 
 
 @torch.inference_mode()
-def by_library(network: torch.nn.Module, transform: object, pictures: list[Image.Image]) -> np.ndarray:
+def by_library(network: torch.nn.Module, transform: object, images: list[Image.Image]) -> np.ndarray:
     """Unit features float32 [N, D], computed by the library alone."""
-    features = network.eval()(torch.stack([transform(picture) for picture in pictures]))  # type: ignore[operator]
+    features = network.eval()(torch.stack([transform(image) for image in images]))  # type: ignore[operator]
     return torch.nn.functional.normalize(features.flatten(1)).numpy()
 
 
-def test_timm_backbone_equals_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
+def test_timm_backbone_equals_timm(tmp_path: Path, images: list[Image.Image]) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model("test_efficientnet", num_classes=0)
     whole = timm.create_model("test_efficientnet")
@@ -51,15 +51,15 @@ def test_timm_backbone_equals_timm(tmp_path: Path, pictures: list[Image.Image]) 
     embedder = Embedder(out)
     config = resolve_data_config(model=theirs)
     assert (embedder.preprocess.size, embedder.preprocess.resize) == (160, 168)  # 160 / 0.95
-    wanted = by_library(theirs, create_transform(**config), pictures)
-    np.testing.assert_array_less(0.999, (embedder.embed(pictures) * wanted).sum(1))
+    wanted = by_library(theirs, create_transform(**config), images)
+    np.testing.assert_array_less(0.999, (embedder.embed(images) * wanted).sum(1))
     assert embedder.dim == wanted.shape[1]
     assert [o.name for o in onnx.load(out).graph.output] == ["embedding", "embedding_map"]
     assert embedder.provenance["source"] == "timm:test_efficientnet"
     assert settings.parse_config(embedder.provenance["config"]).model.embedding_dim == embedder.dim
 
 
-def test_exported_class_token_equals_timm(tmp_path: Path, pictures: list[Image.Image]) -> None:
+def test_exported_class_token_equals_timm(tmp_path: Path, images: list[Image.Image]) -> None:
     torch.manual_seed(0)
     whole = timm.create_model("test_vit")
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
@@ -68,12 +68,12 @@ def test_exported_class_token_equals_timm(tmp_path: Path, pictures: list[Image.I
     embedder = Embedder(out)
     transform = create_transform(**resolve_data_config(model=whole))
     whole.forward = lambda planes: whole.forward_features(planes)[:, 0]  # type: ignore[method-assign]
-    wanted = by_library(whole, transform, pictures)
-    np.testing.assert_array_less(0.999, (embedder.embed(pictures) * wanted).sum(1))
+    wanted = by_library(whole, transform, images)
+    np.testing.assert_array_less(0.999, (embedder.embed(images) * wanted).sum(1))
     assert [o.name for o in onnx.load(out).graph.output] == ["embedding"]
 
 
-def test_torchvision_backbone_equals_torchvision(tmp_path: Path, pictures: list[Image.Image]) -> None:
+def test_torchvision_backbone_equals_torchvision(tmp_path: Path, images: list[Image.Image]) -> None:
     torch.manual_seed(0)
     whole = torchvision.models.squeezenet1_1()
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
@@ -82,8 +82,8 @@ def test_torchvision_backbone_equals_torchvision(tmp_path: Path, pictures: list[
     lookalike_here("export", "--from-torchvision", "squeezenet1_1", *words)
     whole.classifier = torch.nn.AdaptiveAvgPool2d(1)
     transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
-    wanted = by_library(whole, transform, pictures)
-    np.testing.assert_array_less(0.999, (Embedder(out).embed(pictures) * wanted).sum(1))
+    wanted = by_library(whole, transform, images)
+    np.testing.assert_array_less(0.999, (Embedder(out).embed(images) * wanted).sum(1))
 
 
 def test_size_mean_and_pooling_override_the_defaults(tmp_path: Path) -> None:

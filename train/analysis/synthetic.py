@@ -208,9 +208,7 @@ def synthetic_recall_figure(found: Sequence[SyntheticRecalls], figure: Figure) -
         for number, (name, recall) in enumerate(of_one.recall.items()):
             values = [100 * recall[k] for k in KS]
             look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
-            if (
-                name == ORIGINALS
-            ):  # stays visible below the curve among synthetic points, which is often equal
+            if name == ORIGINALS:  # visible below the curve among synthetic points, which is often equal
                 look |= {"markersize": 10, "linewidth": 3, "fillstyle": "none"}
             axes.plot(KS, values, **look)
         axes.set_title(caption(of_one.name), fontsize=11)

@@ -24,6 +24,7 @@ from retrieval.progress import Progress
 from retrieval.reports.folder import keep_report
 from train.data import DataSet, LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
+from train.settings import data_set_name
 
 # Values of K that papers on these data sets report, instead of 1, 2, 4 and 8.
 _CUSTOMARY_KS = {"sop": (1, 10, 100, 1000), "inshop": (1, 10, 20, 30), "hotels50k": (1, 10, 100)}
@@ -90,7 +91,7 @@ def evaluate_target(
         fingerprint=opened.fingerprint,
         results=results,
         bad_files=sorted(bad.items()),
-        ks=_CUSTOMARY_KS.get(_plain_name(dataset.name), KS),
+        ks=_CUSTOMARY_KS.get(data_set_name(dataset.name), KS),
         notes=_notes(opened.config, dataset, published),
         seed=opened.config.get("seed"),
         findings=findings,
@@ -103,7 +104,7 @@ def evaluate_target(
 def _published_result(config: Mapping[str, Any], dataset: DataSet) -> Result | None:
     """Return the published results of the recipe, if they are for this data set."""
     published = config.get("published")
-    if not published or _plain_name(config["data"]) != _plain_name(dataset.name):
+    if not published or data_set_name(config["data"]) != data_set_name(dataset.name):
         return None
     percents = {f"recall_at_{k}": percent for k, percent in published["recall"].items()}
     percents |= {
@@ -207,7 +208,7 @@ def _add_linear_probe(result: Result, train: _EmbeddedImages, test: _EmbeddedIma
 
 def _ks(dataset: DataSet) -> Sequence[int]:
     """Return the values of K to compute."""
-    return _CUSTOMARY_KS.get(_plain_name(dataset.name), CURVE_KS)
+    return _CUSTOMARY_KS.get(data_set_name(dataset.name), CURVE_KS)
 
 
 def _class_numbers(*sides: Sequence[str | None]) -> list[np.ndarray]:
@@ -236,8 +237,3 @@ def _notes(config: Mapping[str, Any], dataset: DataSet, published: Result | None
         notes.append(f"On the published results: {config['published']['note']}")
     effort = effort_note(len(dataset.test), len({image.label for image in dataset.test}))
     return tuple([*notes, effort] if effort else notes)
-
-
-def _plain_name(data: str) -> str:
-    """Return the name of a data set without its location."""
-    return data.partition(":")[0]

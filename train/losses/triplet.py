@@ -166,11 +166,9 @@ class TripletTerm(nn.Module):
         view.report["hard_share"] = ratio(hard, number.sum())
         if self.reduction == "sum":
             return totals.sum()
-        return (
-            ratio(totals.sum(), active)
-            if self.reduction == "mean-active"
-            else self.mean(totals, number, pairs)
-        )
+        if self.reduction == "mean-active":
+            return ratio(totals.sum(), active)
+        return self.mean(totals, number, pairs)
 
     def mean(self, totals: Tensor, number: Tensor, pairs: Tensor) -> Tensor:
         """Return the mean over all triplets."""
@@ -342,13 +340,8 @@ class SelectivelyContrastive(TripletTerm):
     ) -> None:
         super().__init__(negatives, mining, "cosine", reduction)
         require(temperature > 0, "temperature", temperature, "above 0")
-        self.weight, self.base, self.temperature, self.margin, self.gate = (
-            weight,
-            base,
-            temperature,
-            margin,
-            gate,
-        )
+        self.weight, self.base, self.gate = weight, base, gate
+        self.temperature, self.margin = temperature, margin
 
     def counts(self, positive: Tensor, negative: Tensor) -> Tensor | bool:
         if self.gate is None:

@@ -127,11 +127,9 @@ class Table:
 
     def head(self, rows: int) -> Table:
         """Return the table of the first `rows` anchors."""
-        return (
-            self
-            if rows == len(self._rows.place)
-            else Table(self.cosine[:rows], self._rows.take(slice(rows)), self._cols)
-        )
+        if rows == len(self._rows.place):
+            return self
+        return Table(self.cosine[:rows], self._rows.take(slice(rows)), self._cols)
 
 
 class Members(NamedTuple):

@@ -34,9 +34,8 @@ def test_batch_has_p_classes_of_k_images(images: Embeddings) -> None:
     assert (counts == 4).all()
     assert len(np.unique(drawn.vectors, axis=0)) == 20
     assert (sample_batch(images, classes=5, per_class=4, seed=1).vectors == drawn.vectors).all()
-    assert (
-        len(np.unique(sample_batch(images, classes=50, per_class=4).labels)) == 7
-    )  # the other classes are too small
+    all_classes = sample_batch(images, classes=50, per_class=4)
+    assert len(np.unique(all_classes.labels)) == 7  # the other classes are too small
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,8 @@ def test_recall_matches_a_brute_force_loop(source: synthetic.PointSource) -> Non
                 hits[k].append(any(other[1] == label for other in ranked[:k]))
         assert found.counts[name] == len(hits[1])
         assert found.recall[name] == pytest.approx({k: np.mean(hits[k]) for k in synthetic.KS})
-    assert found.counts[synthetic.ORIGINALS] < len(
-        paired
-    )  # a class with a single pair has nothing to retrieve
+    # A class with a single pair has nothing to retrieve.
+    assert found.counts[synthetic.ORIGINALS] < len(paired)
 
 
 def test_unusable_embeddings_are_refused() -> None:

@@ -72,7 +72,7 @@ def server() -> Iterator[Server]:
                 over.wait(60)
 
         def log_message(self, *arguments: object) -> None:
-            """Keep quiet."""
+            """Disable the request log."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     serving.url = f"http://127.0.0.1:{http.server_port}"
@@ -132,7 +132,7 @@ def birds(server: Server, monkeypatch: pytest.MonkeyPatch) -> Archive:
     return archive
 
 
-def in_view(folder: Path) -> list[str]:
+def visible_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -159,7 +159,7 @@ def test_interrupted_download_is_resumed(
     server.stop_after, server.knows_ranges = birds.size // 2, knows_ranges
     with pytest.raises(LookalikeError, match="run the same command again to resume"):
         data.fetch("cub200", tmp_path)
-    assert in_view(tmp_path) == []
+    assert visible_files(tmp_path) == []
     with pytest.raises(InputError, match="datasets fetch cub200"):
         data.load(f"cub200:{tmp_path}")
     server.stop_after = None
@@ -180,7 +180,7 @@ data.fetch("cub200", __import__("pathlib").Path({str(tmp_path)!r}))
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as child:
         assert server.stalled.wait(60)
         child.send_signal(signal.SIGKILL)
-    assert in_view(tmp_path) == []
+    assert visible_files(tmp_path) == []
     server.stop_after = None
     data.fetch("cub200", tmp_path)
     assert_birds(tmp_path)
@@ -191,7 +191,7 @@ def test_wrong_content_is_deleted(server: Server, birds: Archive, tmp_path: Path
     server.files["/CUB_200_2011.tgz"] = bytes(len(right))
     with pytest.raises(LookalikeError, match=f"SHA-256 is not {birds.sha256}"):
         data.fetch("cub200", tmp_path)
-    assert in_view(tmp_path) == []
+    assert visible_files(tmp_path) == []
     server.files["/CUB_200_2011.tgz"] = right[:-5]
     with pytest.raises(LookalikeError, match="the file has changed"):
         data.fetch("cub200", tmp_path)
@@ -239,7 +239,7 @@ def test_archive_member_outside_the_folder_is_refused(
         data.fetch("cub200", tmp_path / "a" / "b")
     assert not list(tmp_path.rglob("escaped"))
     assert not Path("/tmp/lookalike-escaped").exists()
-    assert in_view(tmp_path / "a" / "b") == []
+    assert visible_files(tmp_path / "a" / "b") == []
 
 
 def test_absolute_names_of_a_tar_stay_in_the_folder(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_interrupted_unpacking_restarts_without_a_download(
     data.KNOWN["cub200"] = replace(small, unpack=interrupted)
     with pytest.raises(KeyboardInterrupt):
         data.fetch("cub200", tmp_path)
-    assert in_view(tmp_path) == []
+    assert visible_files(tmp_path) == []
     data.KNOWN["cub200"] = small
     data.fetch("cub200", tmp_path)
     assert len(server.ranges) == 1
@@ -284,7 +284,7 @@ def test_interrupted_move_is_resumed(tmp_path: Path) -> None:
     ready.mkdir(parents=True)
     (tmp_path / "test").rename(ready / "test")
     data.fetch("digits", tmp_path)
-    assert in_view(tmp_path) == ["test", "train"]
+    assert visible_files(tmp_path) == ["test", "train"]
     assert len(data.load(f"digits:{tmp_path}").test) == 896
 
 
@@ -296,7 +296,7 @@ def test_existing_archive_is_used_and_checked(server: Server, birds: Archive, tm
     given.write_bytes(server.files["/CUB_200_2011.tgz"])
     data.fetch("cub200", tmp_path)
     assert server.ranges == []
-    assert in_view(tmp_path) == ["CUB_200_2011", "CUB_200_2011.tgz"], "what people put there is theirs"
+    assert visible_files(tmp_path) == ["CUB_200_2011", "CUB_200_2011.tgz"], "what people put there is theirs"
 
 
 def test_existing_files_are_not_overwritten(server: Server, birds: Archive, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ SMALL = (
     "split.validation=0.34",
     "epochs=2",
 )
-WORDS = ("plain", "wide:loss.margin=0.6; optimizer.lr=1e-2")
+VARIANTS = ("plain", "wide:loss.margin=0.6; optimizer.lr=1e-2")
 SEEDS = (0, 1)
 
 
@@ -54,13 +54,13 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
 def sweep(
     folder: Path,
     data: str | None,
-    words: Sequence[str] = WORDS,
+    variants: Sequence[str] = VARIANTS,
     seeds: Sequence[int] | None = SEEDS,
     baseline: str | None = None,
     overrides: Sequence[str] = SMALL,
 ) -> SweepComparison:
     experiment = Experiment(data, None, parse_changes(overrides)) if data else Experiment()
-    plan = make_sweep_plan(folder, experiment, parse_variants(words), seeds, baseline)
+    plan = make_sweep_plan(folder, experiment, parse_variants(variants), seeds, baseline)
     return run_sweep(folder, plan, lambda message: None)
 
 
@@ -136,7 +136,7 @@ def test_untrained_network_of_a_seed_is_measured_once(finished: Path) -> None:
 
 def test_repeated_sweep_changes_no_file_of_a_run(finished: Path, twins: str) -> None:
     before = state(finished)
-    found = sweep(finished, None, words=(), seeds=None)
+    found = sweep(finished, None, variants=(), seeds=None)
     assert state(finished) == before
     assert [outcome.status for outcome in found.outcomes] == ["done"] * 4
     sweep(finished, twins)
@@ -179,7 +179,7 @@ def test_changed_settings_are_refused(finished: Path, twins: str) -> None:
     other = config.read_text().replace("epochs: 2", "epochs: 5")
     config.write_text(other)
     with pytest.raises(InputError, match="seed-0: trained with epochs 5, not 2"):
-        sweep(finished, None, words=(), seeds=None)
+        sweep(finished, None, variants=(), seeds=None)
     config.write_bytes(before[config])
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
@@ -245,9 +245,9 @@ def test_killed_sweep_resumes_to_identical_results(tmp_path: Path, twins: str) -
     assert not (second.folder / "report.json").exists()
     first = {name: content for name, content in state(killed).items() if name.startswith("plain")}
     assert "plain/seed-0/report.json" in first
-    sweep(killed, None, words=(), seeds=None)
+    sweep(killed, None, variants=(), seeds=None)
     assert first.items() <= state(killed).items(), "finished runs are not repeated"
-    sweep(whole, twins, [WORDS[1]], (0,), overrides=long)
+    sweep(whole, twins, [VARIANTS[1]], (0,), overrides=long)
     uninterrupted = Run(whole / "wide" / "seed-0")
     for which in ("best", "last"):
         ours, theirs = (run.trained(which).state_dict() for run in (second, uninterrupted))
@@ -268,4 +268,4 @@ def test_concurrent_sweep_in_one_folder_is_refused(finished: Path) -> None:
     with (finished / "LOCK").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LookalikeError, match="another process"):
-            sweep(finished, None, words=(), seeds=None)
+            sweep(finished, None, variants=(), seeds=None)

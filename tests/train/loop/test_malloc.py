@@ -18,12 +18,12 @@ def faults():
     for _ in range(4):
         (torch.ones(2**24) + 1).relu()  # three times 64 MiB, which glibc does not keep by default
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults(), faults()  # until there is enough
+faults(), faults()  # let the heap grow first
 print(faults())
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library always decides itself")
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
 def test_freed_memory_is_reused_without_page_faults() -> None:
     counts = [
         int(

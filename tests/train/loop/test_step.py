@@ -136,8 +136,8 @@ def test_fp16_scales_the_loss_and_skips_overflowing_steps() -> None:
 def _process(rank: int, folder: str) -> None:
     """Return the weights after every case of `test_two_processes_equal_one`."""
     torch.set_num_threads(1)
-    # They meet at a file: a port that was free a moment ago may be somebody's by now.
-    dist.init_process_group("gloo", f"file://{folder}/meeting", world_size=2, rank=rank)
+    # The rendezvous is a file, because a free port may be taken before it is used.
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", world_size=2, rank=rank)
     share, found = slice(12 * rank, 12 * rank + 12), []
     for spec, chunk in itertools.product(SPECS, CHUNKS):
         model, loss, optimizer = parts(spec)
@@ -150,13 +150,13 @@ def _process(rank: int, folder: str) -> None:
             raise
         found.append(weights(model, loss))
     torch.save(found, f"{folder}/weights{rank}")
-    dist.barrier()  # gloo aborts a process whose peer is gone before the last words are exchanged
+    dist.barrier()  # gloo aborts a process whose peer exits before the last message
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Tensor]]]:
-    """Weights of each process after every case; run once, because starting processes takes longest."""
+    """Weights of each process after every case; computed once, because starting processes is slow."""
     folder = tmp_path_factory.mktemp("two")
     mp.spawn(_process, (str(folder),), nprocs=2)
     return [torch.load(folder / f"weights{rank}", weights_only=True) for rank in range(2)]

@@ -90,17 +90,17 @@ def test_interrupted_and_resumed_run_is_bit_identical(
     """Ctrl-C during step `after`, in epochs of two steps."""
     chosen = ["epochs=4", *settings_of_run]
     trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
-    broken_off = trainer(tmp_path / "parts", f"folder:{shop}", *chosen)
-    forward = broken_off.loss.forward
+    stopped = trainer(tmp_path / "parts", f"folder:{shop}", *chosen)
+    forward = stopped.loss.forward
 
     def interrupted(*arguments: object, **more: object) -> object:
-        if broken_off.step == after - 1:
+        if stopped.step == after - 1:
             signal.raise_signal(signal.SIGINT)
         return forward(*arguments, **more)
 
-    broken_off.loss.forward = interrupted
+    stopped.loss.forward = interrupted
     with pytest.raises(Interrupted, match=f"after step {after}, checkpoint saved; --resume"):
-        broken_off.train()
+        stopped.train()
     run = Run.open(tmp_path / "parts")
     Trainer(run, data.load(run.config.data)).train(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
@@ -157,11 +157,8 @@ def test_torchrun_with_two_processes_equals_one(tmp_path: Path, shop: Path) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_network_is_trained_alike(tmp_path: Path, shop: Path) -> None:
-    settings_of_run = [
-        "epochs=2",
-        "loss={name: n-pair}",
-        "optimizer.name=sgd",
-    ]  # Adam amplifies rounding errors
+    # Adam would amplify rounding errors.
+    settings_of_run = ["epochs=2", "loss={name: n-pair}", "optimizer.name=sgd"]
     for name, compiled in (("plain", "false"), ("compiled", "true")):
         trainer(tmp_path / name, f"folder:{shop}", *settings_of_run, f"compile={compiled}").train()
     models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("plain", "compiled")]

@@ -288,7 +288,7 @@ def test_invalid_values_are_refused(spec: dict[str, Any]) -> None:
     assert refusal(spec)
 
 
-# Random miners: what they draw, read off a batch of one anchor.
+# Random miners: their draws from a batch with one anchor.
 
 
 def drawn(negative: str, cosines: np.ndarray, dim: int, draws: int) -> np.ndarray:

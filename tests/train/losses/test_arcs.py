@@ -49,7 +49,7 @@ def test_reference_is_dense_minimum(family: str, source: str) -> None:
     for dim in (2, 3, 8, 64):
         for points in problems(family, dim)[:2]:
             exact, dense = REFERENCE[source](*points), DENSE[source](*points)
-            # Chance may put the optimum on a ridge that the grid misses; it is never better than exact.
+            # The optimum may be on a ridge that the grid misses; the grid is never better than exact.
             assert exact <= dense + 1e-9
             assert dense == pytest.approx(exact, abs=1e-6)
 

@@ -50,7 +50,7 @@ def worker(rank: int, folder: str) -> None:
     for spec in SPECS:
         network.zero_grad()
         model, loss = DistributedDataParallel(network), build(spec)
-        for _ in range(2):  # the second call meets a filled memory
+        for _ in range(2):  # the memory is filled in the second call
             network.zero_grad()
             loss.zero_grad()
             value = loss(*losses.gather(model(x[local]), y[local]))

@@ -15,7 +15,7 @@ from .oracle.families import FAMILIES, draw
 from .oracle.geometry import arc_distance, segment_distance, unit, unit_rows
 from .oracle.registry import TRANSPORT, VARIANTS, Variant
 
-FLAT = {"gen_lifted_printed_0.5"}  # 0 on every ordinary batch, as its authors print it
+FLAT = {"gen_lifted_printed_0.5"}  # 0 on every ordinary batch in its printed form
 BY_LABEL = {v.label: v for v in [*VARIANTS, *COMBINATIONS] if v.label not in FLAT}
 LABELS = torch.tensor([0, 0, 1, 1])
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 Vector = np.ndarray
-ANTIPODAL = (
-    1e-7  # sine of the arc's angle below which the great circle through two opposite points is undefined
-)
+# Sine of an arc's angle below which the great circle through two opposite points is undefined.
+ANTIPODAL = 1e-7
 
 
 def unit(v: Vector) -> Vector:
@@ -56,7 +55,7 @@ def point_to_arc(p: Vector, a: Vector, b: Vector) -> float:
 def arc_distance(a: Vector, b: Vector, c: Vector, d: Vector) -> float:
     """LoOp eq. 1: the distance between arc(a, b) and arc(c, d), all unit vectors.
 
-    The nearest points are an end point of one arc and a point of the other, or lie inside both, and are then
+    The nearest points are an end point of one arc and a point of the other, or are inside both, and are then
     the first principal vectors of the two planes (the first singular pair of the product of their bases).
     """
     best = min(point_to_arc(a, c, d), point_to_arc(b, c, d), point_to_arc(c, a, b), point_to_arc(d, a, b))

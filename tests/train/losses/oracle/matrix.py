@@ -14,7 +14,7 @@ TRIPLET_NEGATIVES = ("hard", "semi-hard", "all", "random", "distance-weighted")
 TRIPLET_POSITIVES = ("easy", "hard", "all", "random")
 # Without a miner these pair the samples of a class in batch order, whatever the source of negatives.
 ALTERNATE = {"triplet", "hphn-triplet", "lifted-hard", "n-pair", "angular", "angular-n-pair"}
-# These keep the terms of positives or negatives alone: a batch that lacks the others is not without loss.
+# These have terms of positives or of negatives alone: not 0 on a batch that lacks the others.
 ONE_SIDED = {"contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight"}
 
 
