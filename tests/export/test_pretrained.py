@@ -157,7 +157,7 @@ def test_pretrained_features_find_cars(
     [
         ((), "give one of RUN, --from-timm NAME and --from-torchvision NAME"),
         (("run", "--from-timm", "resnet18"), "give one of RUN"),
-        (("run", "--pooling", "gem"), "--pooling is for --from-timm and --from-torchvision"),
+        (("run", "--pooling", "gem"), "--pooling applies to --from-timm and --from-torchvision only"),
         (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint applies to runs only"),
         (("--from-timm", "resnet81"), "timm: unknown model 'resnet81'; did you mean 'resnet18'?"),
         (("--from-torchvision", "resnet-50"), "did you mean 'resnet50'?"),
@@ -199,5 +199,5 @@ def test_pretrained_backbone_is_evaluated_without_a_training_run(tmp_path: Path,
     images = data.load(f"folder:{shop}")
     report = evaluate_target(out, images, ["pixels"])
     assert [result.name for result in report.results] == ["raw pixels", "off the shelf"]
-    with pytest.raises(InputError, match="not come from a training run"):
+    with pytest.raises(InputError, match="does not come from a training run"):
         evaluate_target(out, images, ["untrained"])
