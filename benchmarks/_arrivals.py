@@ -67,13 +67,13 @@ async def ask(url: str, request: bytes, due: float | None = None) -> Answer:
 
 async def arriving(url: str, requests: Sequence[bytes], rate: float, seconds: float) -> list[Answer]:
     """Send requests at a mean rate per second, independent of the responses."""
-    chance, asked = random.Random(0), []
+    chance, tasks = random.Random(0), []
     start = time.perf_counter()
     due = 0.0
     while (due := due + chance.expovariate(rate)) < seconds:
         await asyncio.sleep(start + due - time.perf_counter())
-        asked.append(asyncio.create_task(ask(url, requests[len(asked) % len(requests)], start + due)))
-    return [await one for one in asked]
+        tasks.append(asyncio.create_task(ask(url, requests[len(tasks) % len(requests)], start + due)))
+    return [await task for task in tasks]
 
 
 async def in_turn(url: str, requests: Sequence[bytes], clients: int, seconds: float) -> list[Answer]:

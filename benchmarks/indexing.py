@@ -138,14 +138,12 @@ def main() -> None:
         images = args.images or folder / "images"
         taken = compare(images, embedder, args.count, args.rounds, folder / "galleries")
     for name, one in taken.items():
-        print(
-            f"{name:16}{1 / one.seconds:10.1f} images/s{1000 * one.processor:10.2f} ms of processor time each"
-        )
+        print(f"{name:16}{1 / one.seconds:10.1f} images/s{1000 * one.processor:10.2f} ms of CPU time each")
     ours, decoding, model = (taken[name] for name in ("ours", "decoding alone", "model alone"))
     ratios = {
         "of the speed of the slower half": max(decoding.seconds, model.seconds) / ours.seconds,
-        "of that of both halves on the same cores": (decoding.seconds + model.seconds) / ours.seconds,
-        "the same in processor time": (decoding.processor + model.processor) / ours.processor,
+        "of the speed of both halves on the same cores": (decoding.seconds + model.seconds) / ours.seconds,
+        "the same in CPU time": (decoding.processor + model.processor) / ours.processor,
         "of one by one": taken["one by one"].seconds / ours.seconds,
     }
     print(f"on {cores()} cores with {embedder.provider}, ours is")

@@ -221,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path, help="model file; default: an untrained ResNet-18")
     parser.add_argument("--count", type=int, default=20_000, help="vectors in the gallery")
-    parser.add_argument("--pictures", type=int, default=64, help="images per round")
+    parser.add_argument("--images", type=int, default=64, help="images per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5, help="seconds per tried rate")
     parser.add_argument("--json", type=Path, help="output file")
@@ -233,9 +233,9 @@ def main() -> None:
         dim = Embedder(model).dim
         np.save(folder / "v.npy", np.random.default_rng(0).standard_normal((args.count, dim), np.float32))
         import_vectors(folder / "g", folder / "v.npy", model=model)
-        (folder / "pictures").mkdir()
-        draw(folder / "pictures", args.pictures, (500, 375))
-        images = [path.read_bytes() for path in sorted((folder / "pictures").iterdir())]
+        (folder / "images").mkdir()
+        draw(folder / "images", args.images, (500, 375))
+        images = [path.read_bytes() for path in sorted((folder / "images").iterdir())]
         taken, held = compare(folder / "g", images, args.rounds, args.seconds)
     print(f"{args.count} x {dim}, {cores()} cores; {before:.1f} processes wanted one before this began")
     print(f"{'':22}{'p50 ms':>9}{'p99 ms':>9}{'a second':>10}{'CPU ms':>9}")

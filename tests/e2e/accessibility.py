@@ -1,4 +1,4 @@
-"""What stands in the way of people who do not see a page, or have no mouse."""
+"""Accessibility checks: axe-core, reflow at 320 pixels, and keyboard focus."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from playwright.sync_api import Page
 
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 _LOOKS = [("light", 1280), ("dark", 390)]
-# All that the Tab key should reach, in the order of the document, without what an open dialog covers; of
-# buttons of which one is chosen, only that one.
+# Elements that the Tab key should reach, in document order: those of the open dialog, if there is one; of a
+# group of radio buttons, only the checked one.
 _CONTROLS = """
 (() => {
   const top = document.querySelector('dialog[open]') || document;
@@ -24,7 +24,7 @@ _CONTROLS = """
 })()
 """
 
-# Colours change by and by: wait until nothing does any more, but for what goes on for ever.
+# Wait until all transitions and finite animations have ended.
 _STILL = """
 async () => {
   const frame = () => new Promise(requestAnimationFrame);
@@ -43,7 +43,7 @@ _HIDDEN = "all => all.filter(e => !e.checkVisibility()).length"
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core finds, of any impact, in light on a wide screen and in dark on a phone."""
+    """Return the violations that axe-core finds, in light on a wide screen and in dark on a phone."""
     found = {}
     for scheme, width in _LOOKS:
         with _look(page, scheme, width):
@@ -53,21 +53,21 @@ def violations(page: Page) -> list[str]:
 
 
 def cut_off(page: Page) -> list[str]:
-    """What is wider than 320 pixels, as 1280 are at 400% (WCAG 1.4.10), and tabs that are not shown there."""
+    """Return what is cut off at 320 pixels, as 1280 at 400% zoom (WCAG 1.4.10), and tabs hidden there."""
     with _look(page, "light", 320):
         found = [
-            f"{selector} is {width} pixels wide, of which {seen} are seen"
+            f"{selector} is {width} pixels wide, of which {seen} are visible"
             for selector in ("html", "dialog[open]")
             for width, seen in page.locator(selector).evaluate_all(_WIDTHS)
             if width > seen
         ]
         hidden = page.locator("[role=tab]").evaluate_all(_HIDDEN)
-        return found + [f"{hidden} tabs are not shown"] * bool(hidden)
+        return found + [f"{hidden} tabs are hidden"] * bool(hidden)
 
 
 @contextmanager
 def _look(page: Page, scheme: Any, width: int) -> Iterator[None]:
-    """See the page in light or dark, in a window of a width; afterwards in light, as wide as before."""
+    """Show the page in a color scheme and a width; restore the width and the light scheme afterwards."""
     before = page.viewport_size
     assert before
     page.emulate_media(color_scheme=scheme)
@@ -104,10 +104,12 @@ def walk(page: Page) -> list[str]:
         if at >= 0:
             order.append(at)
         elif not page.evaluate("document.activeElement === document.body"):
-            wrong.append(f"not expected: {page.evaluate('document.activeElement.outerHTML.slice(0, 200)')}")
+            wrong.append(
+                f"unexpected focus: {page.evaluate('document.activeElement.outerHTML.slice(0, 200)')}"
+            )
         if at >= 0 and not page.evaluate(f"({_SEEN})(getComputedStyle(document.activeElement))"):
-            wrong.append(f"focus is not seen: {names[at]}")
-    start = order.index(min(order)) if order else 0  # a dialog is entered where its focus was
+            wrong.append(f"focus is not visible: {names[at]}")
+    start = order.index(min(order)) if order else 0  # a dialog keeps its initial focus
     around = order[start:] + order[:start]
     wrong += [f"not reached: {name}" for at, name in enumerate(names) if at not in order]
     wrong += [f"out of order: {names[b]}" for a, b in pairwise(around) if b < a]

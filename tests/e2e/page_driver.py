@@ -68,7 +68,7 @@ def watched(page: Page, server: Server) -> Page:
 @contextmanager
 def visiting(tab: Page, server: Server) -> Iterator[Page]:
     """Start a new visit in a tab that may have been used before."""
-    tab.goto(urljoin(server.url, "/healthz"))  # what the last visit began ends here
+    tab.goto(urljoin(server.url, "/healthz"))  # ends pending requests of the last visit
     tab.mouse.move(0, 0)
     tab.foreign.clear()  # type: ignore[attr-defined]
     tab.broken.clear()  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def visiting(tab: Page, server: Server) -> Iterator[Page]:
 
 
 def upload(page: Page, path: Path) -> None:
-    expect(page.locator("#query img")).to_have_count(0)  # the box takes one picture after the other
+    expect(page.locator("#query img")).to_have_count(0)  # the box takes one image at a time
     page.locator("#query input[type=file]").set_input_files(path)
 
 
@@ -104,7 +104,7 @@ def settle(page: Page) -> None:
         rest(page)
         if page.evaluate("document.querySelector('#results button')?.seen === true"):
             return
-    pytest.fail("the results are drawn again and again")
+    pytest.fail("the results are rendered again and again")
 
 
 def rest(page: Page) -> None:
@@ -113,7 +113,7 @@ def rest(page: Page) -> None:
         page.wait_for_timeout(200)
         if not page.awaited:  # type: ignore[attr-defined]
             return
-    pytest.fail("an answer does not come")
+    pytest.fail("a response is still pending")
 
 
 def caption(rank: int, hit: Hit, label: str | None) -> str:

@@ -13,7 +13,7 @@ from tests.serve.model import write_model
 
 BRANDS = ("acme", "<b>zeta</b> & co")
 ODD = "it's <b>odd</b>"
-MORE = 26  # pictures that are there twice, so that there are two pages of groups
+MORE = 26  # duplicated images, enough for two pages of groups
 
 
 def create(folder: Path, name: str) -> Gallery:

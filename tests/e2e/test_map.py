@@ -42,7 +42,7 @@ def page(browser: Browser, file: Path) -> Iterator[Page]:
 
 
 def label_at(page: Page) -> str:
-    """The class of the mark that is outlined."""
+    """Return the class of the outlined mark."""
     data = json.loads(page.locator("#data").text_content() or "")
     number = page.evaluate("marks.findIndex(mark => mark.classList.contains('at'))")
     return str(data["classes"][data["labels"][number]])

@@ -171,7 +171,7 @@ def test_address_runs_and_follows_the_search(
     expect(page.get_by_role("link", name="link to this search")).to_have_attribute(
         "href", page.url.removeprefix(f"{server.url}/")
     )
-    upload(page, shop / "blue" / "0.png")  # which no address can name beyond this visit
+    upload(page, shop / "blue" / "0.png")  # its address is valid for this visit only
     expect(page).to_have_url(re.compile(re.escape(f"{server.url}/?q=") + r"\d+&k=3&where=price"))
     expect_results(page, 3)
 
@@ -227,7 +227,7 @@ def test_uploads_in_quick_succession_are_all_answered(
         expect(page.locator("#status")).to_contain_text("This image cannot be used: it is not a JPEG")
         expect(page.locator("#results li")).to_have_count(0)  # nothing stale
         expect(page.locator("#asked img")).to_have_count(0)
-    for name in ("green", "red"):  # and two good ones
+    for name in ("green", "red"):  # two valid images in a row
         box.set_input_files(shop / name / "5.png")
         expect(page.locator("#results img").first).to_have_attribute("alt", f"1 · 1.0000 · {name}")
 
@@ -240,7 +240,7 @@ def test_upload_that_is_too_large_leaves_the_search(page: Page, shop: Path, tmp_
     expect(page.get_by_test_id("toast-body")).to_contain_text("exceed the maximum allowed size of 20.0 Mb")
     expect(page.locator("#results li")).to_have_count(10)
     expect(page.locator("#asked img")).to_have_count(1)
-    upload(page, shop / "red" / "0.png")  # and the page goes on
+    upload(page, shop / "red" / "0.png")  # the page still works
     expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · red")
 
 

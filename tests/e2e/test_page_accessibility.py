@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Gallery:
-    """The shop with pictures that are there twice, once with a wrong label, and two reports."""
+    """The shop with duplicated images that have wrong labels, and two reports."""
     folder = tmp_path_factory.mktemp("page")
     gallery = stock(folder, shop)
     for seed in range(4):
@@ -43,16 +43,16 @@ def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery, shop: Pat
         yield running
 
 
-# ---- what a visitor may see
+# ---- states of the page
 
 
 def empty(page: Page, shop: Path) -> None:
-    """As it was opened, with examples."""
+    """Freshly opened, with examples."""
     expect(page.locator("#trail .examples button").first).to_be_visible()
 
 
 def several(page: Page, shop: Path) -> None:
-    """Two pictures as one query, a part of one of them chosen; a search before it."""
+    """Two images as one query, one with a region; a search before it."""
     upload(page, shop / "green" / "5.png")
     expect_results(page, 10)
     with page.expect_file_chooser() as chooser:
@@ -67,7 +67,7 @@ def several(page: Page, shop: Path) -> None:
 
 
 def item(page: Page, shop: Path) -> None:
-    """With right and wrong results, and the table of scores open."""
+    """Results with right and wrong labels, and the open table of scores."""
     page.goto(page.url + "?id=5", wait_until="domcontentloaded")
     expect_results(page, 10)
     settle(page)
@@ -75,20 +75,20 @@ def item(page: Page, shop: Path) -> None:
 
 
 def mistaken(page: Page, shop: Path) -> None:
-    """With a filter that is none."""
+    """An invalid filter."""
     page.goto(page.url + "?id=5&where=price", wait_until="domcontentloaded")
     expect(page.locator("#status .trouble")).to_be_visible()
 
 
 def beside(page: Page, shop: Path) -> None:
-    """A result in large, beside the query."""
+    """A result in the dialog, beside the query."""
     item(page, shop)
     page.locator("#results .grid button").nth(2).click()
     expect(page.get_by_role("dialog").locator("img")).to_have_count(2)
 
 
 def heated(page: Page, shop: Path) -> None:
-    """With what makes the two alike."""
+    """The dialog with heatmaps."""
     beside(page, shop)
     name = "Where they look alike"
     page.get_by_role("button", name=name).click()
@@ -96,7 +96,7 @@ def heated(page: Page, shop: Path) -> None:
 
 
 def stocked(page: Page, shop: Path) -> None:
-    """The gallery, with all that can be opened."""
+    """The gallery tab with every section open."""
     page.get_by_role("tab", name="Gallery").click()
     expect(page.locator("#browse li")).to_have_count(28)
     for summary in page.locator("#gallery-tab summary").all():
@@ -110,7 +110,7 @@ def stocked(page: Page, shop: Path) -> None:
 
 
 def removing(page: Page, shop: Path) -> None:
-    """Asked whether a picture is really to be removed."""
+    """The confirmation of a removal."""
     page.get_by_role("tab", name="Gallery").click()
     page.locator("#browse .grid button").first.click()
     page.get_by_role("dialog").locator("button.remove").click()

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def gallery(galleries: dict[str, Gallery]) -> Gallery:
-    """One with two reports, of 30 pictures and of 29."""
+    """The gallery with two reports, of 30 images and of 29."""
     return galleries["mixed"]
 
 

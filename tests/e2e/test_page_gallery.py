@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def home(galleries: dict[str, Gallery]) -> Path:
-    """A gallery with pictures that are there twice, under labels of their own; not to be changed."""
+    """A gallery with duplicated images with their own labels; tests must not change it."""
     return galleries["twice"].folder
 
 
 @pytest.fixture(scope="module")
 def server(site: Server) -> Server:
-    """Its page, on a server in which nothing may be changed."""
+    """Its page, on a server without changes."""
     return below(site, "twice")
 
 
@@ -41,7 +41,7 @@ def page(tab: Page, server: Server) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def allowing(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[Server]:
-    """A server in which everything is allowed, over a gallery that `put` replaces."""
+    """A server with --allow-changes, over a gallery that `put` replaces."""
     folder = tmp_path_factory.mktemp("changed")
     shutil.copytree(home, folder / "shop.gallery")
     with serving([*SERVE, str(folder / "shop.gallery"), "--allow-changes"], folder / "scratch") as running:
@@ -69,7 +69,7 @@ def free(other_tab: Page, changed: Server) -> Iterator[Page]:
 
 
 def put(server: Server, gallery: Path) -> None:
-    """Put a copy of the gallery in the place of the one that is served."""
+    """Replace the served gallery by a copy of another."""
     old = folder_of(server)
     new = shutil.copytree(gallery, old.with_name("new"))
     gone = old.rename(old.with_name("gone"))
@@ -93,7 +93,7 @@ def unfold(page: Page, part: str) -> Locator:
 
 
 def find(page: Page) -> Locator:
-    """Unfold the near-duplicates, and look for them."""
+    """Open the section of near-duplicates, and start the search for them."""
     part = unfold(page, "#duplicates")
     part.get_by_role("button", name="Find").press("Enter")
     expect(part.locator(".groups")).to_be_visible()
@@ -101,7 +101,7 @@ def find(page: Page) -> Locator:
 
 
 def choose(page: Page, files: list[Path]) -> None:
-    """Choose images to add, and wait until the server has them."""
+    """Choose images to add, and wait until they are uploaded."""
     with page.expect_response(lambda answer: "/gradio_api/upload?" in answer.url) as answer:
         page.locator("#add-files input[type=file]").set_input_files(files)
     assert answer.value.ok
@@ -112,7 +112,7 @@ def folder_of(server: Server) -> Path:
     return server.scratch.parent / "shop.gallery"
 
 
-# ---- what there is
+# ---- reading
 
 
 def test_statistics_match_the_images(page: Page, home: Path) -> None:
@@ -252,10 +252,10 @@ def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
     dialog = free.get_by_role("dialog")
     button = dialog.locator("button.remove")
     number = int(str(button.get_attribute("data-remove")))
-    button.dblclick()  # not two clicks
+    button.dblclick()  # a double click does not confirm
     expect(button).to_have_text("Really remove 1 image?")
     free.wait_for_timeout(600)
-    dialog.get_by_role("button", name="Close").focus()  # one thinks better of it
+    dialog.get_by_role("button", name="Close").focus()  # cancel
     expect(button).to_have_text("Remove")
     button.press("Enter")
     expect(button).to_have_text("Really remove 1 image?")

@@ -13,12 +13,12 @@ from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-LATENCY = 200  # milliseconds that everything takes longer
+LATENCY = 200  # milliseconds added to every request
 
 
 @pytest.fixture
 def far(page: Page) -> Iterator[Page]:
-    """The page at the other end of a slow line."""
+    """The page on a slow connection."""
     line = page.context.new_cdp_session(page)
     line.send("Network.enable")
     rest = {"offline": False, "downloadThroughput": -1, "uploadThroughput": -1}
@@ -42,7 +42,7 @@ def test_latest_filter_wins(far: Page) -> None:
     for label in ("red", "green", "blue"):
         field.fill(f"label = '{label}'")
         field.press("Enter")
-    field.fill("label = ")  # the next one is being typed already
+    field.fill("label = ")  # the next filter is being typed already
     expect(far.locator("#browse [data-where=\"label = 'blue'\"]")).to_be_visible()
     expect(far.locator("#browse li span", has_text="blue")).to_have_count(8)
     expect(field).to_have_value("label = ")

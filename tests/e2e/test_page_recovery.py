@@ -19,7 +19,7 @@ SIGNED_IN = {"username": "ann", "password": "correct horse: battery ☂"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterator[Server]:
-    """A server that asks for a password, and fetches pictures from the web."""
+    """A server with sign-in that fetches images by URL."""
     folder = tmp_path_factory.mktemp("locked")
     password = folder / "password"
     password.write_text(SIGNED_IN["password"])
@@ -74,7 +74,7 @@ def test_refused_request_gives_an_error_and_the_page_recovers(
 def test_url_of_a_private_address_is_refused(page: Page) -> None:
     page.get_by_label("Image URL").fill("https://127.0.0.1/picture.png")
     page.get_by_label("Image URL").press("Enter")
-    expect(page.locator("#status .trouble")).to_be_visible()  # its own machine is none of the web
+    expect(page.locator("#status .trouble")).to_be_visible()  # a loopback address
     expect(page.locator("#results li")).to_have_count(0)
     assert "127.0.0.1" not in page.locator("#status").inner_text()
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 def _shown(page: Page) -> list[tuple[int, str]]:
-    """The items found, and their scores as they are shown."""
+    """Return the items of the results, and their scores as shown."""
     cards = page.locator("#results li button").all()
     return [
         (int(str(card.get_attribute("data-item"))), card.locator(".score b").inner_text()) for card in cards
@@ -41,7 +41,7 @@ def _cut(path: str | Path, region: list[float]) -> Image.Image:
 
 
 def _region(page: Page) -> list[float]:
-    """The rectangle that was drawn, as the server took it."""
+    """Return the drawn rectangle, as the server received it."""
     expect(page.locator("#asked .region")).to_have_class("region chosen")
     return [
         float(part) for part in str(page.locator("#asked .region").get_attribute("data-region")).split(",")
@@ -49,7 +49,7 @@ def _region(page: Page) -> list[float]:
 
 
 def _drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """Draw from one place of the query image to another, in fractions of it."""
+    """Drag from one point of the query image to another, in fractions of its size."""
     box = page.locator("#asked .cropping").bounding_box()
     assert box is not None
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in (start, end)]
@@ -59,7 +59,7 @@ def _drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> N
     page.mouse.up()
 
 
-# ---- a part of a picture
+# ---- regions
 
 
 def test_drawn_region_of_an_upload_is_searched(page: Page, gallery: Gallery, shop: Path) -> None:
@@ -72,7 +72,7 @@ def test_drawn_region_of_an_upload_is_searched(page: Page, gallery: Gallery, sho
     assert np.allclose(region, [0.25, 0.2, 0.75, 0.8], atol=0.02)
     assert _shown(page) == _pairs(gallery.search(_cut(path, region)))
     expect(page.locator("#status")).to_have_text(re.compile(r"embedding \d+\.\d ms.*search \d+\.\d ms"))
-    _drag(page, (0.5, 0.5), (0.6, 0.5))  # what is inside the rectangle moves it
+    _drag(page, (0.5, 0.5), (0.6, 0.5))  # a drag inside the rectangle moves it
     page.wait_for_function(f"document.querySelector('#asked .region').dataset.region !== '{region}'")
     expect(page).to_have_url(re.compile("q=3"))
     moved = _region(page)
@@ -98,7 +98,7 @@ def test_region_of_an_item_has_a_link_and_excludes_the_item(
         expect(card).to_have_class("right" if hit.label == item.label else "wrong")
     values = ",".join(f"{part:g}" for part in region)
     expect(page).to_have_url(f"{server.url}/?id=5&region={values}&k=24")
-    page.goto(page.url, wait_until="domcontentloaded")  # as somebody else opens it
+    page.goto(page.url, wait_until="domcontentloaded")  # as opened by another visitor
     expect(page.locator("#status")).to_contain_text("similar to a region of item 5")
     assert _region(page) == region
     assert _shown(page) == _pairs(hits)
@@ -108,7 +108,7 @@ def test_region_of_an_item_has_a_link_and_excludes_the_item(
         "image => image.decode().then(() => image.naturalWidth / image.naturalHeight)"
     )
     cut = _cut(item.path, region)
-    assert shape == pytest.approx(cut.width / cut.height, rel=0.1)  # the region is the query's picture
+    assert shape == pytest.approx(cut.width / cut.height, rel=0.1)  # the query's thumbnail shows the region
     page.get_by_role("button", name="Where they look alike").click()
     expect(page.locator("#dialog img").first).to_have_attribute("alt", "where the query looks like the item")
 
@@ -120,7 +120,7 @@ def test_region_can_be_moved_and_resized_by_keyboard(page: Page, gallery: Galler
     settle(page)
     rectangle = page.get_by_role("button", name="Region to search with")
     rectangle.focus()
-    page.keyboard.press("ArrowDown")  # the first key makes one
+    page.keyboard.press("ArrowDown")  # the first key creates a region
     for _ in range(5):
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("Shift+ArrowUp")
@@ -166,7 +166,7 @@ def test_region_can_be_drawn_by_touch(browser: Browser, server: Server, shop: Pa
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-# ---- several pictures
+# ---- several images
 
 
 def test_query_of_several_images_and_their_removal(page: Page, gallery: Gallery, shop: Path) -> None:
@@ -213,11 +213,11 @@ def test_items_can_be_added_to_the_query_and_its_link(page: Page, server: Server
     expect(page.locator("#dialog figcaption").first).to_have_text("query image 1 of 2")
 
 
-# ---- ways into a search
+# ---- ways to start a search
 
 
 def test_examples_cover_all_labels_and_start_a_search(page: Page, gallery: Gallery) -> None:
-    expect(page.locator("#address")).to_have_count(0)  # the server fetches no picture from the web
+    expect(page.locator("#address")).to_have_count(0)  # the server does not fetch images by URL
     expect(page.locator("#trail")).to_contain_text("Or start with one of these")
     cards = page.locator("#trail .examples button")
     items = [gallery.item(int(str(card.get_attribute("data-item")))) for card in cards.all()]
@@ -259,12 +259,12 @@ def test_history_can_be_repeated(page: Page, server: Server, shop: Path) -> None
     entry.click()
     expect_results(page, 4)
     expect(page.get_by_label("Results (K)")).to_have_value("4")
-    page.reload(wait_until="domcontentloaded")  # another visit
+    page.reload(wait_until="domcontentloaded")  # a new visit
     expect(page.locator("#status")).to_contain_text("no longer kept")
 
 
 def test_camera_image_is_searched(browser: Browser, server: Server) -> None:
-    """The browser has none: a script hands the page what one would give, with the permission it needs."""
+    """The browser has no camera: a script provides a canvas as its stream."""
     with browser.new_context(permissions=["camera"]) as context:
         page = context.new_page()
         page.add_init_script(
@@ -315,6 +315,6 @@ def test_results_are_downloaded_as_csv_and_json(browser: Browser, site: Server, 
     for row, hit in zip(rows, hits, strict=True):
         assert (int(row["Rank"]), int(row["Item"])) == (hit["rank"], hit["id"])
         assert float(row["Score"]) == pytest.approx(hit["score"], abs=1e-4)
-        assert float(row["change"]) == hit["metadata"]["change"]  # a number is no formula
+        assert float(row["change"]) == hit["metadata"]["change"]  # numbers are not escaped as formulas
         guarded = hit["label"].startswith(("=", "+", "-", "@"))
         assert row["Label"] == ("'" if guarded else "") + hit["label"]

@@ -46,7 +46,7 @@ def test_result_is_shown_beside_the_query(
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     expect(card).to_be_focused()
-    card.click()  # the same one once more
+    card.click()  # open the same card again
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
 

@@ -2,10 +2,10 @@
 
     python -m tests.retrieval.killing OPERATION ORIGINAL OUT
 
-leaves in OUT/<n> the state of a copy of ORIGINAL after a kill at the n-th step, until the operation
-completes; of equal states, only the first. A step is any access to the disk: a statement of SQL, a flush, a
-rename, a deletion, a new file. The database gets so little cache that it writes to its file during a
-transaction, and must roll back.
+stores in OUT/<n> the state of a copy of ORIGINAL after a kill at the n-th step, until the operation
+completes; of equal states, only the first is kept. A step is any access to the disk: an SQL statement, a
+flush, a rename, a deletion, a new file. The database gets so little cache that it writes to its file during
+a transaction, and must roll back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def remove(folder: Path) -> None:
     Gallery(folder).remove(["a2.jpg", "b2.jpg"])
 
 
-def keep_pictures(folder: Path) -> None:
+def upload(folder: Path) -> None:
     """Upload two images."""
     given = []
     for name, vector in zip(("x.png", "y.png"), unit_vectors(2, 9), strict=True):
@@ -90,7 +90,7 @@ def create(folder: Path) -> None:
 OPERATIONS: dict[str, Callable[[Path], object]] = {
     "add": add,
     "amend": amend,
-    "keep": keep_pictures,
+    "upload": upload,
     "merge": merge,
     "remove": remove,
     "compact": lambda folder: compact(Gallery(folder)),

@@ -52,8 +52,8 @@ def test_every_option_at_once(gallery: Path, photos: Path, tmp_path: Path) -> No
     assert lines[1].endswith("again.png")
     assert "searched 25 images in" in done.stderr
     page = Page(sheet)
-    assert len(page.pictures) == 3
-    assert all(source.startswith("data:image/") for source in page.pictures)
+    assert len(page.image_sources) == 3
+    assert all(source.startswith("data:image/") for source in page.image_sources)
     assert "1.000 green" in page.text
 
 
@@ -163,7 +163,7 @@ def test_duplicates_across_labels(gallery: Path, tmp_path: Path) -> None:
     shown = lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)).stdout
     assert shown.startswith("groups of near-duplicates: 1, with 2 of 25 images; across labels: 1")
     assert "2 images, identical files, ACROSS LABELS: green, red" in shown
-    assert len(Page(sheet).pictures) == 2
+    assert len(Page(sheet).image_sources) == 2
     report = json.loads(lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout)
     (group,) = report["groups"]
     assert {member["key"] for member in group["members"]} == {"red/3.png", "green/again.png"}

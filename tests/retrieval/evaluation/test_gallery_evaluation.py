@@ -158,7 +158,7 @@ def test_progress_is_reported_and_can_be_cancelled(tmp_path: Path) -> None:
     with progress_listener(end), pytest.raises(TimeoutError):
         evaluate_and_keep(gallery)
     assert len(kept_reports(gallery.folder)) == 1
-    with Progress("nobody listens any more", 1, show=False) as progress:
+    with Progress("without a listener", 1, show=False) as progress:
         progress.update()
     assert stages[-1].what == "writing the report"
 

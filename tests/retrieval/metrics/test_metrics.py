@@ -91,7 +91,7 @@ def test_values_of_queries_equal_loops(count: int, dim: int, seed: int, others: 
     }
     for name, value in ours.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-12, err_msg=name)
-    for k in ks:  # each depth by itself: what lies behind the last place matters to ties
+    for k in ks:  # each k separately: ties reach beyond rank k
         short = rank_inputs(build_inputs(*asked), k)
         for name, values in (
             ("recall", per_query.recall(short, [k])),

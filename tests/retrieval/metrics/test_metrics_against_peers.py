@@ -1,6 +1,6 @@
 """Metrics against scikit-learn, torchmetrics and pytorch-metric-learning, on random and on real vectors.
 
-Peers have no rule for ties. Query by query they are told ours; in the mean it makes no difference.
+Peers have no rule for ties: the comparison query by query gives them ours; the means agree without it.
 """
 
 from __future__ import annotations

@@ -26,6 +26,6 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
-    def pictures(self) -> list[str]:
+    def image_sources(self) -> list[str]:
         """Sources of all images."""
         return [str(attributes["src"]) for attributes in self.all("img")]

@@ -19,9 +19,9 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     write_sheet(tmp_path / "s.html", f"a & {bad}", bad, [SheetRow(bad, [SheetImage(path, f"{bad} '\"")])])
     page = Page(tmp_path / "s.html")
     assert not page.all("script")
-    (picture,) = page.all("img")
-    assert "onerror" not in picture
-    assert picture["alt"] == path.name
+    (image,) = page.all("img")
+    assert "onerror" not in image
+    assert image["alt"] == path.name
     assert page.text.count(bad) == 5, "title twice, note, heading and caption"
 
 
@@ -35,7 +35,7 @@ def test_sheet_is_self_contained(tmp_path: Path) -> None:
     ]
     write_sheet(tmp_path / "s.html", "t", "n", [SheetRow("r", tiles)])
     page = Page(tmp_path / "s.html")
-    kinds = [picture.partition(";")[0] for picture in page.pictures]
+    kinds = [source.partition(";")[0] for source in page.image_sources]
     assert kinds == ["data:image/webp", "data:image/svg+xml", "data:image/svg+xml"]
     assert not page.all("link")
 

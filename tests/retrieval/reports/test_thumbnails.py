@@ -45,7 +45,7 @@ def test_tiny_image_is_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
 def test_images_are_encoded_once_and_unreadable_ones_are_grey(tmp_path: Path) -> None:
     good, broken, gone = (tmp_path / name for name in ("good.png", "broken.png", "gone.png"))
     draw(1).save(good)
-    broken.write_bytes(b"not a picture")
+    broken.write_bytes(b"not an image")
     found = thumbnails([good, broken, good, gone])
     assert list(found) == [good, broken, gone]
     assert found[broken] == found[gone]

@@ -227,13 +227,13 @@ def test_few_new_vectors_keep_the_parameters(new: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"recall": 0.9}, "another recall was asked for"),
-        ({"memory": 10**9}, "another memory was asked for"),
-        ({"kind": "ivf-pq"}, "another kind was asked for"),
-        ({"vectors": clustered(40_000, DIM, 3)}, "there are many times as many vectors"),
+        ({"recall": 0.9}, "another recall is requested"),
+        ({"memory": 10**9}, "another memory limit is requested"),
+        ({"kind": "ivf-pq"}, "another kind is requested"),
+        ({"vectors": clustered(40_000, DIM, 3)}, "the number of vectors has multiplied"),
         (
             {"vectors": np.concatenate([VECTORS[:6000], clustered(6000, DIM, 4, shift=3.0)])},
-            "the new vectors all lie in one corner, where the old cells cannot tell them apart",
+            "the new vectors fall into few of the old cells",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -20,7 +20,7 @@ from retrieval.storage.records import IndexSpec
 from tests.retrieval.vectors import brute_force, clustered, snapshot
 
 DIM = 16
-VECTORS = clustered(12_000, DIM, 1)  # more than are compared one by one
+VECTORS = clustered(12_000, DIM, 1)  # more than are searched exactly
 COVERED = 11_000
 QUERIES = clustered(20, DIM, 2)
 EXPECTED = brute_force(VECTORS, QUERIES, 10)

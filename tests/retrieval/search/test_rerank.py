@@ -100,9 +100,9 @@ def test_k_reciprocal_prefers_shared_neighbours() -> None:
     toward = unit(random.normal(size=32))
     toward = unit(toward - (toward @ query) * query)
     cosine = float(far @ query) + 0.02
-    stranger = unit(cosine * query + np.sqrt(1 - cosine**2) * toward)
-    others = unit(toward + 0.2 * random.normal(size=(40, 32)))  # the stranger's own company
-    candidates = np.concatenate([cluster[1:], stranger[None], others])
+    outsider = unit(cosine * query + np.sqrt(1 - cosine**2) * toward)
+    others = unit(toward + 0.2 * random.normal(size=(40, 32)))  # the outsider's own cluster
+    candidates = np.concatenate([cluster[1:], outsider[None], others])
     row, far_row = len(cluster) - 1, int(np.flatnonzero((candidates == far).all(1))[0])
     assert candidates[row] @ query > candidates[far_row] @ query
     distances = k_reciprocal(query, candidates)

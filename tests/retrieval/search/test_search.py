@@ -70,7 +70,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     made = make(tmp_path_factory.mktemp("galleries") / "pieces", pieces=17)
     extra = [NewItem(FileStamp("/pictures", f"x{i}.jpg", 1, 1), "", 1, 1, {}, f"x{i}") for i in range(40)]
     with made.store.writing():
-        made.store.commit(clustered(1, COUNT)[:40], extra)  # copies, which would come up
+        made.store.commit(clustered(1, COUNT)[:40], extra)  # copies, which would be hits if not removed
         made.refresh()
         made.store.remove(made.ids_of([f"x{i}" for i in range(40)]))
     made.refresh()
@@ -247,7 +247,7 @@ def test_every_allowed_item_is_found_when_k_is_large(gallery: Gallery) -> None:
 
 def test_options_with_an_approximate_index(tmp_path: Path) -> None:
     """With an approximate index, options still hold and scores are exact."""
-    count = 13_000  # few enough are compared one by one
+    count = 13_000  # fewer would be searched exactly
     vectors, store = clustered(4, count), Store.create(tmp_path / "g", MANIFEST)
     with store.writing():
         items = [

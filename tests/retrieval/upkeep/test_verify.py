@@ -105,7 +105,7 @@ def test_truncated_segment_loses_only_its_end(folder: Path) -> None:
     assert (folder / "quarantine" / path.name).exists()
     gallery = Gallery(folder)
     assert len(gallery) == 57
-    commit(gallery, ["a18", "a19"])  # as adding the sources again would
+    commit(gallery, ["a18", "a19"])  # like adding the sources again
     assert verify(folder).waiting == 0
     assert contents(gallery)["a19.jpg"][1] == {"brand": "acme", "price": 2.5}, "metadata were kept"
 
