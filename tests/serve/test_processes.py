@@ -106,7 +106,7 @@ def test_killed_worker_is_replaced(shop_gallery: Path, tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
         code, output = server.stop()
         assert code == 0
-        assert f"worker {killed} is gone" in output
+        assert f"worker {killed} ended" in output
         assert "serve the API alone" in output
         assert "Traceback" not in output
         wait_until(lambda: not any(_alive(worker) for worker in before))
@@ -170,5 +170,5 @@ def test_server_ends_if_workers_cannot_start(tmp_path: Path) -> None:
         env=environment,
         timeout=60,
     )
-    assert done.stdout == "a worker process ended before it was ready; see the lines above\n"
+    assert done.stdout == "a worker process ended before it was ready: see the messages above\n"
     assert "/nowhere: not a gallery" in done.stderr
