@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from retrieval.search.rerank import expand, k_reciprocal, mean_query
@@ -77,6 +77,8 @@ def test_k_reciprocal_matches_the_paper(k1: int, k2: int, weight: float) -> None
 )
 def test_k_reciprocal_on_random_neighbourhoods(seed: int, count: int, k1: int, k2: int) -> None:
     points = clustered(seed, count + 1)
+    cosines = np.sort(points.astype(float) @ points.T.astype(float), axis=1)
+    assume(np.diff(cosines[:, :-1], axis=1).min(initial=1) > 1e-6)  # rounding decides the order of near ties
     found = k_reciprocal(points[0], points[1:], k1, k2)
     np.testing.assert_allclose(found, slow_k_reciprocal(points[0], points[1:], k1, k2, 0.3), atol=1e-6)
 
