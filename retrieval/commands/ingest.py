@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from retrieval.cli import json_option, print_result, print_status
-from retrieval.commands.options import index_options, max_bad_option, retry_option
+from retrieval.commands.options import combine_options, index_options, max_bad_option, retry_option
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
@@ -25,30 +24,26 @@ _MAX_LISTED = 10
 _FILE = click.Path(path_type=Path)
 
 
-def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that specify the images and their metadata."""
-    options = (
-        click.argument("images", type=_FILE, nargs=-1),
-        click.option(
-            "--list", "list_file", metavar="FILE", help="Text file of image paths, one per line; - for stdin."
-        ),
-        click.option(
-            "--metadata",
-            "table",
-            type=_FILE,
-            metavar="FILE",
-            help="CSV or Parquet table of metadata; see `lookalike index build --help`.",
-        ),
-        click.option(
-            "--root",
-            type=_FILE,
-            metavar="DIR",
-            help="Base folder of the relative paths in --list and --metadata.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+# The images and their metadata.
+_source_options = combine_options(
+    click.argument("images", type=_FILE, nargs=-1),
+    click.option(
+        "--list", "list_file", metavar="FILE", help="Text file of image paths, one per line; - for stdin."
+    ),
+    click.option(
+        "--metadata",
+        "table",
+        type=_FILE,
+        metavar="FILE",
+        help="CSV or Parquet table of metadata; see `lookalike index build --help`.",
+    ),
+    click.option(
+        "--root",
+        type=_FILE,
+        metavar="DIR",
+        help="Base folder of the relative paths in --list and --metadata.",
+    ),
+)
 
 
 @click.command(short_help="Build a gallery from images.")

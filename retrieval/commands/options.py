@@ -29,33 +29,38 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
-def index_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that specify the index: --kind, --recall and --memory."""
-    options = (
-        click.option(
-            "--kind",
-            type=click.Choice(KINDS),
-            help="Index kind. auto: exact up to 50,000 images, above that the fastest kind that reaches "
-            "--recall.  [default: unchanged, at first auto]",
-        ),
-        click.option(
-            "--recall",
-            type=click.FloatRange(0, 1, min_open=True),
-            help="Share of the 10 nearest neighbours that the index must find.  "
-            "[default: unchanged, at first 0.99]",
-        ),
-        click.option(
-            "--memory",
-            type=parse_size,
-            metavar="SIZE",
-            help="Memory limit of the index, for example 2GB.  [default: unchanged, at first no limit]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+def combine_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that adds several options to a command, in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
+# --kind, --recall and --memory: the index to build.
+index_options = combine_options(
+    click.option(
+        "--kind",
+        type=click.Choice(KINDS),
+        help="Index kind. auto: exact up to 50,000 images, above that the fastest kind that reaches "
+        "--recall.  [default: unchanged, at first auto]",
+    ),
+    click.option(
+        "--recall",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Share of the 10 nearest neighbours that the index must find.  "
+        "[default: unchanged, at first 0.99]",
+    ),
+    click.option(
+        "--memory",
+        type=parse_size,
+        metavar="SIZE",
+        help="Memory limit of the index, for example 2GB.  [default: unchanged, at first no limit]",
+    ),
+)
 sheet_option = click.option(
     "--sheet",
     type=click.Path(path_type=Path, dir_okay=False),
