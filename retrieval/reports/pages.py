@@ -39,6 +39,7 @@ def environment(folder: Path = _HERE) -> Environment:
     found = Environment(
         loader=FileSystemLoader([folder / "templates", _HERE / "templates"]),
         autoescape=True,
+        auto_reload=False,  # each template is compiled once
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

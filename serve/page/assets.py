@@ -8,26 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from retrieval.reports.pages import environment
 from retrieval.text import pluralize
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
-_ENVIRONMENT = Environment(
-    loader=FileSystemLoader(_HERE / "templates"),
-    autoescape=True,
-    auto_reload=False,  # each template is compiled once
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_ENVIRONMENT = environment(_HERE)
 _ENVIRONMENT.filters |= {
     "base64": lambda data: base64.b64encode(data).decode(),
     "decimals": lambda number, digits: f"{number:.{digits}f}",
     "pluralize": pluralize,
-    "thousands": "{:,}".format,
 }
 
 
