@@ -1,4 +1,4 @@
-"""Spectrum of embeddings, against singular values, NumPy's covariance, and cases with a known answer."""
+"""Spectrum of embeddings, against scikit-learn's PCA, NumPy's covariance, and cases with a known answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.decomposition import PCA
 
 from retrieval import InputError
 from retrieval.analysis.embeddings import Embeddings
@@ -15,7 +16,7 @@ from retrieval.analysis.spectrum import Spectrum, draw_spectra, spectrum
 from retrieval.reports.figures import render_figure
 
 
-def cloud(seed: int, sizes: tuple[int, ...] = (5, 9, 2, 1), dim: int = 6) -> Embeddings:
+def cloud(seed: int, sizes: tuple[int, ...] = (5, 9, 4, 3, 1), dim: int = 6) -> Embeddings:
     random = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(sizes)), sizes)
     vectors = random.normal(size=(len(sizes), dim))[labels] + random.normal(size=(len(labels), dim))
@@ -24,23 +25,52 @@ def cloud(seed: int, sizes: tuple[int, ...] = (5, 9, 2, 1), dim: int = 6) -> Emb
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_spectrum_equals_singular_values_and_numpy_covariance(seed: int) -> None:
+def test_explained_variance_equals_singular_values(seed: int) -> None:
     embeddings = cloud(seed)
     found = spectrum(embeddings)
     centred = embeddings.vectors.astype(np.float64)
     centred -= centred.mean(0)
-    _, singular, directions = np.linalg.svd(centred, full_matrices=False)
+    singular = np.linalg.svd(centred, compute_uv=False)
     variance = singular**2 / len(centred)
     np.testing.assert_allclose(found.variance, variance, rtol=1e-5)
     np.testing.assert_allclose(found.explained[-1], 1)
     np.testing.assert_allclose(found.explained[1], variance[:2].sum() / variance.sum(), rtol=1e-5)
-    assert found.classes.tolist() == ["0", "1", "2"]  # a class of one has no spread
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_class_eigenvalues_equal_pca_of_each_class(seed: int) -> None:
+    embeddings = cloud(seed, (5, 60, 4, 3, 1), 20)  # fewer images than dimensions, and more
+    found = spectrum(embeddings)
+    assert found.classes.tolist() == ["0", "1", "2"]
+    assert found.left_out == 2  # three images span two directions, one spans none
     for label, ours in zip(found.classes, found.class_eigenvalues, strict=True):
-        points = (centred @ directions[:3].T)[embeddings.labels == label]
-        theirs = np.sort(np.linalg.eigvals(np.cov(points.T)).real)[::-1]
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
-    assert found.class_eigenvalues[2, 1:] == pytest.approx([0, 0], abs=1e-7)  # two images span one direction
+        points = embeddings.vectors[embeddings.labels == label].astype(np.float64)
+        projected = PCA(3).fit_transform(points)
+        theirs = np.sort(np.linalg.eigvals(np.cov(projected.T)).real)[::-1]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     np.testing.assert_allclose(found.mean, found.class_eigenvalues.sum(0) / 3)
+
+
+def test_global_pca_projects_all_classes_on_the_same_directions() -> None:
+    embeddings = cloud(3, (8, 9, 7, 3), 20)
+    found = spectrum(embeddings, pca="global")
+    projected = PCA(3).fit_transform(embeddings.vectors.astype(np.float64))
+    for label, ours in zip(found.classes, found.class_eigenvalues, strict=True):
+        theirs = np.linalg.eigvalsh(np.cov(projected[embeddings.labels == label].T))[::-1]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    # The three directions of a class hold the most of its variance.
+    within = spectrum(embeddings)
+    assert (found.class_eigenvalues.sum(1) < within.class_eigenvalues.sum(1)).all()
+    assert (found.to_dict()["pca"], within.to_dict()["pca"]) == ("global", "class")
+
+
+def test_pick_returns_four_classes_by_seed() -> None:
+    found = spectrum(cloud(0, (4,) * 30, 5))
+    picks = {tuple(found.pick(seed)) for seed in range(5)}
+    assert len(picks) > 1
+    assert all(len(set(rows)) == 4 for rows in picks)
+    assert found.pick(3) == spectrum(cloud(1, (4,) * 30, 5)).pick(3)  # of the same classes
+    assert spectrum(cloud(0, (4, 5), 5)).pick() == [0, 1]
 
 
 @given(seed=st.integers(0, 1000))
@@ -80,8 +110,8 @@ def test_more_rows_than_a_block() -> None:
 
 
 def test_too_few_dimensions_or_images_are_refused() -> None:
-    with pytest.raises(InputError, match="no class has two images"):
-        spectrum(cloud(0, (1, 1, 1)))
+    with pytest.raises(InputError, match="no class has 4 images"):
+        spectrum(cloud(0, (3, 2, 1)))
     with pytest.raises(InputError, match="needs embeddings of 3 numbers, these have 2"):
         spectrum(cloud(0, (3, 3), 2))
 
