@@ -55,8 +55,22 @@ class NoiseConfig(StrictModel):
         description="symmetric (any other class) or asymmetric (the class that this one is mistaken for).",
     )
     rate: float = Field(
-        default=0.0, ge=0, lt=1, description="Share of the training images with a wrong label."
+        default=0.0, ge=0, lt=1, description="Share of the training images whose label is replaced."
     )
+    include_true: bool = Field(
+        default=False,
+        description="symmetric: draw the new label among all classes, the true one included, so that of C "
+        "classes a share of rate (C - 1) / C is wrong. false: every new label is wrong.",
+    )
+
+    @model_validator(mode="after")
+    def _check_include_true(self) -> NoiseConfig:
+        if self.include_true and self.kind == "asymmetric":
+            raise InputError(
+                "noise.include_true: asymmetric noise has one wrong class for each class; leave it out, or "
+                "set noise.kind=symmetric"
+            )
+        return self
 
 
 class ModelConfig(StrictModel):

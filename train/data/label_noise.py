@@ -23,7 +23,10 @@ def with_wrong_labels(
 ) -> list[LabelledImage]:
     """Return the images in the same order, some with the label of another of their classes.
 
-    symmetric: round(rate N) random images get one of the other classes with equal probability.
+    symmetric: round(rate N) random images get one of the other classes with equal probability. With
+    `include_true` one of all classes, so that a C-th part of them keeps its label: the "random one-hot
+    vector" of Roy et al. (2022, Learning Deep Optimal Embeddings with Sinkhorn Divergences, section 4) can
+    be read either way.
     asymmetric: round(rate n) of the n images of each class get the class in `transitions` (Patrini et al.
     2017); without transitions, the next class in sorted order, the first one for the last. If that class is
     not among the images, its own transition is followed; classes without one stay clean.
@@ -40,7 +43,7 @@ def with_wrong_labels(
         raise InputError(f"noise.rate={config.rate:g} needs at least two classes, there is {len(classes)}")
     random = np.random.default_rng([seed, _STREAM])
     if config.kind == "symmetric":
-        given = _symmetric(images, classes, config.rate, random)
+        given = _symmetric(images, classes, config, random)
     else:
         given = _asymmetric(images, _targets(classes, transitions), config.rate, random)
     return [
@@ -62,11 +65,12 @@ def write_noise(file: Path, before: Sequence[LabelledImage], after: Sequence[Lab
 
 
 def _symmetric(
-    images: Sequence[LabelledImage], classes: list[str], rate: float, random: np.random.Generator
+    images: Sequence[LabelledImage], classes: list[str], config: NoiseConfig, random: np.random.Generator
 ) -> dict[int, str]:
-    """Return the wrong labels by position of the image."""
-    chosen = random.choice(len(images), round(rate * len(images)), replace=False)
-    steps = random.integers(1, len(classes), len(chosen))  # never 0 modulo C: another class
+    """Return the new labels by position of the image."""
+    chosen = random.choice(len(images), round(config.rate * len(images)), replace=False)
+    fewest = 0 if config.include_true else 1  # a step of 0 keeps the class
+    steps = random.integers(fewest, len(classes), len(chosen))
     place = {label: number for number, label in enumerate(classes)}
     return {
         int(i): classes[(place[images[i].label] + step) % len(classes)]

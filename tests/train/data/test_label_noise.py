@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import binomtest, chisquare
 
 from retrieval import InputError
 from train.config import NoiseConfig
@@ -62,6 +62,29 @@ def test_symmetric_noise_is_spread_evenly() -> None:
     )
     assert len(found) == 20, "every class becomes every other"
     assert chisquare(list(found.values())).pvalue > 0.001
+
+
+def test_a_random_label_may_be_the_true_one() -> None:
+    """With `include_true` the new labels of the drawn images are uniform over all classes."""
+    before = images(list("abcde") * 2000)
+    config = NoiseConfig(kind="symmetric", rate=0.5, include_true=True)
+    wrong = Counter(changed(before, with_wrong_labels(before, config, 3, {})))
+    drawn = 5000  # exactly round(rate N); those drawn that keep their label are not seen
+    assert binomtest(wrong.total(), drawn, 4 / 5).pvalue > 0.001
+    assert chisquare([*wrong.values(), drawn - wrong.total()], [*[drawn / 25] * 20, drawn / 5]).pvalue > 0.001
+
+
+@given(labels, rates, st.integers(0, 99))
+def test_true_labels_included_never_make_more_wrong_ones(names: list[str], rate: float, seed: int) -> None:
+    before, config = images(names), NoiseConfig(rate=rate, include_true=True)
+    after = with_wrong_labels(before, config, seed, {})
+    assert len(changed(before, after)) <= round(rate * len(names))
+    assert {image.label for image in after} <= set(names)
+
+
+def test_asymmetric_noise_refuses_true_labels() -> None:
+    with pytest.raises(InputError, match=r"noise\.include_true: asymmetric noise has one wrong class"):
+        NoiseConfig(kind="asymmetric", rate=0.1, include_true=True)
 
 
 def test_which_images_are_wrong_depends_on_the_seed() -> None:
