@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from retrieval.cli import LazyGroup
+from retrieval.cli import LazyGroup, json_option, print_result
+from train.analysis.paper_figures import figures_facts, figures_table
 
 _EMBEDDINGS, _LOSSES = "train.commands.analyze.embeddings", "train.commands.analyze.losses"
 _COMMANDS = {
@@ -30,8 +31,11 @@ _COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS)
-def analyze() -> None:
+@click.group(cls=LazyGroup, lazy=_COMMANDS, invoke_without_command=True, no_args_is_help=True)
+@click.option("--list", "listed", is_flag=True, help="List the figures of the papers and their commands.")
+@json_option
+@click.pass_context
+def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
     """Draw the papers' figures from a run, a model or embeddings.
 
     \b
@@ -46,6 +50,8 @@ def analyze() -> None:
       How did loss and hard triplets change in training?       training
       Are synthetic points as good as real images?             synthetic
 
+    `lookalike analyze --list` prints every figure of the five papers with the command that draws it.
+
     Figures are SVG files; --png also writes a PNG, and --json prints the numbers. The same input gives the
     same bytes. Embeddings come from a run, a model file, a gallery, or an .npz file with the arrays
     `embeddings` [N, D] and `labels` [N], and optionally `paths` [N] and `synthetic` [N] (true or false);
@@ -56,3 +62,9 @@ def analyze() -> None:
       lookalike analyze tsne shop.gallery --out map.svg
       lookalike analyze heatmap model.onnx query.jpg result.jpg --out heatmap.svg
     """
+    if ctx.invoked_subcommand is None and listed:
+        print_result(figures_facts(), as_json, figures_table())
+    elif listed:
+        raise click.UsageError("--list takes no command")
+    elif as_json:
+        raise click.UsageError("--json before the command is for --list; put it after the command")

@@ -1,0 +1,183 @@
+"""Figures of the five papers and the commands that draw them.
+
+docs/figures.md is `figures_page()`: `python -m train.analysis.paper_figures > docs/figures.md` writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from retrieval import text
+
+_TITLES = {
+    "LoOp": "LoOp: Looking for Optimal Hard Negative Embeddings for Deep Metric Learning",
+    "SCT": "SCT: Hard negative examples are hard, but useful",
+    "RAW": "RAW + VTHM: A Unified View of Deep Metric Learning via Gradient Analysis",
+    "Symm": "Symm: Symmetrical Synthesis for Deep Metric Learning",
+    "DCDL": "DCDL: Learning Deep Optimal Embeddings with Sinkhorn Divergences",
+}
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """Figure of a paper.
+
+    Attributes:
+        paper: Short name of the paper.
+        figure: Its number in the paper; "S1" for figure 1 of the supplement.
+        shows: What the figure shows.
+        commands: Commands that draw it, in their order. RUN is a training run, as of `lookalike train`.
+        note: How the command's figure differs from the paper's, or why there is none.
+    """
+
+    paper: str
+    figure: str
+    shows: str
+    commands: tuple[str, ...] = ()
+    note: str = ""
+
+
+FIGURES = (
+    PaperFigure(
+        "LoOp",
+        "S1",
+        "eigenvalues of four classes, after PCA per class",
+        ("lookalike analyze spectrum RUN --data cub200:ROOT --out spectrum.svg",),
+    ),
+    PaperFigure(
+        "LoOp",
+        "S5",
+        "t-SNE of the training images with LoOp's points",
+        (
+            "lookalike analyze synthetic RUN --data cars196:ROOT --split train --negatives optimal "
+            "--points points.npz --out synthetic.svg",
+            "lookalike analyze tsne points.npz --out map.svg",
+        ),
+        "one checkpoint of a run",
+    ),
+    PaperFigure(
+        "SCT",
+        "1",
+        "triplet diagram",
+        ("lookalike analyze triplets RUN --data cars196:ROOT --out triplets.svg",),
+    ),
+    PaperFigure(
+        "SCT",
+        "2",
+        "gradient field with 0, some and complete entanglement",
+        ("lookalike analyze gradients --entanglement 0,0.5,1 --out gradients.svg",),
+    ),
+    PaperFigure(
+        "SCT",
+        "6",
+        "left: share of hard triplets in a batch; right: Recall@1",
+        ("lookalike analyze training RUN --out training.svg",),
+    ),
+    PaperFigure(
+        "SCT",
+        "7",
+        "triplet diagrams of training and test images",
+        ("lookalike analyze triplets RUN --data cars196:ROOT --split both --out triplets.svg",),
+    ),
+    PaperFigure(
+        "SCT",
+        "8",
+        "regions that make two images similar",
+        ("lookalike analyze heatmap MODEL QUERY RESULT --out heatmap.svg",),
+    ),
+    PaperFigure(
+        "SCT",
+        "9",
+        "gradient fields of the NCA and the margin loss",
+        (
+            "lookalike analyze gradients --loss nca --entanglement 0.5,1 --out nca.svg",
+            "lookalike analyze gradients --loss margin --entanglement 0.5,1 --out margin.svg",
+        ),
+    ),
+    PaperFigure(
+        "RAW",
+        "1",
+        "weight of a pair as a function of its cosine",
+        (
+            "lookalike analyze weights --loss contrastive --loss triplet-cosine --loss lifted-generalized "
+            "--loss binomial-deviance --out weights.svg",
+        ),
+    ),
+    PaperFigure("Symm", "1", "the method", note="a diagram of the method, not of data"),
+    PaperFigure("Symm", "2", "how a point is mirrored", note="a diagram of the method, not of data"),
+    PaperFigure(
+        "Symm",
+        "3",
+        "the 16 pairs of two classes",
+        note="a diagram of the method, not of data",
+    ),
+    PaperFigure(
+        "Symm",
+        "6",
+        "Recall@1 of images and synthetic points, over training",
+        ("lookalike analyze synthetic RUN --data cars196:ROOT --out synthetic.svg",),
+        "one checkpoint of a run",
+    ),
+    PaperFigure(
+        "Symm",
+        "7",
+        "share of synthetic points among the hardest, over training",
+        ("lookalike analyze training RUN --out training.svg",),
+    ),
+    PaperFigure(
+        "Symm",
+        "8",
+        "t-SNE of images and synthetic points",
+        (
+            "lookalike analyze synthetic RUN --data cars196:ROOT --split train --points points.npz "
+            "--out synthetic.svg",
+            "lookalike analyze tsne points.npz --out map.svg",
+        ),
+        "one checkpoint of a run",
+    ),
+    PaperFigure("DCDL", "1", "the method", note="a diagram of the method, not of data"),
+    PaperFigure(
+        "DCDL",
+        "3",
+        "images of the data sets",
+        note="photos of CUB-200-2011 and Cars196; `lookalike datasets` shows how to fetch the sets",
+    ),
+)
+
+
+def figures_facts() -> list[dict[str, Any]]:
+    """Return plain values, for JSON."""
+    return [{**asdict(figure), "commands": list(figure.commands)} for figure in FIGURES]
+
+
+def figures_table() -> str:
+    """Return the figures with their commands as lines of text."""
+    rows = [("paper", "figure", "shows", "command")]
+    for one in FIGURES:
+        lines = [*one.commands, *([f"({one.note})"] if one.note else [])]
+        rows.append((one.paper, one.figure, one.shows, lines[0]))
+        rows += [("", "", "", line) for line in lines[1:]]
+    return "\n".join(text.align_columns(rows))
+
+
+def figures_page() -> str:
+    """Return docs/figures.md: a table of figures for each paper."""
+    lines = [
+        "# Figures of the papers",
+        "",
+        "Each figure of the five papers and the command that draws it; `lookalike analyze --list` prints the",
+        "same list. RUN is a folder that `lookalike train` wrote, S1 is figure 1 of a supplement. Commands",
+        "with --json print the numbers behind a figure.",
+    ]
+    for paper, figures in groupby(FIGURES, lambda figure: figure.paper):
+        lines += ["", f"## {_TITLES[paper]}", "", "| figure | shows | command |", "|---|---|---|"]
+        for one in figures:
+            cell = [*(f"`{command}`" for command in one.commands), *([one.note] if one.note else [])]
+            lines.append(f"| {one.figure} | {one.shows} | {'; '.join(cell)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    print(figures_page(), end="")
