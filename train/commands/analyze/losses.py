@@ -23,63 +23,84 @@ _MOST_PANELS = 4
 @figure_command("gradients")
 @click.option(
     "--loss",
+    "losses",
     type=click.Choice(["nca", "margin", "sct"]),
-    default="nca",
+    multiple=True,
+    default=["nca"],
     show_default=True,
-    help="Triplet loss.",
+    help="Triplet loss. Repeatable, one below the other.",
 )
 @click.option(
     "--entanglement",
     default="0,0.5,1",
     show_default=True,
     metavar="P[,P...]",
-    help="How much similar images move together, 0 to 1; one panel each, at most 4.",
+    help="How much similar images move together, 0 to 1; one column each, at most 4.",
 )
 @click.option("--step", type=float, default=0.1, show_default=True, help="Size of the gradient step.")
 @click.option(
     "--gamma",
-    type=float,
-    default=0.0,
+    default="0",
     show_default=True,
-    help="Side of the anchor that positive and negative are on: 1 the same, -1 opposite.",
+    metavar="G[,G...]",
+    help="Side of the anchor that positive and negative are on: 1 the same, -1 opposite; at most 4.",
 )
-def gradients(loss: Any, entanglement: str, step: float, gamma: float) -> Drawing:
+@click.option(
+    "--margin",
+    type=float,
+    help="Margin of the loss margin. By default every triplet violates it, as in the paper.",
+)
+def gradients(
+    losses: tuple[Any, ...], entanglement: str, step: float, gamma: str, margin: float | None
+) -> Drawing:
     """Draw where one gradient step of a triplet loss moves triplets.
 
-    Every triplet is a point. x: cosine of anchor and positive. y: cosine of anchor and negative. Arrows show
-    how one gradient step on the three embeddings moves it. In the shaded region the step brings the negative
-    closer, although it should push it away.
+    SCT, figs. 2 and 9. Every point is a triplet. x: cosine of anchor and positive. y: cosine of anchor and
+    negative. For each loss, the arrows of the upper row show how one gradient step on the three embeddings
+    changes the cosine with the positive, and those of the lower row the cosine with the negative. The regions
+    are shaded where the step pushes the positive away (upper row), or brings the negative closer (lower row).
 
     A network cannot move embeddings one by one: a change of one image also changes similar images. With an
     entanglement P, each cosine also takes on P times the product of both cosines of the other's change. This
     explains why training with hard negatives collapses with nca and margin, and not with sct.
 
     \b
-      lookalike analyze gradients --out nca.svg
-      lookalike analyze gradients --loss sct --entanglement 0,1 --out sct.svg
+      lookalike analyze gradients --out fig2.svg
+      lookalike analyze gradients --loss nca --loss margin --entanglement 0.5,1 --out fig9.svg
+      lookalike analyze gradients --loss nca --loss sct --gamma 0,0.7 --out sct.svg
     """
-    from train.analysis.gradients import gradient_field, gradient_field_figure
+    from train.analysis.gradients import TripletStep, field_size, gradient_field, gradient_field_figure
 
-    fields = [gradient_field(loss, p, step=step, gamma=gamma) for p in _parse_entanglements(entanglement)]
-    lines = [
-        f"entanglement {f.entanglement:g}: the negative comes closer in {f.wrong.mean():.1%} of the diagram"
+    entanglements = _parse_numbers("--entanglement", entanglement)
+    steps = [
+        TripletStep(loss, step, one, margin if loss == "margin" else None)
+        for loss in dict.fromkeys(losses)
+        for one in _parse_numbers("--gamma", gamma)
+    ]
+    if margin is not None and "margin" not in losses:
+        raise InputError("--margin: no loss has one; add --loss margin")
+    rows = [[gradient_field(each, p) for p in entanglements] for each in steps]
+    table = [["loss", "entanglement", "positive moves away", "negative comes closer"]]
+    table += [
+        [f.step.title, f"{f.entanglement:g}", f"{f.positive_away:.1%}", f"{f.negative_closer:.1%}"]
+        for fields in rows
         for f in fields
     ]
     return Drawing(
-        plot=partial(gradient_field_figure, fields),
-        size=(1 + 3.7 * len(fields), 4.7),
-        facts=[found.to_dict() for found in fields],
-        text="\n".join(lines),
+        plot=partial(gradient_field_figure, rows),
+        size=field_size(len(rows), len(entanglements)),
+        facts=[found.to_dict() for fields in rows for found in fields],
+        text="\n".join(text.align_columns(table, right={1, 2, 3})),
     )
 
 
-def _parse_entanglements(text: str) -> list[float]:
+def _parse_numbers(option: str, given: str) -> list[float]:
     try:
-        numbers = [float(number) for number in text.split(",")]
+        numbers = [float(number) for number in given.split(",")]
     except ValueError as error:
-        raise InputError(f"--entanglement {text}: expected numbers with commas, as in 0,0.5,1") from error
+        raise InputError(f"{option} {given}: expected numbers with commas, as in 0,0.5,1") from error
     if len(numbers) > _MOST_PANELS:
-        raise InputError(f"--entanglement {text}: too many panels; give at most {_MOST_PANELS} numbers")
+        raise InputError(f"{option} {given}: too many panels; give at most {_MOST_PANELS} numbers")
     return numbers
 
 
