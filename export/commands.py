@@ -14,7 +14,9 @@ from retrieval.cli import json_option, print_result, print_status
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Model file to write.")
 @click.option(
-    "--checkpoint", type=click.Choice(["best", "last"]), help="Checkpoint of the run.  [default: best]"
+    "--checkpoint",
+    metavar="best|last|STEP",
+    help="Checkpoint of the run; STEP: kept by checkpoints.at or checkpoints.every.  [default: best]",
 )
 @click.option(
     "--precision",

@@ -115,7 +115,7 @@ def export_run(
     Args:
         run: Training run.
         out: Model file to write.
-        which: Checkpoint, best or last.
+        which: Checkpoint: "best", "last", or the step of a kept one.
         data: Data set to check the file on, or "noise". `None` for the run's data set; for fp32, noise images
             replace a data set that no longer exists.
         options: Export options.
@@ -233,10 +233,12 @@ def _batches(sample: np.ndarray) -> list[np.ndarray]:
 
 
 def _provenance(run: Run, which: str) -> dict[str, Any]:
+    step = run.checkpoint_state(which).get("step")
+    recalls = (record for record in run.metrics() if "recall_at_1" in record)
     return {
         "config": run.config.to_dict(),
         "checkpoint": which,
-        "metrics": next((r for r in reversed(run.metrics()) if "recall_at_1" in r), {}),
+        "metrics": next((record for record in recalls if record["step"] == step), {}),
         "weights_sha256": run.checkpoint_digest(which),
         "created": now(),
         "versions": versions(),

@@ -261,6 +261,30 @@ class LoaderConfig(StrictModel):
     )
 
 
+class CheckpointsConfig(StrictModel):
+    """Checkpoints to keep for figures over training, besides the best and the last one."""
+
+    at: tuple[int, ...] = Field(
+        default=(),
+        strict=False,
+        description="Steps after which the network is kept, without the state of the optimizer; 0 is before "
+        "the first. Commands take it by --which STEP.",
+    )
+    every: int | None = Field(
+        default=None, ge=1, description="Also keep step 0 and every multiple of this. null: none."
+    )
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> CheckpointsConfig:
+        if min(self.at, default=0) < 0:
+            raise InputError(f"checkpoints.at: expected steps from 0, got {min(self.at)}")
+        return self
+
+    def keeps(self, step: int) -> bool:
+        """Return whether the network after a step is kept."""
+        return step in self.at or (self.every is not None and step % self.every == 0)
+
+
 class Published(StrictModel):
     """Results that a paper reports for this experiment, in percent."""
 
@@ -314,6 +338,7 @@ class Config(StrictModel):
         ge=1,
         description="Steps between checkpoints within an epoch; every epoch also ends with a checkpoint.",
     )
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
     wandb: str | None = Field(default=None, description="Weights & Biases project to log to. null: none.")
     published: Published | None = Field(
         default=None, description="Published results of a recipe, shown beside the measured ones."

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--which",
-    type=click.Choice(["best", "last"]),
-    help="Checkpoint of a run: the best epoch on held-out classes, or the last; by default both.",
+    metavar="best|last|STEP",
+    help="Checkpoint of a run: the best epoch on held-out classes, the last, or a step that "
+    "checkpoints.at or checkpoints.every kept; by default the best and the last.",
 )
 @click.option(
     "--linear-probe",
@@ -66,6 +67,7 @@ def evaluate(
 
     \b
       lookalike evaluate run --data folder:shop --out report
+      lookalike evaluate run --data folder:shop --which 1000
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
     """

@@ -57,8 +57,8 @@ def open_target(target: Path, which: str | None) -> Target:
 
     Args:
         target: Folder of a run or of a gallery, or a model file.
-        which: Checkpoint of a run: the "best" epoch on held-out classes or the "last"; `None` for both, if
-            they differ.
+        which: Checkpoint of a run: the "best" epoch on held-out classes, the "last", or the step of a kept
+            one, as in "12"; `None` for the best and the last, if they differ.
 
     Raises:
         InputError: It is none of these.
@@ -85,8 +85,10 @@ def _open_run(folder: Path, which: str | None) -> Target:
     run = Run.open(folder)
     config = run.config
     chosen = {which or "best": AFTER}
+    if which not in (None, "best", "last"):
+        chosen = {which: f"step {run.checkpoint_state(which)['step']:,}"}
     if which is None:
-        best, last = run.load_checkpoint("best"), run.load_checkpoint("last")
+        best, last = run.checkpoint_state("best"), run.checkpoint_state("last")
         if best["recall_at_1"] is not None and best["step"] != last["step"]:
             chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
     candidates = [

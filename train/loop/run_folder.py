@@ -3,15 +3,19 @@
     config.yaml                      resolved configuration
     metrics.jsonl                    one object per logged step or evaluation
     checkpoints/last|best/state.safetensors
+    checkpoints/step-000012/state.safetensors    kept by `checkpoints.at` and `checkpoints.every`
     events.out.tfevents.*            TensorBoard events
 
 A checkpoint is one safetensors file: tensors of the model, the loss and the optimizer, everything else as
-JSON in its header. It is replaced by an atomic rename, and loading it cannot execute code.
+JSON in its header. It is replaced by an atomic rename, and loading it cannot execute code. The kept ones have
+only the model and its moving average.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +33,8 @@ from train import losses, settings
 from train.config import Config
 from train.losses import Objective
 from train.models.embedding_model import EmbeddingModel
+
+_KEPT = re.compile(r"(?:step-)?(\d+)")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Run:
         if run.has_checkpoint("last"):
             raise InputError(f"{folder}: holds a run already; --resume continues it, or choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
+        for step in run.kept_steps:  # of a run that ended before its first checkpoint
+            shutil.rmtree(run._checkpoint(str(step)).parent)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(configuration.to_yaml())
         return run
@@ -82,20 +90,30 @@ class Run:
         self.load_checkpoint(which, optimizer=None, **{part: model})
         return model.eval()
 
-    # ---- checkpoints
+    # ---- checkpoints, named "best", "last", or by their step: "12" or "step-12"
+
+    @property
+    def kept_steps(self) -> list[int]:
+        """Steps of the kept checkpoints, ascending."""
+        files = (self.folder / "checkpoints").glob("step-*/state.safetensors")
+        return sorted(int(found[1]) for file in files if (found := _KEPT.fullmatch(file.parent.name)))
 
     def has_checkpoint(self, which: str) -> bool:
         return self._checkpoint(which).is_file()
 
     def save_checkpoint(
-        self, which: str, state: Mapping[str, Any], optimizer: torch.optim.Optimizer, **modules: nn.Module
+        self,
+        which: str,
+        state: Mapping[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+        **modules: nn.Module,
     ) -> None:
         """Save a checkpoint, replacing the previous one by an atomic rename.
 
         Args:
-            which: "last" or "best".
+            which: Name of the checkpoint.
             state: JSON values to save in the header.
-            optimizer: Optimizer whose state is saved.
+            optimizer: Optimizer whose state is saved; `None` for a checkpoint that cannot be resumed.
             **modules: Modules whose state is saved, by name.
         """
         tensors = {
@@ -103,7 +121,7 @@ class Run:
             for part, module in modules.items()
             for name, value in module.state_dict().items()
         }
-        optimizer_state = optimizer.state_dict()
+        optimizer_state = optimizer.state_dict() if optimizer else {"state": {}, "param_groups": []}
         for number, values in optimizer_state["state"].items():
             slots = {name: value for name, value in values.items() if isinstance(value, Tensor)}
             tensors |= {f"optimizer.{number}.{name}": value for name, value in slots.items()}
@@ -120,19 +138,13 @@ class Run:
         """Load a checkpoint into modules and an optimizer; return the state saved in its header.
 
         Raises:
-            InputError: The checkpoint does not exist, or belongs to another network.
+            InputError: The checkpoint does not exist, belongs to another network, or has no optimizer.
         """
-        path = self._checkpoint(which)
-        if not path.is_file():
-            raise InputError(f"{path}: no such checkpoint; the run has not saved one yet")
-        try:
-            with safe_open(path, "pt") as file:
-                header = file.metadata()
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with self._opened(which) as file:
+            header = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             for part, module in modules.items():
                 module.load_state_dict(_with_prefix(part, tensors))
-        except (SafetensorError, RuntimeError) as error:
-            raise InputError(f"{path}: does not belong to this run's network ({error})") from error
         if optimizer is not None:
             state: dict[int, dict[str, Tensor]] = {}
             for name, value in _with_prefix("optimizer", tensors).items():
@@ -142,8 +154,45 @@ class Run:
         saved: dict[str, Any] = json.loads(header["facts"])
         return saved
 
+    def checkpoint_state(self, which: str) -> dict[str, Any]:
+        """Return the state saved in the header of a checkpoint: its step and epoch, among others.
+
+        Raises:
+            InputError: The checkpoint does not exist.
+        """
+        with self._opened(which) as file:
+            state: dict[str, Any] = json.loads(file.metadata()["facts"])
+        return state
+
+    @contextmanager
+    def _opened(self, which: str) -> Iterator[Any]:
+        path = self._checkpoint(which)
+        if not path.is_file():
+            raise InputError(f"{self.folder}: there is no such checkpoint: {which}; {self._available()}")
+        try:
+            with safe_open(path, "pt") as file:
+                yield file
+        except (SafetensorError, RuntimeError) as error:
+            raise InputError(f"{path}: does not belong to this run's network ({error})") from error
+
     def _checkpoint(self, which: str) -> Path:
-        return self.folder / "checkpoints" / which / "state.safetensors"
+        """Return the path of a checkpoint.
+
+        Raises:
+            InputError: Not the name of a checkpoint.
+        """
+        step = _KEPT.fullmatch(which)
+        if step is None and which not in ("best", "last"):
+            raise InputError(f"checkpoint {which!r}: expected best, last, or a step as in 12 or step-12")
+        name = f"step-{int(step[1]):06d}" if step else which
+        return self.folder / "checkpoints" / name / "state.safetensors"
+
+    def _available(self) -> str:
+        if not self.has_checkpoint("last"):
+            return "the run has not saved one yet"
+        steps = ", ".join(map(str, self.kept_steps))
+        kept = f"and those of steps {steps}" if steps else "and checkpoints.at keeps others while training"
+        return f"it has best and last, {kept}"
 
     def checkpoint_digest(self, which: str) -> str:
         """Return the SHA-256 of a checkpoint."""

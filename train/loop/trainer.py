@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from retrieval.errors import ImageError, LookalikeError
+from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.progress import Progress
 from train.config import Config
 from train.data import DataSet
@@ -58,6 +58,8 @@ class Trainer:
         self.show = show_progress and self.group.is_main
         self.data = TrainingData(dataset, config, self.group, run.folder)
         self.sampler = self.data.sampler
+        self.total_steps = config.epochs * self.sampler.per_epoch
+        self._check_steps()
 
         self.loss = initial_loss(config, self.data.classes).to(device)
         self.model = _build_model(config, device)
@@ -82,6 +84,15 @@ class Trainer:
         self.epoch, self.step, self.best, self.since_best = 0, 0, -1.0, 0
         self.collapsed_at: int | None = None
 
+    def _check_steps(self) -> None:
+        beyond = [step for step in self.config.checkpoints.at if step > self.total_steps]
+        if beyond:
+            length = f"{self.config.epochs} epochs of {self.sampler.per_epoch} steps"
+            raise InputError(
+                f"checkpoints.at: step {beyond[0]} is beyond the {self.total_steps} steps of this run "
+                f"({length}); leave it out, or raise epochs"
+            )
+
     @property
     def bad_files(self) -> list[ImageError]:
         """Errors of unreadable images: all validation images, and the training images used so far."""
@@ -101,14 +112,14 @@ class Trainer:
         began = time.monotonic()
         if resume:
             self._load_checkpoint()
-        total = self.config.epochs * self.sampler.per_epoch
         with (
             closing(self.loader),
             Interruption() as interruption,
             Tracker(self.run, self.config, self.step, active=self.group.is_main) as tracker,
-            Progress("training", total, "steps", begun=self.step, show=self.show) as progress,
+            Progress("training", self.total_steps, "steps", begun=self.step, show=self.show) as progress,
         ):
             if not resume:
+                self._observe()
                 self._end_epoch(tracker)
             while self.epoch < self.config.epochs and not self._stopped_early:
                 self._train_epoch(progress, tracker, interruption)
@@ -150,6 +161,7 @@ class Trainer:
                 if ends:
                     self._detect_collapse(record["mean_similarity"], progress)
             progress.update(1)
+            self._observe()  # before the last checkpoint is saved, so that a resumed run misses nothing
             if saves:
                 self._save_checkpoint("last")
             if interruption.requested:
@@ -232,15 +244,31 @@ class Trainer:
             self._save_checkpoint(which, recall)
         self.group.barrier()
 
+    def _observe(self) -> None:
+        """Keep a checkpoint of the current step if the settings ask for it."""
+        if self.config.checkpoints.keeps(self.step):
+            self._keep_checkpoint()
+
     # ---- checkpoints
 
-    def _save_checkpoint(self, which: str, recall: float | None = None) -> None:
+    def _keep_checkpoint(self) -> None:
         if not self.group.is_main:
             return
+        self._check_weights()
+        networks = {name: module for name, module in self._modules.items() if name != "loss"}
+        state = {"epoch": self.epoch, "step": self.step}
+        self.run.save_checkpoint(str(self.step), state, None, **networks)
+
+    def _check_weights(self) -> None:
         total = torch.stack([weight.detach().sum() for weight in self.model.parameters()]).sum()
         if not math.isfinite(total.item()):
             lr = self.config.optimizer.lr * self._rate_factor()
             self._fail("weights are no longer finite", self.step, lr)
+
+    def _save_checkpoint(self, which: str, recall: float | None = None) -> None:
+        if not self.group.is_main:
+            return
+        self._check_weights()
         state = {
             "epoch": self.epoch,
             "step": self.step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,19 @@ class TrainingData:
         self.classes = symmetries * classes
         self.sampler = ClassBatchSampler(self.labels, config.batch, config.seed)
         self._share = _share_of(self.sampler.classes * self.sampler.per_class, group)
+
+    def batch(self, step: int) -> np.ndarray:
+        """Return the batch of one step: image numbers int64 [B], with symmetries as described above.
+
+        It depends on the settings alone: a run that is read again gives the batches that it was trained on.
+        The checkpoints kept after `step - 1` and after `step` are the network before and after it learned
+        from this batch.
+
+        Args:
+            step: Number of the step, from 1 as in metrics.jsonl.
+        """
+        epoch, number = divmod(step - 1, self.sampler.per_epoch)
+        return next(islice(self.sampler.epoch(epoch), number, None))
 
     def share_labels(self, batch: np.ndarray) -> np.ndarray:
         """Return the labels of this process's share of a batch, int64 [b]."""
