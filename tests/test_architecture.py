@@ -40,7 +40,8 @@ FLOORS = {
         "demo",
     ),
     "train": (
-        "config",
+        "config yaml_files",
+        "recipes",
         "settings",
         "data",
         "input",

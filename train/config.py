@@ -290,8 +290,12 @@ class Published(StrictModel):
 
     source: str = Field(description="Paper and table.")
     recall: dict[int, float] = Field(default={}, description="K: Recall@K.")
+    coarse_recall: dict[int, float] = Field(
+        default={}, description="K: Recall@K by the coarse labels, such as hotel chains."
+    )
     nmi: float | None = Field(default=None, description="NMI of k-means clusters.")
     f1: float | None = Field(default=None, description="F1 of k-means clusters.")
+    accuracy: float | None = Field(default=None, description="Accuracy of a linear classifier.")
     note: str | None = Field(default=None, description="Known differences from the paper.")
 
 

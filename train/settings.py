@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -18,8 +17,21 @@ from pydantic_core import ErrorDetails
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images.preprocess import Preprocess
 from train.config import Config, PreprocessConfig, StrictModel
+from train.recipes import read_recipe
+from train.yaml_files import parse_yaml, read_yaml, to_line
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+# Settings without influence on the result of a paper's experiment; the first characters of a difference.
+_INCIDENTAL = (
+    "seed ",
+    "device ",
+    "loader.",
+    "save_every ",
+    "wandb ",
+    "compile ",
+    "checkpoints.",
+    "watch",
+    "published",
+)
 
 
 Changes = Mapping[str, Any]
@@ -34,7 +46,7 @@ def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> C
 def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
     """Build the configuration of a recipe with some settings changed.
 
-    The published results of a recipe are kept only if the run trains on the recipe's own data set.
+    The published results of a recipe are kept only for the recipe's own experiment; see `altered_settings`.
 
     Args:
         data: Training data, as --data takes it; `None` takes the recipe's.
@@ -46,7 +58,6 @@ def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
             does not accept, or no data.
     """
     values = read_recipe(recipe) if recipe else {}
-    recipe_data = values.get("data")
     for name, value in changes.items():
         if name.startswith("loss."):  # changes the recipe's loss, or else the default one
             values.setdefault("loss", Config(data="").loss)
@@ -55,9 +66,40 @@ def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
         values["data"] = data
     if "data" not in values:
         raise InputError("no data set: give --data, as in --data folder:DIR")
-    if recipe_data is not None and data_set_name(values["data"]) != data_set_name(recipe_data):
-        values.pop("published", None)
-    return parse_config(values)
+    config = parse_config(values)
+    return config.model_copy(update={"published": None}) if altered_settings(recipe, config) else config
+
+
+def altered_settings(recipe: str | None, config: Config) -> list[str]:
+    """Return the settings in which a configuration differs from its recipe, as "epochs 3, not 5".
+
+    Settings that do not change the result of a paper's experiment are not counted: the location of the data,
+    the seed, the device, and what is cached, saved, logged or watched. Without `recipe` there are none.
+    """
+    if recipe is None:
+        return []
+    here = {"data": data_set_name(config.data)}
+    own = parse_config({**here, **read_recipe(recipe)})
+    changed = differences(config.model_copy(update=here), own)
+    return [change for change in changed if not change.startswith(_INCIDENTAL)]
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """Return the settings that differ, as "epochs 3, not 5", in the order of the settings."""
+    old, new = (dict(_leaves(config.to_dict())) for config in (before, now))
+    return [
+        f"{key} {old.get(key, 'unset')}, not {new.get(key, 'unset')}"
+        for key in {**old, **new}
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", to_line(value)
 
 
 def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
@@ -90,7 +132,7 @@ def parse_changes(texts: Iterable[str], option: str = "--set") -> Changes:
         if not equals:
             raise InputError(f"{option} {text}: expected key=value")
         name = name.strip()
-        changes = merge_changes(changes, {name: _parse_yaml(value, f"{option} {name}")})
+        changes = merge_changes(changes, {name: parse_yaml(value, f"{option} {name}")})
     return changes
 
 
@@ -119,48 +161,6 @@ def parse_config(values: Mapping[str, Any]) -> Config:
 def load_config(file: Path) -> Config:
     """Read a run's config.yaml."""
     return parse_config(read_yaml(file, str(file)))
-
-
-def read_yaml(file: Path, where: str) -> Any:
-    """Read a YAML file.
-
-    Args:
-        file: Path of the file.
-        where: Name of the file in error messages.
-
-    Raises:
-        InputError: A file that cannot be read or is not YAML.
-    """
-    try:
-        return _parse_yaml(file.read_text(), where)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the recipes that come with Lookalike, sorted."""
-    return sorted(str(p.relative_to(RECIPES).with_suffix("")) for p in RECIPES.rglob("*.yaml"))
-
-
-def recipe_file(name: str) -> Path:
-    """Return the path of a recipe.
-
-    Raises:
-        InputError: No such recipe; the nearest known one is named.
-    """
-    file = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / f"{name}.yaml"
-    if not file.is_file():
-        hint = did_you_mean(name, recipe_names(), "`lookalike recipes list` shows them")
-        raise InputError(f"recipe {name!r}: there is no such file or recipe; {hint}")
-    return file
-
-
-def read_recipe(name: str) -> dict[str, Any]:
-    """Return the settings of a recipe as plain values."""
-    values = read_yaml(recipe_file(name), f"recipe {name}")
-    if not isinstance(values, dict):
-        raise InputError(f"recipe {name!r}: expected a mapping of settings")
-    return values
 
 
 def explain() -> str:
@@ -198,35 +198,13 @@ def parse_loss(text: str, option: str = "--loss") -> dict[str, Any]:
     if re.fullmatch(r"[\w:.-]+", text):
         return {"name": text}
     try:
-        spec = _parse_yaml(text, option)
+        spec = parse_yaml(text, option)
     except InputError:
         spec = None
     if not isinstance(spec, dict):
         example = "{name: triplet, margin: 0.2}"
         raise InputError(f"{option} {text}: neither a name nor a mapping in YAML; write it as in {example}")
     return spec
-
-
-def to_line(value: Any) -> str:
-    """Return a plain value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
-    return text.removesuffix("\n...\n").strip()
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 1e-4 as a number (YAML 1.1, and so PyYAML, takes it for a string)."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise InputError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from error
 
 
 # ---- validation errors

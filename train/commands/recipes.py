@@ -1,67 +1,172 @@
-"""The `lookalike recipes` group: list recipes and show one."""
+"""The `lookalike recipes` group: list recipes, show one, run rows of the papers' tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
+import yaml
 
 from retrieval import text
 from retrieval.cli import json_option, print_result
+from retrieval.errors import InputError
 from train import settings
+from train.config import Published
+from train.recipes import (
+    PAPERS,
+    RecipeRow,
+    RecipeTable,
+    all_rows,
+    find_row,
+    load_table,
+    read_recipe,
+    recipe_file,
+    recipe_names,
+    table_names,
+)
 
 
 @click.group()
 def recipes() -> None:
-    """List the experiments that come with Lookalike, or show one.
+    """List, show and run experiments: the tables of five papers, and good defaults.
 
     \b
       lookalike recipes list
-      lookalike recipes show loop/cars196-triplet
-      lookalike train --recipe loop/cars196-triplet --data cars196:ROOT --out run
+      lookalike recipes list --paper dcdl --table 1
+      lookalike recipes show dcdl/table1/trip-w-sym03-cifar10
+      lookalike train --recipe dcdl/table1/trip-w-sym03-cifar10 --data cifar10:ROOT --out run
+      lookalike recipes run dcdl/table1 --data cifar10:ROOT --data stl10:ROOT --out table1
     """
 
 
 @recipes.command("list")
+@click.option("--paper", type=click.Choice(list(PAPERS)), help="Only the tables of this paper.")
+@click.option("--table", help="Only this table: 1, 3a, 3 (all of 3a to 3c), supp-1.")
 @json_option
-def list_recipes(as_json: bool) -> None:
-    """List the recipes, with the Recall@1 published in the papers."""
-    facts = [_facts(name) for name in settings.recipe_names()]
-    columns = ("name", "data", "backbone", "loss", "recall_at_1")
-    titles = ("recipe", "data set", "backbone", "loss", "published R@1")
-    rows = [titles, *(tuple("-" if f[c] is None else str(f[c]) for c in columns) for f in facts)]
-    print_result(facts, as_json, "\n".join(text.align_columns(rows)))
+def list_recipes(paper: str | None, table: str | None, as_json: bool) -> None:
+    """List the recipes; with --paper or --table, the rows of these tables.
+
+    A row is a method on a data set, with the values that the paper publishes, in percent. Rows that cannot be
+    run here are listed with the reason.
+
+    \b
+      lookalike recipes list
+      lookalike recipes list --paper loop --table 3
+      lookalike recipes list --json
+    """
+    if paper is None and table is None:
+        facts = [*map(_plain_facts, recipe_names()), *(row.to_dict() for row in all_rows())]
+        print_result(facts, as_json, _overview())
+        return
+    chosen = [row for row in all_rows() if paper in (None, row.paper) and _is_numbered(row.table, table)]
+    if not chosen:
+        known = sorted({row.table for row in all_rows() if paper in (None, row.paper)})
+        raise InputError(f"--table {table}: there is no such table; the tables are {', '.join(known)}")
+    print_result([row.to_dict() for row in chosen], as_json, "\n\n".join(_row_tables(chosen)))
 
 
 @recipes.command()
 @click.argument("name")
+@click.option("--full", is_flag=True, help="Show all settings, with their defaults.")
 @json_option
-def show(name: str, as_json: bool) -> None:
-    """Show the settings of the recipe NAME and the command that runs it."""
-    content, values = settings.recipe_file(name).read_text(), settings.read_recipe(name)
+def show(name: str, full: bool, as_json: bool) -> None:
+    """Show the settings of the recipe or row NAME, or the rows of the table NAME.
+
+    The output is a YAML file that `lookalike train --recipe FILE` accepts. "ours" marks the settings that the
+    paper leaves open, with the reason.
+
+    \b
+      lookalike recipes show catalogue
+      lookalike recipes show dcdl/table1
+      lookalike recipes show sct/table2/sct-cub200@code --full
+    """
+    if name in table_names():
+        table = load_table(name)
+        rows = list(table.rows.values())
+        lines = [f"{PAPERS[table.paper]}", f"{table.source}: {table.title}", ""]
+        lines += ["\n\n".join(_row_tables(rows)), "", f"# To run it: {_table_command(table)}"]
+        print_result([row.to_dict() for row in rows], as_json, "\n".join(lines))
+        return
+    row = find_row(name) if recipe_file(name) is None else None
+    values = read_recipe(name)
+    if full:
+        values = settings.parse_config({"data": "folder:DIR", **values}).to_dict()
     command = f"lookalike train --recipe {name} --data {_data_argument(values.get('data'))} --out run"
     facts = {"name": name, "run": command, "settings": values}
-    print_result(facts, as_json, f"{content.rstrip()}\n\n# To run it: {command}")
+    facts |= {"ours": dict(row.ours), **row.to_dict()} if row else {}
+    print_result(facts, as_json, f"{_settings_text(name, row, values, full)}\n\n# To run it: {command}")
 
 
-def _facts(name: str) -> dict[str, Any]:
-    values = settings.read_recipe(name)
-    published = values.get("published") or {}
-    return {
-        "name": name,
-        "data": values.get("data"),
-        "backbone": values["model"]["backbone"],
-        "loss": _loss_summary(values["loss"]),
-        "recall_at_1": published.get("recall", {}).get(1),
-        "source": published.get("source"),
-    }
+def _is_numbered(number: str, wanted: str | None) -> bool:
+    """Return whether a table has a number: "3a" is also found by "3"."""
+    return wanted is None or number.lower() in (wanted.lower(), *(f"{wanted.lower()}{c}" for c in "abc"))
 
 
-def _loss_summary(loss: dict[str, Any]) -> str:
-    """Return a loss by its names, as in "triplet, optimal + wasserstein"."""
-    words = [loss["name"], loss.get("negatives")]
-    extra = [regularizer["name"] for regularizer in loss.get("regularizers", ())]
-    return " + ".join([", ".join(word for word in words if word), *extra])
+def _plain_facts(name: str) -> dict[str, Any]:
+    """Return the facts of a recipe outside the papers, with the keys of a row."""
+    values = dict.fromkeys(("paper", "table", "row", "setting", "variant", "runs", "published", "reason"))
+    return {"name": name, **values, "data": read_recipe(name).get("data")}
+
+
+def _overview() -> str:
+    """Return all recipes on a screen: one line for each table."""
+    rows = [("recipe", "rows", "data sets", "title")]
+    rows += [(name, "1", str(read_recipe(name).get("data", "your own")), "") for name in recipe_names()]
+    for name in table_names():
+        table = load_table(name)
+        runnable = [row for row in table.rows.values() if row.reason is None]
+        data = ", ".join(dict.fromkeys(row.data for row in runnable)) or "-"
+        rows.append((name, f"{len(runnable)} of {len(table.rows)}", data, f"{table.source}: {table.title}"))
+    hint = "rows: those that can be run, of those that the paper prints; `lookalike recipes show TABLE`"
+    return "\n".join([*text.align_columns(rows), "", hint])
+
+
+def _row_tables(rows: Iterable[RecipeRow]) -> list[str]:
+    """Return rows as text, one block for each table and set of columns."""
+    blocks: dict[tuple[str, tuple[str, ...]], list[RecipeRow]] = {}
+    for row in rows:
+        columns = tuple(published_values(row.published))
+        blocks.setdefault((row.table, columns), []).append(row)
+    lines = []
+    for (_, columns), members in blocks.items():
+        cells = [("recipe", "row", "setting", *columns)]
+        for row in members:
+            values = published_values(row.published)
+            cells.append((row.name, row.row, row.setting, *(f"{values[c]:g}" for c in columns)))
+        block = text.align_columns(cells, right=range(3, 3 + len(columns)))
+        for number, row in enumerate(members, 1):
+            block[number] += f"   (not run here: {row.reason})" if row.reason else ""
+        lines.append("\n".join(block))
+    return lines
+
+
+def published_values(published: Published | None) -> dict[str, float]:
+    """Return published values by the title of their column, in percent."""
+    if published is None:
+        return {}
+    named = {"NMI": published.nmi, "F1": published.f1, "accuracy": published.accuracy}
+    found = {title: value for title, value in named.items() if value is not None}
+    found |= {f"R@{k}": value for k, value in published.recall.items()}
+    return found | {f"coarse R@{k}": value for k, value in published.coarse_recall.items()}
+
+
+def _settings_text(name: str, row: RecipeRow | None, values: Mapping[str, Any], full: bool) -> str:
+    """Return the settings as YAML: the file itself, or a row with its source and its own choices marked."""
+    file = recipe_file(name)
+    if file is not None and not full:
+        return file.read_text().rstrip()
+    lines = []
+    if row is not None:
+        lines += [f"# {row.row} on {row.data} ({row.setting}), settings of the {row.variant}"]
+        lines += [f"# {PAPERS[row.paper]}, table {row.table}"]
+        lines += [f"# ours: {setting}: {reason}" for setting, reason in row.ours.items()]
+    return "\n".join([*lines, yaml.safe_dump(dict(values), sort_keys=False, width=100).rstrip()])
+
+
+def _table_command(table: RecipeTable) -> str:
+    data = dict.fromkeys(row.data for row in table.rows.values() if row.reason is None)
+    return " ".join(["lookalike recipes run", table.name, *(f"--data {d}:ROOT" for d in data), "--out DIR"])
 
 
 def _data_argument(data: str | None) -> str:

@@ -55,7 +55,7 @@ def sweep(
     Every variant is trained on the training split and measured on the test split.
 
     \b
-      lookalike sweep --data cars196:cars --recipe loop/cars196-triplet --out sweep \\
+      lookalike sweep --data cars196:cars --recipe loop/table2/loop-triplet-cars196 --out sweep \\
           --variant loop --variant batch:loss.negatives=batch \\
           --variant "sct:loss={name: sct}" --variant "sct-slow:loss={name: sct}; optimizer.lr=1e-5"
       lookalike sweep --out sweep --seeds 5 --variant wide:loss.margin=0.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -17,6 +17,7 @@ from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
 from train.settings import Changes
+from train.yaml_files import read_yaml
 
 PLAN = "sweep.yaml"
 _SEEDS = (0, 1, 2)
@@ -185,29 +186,11 @@ def make_sweep_plan(
 
 
 def _refuse_change(where: str, before: Config, now: Config) -> None:
-    changed = differences(before, now)
+    changed = settings.differences(before, now)
     if changed:
         what = "; ".join(changed)
         hint = "variants and seeds may be added, the rest stays: choose another name or another --out"
         raise InputError(f"{where}: begun with {what}; {hint}")
-
-
-def differences(before: Config, now: Config) -> list[str]:
-    """Return the settings that differ, as "epochs 3, not 5", in the order of the settings."""
-    old, new = (dict(_leaves(config.to_dict())) for config in (before, now))
-    return [
-        f"{key} {old.get(key, 'unset')}, not {new.get(key, 'unset')}"
-        for key in {**old, **new}
-        if old.get(key) != new.get(key)
-    ]
-
-
-def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", settings.to_line(value)
 
 
 # ---- options of the command line
@@ -260,7 +243,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _read_variants(file: Path) -> dict[str, Changes]:
-    values = settings.read_yaml(file, f"--variants {file}")
+    values = read_yaml(file, f"--variants {file}")
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"--variants {file}: expected variant names, each with its settings")
     found: dict[str, Changes] = {}

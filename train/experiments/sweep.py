@@ -16,12 +16,12 @@ from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
 from retrieval.files import atomic_write, file_lock
 from retrieval.reports.folder import save_report
-from train import data
+from train import data, settings
 from train.config import Config
 from train.data import DataSet
 from train.experiments.comparison import Outcome, SweepComparison, compare_variants
 from train.experiments.evaluation import evaluate_target
-from train.experiments.plan import SweepPlan, differences
+from train.experiments.plan import SweepPlan
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.trainer import Trainer
@@ -130,7 +130,7 @@ def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset:
     """Check all settings before the first run, so that none fails late."""
     for trial in trials:
         if Run(trial.folder).has_checkpoint("last"):
-            changed = differences(Run.open(trial.folder).config, trial.config)
+            changed = settings.differences(Run.open(trial.folder).config, trial.config)
             if changed:
                 what = "; ".join(changed)
                 raise InputError(f"{trial.folder}: trained with {what}; choose another name or another --out")
