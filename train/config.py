@@ -21,20 +21,26 @@ class StrictModel(BaseModel):
 
 
 class SplitConfig(StrictModel):
-    """Held-out classes: training classes set aside to choose the best epoch."""
+    """Held-out images: part of the training split, set aside to choose the best epoch."""
 
     validation: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="Share of the training classes to hold out, drawn with the seed. 0: none, and the last "
-        "epoch counts as the best.",
+        description="Share of the training classes (or images, see split.by) to hold out, drawn with the "
+        "seed. 0: none, and the last epoch counts as the best.",
+    )
+    by: Literal["classes", "images"] = Field(
+        default="classes",
+        description="classes (whole classes are held out: the test classes are new), or images (the same "
+        "share of the images of every class: a closed set, whose test classes are those of training). The "
+        "best epoch has the best Recall@1 of each held-out image among the others, by their true labels.",
     )
     folds: int = Field(
         default=0,
         ge=0,
-        description="Cross-validation: deal the classes into this many folds and hold one out, in place of "
-        "split.validation. 0: off, else 2 or more.",
+        description="Cross-validation: deal the classes (or the images of every class) into this many folds "
+        "and hold one out, in place of split.validation. 0: off, else 2 or more.",
     )
     fold: int = Field(default=0, ge=0, description="Index of the fold to hold out, from 0.")
 
@@ -48,7 +54,7 @@ class SplitConfig(StrictModel):
 
 
 class NoiseConfig(StrictModel):
-    """Label noise in the training images (never in the held-out classes), recorded in noise.csv."""
+    """Label noise in the training images (never in held-out images), recorded in noise.csv."""
 
     kind: Literal["symmetric", "asymmetric"] = Field(
         default="symmetric",
@@ -320,7 +326,7 @@ class Config(StrictModel):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="Early stopping: epochs without a better Recall@1 on the held-out classes. null: off.",
+        description="Early stopping: epochs without a better Recall@1 on the held-out images. null: off.",
     )
     ema: float = Field(
         default=0.0,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Metrics in the order of their panels: key in metrics.jsonl -> title and unit (shares are shown in %).
 _PANELS = {
     "loss": ("Loss", "value"),
-    "recall_at_1": ("Recall@1 of held-out classes", "%"),
+    "recall_at_1": ("Recall@1 of held-out images", "%"),
     "hard_anchor_share": ("Hard triplets: negative closer", "% of anchors"),
     "hard_share": ("Hard among what the loss compares", "%"),
     "active_share": ("Active terms of the loss", "%"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--which",
     metavar="best|last|STEP",
-    help="Checkpoint of a run: the best epoch on held-out classes, the last, or a step that "
+    help="Checkpoint of a run: the best epoch on held-out images, the last, or a step that "
     "checkpoints.at or checkpoints.every kept; by default the best and the last.",
 )
 @click.option(

@@ -61,7 +61,7 @@ def sweep(
       lookalike sweep --out sweep --seeds 5 --variant wide:loss.margin=0.4
 
     `loss.margin=0.4` changes one key of the loss, `loss={...}` replaces it. The seed determines the batches,
-    the initial embedding layer, the held-out classes and the label noise.
+    the initial embedding layer, the held-out images and the label noise.
 
     Repeat the command to resume an interrupted sweep and to retry failed runs. Variants and seeds can be
     added to a sweep, as in the second example; the other settings are fixed.

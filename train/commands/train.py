@@ -84,7 +84,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     text = f"{out}: {facts['epochs']} epochs, {facts['steps']} steps in {facts['seconds']} s"
     if facts["validation_classes"]:
         before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
-        text += f"; Recall@1 on {facts['validation_classes']} held-out classes {before:.3f} -> {best:.3f}"
+        held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
+        text += f"; Recall@1 on {held_out} {before:.3f} -> {best:.3f}"
     if facts["stopped_early"]:
         text += "; stopped early, without further improvement"
     if facts["collapsed_at"] is not None:

@@ -1,7 +1,8 @@
-"""Split of the training classes into training and validation classes."""
+"""Split of the training images into training and validation images, by class or by image."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,25 +12,36 @@ from train.config import SplitConfig
 from train.data import LabelledImage
 
 
-def hold_out_classes(
+def hold_out(
     images: Sequence[LabelledImage], config: SplitConfig, seed: int
 ) -> tuple[list[LabelledImage], list[LabelledImage]]:
-    """Divide images by class into training and validation images, at random by seed.
+    """Divide images into training and validation images, at random by seed; both keep their order.
 
-    With `config.folds`, every class is in the validation part of exactly one fold, and fold sizes differ by
-    at most one class. Otherwise a share of the classes is held out, or none if that is fewer than two
-    classes: one class alone cannot be evaluated.
+    by: classes. A share of the classes is held out, or none if that is fewer than two classes: one class
+    alone cannot be evaluated. With `folds`, every class is in the validation part of exactly one fold, and
+    fold sizes differ by at most one class.
+
+    by: images. round(share n) of the n images of each class are held out; of a class with fewer than two
+    such images, none: one image alone has nothing to find. With `folds`, every image is in the validation
+    part of exactly one fold, and of each class fold sizes differ by at most one image.
 
     Raises:
-        InputError: Fewer than two classes would remain for training or be in a fold.
+        InputError: Too few classes or images remain for training or are in a fold, or images are to be held
+            out and no class has enough of them.
     """
+    positions = set((_images if config.by == "images" else _classes)(images, config, seed))
+    training = [image for i, image in enumerate(images) if i not in positions]
+    return training, [image for i, image in enumerate(images) if i in positions]
+
+
+def _classes(images: Sequence[LabelledImage], config: SplitConfig, seed: int) -> list[int]:
+    """Return the positions of the images of the classes to hold out."""
     classes = sorted({image.label for image in images})
-    held_out = set(_fold(classes, config, seed) if config.folds else _share(classes, config, seed))
-    training = [image for image in images if image.label not in held_out]
-    return training, [image for image in images if image.label in held_out]
+    chosen = set((_fold_of_classes if config.folds else _share_of_classes)(classes, config, seed))
+    return [i for i, image in enumerate(images) if image.label in chosen]
 
 
-def _share(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
+def _share_of_classes(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
     count = round(config.validation * len(classes))
     if count < 2:
         return []
@@ -42,7 +54,7 @@ def _share(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
     return chosen
 
 
-def _fold(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
+def _fold_of_classes(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
     if len(classes) < 2 * config.folds:
         raise InputError(
             f"split.folds={config.folds} needs two classes in each, {2 * config.folds} in all; "
@@ -51,3 +63,40 @@ def _fold(classes: list[str], config: SplitConfig, seed: int) -> list[str]:
     shuffled = np.random.default_rng(seed).permutation(classes)
     fold: list[str] = np.array_split(shuffled, config.folds)[config.fold].tolist()
     return fold
+
+
+def _images(images: Sequence[LabelledImage], config: SplitConfig, seed: int) -> list[int]:
+    """Return the positions of the images to hold out, the same share of each class."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for position in sorted(range(len(images)), key=lambda i: images[i].path):
+        members[images[position].label].append(position)
+    random = np.random.default_rng(seed)
+    deal = _fold_of_images if config.folds else _share_of_images
+    chosen = [i for label in sorted(members) for i in deal(random.permutation(members[label]), label, config)]
+    if images and config.validation and not chosen:
+        raise InputError(
+            f"split.validation={config.validation:g} holds out fewer than two images of every class, and one "
+            "alone has nothing to find; raise it"
+        )
+    return chosen
+
+
+def _share_of_images(shuffled: np.ndarray, label: str, config: SplitConfig) -> np.ndarray:
+    count = round(config.validation * len(shuffled))
+    if count < 2:
+        return shuffled[:0]
+    if len(shuffled) - count < 2:
+        raise InputError(
+            f"split.validation={config.validation:g} leaves {len(shuffled) - count} of {len(shuffled)} "
+            f"images of class {label!r} to train on; lower it"
+        )
+    return shuffled[:count]
+
+
+def _fold_of_images(shuffled: np.ndarray, label: str, config: SplitConfig) -> np.ndarray:
+    if len(shuffled) < 2 * config.folds:
+        raise InputError(
+            f"split.folds={config.folds} needs two images of every class in each, {2 * config.folds} in all; "
+            f"class {label!r} has {len(shuffled)}"
+        )
+    return np.array_split(shuffled, config.folds)[config.fold]

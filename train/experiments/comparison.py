@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMAT_VERSION = 1
-_CHECKPOINTS = {"best": "the best epoch on held-out classes", "last": "the last epoch"}
+_CHECKPOINTS = {"best": "the best epoch on held-out images", "last": "the last epoch"}
 _BASELINE, _OTHERS = "#555555", COLOURS[0]
 
 
@@ -33,7 +33,7 @@ class Outcome:
         variant: Name of the variant.
         seed: Seed of the run.
         scores: Results on the test split of the network "before" training, after its "last" epoch and, if it
-            was selected on held-out classes, after its "best" one; empty until the run is done.
+            was selected on held-out images, after its "best" one; empty until the run is done.
         error: Message of a failed run.
     """
 

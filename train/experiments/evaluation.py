@@ -49,7 +49,7 @@ def evaluate_target(
             report.
         dataset: Data set to evaluate on.
         baselines: "pixels" (raw pixels, shrunk to 32 x 32, mean removed) and "untrained".
-        which: Checkpoint of a run: the "best" epoch on held-out classes, the "last", or the step of a kept
+        which: Checkpoint of a run: the "best" epoch on held-out images, the "last", or the step of a kept
             one, as in "12"; `None` for the best and the last, if they differ.
         linear_probe: Whether to also compute the accuracy of a linear classifier of the training images.
         show_progress: Whether to report progress on stderr.

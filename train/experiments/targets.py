@@ -17,7 +17,7 @@ from retrieval.images.preprocess import Preprocess
 _PIXELS_SIDE = 32
 # Names of results. A run whose last epoch is not its best has the latter two instead of AFTER.
 BEFORE, AFTER = "before training", "after training"
-LAST_EPOCH, BEST_EPOCH = "last epoch", "best epoch on held-out classes"
+LAST_EPOCH, BEST_EPOCH = "last epoch", "best epoch on held-out images"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def open_target(target: Path, which: str | None) -> Target:
 
     Args:
         target: Folder of a run or of a gallery, or a model file.
-        which: Checkpoint of a run: the "best" epoch on held-out classes, the "last", or the step of a kept
+        which: Checkpoint of a run: the "best" epoch on held-out images, the "last", or the step of a kept
             one, as in "12"; `None` for the best and the last, if they differ.
 
     Raises:

@@ -35,8 +35,8 @@ _COLLAPSED = 0.99  # mean cosine between the embeddings of a batch
 class Trainer:
     """Trains a model according to a run's configuration and saves the last and the best checkpoint.
 
-    The best checkpoint is chosen by Recall@1 on classes held out of the training split (`split`); without
-    held-out classes it is the last one. Test images are never used. Under `torchrun` every process creates a
+    The best checkpoint is chosen by Recall@1 on images held out of the training split (`split`); without
+    them it is the last one. Test images are never used. Under `torchrun` every process creates a
     `Trainer` of the same run; only the main process (rank 0) writes.
 
     Args:
@@ -102,7 +102,7 @@ class Trainer:
         """Train to the end, with `resume` from the last checkpoint.
 
         Returns:
-            Steps, epochs, seconds, Recall@1 on the validation classes (before, last and best, or `None`),
+            Steps, epochs, seconds, Recall@1 on the held-out images (before, last and best, or `None`),
             and the step since which all embeddings are nearly equal (or `None`).
 
         Raises:
@@ -299,6 +299,7 @@ class Trainer:
             "steps": self.step,
             "training_images": len(self.data.images),
             "validation_classes": len({image.label for image in self.data.validation}),
+            "validation_images": len(self.data.validation),
             "recall_at_1_before": recalls[0] if recalls else None,
             "recall_at_1_last": recalls[-1] if recalls else None,
             "recall_at_1_best": max(recalls) if recalls else None,

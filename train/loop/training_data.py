@@ -1,4 +1,4 @@
-"""Training data of a run: held-out classes, label noise, symmetries, batch sampler and loader."""
+"""Training data of a run: held-out images, label noise, symmetries, batch sampler and loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retrieval.errors import InputError
 from train.config import Config
 from train.data import DataSet, LabelledImage, class_numbers
 from train.data.label_noise import with_wrong_labels, write_noise
-from train.data.splits import hold_out_classes
+from train.data.splits import hold_out
 from train.input.loader import Loader
 from train.input.sampler import ClassBatchSampler
 from train.loop.process_group import ProcessGroup
@@ -30,20 +30,20 @@ class TrainingData:
 
     Attributes:
         images: The N training images, some with wrong labels if `noise.rate` > 0.
-        validation: Images of the held-out classes, with their true labels.
+        validation: Held-out images, with their true labels: label noise is drawn among the others.
         labels: int64 [symmetries * N], class numbers.
         classes: Number of classes, symmetries included.
         sampler: Sampler of batches.
 
     Raises:
-        InputError: Too few classes, `patience` without held-out classes, or an indivisible batch.
+        InputError: Too few classes, `patience` without held-out images, or an indivisible batch.
     """
 
     def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
         self._config, self._group, self._folder = config, group, folder
-        clean, self.validation = hold_out_classes(dataset.train, config.split, config.seed)
+        clean, self.validation = hold_out(dataset.train, config.split, config.seed)
         if config.patience and not self.validation:
-            raise InputError("patience: no classes are held out for early stopping; set split.validation")
+            raise InputError("patience: no images are held out for early stopping; set split.validation")
         self.images: list[LabelledImage] = with_wrong_labels(
             clean, config.noise, config.seed, dataset.transitions
         )

@@ -1,4 +1,4 @@
-"""Validation between epochs: Recall@1 on held-out classes, embedded by all processes together."""
+"""Validation between epochs: Recall@1 on held-out images, embedded by all processes together."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _T = TypeVar("_T")
 
 
 class Validator:
-    """Computes Recall@1 on the images of held-out classes.
+    """Computes Recall@1 of held-out images, each searched among the others.
+
+    The training images are not searched: their labels may be wrong, and embedding them takes an epoch.
 
     Args:
-        images: Images of the held-out classes; if empty, there is no validation.
+        images: Held-out images; if empty, there is no validation.
         config: Configuration of the run.
         group: Processes that train together; each embeds a share of the images.
         folder: Folder for a temporary cache of decoded images.
@@ -56,7 +58,7 @@ class Validator:
         return self._pixels.bad
 
     def recall_at_1(self, model: EmbeddingModel) -> float | None:
-        """Return Recall@1 of the model on the held-out classes; `None` if no classes are held out.
+        """Return Recall@1 of the model on the held-out images; `None` if there are none.
 
         Raises:
             InputError: None of the images can be read.

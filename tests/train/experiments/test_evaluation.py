@@ -175,7 +175,7 @@ def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, images: li
         ]
 
     (last_name, last), (best_name, best) = numbers(None)
-    assert (last_name, best_name) == ("last epoch", "best epoch on held-out classes")
+    assert (last_name, best_name) == ("last epoch", "best epoch on held-out images")
     assert last != best
     assert numbers("best") == [("after training", best)]
     assert numbers("last") == [("after training", last)]

@@ -118,7 +118,7 @@ def test_best_epoch_is_compared_if_classes_were_held_out(finished: Path) -> None
                 assert summary["mean"] == pytest.approx(statistics.mean(values))
                 assert summary["std"] == pytest.approx(statistics.stdev(values))
         assert variant["recalls"] == [run["scores"]["best"]["recall_at_1"] for run in runs]
-    assert "the best epoch on held-out classes" in (finished / "results.md").read_text()
+    assert "the best epoch on held-out images" in (finished / "results.md").read_text()
     assert (finished / "results.svg").read_text().startswith("<?xml")
 
 

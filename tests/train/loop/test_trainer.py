@@ -195,7 +195,7 @@ def test_early_stopping(tmp_path: Path, many: Path) -> None:
     assert facts["epochs"] == best + 2 == len(recalls) - 1
     again = Trainer(Run.open(tmp_path / "run"), data.load(ours.config.data)).train(resume=True)
     assert again["epochs"] == facts["epochs"], "it stays stopped"
-    with pytest.raises(InputError, match="patience: no classes are held out"):
+    with pytest.raises(InputError, match="patience: no images are held out"):
         trainer(tmp_path / "other", f"folder:{many}", "patience=2")
 
 
@@ -219,6 +219,21 @@ def test_label_noise_is_recorded_and_spares_validation(tmp_path: Path, many: Pat
     assert len(lines) == 1 + round(0.25 * 54)
     assert all(Path(image.path).parent.name == image.label for image in ours.data.validation)
     ours.train()
+
+
+def test_best_checkpoint_of_a_closed_set_is_chosen_on_held_out_images(tmp_path: Path, many: Path) -> None:
+    settings_of_run = ["epochs=3", "split.by=images", "split.validation=0.34", "noise.rate=0.25"]
+    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run)
+    facts = ours.train()
+    assert (facts["validation_images"], facts["validation_classes"]) == (24, 12), "two of six of every class"
+    assert facts["training_images"] == 48
+    assert len((tmp_path / "run" / "noise.csv").read_text().splitlines()) == 1 + round(0.25 * 48)
+    held_out = ours.data.validation
+    assert all(image.path.parent.name == image.label for image in held_out), "their labels are true"
+    assert not {image.path for image in held_out} & {image.path for image in ours.data.images}
+    recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
+    kept = ours.run.load_checkpoint("best", model=ours.run.untrained())
+    assert kept["recall_at_1"] == facts["recall_at_1_best"] == max(recalls)
 
 
 def test_best_checkpoint_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:

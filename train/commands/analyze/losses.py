@@ -204,7 +204,7 @@ def training(runs: tuple[Path, ...]) -> Drawing:
     One panel for every metric in metrics.jsonl, against the step, and one line for every run:
 
     \b
-      the loss, the learning rate, and Recall@1 of the held-out classes
+      the loss, the learning rate, and Recall@1 of the held-out images
       hard triplets: anchors whose hardest negative in the batch is closer than their easiest positive
       hard and active among the triplets or pairs that the loss compares: negative closer, and loss above 0
       synthetic points among the hardest negatives, for losses that generate them
