@@ -304,6 +304,19 @@ class Published(StrictModel):
     accuracy: float | None = Field(default=None, description="Accuracy of a linear classifier.")
     note: str | None = Field(default=None, description="Known differences from the paper.")
 
+    def percents(self, *, coarse: bool = False) -> dict[str, float]:
+        """Return the values in percent by their key in `retrieval.metrics.table`, such as "recall_at_1".
+
+        Args:
+            coarse: Return those by the coarse labels.
+        """
+        recall = self.coarse_recall if coarse else self.recall
+        found = {f"recall_at_{k}": value for k, value in recall.items()}
+        if not coarse:
+            named = {"nmi": self.nmi, "f1": self.f1, "linear_probe": self.accuracy}
+            found |= {key: value for key, value in named.items() if value is not None}
+        return found
+
 
 class Config(StrictModel):
     """All settings of a training run; repeating a run with them reproduces it."""

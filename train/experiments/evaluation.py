@@ -19,9 +19,9 @@ from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluat
 from retrieval.gallery import Gallery
 from retrieval.images.decode import EmbeddedFiles, embed_files
 from retrieval.metrics.clustering import effort_note
-from retrieval.metrics.table import METRICS
 from retrieval.progress import Progress
 from retrieval.reports.folder import keep_report
+from train.config import Published
 from train.data import DataSet, LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
 from train.settings import data_set_name
@@ -60,8 +60,8 @@ def evaluate_target(
     opened = open_target(target, which)
     if linear_probe:
         _check_closed_set(dataset)
-    published = None if opened.gallery else _published_result(opened.config, dataset)
-    results = [published] if published else []
+    published = [] if opened.gallery else _published_results(opened.config, dataset)
+    results = [*published]
     findings: Findings | None = None
     bad: dict[str, str] = {}
 
@@ -101,17 +101,18 @@ def evaluate_target(
     return report
 
 
-def _published_result(config: Mapping[str, Any], dataset: DataSet) -> Result | None:
-    """Return the published results of the recipe, if they are for this data set."""
-    published = config.get("published")
-    if not published or data_set_name(config["data"]) != data_set_name(dataset.name):
-        return None
-    percents = {f"recall_at_{k}": percent for k, percent in published["recall"].items()}
-    percents |= {
-        metric.key: published[metric.key] for metric in METRICS if published.get(metric.key) is not None
-    }
-    values = {key: percent / 100 for key, percent in percents.items()}
-    return Result(f"published ({published['source']})", values)
+def _published_results(config: Mapping[str, Any], dataset: DataSet) -> list[Result]:
+    """Return the published results of the recipe by class and by coarse label, if they are for this data."""
+    if not config.get("published") or data_set_name(config["data"]) != data_set_name(dataset.name):
+        return []
+    # In a model file the settings are JSON, and the numbers K are texts.
+    published = Published.model_validate(config["published"], strict=False)
+    found = [(None, published.percents()), (dataset.coarse_name, published.percents(coarse=True))]
+    return [
+        Result(f"published ({published.source})", {key: value / 100 for key, value in percents.items()}, by)
+        for by, percents in found
+        if percents
+    ]
 
 
 # ---- scores
@@ -229,11 +230,11 @@ def _protocol(dataset: DataSet, gallery: Gallery | None) -> str:
     return "each searched for among all the others"
 
 
-def _notes(config: Mapping[str, Any], dataset: DataSet, published: Result | None) -> tuple[str, ...]:
+def _notes(config: Mapping[str, Any], dataset: DataSet, published: list[Result]) -> tuple[str, ...]:
     notes = []
     if dataset.test == dataset.train and config.get("data") == dataset.name:
         notes.append("Training has seen these images: the data set has no test split.")
-    if published is not None and config["published"].get("note"):
+    if published and config["published"].get("note"):
         notes.append(f"On the published results: {config['published']['note']}")
     effort = effort_note(len(dataset.test), len({image.label for image in dataset.test}))
     return tuple([*notes, effort] if effort else notes)

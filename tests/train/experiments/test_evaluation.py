@@ -137,6 +137,17 @@ def test_report_includes_published_results(run_with: Callable[..., Path], shop: 
         ]
 
 
+def test_published_recall_by_coarse_label_and_accuracy_are_shown(
+    run_with: Callable[..., Path], images: list[LabelledImage]
+) -> None:
+    published = {"source": "a paper", "recall": {1: 66.85}, "coarse_recall": {3: 57.5}, "accuracy": 80.4}
+    run = run_with(published=published, data="csv:some.csv")
+    ours = evaluate_target(run, DataSet("csv:some.csv", [], images, coarse_name="group"))
+    assert [result.by for result in ours.results] == [None, "group", None, "group"]
+    assert ours.results[0].values == pytest.approx({"recall_at_1": 0.6685, "linear_probe": 0.804})
+    assert ours.results[1].values == pytest.approx({"recall_at_3": 0.575})
+
+
 def test_evaluation_on_training_images_is_noted(
     untrained_run: Path, shop: Path, images: list[LabelledImage]
 ) -> None:
