@@ -291,6 +291,37 @@ class CheckpointsConfig(StrictModel):
         return step in self.at or (self.every is not None and step % self.every == 0)
 
 
+class WatchConfig(StrictModel):
+    """Images whose Recall@K is recorded during training; it never influences the choice of the best epoch."""
+
+    split: Literal["train", "held-out", "test"] | None = Field(
+        default=None,
+        description="Images to watch: train (with their true labels), held-out, or test (to draw curves as "
+        "papers do; not to be selected on). null: none.",
+    )
+    every: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps between evaluations; the untrained and the final network are evaluated too. "
+        "null: once an epoch.",
+    )
+    limit: int | None = Field(
+        default=None,
+        ge=8,
+        description="Largest number of images, as many of each class and at least 4, drawn with the seed. "
+        "Recall@K is higher than among all images. null: all.",
+    )
+    ks: tuple[int, ...] = Field(
+        default=(1, 2, 4, 8), strict=False, description="Values of K; 1 is always recorded."
+    )
+
+    @model_validator(mode="after")
+    def _check_ks(self) -> WatchConfig:
+        if min(self.ks, default=1) < 1:
+            raise InputError(f"watch.ks: expected 1 or more, got {min(self.ks)}")
+        return self
+
+
 class Published(StrictModel):
     """Results that a paper reports for this experiment, in percent."""
 
@@ -362,6 +393,7 @@ class Config(StrictModel):
         description="Steps between checkpoints within an epoch; every epoch also ends with a checkpoint.",
     )
     checkpoints: CheckpointsConfig = CheckpointsConfig()
+    watch: WatchConfig = WatchConfig()
     wandb: str | None = Field(default=None, description="Weights & Biases project to log to. null: none.")
     published: Published | None = Field(
         default=None, description="Published results of a recipe, shown beside the measured ones."

@@ -50,6 +50,12 @@ def train(
     Ctrl-C writes a checkpoint, and --resume continues with exactly the same results as an uninterrupted run.
     A run is a folder with config.yaml (all settings), metrics.jsonl, TensorBoard events and checkpoints.
     `lookalike export` turns it into a model file.
+
+    \b
+    For curves over training, keep the network at some steps and record Recall@K of watched images. Test
+    images are watched to draw a figure, and are not to be selected on:
+      lookalike train --data cars196:ROOT --out run --set "checkpoints={at: [0, 100], every: 500}" \\
+          --set "watch={split: test, every: 500, limit: 2000}"
     """
     if not resume:
         config = settings.resolve(data, recipe, overrides)
@@ -86,6 +92,10 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
         text += f"; Recall@1 on {held_out} {before:.3f} -> {best:.3f}"
+    if facts["watched"]:
+        watched = facts["watched"]
+        before, last = watched["recall_at_1_before"], watched["recall_at_1_last"]
+        text += f"; Recall@1 of {watched['images']}: {before:.3f} -> {last:.3f}"
     if facts["stopped_early"]:
         text += "; stopped early, without further improvement"
     if facts["collapsed_at"] is not None:

@@ -1,7 +1,8 @@
 """Run folder: configuration, metrics and checkpoints of a training run.
 
     config.yaml                      resolved configuration
-    metrics.jsonl                    one object per logged step or evaluation
+    metrics.jsonl                    one object per logged step or evaluation; those of watched images have
+                                     a key `watched`, which names the split
     checkpoints/last|best/state.safetensors
     checkpoints/step-000012/state.safetensors    kept by `checkpoints.at` and `checkpoints.every`
     events.out.tfevents.*            TensorBoard events
@@ -206,13 +207,20 @@ class Run:
             file.write(json.dumps(dict(record)) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return all logged records, oldest first."""
+        """Return the records of training and of validation, oldest first."""
+        return [record for record in self._records() if "watched" not in record]
+
+    def watched(self) -> list[dict[str, Any]]:
+        """Return the records of watched images, oldest first; they never select a checkpoint."""
+        return [record for record in self._records() if "watched" in record]
+
+    def _records(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def drop_metrics_after(self, step: int) -> None:
         """Drop the records of later steps: a resumed run logs them again."""
-        kept = [record for record in self.metrics() if record["step"] <= step]
+        kept = [record for record in self._records() if record["step"] <= step]
         with atomic_write(self.folder / "metrics.jsonl") as draft:
             draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
 

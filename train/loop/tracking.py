@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,6 +15,11 @@ from train.config import Config
 from train.loop.run_folder import Run
 
 _T = TypeVar("_T")
+WATCHED = {
+    "train": "training images",
+    "held-out": "held-out images",
+    "test": "test images, not to be selected on",
+}
 
 
 class Tracker:
@@ -51,11 +57,13 @@ class Tracker:
             )
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Log one record under its `step`."""
+        """Log one record under its `step`; numbers of watched images get a name of their own."""
         if self._board is None:
             return
         self._run.log(record)
-        numbers = {name: value for name, value in record.items() if name != "step"}
+        group = f"watched {WATCHED[record['watched']]}/" if "watched" in record else ""
+        names = record.keys() - {"step", "watched"}
+        numbers = {f"{group}{name}": value for name, value in record.items() if name in names}
         for name, value in numbers.items():
             self._board.add_scalar(name, value, record["step"])
         if self._wandb is not None:
@@ -94,6 +102,13 @@ class Throughput:
                 return
             self._waited += time.monotonic() - began
             yield batch
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of an evaluation between two steps."""
+        began = time.monotonic()
+        yield
+        self._began += time.monotonic() - began
 
     def read(self) -> dict[str, float]:
         """Return `images_per_second` and `waiting` since the last reading, and reset."""

@@ -23,9 +23,9 @@ from train.loop.optimization import build_optimizer, rate_factor, update_ema
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.step import Step
-from train.loop.tracking import Throughput, Tracker
+from train.loop.tracking import WATCHED, Throughput, Tracker
 from train.loop.training_data import TrainingData
-from train.loop.validation import Validator
+from train.loop.validation import Validator, Watcher
 from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
 
 _LOG_EVERY = 10
@@ -36,12 +36,12 @@ class Trainer:
     """Trains a model according to a run's configuration and saves the last and the best checkpoint.
 
     The best checkpoint is chosen by Recall@1 on images held out of the training split (`split`); without
-    them it is the last one. Test images are never used. Under `torchrun` every process creates a
-    `Trainer` of the same run; only the main process (rank 0) writes.
+    them it is the last one. Test images are used only to be watched (`watch`). Under `torchrun` every
+    process creates a `Trainer` of the same run; only the main process (rank 0) writes.
 
     Args:
         run: Run folder with the configuration.
-        dataset: Data set; only `train` is used.
+        dataset: Data set; only `train` is used, and the split of `watch`.
         show_progress: Report progress on stderr.
 
     Raises:
@@ -81,6 +81,11 @@ class Trainer:
         self.validator = Validator(
             self.data.validation, config, self.group, run.folder, show_progress=self.show
         )
+        self.watcher = (
+            Watcher(dataset, self.data, config, self.group, run.folder, show_progress=self.show)
+            if config.watch.split
+            else None
+        )
         self.epoch, self.step, self.best, self.since_best = 0, 0, -1.0, 0
         self.collapsed_at: int | None = None
 
@@ -95,8 +100,10 @@ class Trainer:
 
     @property
     def bad_files(self) -> list[ImageError]:
-        """Errors of unreadable images: all validation images, and the training images used so far."""
-        return [*self.validator.bad, *self.loader.bad]
+        """Errors of unreadable images: all validation and watched images, the training images used so far."""
+        watched = self.watcher.bad if self.watcher else []
+        errors = [*self.validator.bad, *watched, *self.loader.bad]
+        return list({error.source: error for error in errors}.values())
 
     def train(self, *, resume: bool = False) -> dict[str, Any]:
         """Train to the end, with `resume` from the last checkpoint.
@@ -119,12 +126,12 @@ class Trainer:
             Progress("training", self.total_steps, "steps", begun=self.step, show=self.show) as progress,
         ):
             if not resume:
-                self._observe()
-                self._end_epoch(tracker)
+                self._observe(tracker, progress)
+                self._end_epoch(tracker, progress)
             while self.epoch < self.config.epochs and not self._stopped_early:
                 self._train_epoch(progress, tracker, interruption)
                 self.epoch += 1
-                self._end_epoch(tracker)
+                self._end_epoch(tracker, progress)
         return {"seconds": round(time.monotonic() - began, 1), **self._summary()}
 
     @property
@@ -161,7 +168,8 @@ class Trainer:
                 if ends:
                     self._detect_collapse(record["mean_similarity"], progress)
             progress.update(1)
-            self._observe()  # before the last checkpoint is saved, so that a resumed run misses nothing
+            with throughput.paused():  # before the checkpoint is saved: a resumed run misses nothing
+                self._observe(tracker, progress)
             if saves:
                 self._save_checkpoint("last")
             if interruption.requested:
@@ -233,21 +241,39 @@ class Trainer:
                 "semi-hard ones, use the sct loss, or lower optimizer.lr"
             )
 
-    def _end_epoch(self, tracker: Tracker) -> None:
-        recall = self.validator.recall_at_1(self.model if self.ema is None else self.ema)
+    @property
+    def validated_model(self) -> EmbeddingModel:
+        """The network that is evaluated and exported: the moving average if there is one."""
+        return self.model if self.ema is None else self.ema
+
+    def _end_epoch(self, tracker: Tracker, progress: Progress) -> None:
+        recall = self.validator.recall_at_1(self.validated_model)
         if recall is not None:
             tracker.log({"step": self.step, "epoch": self.epoch, "recall_at_1": recall})
         is_best = recall is None or recall > self.best
         self.since_best = 0 if is_best else self.since_best + 1
         self.best = max(self.best, recall if recall is not None else self.best)
+        ended = self.epoch == self.config.epochs or self._stopped_early
+        if ended and self.watcher is not None and not self.watcher.is_due(self.step):
+            self._watch(tracker, progress)
         for which in ("best", "last") if is_best else ("last",):
             self._save_checkpoint(which, recall)
         self.group.barrier()
 
-    def _observe(self) -> None:
-        """Keep a checkpoint of the current step if the settings ask for it."""
+    def _observe(self, tracker: Tracker, progress: Progress) -> None:
+        """Keep a checkpoint and evaluate the watched images if they are due after this step."""
         if self.config.checkpoints.keeps(self.step):
             self._keep_checkpoint()
+        if self.watcher is not None and self.watcher.is_due(self.step):
+            self._watch(tracker, progress)
+
+    def _watch(self, tracker: Tracker, progress: Progress) -> None:
+        assert self.watcher is not None
+        record = self.watcher.record(self.validated_model, self.step)
+        self.model.train()
+        tracker.log(record)
+        title = WATCHED[record["watched"]]
+        progress.write(f"step {self.step}: Recall@1 {record['recall_at_1']:.4f} of {title}")
 
     # ---- checkpoints
 
@@ -303,8 +329,19 @@ class Trainer:
             "recall_at_1_before": recalls[0] if recalls else None,
             "recall_at_1_last": recalls[-1] if recalls else None,
             "recall_at_1_best": max(recalls) if recalls else None,
+            "watched": self._watched_summary(),
             "stopped_early": self._stopped_early,
             "collapsed_at": self.collapsed_at,
+        }
+
+    def _watched_summary(self) -> dict[str, Any] | None:
+        records = self.run.watched()
+        if not records:
+            return None
+        return {
+            "images": WATCHED[records[0]["watched"]],
+            "recall_at_1_before": records[0]["recall_at_1"],
+            "recall_at_1_last": records[-1]["recall_at_1"],
         }
 
 

@@ -30,6 +30,7 @@ class TrainingData:
 
     Attributes:
         images: The N training images, some with wrong labels if `noise.rate` > 0.
+        clean: The same images with their true labels.
         validation: Held-out images, with their true labels: label noise is drawn among the others.
         labels: int64 [symmetries * N], class numbers.
         classes: Number of classes, symmetries included.
@@ -41,14 +42,14 @@ class TrainingData:
 
     def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
         self._config, self._group, self._folder = config, group, folder
-        clean, self.validation = hold_out(dataset.train, config.split, config.seed)
+        self.clean, self.validation = hold_out(dataset.train, config.split, config.seed)
         if config.patience and not self.validation:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
         self.images: list[LabelledImage] = with_wrong_labels(
-            clean, config.noise, config.seed, dataset.transitions
+            self.clean, config.noise, config.seed, dataset.transitions
         )
         if config.noise.rate and group.is_main:
-            write_noise(folder / "noise.csv", clean, self.images)
+            write_noise(folder / "noise.csv", self.clean, self.images)
         self._numbers = class_numbers(self.images)
         classes = int(self._numbers.max(initial=-1)) + 1
         symmetries = config.augment.symmetries
