@@ -71,9 +71,17 @@ FIGURES = (
     ),
     PaperFigure(
         "SCT",
+        "5",
+        "hard negative triplets of a batch before and after steps 0, 4, 8 and 12 under HN, SHN and SCT",
+        ("lookalike analyze step RUN --at 0,4,8,12 --out step.svg",),
+    ),
+    PaperFigure(
+        "SCT",
         "6",
         "left: share of hard triplets in a batch; right: Recall@1",
-        ("lookalike analyze training RUN --out training.svg",),
+        ("lookalike analyze training RUN... --out training.svg",),
+        "left: the share of anchors whose hardest negative in the batch is closer than their easiest "
+        "positive, in every tenth batch",
     ),
     PaperFigure(
         "SCT",
@@ -91,10 +99,7 @@ FIGURES = (
         "SCT",
         "9",
         "gradient fields of the NCA and the margin loss",
-        (
-            "lookalike analyze gradients --loss nca --entanglement 0.5,1 --out nca.svg",
-            "lookalike analyze gradients --loss margin --entanglement 0.5,1 --out margin.svg",
-        ),
+        ("lookalike analyze gradients --loss nca --loss margin --entanglement 0.5,1 --out gradients.svg",),
     ),
     PaperFigure(
         "RAW",

@@ -69,6 +69,12 @@ def rate_factor(config: ScheduleConfig, step: int, per_epoch: int, epochs: int) 
     return 1.0
 
 
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set the learning rate of every parameter group to its peak rate times a factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+
+
 @torch.no_grad()
 def update_ema(average: nn.Module, model: nn.Module, decay: float, step: int) -> None:
     """Update an exponential moving average (EMA) of all weights and statistics of a model in place.

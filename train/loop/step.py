@@ -75,6 +75,20 @@ class Step:
         self.scaler.update()
         return value, embeddings
 
+    def embed(self, pixels: Tensor, number: int) -> Tensor:
+        """Return the raw embeddings of a batch as step `number` computes them, without taking the step.
+
+        In training mode, with the dropout of that step; the running statistics of batch norms stay.
+
+        Args:
+            pixels: uint8 [b, H, W, 3], on the model's device.
+            number: Step number.
+
+        Returns:
+            float32 [b, D], without gradient.
+        """
+        return self._embed_chunks(pixels.split(self.chunk or len(pixels)), number)
+
     def _whole_batch(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
         value, gathered = self._evaluate(self._embed(chunks[0], number), labels, number)
         self.scaler.scale(value).backward()
@@ -83,9 +97,7 @@ class Step:
     def _with_gradient_cache(
         self, chunks: tuple[Tensor, ...], labels: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), _frozen_statistics(self.model):
-            parts = [self._embed(chunk, number, i) for i, chunk in enumerate(chunks)]
-        embeddings = torch.cat(parts).requires_grad_()  # [b, D]
+        embeddings = self._embed_chunks(chunks, number).requires_grad_()  # [b, D]
         value, gathered = self._evaluate(embeddings, labels, number)
         self.scaler.scale(value).backward()
         assert embeddings.grad is not None
@@ -95,6 +107,11 @@ class Step:
             with self._gradient_sync(i == len(chunks) - 1):
                 self._embed(chunk, number, i).backward(gradient)
         return value.detach(), gathered
+
+    @torch.no_grad()
+    def _embed_chunks(self, chunks: tuple[Tensor, ...], number: int) -> Tensor:
+        with _frozen_statistics(self.model):
+            return torch.cat([self._embed(chunk, number, i) for i, chunk in enumerate(chunks)])
 
     def _embed(self, pixels: Tensor, number: int, chunk: int = 0) -> Tensor:
         _seed(self.seed, number, self.group.rank + 1, chunk)

@@ -19,7 +19,7 @@ from train.config import Config
 from train.data import DataSet
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
-from train.loop.optimization import build_optimizer, rate_factor, update_ema
+from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.step import Step
@@ -226,8 +226,7 @@ class Trainer:
     def _set_learning_rates(self) -> float:
         """Set every parameter group's rate for the next step; return that of the backbone's last stage."""
         factor = self._rate_factor()
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        set_learning_rates(self.optimizer, factor)
         return self.config.optimizer.lr * factor
 
     def _detect_collapse(self, mean_similarity: float, progress: Progress) -> None:

@@ -25,7 +25,7 @@ _COMMANDS = {
         "Draw where one gradient step of a triplet loss moves triplets.",
     ),
     "weights": (f"{_LOSSES}:pair_weights", "Draw the weights that losses give to pairs."),
-    "step": (f"{_LOSSES}:step", "Draw how one gradient step of a loss moves images."),
+    "step": (f"{_LOSSES}:step", "Draw how one training step of a loss moves images."),
     "training": (f"{_LOSSES}:training", "Draw the metrics recorded during training."),
     "synthetic": (f"{_LOSSES}:synthetic", "Draw the Recall@K of synthetic points."),
 }
@@ -46,7 +46,7 @@ def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
       Which regions make two images similar?                   heatmap
       Why does training with hard negatives collapse?          gradients
       Which pairs does a loss learn from?                      weights
-      Where does one step of a loss move the images?           step
+      Where does one training step move the images?            step
       How did loss and hard triplets change in training?       training
       Are synthetic points as good as real images?             synthetic
 

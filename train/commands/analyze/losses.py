@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from retrieval import text
 from retrieval.errors import InputError
-from retrieval.reports.figures import caption
+from train.commands import DATA_HELP
 from train.commands.analyze.options import Drawing, figure_command, loss_option
 
 if TYPE_CHECKING:
@@ -137,63 +136,76 @@ def pair_weights(specs: tuple[str, ...]) -> Drawing:
     )
 
 
-@figure_command("step", sources="one")
-@loss_option(_MOST_PANELS)
+@figure_command("step")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--data", help=f"Training images, by default those of the run: {DATA_HELP}")
 @click.option(
-    "--step",
-    "size",
-    type=float,
-    default=0.1,
+    "--loss",
+    "specs",
+    multiple=True,
+    metavar="SPEC",
+    help="Loss: a name, or a mapping as in a recipe. Repeatable, up to 4; by default HN, SHN and SCT.",
+)
+@click.option(
+    "--at",
+    default="0,4,8,12",
     show_default=True,
-    help="Mean length of a step, for embeddings of length 1.",
+    metavar="N[,N...]",
+    help="Steps to draw, from 0; one column each, at most 4.",
 )
 @click.option(
-    "--classes", type=click.IntRange(min=2), default=30, show_default=True, help="Classes in the batch."
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
 )
-@click.option(
-    "--per-class", type=click.IntRange(min=2), default=4, show_default=True, help="Images of each class."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the batch.")
-def step(
-    source: EmbeddingSource, specs: tuple[str, ...], size: float, classes: int, per_class: int, seed: int
-) -> Drawing:
-    """Draw how one gradient step of a loss moves images.
+def step(run: Path, data: str | None, specs: tuple[str, ...], at: str, overrides: tuple[str, ...]) -> Drawing:
+    """Draw how one training step of a loss moves images.
 
-    A batch is sampled from the embeddings, and each loss takes one gradient step on the embeddings
-    themselves, without a network. Each image is an arrow in a triplet diagram, from its position before the
-    step to its position after it. x: cosine with the most similar image of its class. y: cosine with the most
-    similar image of another class. The steps of all losses have the same mean length, --step.
+    SCT, fig. 5. For each loss, a network with the initial weights of the run takes the run's first steps,
+    with its batches and its optimizer. A triplet is an image of the batch, its most similar image of the
+    same class and its most similar image of another class. x: cosine with the positive. y: cosine with the
+    negative. Red is before the step, blue is the same triplet after it. Hard triplets are above the diagonal.
+
+    The default losses are NCA triplets with hard negatives (HN) and with semi-hard negatives (SHN), and
+    selectively contrastive triplets (SCT). With hard negatives all images may move towards (1, 1), since the
+    network moves similar images together; compare `analyze gradients`, which moves them freely.
 
     \b
-      lookalike analyze step run --data folder:shop --loss triplet-nca --loss sct --out step.svg
+      lookalike train --data folder:shop --set epochs=0 --out run
+      lookalike analyze step run --out fig5.svg
+      lookalike analyze step run --set optimizer.lr=1e-3 --loss sct --loss raw --at 0,10,20 --out step.svg
     """
-    from retrieval.analysis import triplets as diagram
-    from train.analysis.gradient_step import sample_batch, take_step
-    from train.analysis.specs import read_losses
+    from train import data as data_sets
+    from train import settings
+    from train.analysis import training_steps as analysis
+    from train.loop.run_folder import Run
 
     if len(specs) > _MOST_PANELS:
         raise InputError(f"{len(specs)} losses are too many for one figure; give at most {_MOST_PANELS}")
-    images = source.embed(source.splits[0])
-    batch = sample_batch(images, classes=classes, per_class=per_class, seed=seed)
-    losses = read_losses(specs, num_classes=len(set(batch.labels)), embedding_dim=batch.vectors.shape[1])
-    before = diagram.triplets(replace(batch, name="before"))
-    after = {loss.name: diagram.triplets(take_step(batch, loss, size=size)) for loss in losses}
-    panels = {f"{caption(name, 48)}\n{len(batch)}": [before, found] for name, found in after.items()}
-    lines = [
-        f"{name}: {100 * before.hard_share:.1f}% → {100 * found.hard_share:.1f}% hard triplets, mean cosine "
-        f"{before.positive.mean():.3f} → {found.positive.mean():.3f} with the easiest positive, "
-        f"{before.negative.mean():.3f} → {found.negative.mean():.3f} with the hardest negative"
-        for name, found in after.items()
-    ]
+    numbers = sorted(set(_parse_numbers("--at", at)))
+    if any(number != int(number) for number in numbers):
+        raise InputError(f"--at {at}: expected whole numbers, as in 0,4,8,12")
+    changes = settings.parse_changes(overrides)
+    config = settings.configure(data, str(Run.open(run).folder / "config.yaml"), changes)
+    dataset = data_sets.load(config.data)
+    losses = {spec: spec for spec in specs} or analysis.HN_SHN_SCT
+    steps = analysis.training_steps(config, dataset, losses, list(map(int, numbers)), show_progress=True)
+    table = [["loss", "step", "hard", "→", "mined again", "cosine with positive", "→", "with negative", "→"]]
+    table += [_step_row(one.to_dict()) for one in steps]
     return Drawing(
-        plot=partial(diagram.draw_triplet_diagram, panels),
-        size=diagram.diagram_size(len(panels)),
-        facts={
-            "before": before.to_dict(),
-            "after": {name: found.to_dict() for name, found in after.items()},
-        },
-        text="\n".join(lines),
+        plot=partial(analysis.training_steps_figure, steps),
+        size=analysis.steps_size(steps),
+        facts=[one.to_dict() for one in steps],
+        text="\n".join(text.align_columns(table, right=range(1, 9))),
     )
+
+
+def _step_row(facts: dict[str, Any]) -> list[str]:
+    shares = [f"{facts[when]['hard_share']:.1%}" for when in ("before", "after", "mined_after")]
+    means = [
+        f"{facts[when][key]:.3f}"
+        for key in ("mean_positive", "mean_negative")
+        for when in ("before", "after")
+    ]
+    return [facts["loss"], str(facts["step"]), *shares, *means]
 
 
 @figure_command("training")
