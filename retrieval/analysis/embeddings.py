@@ -89,6 +89,32 @@ class Embeddings:
         paths = None if self.paths is None else self.paths[rows]
         return Embeddings(self.name, self.vectors[rows], self.labels[rows], paths, self.synthetic[rows])
 
+    def sample_batch(self, *, classes: int, per_class: int, seed: int = 0) -> Embeddings:
+        """Sample a batch of P classes x K images, as in training; synthetic points are left out.
+
+        Args:
+            classes: P; fewer if fewer classes have K images.
+            per_class: K.
+            seed: Seed of the sample.
+
+        Raises:
+            InputError: Fewer than two classes with K images, or K below 2.
+        """
+        if per_class < 2:
+            raise InputError(f"{per_class} image per class leaves no positives; take at least 2")
+        images = self.take(~self.synthetic)
+        numbers = images.classes
+        enough = np.flatnonzero(np.bincount(numbers) >= per_class)
+        if min(len(enough), classes) < 2:
+            raise InputError(
+                f"{self.name}: a batch needs 2 classes of {per_class} images, and {len(enough)} have "
+                "as many; choose fewer images per class"
+            )
+        random = np.random.default_rng(seed)
+        drawn = random.choice(enough, min(classes, len(enough)), replace=False)
+        rows = [random.choice(np.flatnonzero(numbers == one), per_class, replace=False) for one in drawn]
+        return images.take(np.concatenate(rows))
+
     def save(self, file: Path) -> None:
         """Write an .npz file.
 

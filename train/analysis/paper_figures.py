@@ -42,9 +42,42 @@ class PaperFigure:
 FIGURES = (
     PaperFigure(
         "LoOp",
+        "1",
+        "two pairs, their arcs and the closest points",
+        ("lookalike analyze arcs --case 1 --out arcs.svg",),
+    ),
+    PaperFigure(
+        "LoOp",
+        "2",
+        "the nine cases of the closest points",
+        ("lookalike analyze arcs --out cases.svg",),
+        "`lookalike analyze arc-cases` counts them in a batch of a run",
+    ),
+    PaperFigure(
+        "LoOp",
         "S1",
         "eigenvalues of four classes, after PCA per class",
         ("lookalike analyze spectrum RUN --data cub200:ROOT --out spectrum.svg",),
+    ),
+    PaperFigure(
+        "LoOp",
+        "S2",
+        "the nine cases of the closest points",
+        ("lookalike analyze arcs --out cases.svg",),
+    ),
+    PaperFigure(
+        "LoOp",
+        "S3",
+        "updated positions of four samples: x1 and y1 are the hardest negatives",
+        ("lookalike analyze arcs --case 5 --out arcs.svg",),
+        "own coordinates, which the paper does not print",
+    ),
+    PaperFigure(
+        "LoOp",
+        "S4",
+        "updated positions of four samples: x1 and the middle of y1 and y2 are the hardest negatives",
+        ("lookalike analyze arcs --case 1 --out arcs.svg",),
+        "own coordinates, which the paper does not print",
     ),
     PaperFigure(
         "LoOp",

@@ -110,3 +110,23 @@ def test_other_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         Embeddings("x", SOME, NAMES).save(tmp_path / "file" / "shop.npz")
+
+
+def test_sampled_batch_has_p_classes_of_k_images() -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(9), [6, 6, 6, 6, 6, 6, 6, 3, 1])
+    marks = np.arange(len(labels)) == 0
+    images = Embeddings("images", random.normal(size=(len(labels), 8)), labels, synthetic=marks)
+    drawn = images.sample_batch(classes=5, per_class=4, seed=1)
+    names, counts = np.unique(drawn.labels, return_counts=True)
+    assert len(names) == 5
+    assert (counts == 4).all()
+    assert len(np.unique(drawn.vectors, axis=0)) == 20
+    np.testing.assert_array_equal(images.sample_batch(classes=5, per_class=4, seed=1).vectors, drawn.vectors)
+    assert (
+        len(np.unique(images.sample_batch(classes=50, per_class=4).labels)) == 7
+    )  # the others are too small
+    assert "0" not in images.sample_batch(classes=50, per_class=6).labels  # its first row is no image
+    for classes, per_class, why in ((5, 1, "no positives"), (5, 7, "and 0 have as many")):
+        with pytest.raises(InputError, match=why):
+            images.sample_batch(classes=classes, per_class=per_class)

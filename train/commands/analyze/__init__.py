@@ -8,6 +8,7 @@ from retrieval.cli import LazyGroup, json_option, print_result
 from train.analysis.paper_figures import figures_facts, figures_table
 
 _EMBEDDINGS, _LOSSES = "train.commands.analyze.embeddings", "train.commands.analyze.losses"
+_ARCS = "train.commands.analyze.arcs"
 _COMMANDS = {
     "embed": (f"{_EMBEDDINGS}:embed", "Write the embeddings of images to a file."),
     "triplets": (
@@ -25,6 +26,11 @@ _COMMANDS = {
         "Draw where one gradient step of a triplet loss moves triplets.",
     ),
     "weights": (f"{_LOSSES}:pair_weights", "Draw the weights that losses give to pairs."),
+    "arcs": (f"{_ARCS}:arcs", "Draw the closest points of two arcs, and how a step moves their ends."),
+    "arc-cases": (
+        f"{_ARCS}:arc_cases",
+        "Draw which of LoOp's nine cases has the closest points in a batch.",
+    ),
     "step": (f"{_LOSSES}:step", "Draw how one training step of a loss moves images."),
     "training": (f"{_LOSSES}:training", "Draw the metrics recorded during training."),
     "synthetic": (f"{_LOSSES}:synthetic", "Draw the Recall@K of synthetic points."),
@@ -46,6 +52,8 @@ def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
       Which regions make two images similar?                   heatmap
       Why does training with hard negatives collapse?          gradients
       Which pairs does a loss learn from?                      weights
+      What does LoOp generate from two pairs?                  arcs
+      How often are LoOp's negatives synthetic?                arc-cases
       Where does one training step move the images?            step
       How did loss and hard triplets change in training?       training
       Are synthetic points as good as real images?             synthetic

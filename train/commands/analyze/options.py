@@ -111,6 +111,29 @@ def loss_option(most: int) -> Callable[[Any], Any]:
     )
 
 
+def batch_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --classes, --per-class and --seed of a sampled batch."""
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Seed of the batch."),
+        click.option(
+            "--per-class",
+            type=click.IntRange(min=2),
+            default=4,
+            show_default=True,
+            help="Images of each class.",
+        ),
+        click.option(
+            "--classes",
+            type=click.IntRange(min=2),
+            default=30,
+            show_default=True,
+            help="Classes in the batch.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def source_parameters(
     number: Literal["one", "several"], split: Literal["test", "both"], baseline: bool
 ) -> list[click.Parameter]:
