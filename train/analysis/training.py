@@ -1,4 +1,4 @@
-"""Curves of the metrics recorded during training (SCT fig. 6, Symm fig. 7)."""
+"""Curves of the metrics recorded during training (SCT fig. 6; Symm figs. 4, 5 and 7)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from retrieval.errors import InputError
 from retrieval.reports.figures import COLOURS, caption
 from train.loop.run_folder import Run
+from train.loop.tracking import WATCHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _PANELS = {
     "loss": ("Loss", "value"),
     "recall_at_1": ("Recall@1 of held-out images", "%"),
+    **{f"watched_{split}": (f"Recall@1 of {title}", "%") for split, title in WATCHED.items()},
     "hard_anchor_share": ("Hard triplets: negative closer", "% of anchors"),
     "hard_share": ("Hard among what the loss compares", "%"),
     "active_share": ("Active terms of the loss", "%"),
@@ -29,6 +31,7 @@ _PANELS = {
     "mean_negative": ("Mean similarity of negative pairs", "cosine"),
     "lr": ("Learning rate", "value"),
 }
+_AS_RECORDED = {"recall_at_1", "lr", *(f"watched_{split}" for split in WATCHED)}  # never running means
 _STYLES = ("-", "--", ":")
 MOST = len(COLOURS) * len(_STYLES)
 _POINTS = 100  # curves of more than twice as many records are running means
@@ -66,7 +69,12 @@ def read_history(folder: Path, name: str) -> History:
         InputError: No run, or one without records.
     """
     try:
-        records = Run.open(folder).metrics()
+        run = Run.open(folder)
+        watched = [
+            {"step": record["step"], f"watched_{record['watched']}": record["recall_at_1"]}
+            for record in run.watched()
+        ]
+        records = [*run.metrics(), *watched]
     except ValueError as error:
         raise InputError(f"{folder / 'metrics.jsonl'}: damaged ({error}); train the run again") from error
     series = {}
@@ -143,10 +151,8 @@ def _plot_panel(histories: Sequence[History], key: str, width: int, axes: Axes) 
             "marker": "o" if len(steps) <= 12 else "",
             "markersize": 4,
         }
-        smoothed = key not in ("recall_at_1", "lr")
-        axes.plot(
-            steps, running_mean(values, width) if smoothed else values, label=caption(found.name), **look
-        )
+        drawn = values if key in _AS_RECORDED else running_mean(values, width)
+        axes.plot(steps, drawn, label=caption(found.name), **look)
     axes.set_title(title, fontsize=11)
     axes.set_ylabel(unit)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5))

@@ -67,6 +67,26 @@ def test_only_recorded_metrics_have_a_panel(tmp_path: Path) -> None:
     assert second.to_dict()["series"] == {"recall_at_1": {"steps": [5], "values": [0.5]}}
 
 
+def test_watched_images_are_curves_of_their_own(tmp_path: Path) -> None:
+    """Records of several splits and of validation, which are never mixed."""
+    records = [
+        {"step": 0, "recall_at_1": 0.25},
+        {"step": 0, "watched": "test", "recall_at_1": 0.5, "recall_at_2": 0.75},
+        {"step": 7, "watched": "test", "recall_at_1": 0.625},
+    ]
+    found = training.read_history(write(tmp_path / "a", records), "a")
+    other = training.read_history(
+        write(tmp_path / "b", [{"step": 3, "watched": "train", "recall_at_1": 1}]), "b"
+    )
+    assert found.to_dict()["series"] == {
+        "recall_at_1": {"steps": [0], "values": [0.25]},
+        "watched_test": {"steps": [0, 7], "values": [0.5, 0.625]},
+    }
+    assert training.recorded_metrics([found, other]) == ["recall_at_1", "watched_train", "watched_test"]
+    drawn = render_figure(lambda figure: training.training_figure([found, other], figure), 12, 4)
+    assert b"Recall@1 of test images, not to be selected on" in drawn
+
+
 def test_running_mean_matches_a_loop() -> None:
     values = np.random.default_rng(0).normal(size=50)
     found = training.running_mean(values, 7)

@@ -179,3 +179,42 @@ def test_gallery_without_labels_is_refused(tmp_path: Path, shop: Path, model_fil
     shutil.copy(shop / "red" / "0.png", loose)
     made = Gallery.create(tmp_path / "g", model_file)
     assert "none of its images has a label" in analyze_here("tsne", made.folder, "--out", "x.svg", code=2)[1]
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory: pytest.TempPathFactory, splits: str) -> Path:
+    """A run of six steps with the checkpoints of steps 0, 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    words = ["epochs=3", "batch.per_epoch=2", "batch.classes=2", "preprocess.size=24", "checkpoints.every=2"]
+    settings = [word for text in words for word in ("--set", text)]
+    lookalike_here("train", "--data", splits, "--out", str(folder), *settings)
+    return folder
+
+
+def test_kept_checkpoints_are_sources_of_their_own(tmp_path: Path, kept_run: Path, splits: str) -> None:
+    """Embeddings of one by --which, and all of them side by side, against those of the evaluation."""
+    for step in (0, 4):
+        words = (kept_run, "--data", splits, "--out", tmp_path / f"{step}.npz")
+        analyze_here("embed", *words, "--which", f"step-{step}")
+    before, after = (Embeddings.load(tmp_path / f"{step}.npz").vectors for step in (0, 4))
+    untrained = tmp_path / "untrained.npz"
+    analyze_here("embed", kept_run, "--data", splits, "--untrained", "--out", untrained)
+    np.testing.assert_allclose(before, Embeddings.load(untrained).vectors, atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3
+    words = (kept_run, "--data", splits, "--out", tmp_path / "figure.svg", "--json")
+    every = json.loads(analyze_here("spectrum", *words, "--every-checkpoint")[0])
+    assert [one["name"] for one in every] == ["step 0", "step 2", "step 4", "step 6"]
+    two = json.loads(analyze_here("spectrum", *words, "--which", "0", "--which", "4")[0])
+    assert two == [every[0], every[2]]
+
+
+def test_checkpoints_that_do_not_exist_are_refused(
+    tmp_path: Path, kept_run: Path, untrained_run: Path, splits: str, gallery: Path
+) -> None:
+    words = ("--data", splits, "--out", tmp_path / "figure.svg")
+    refused = analyze_here("spectrum", kept_run, *words, "--which", "5", code=2)[1]
+    assert "no such checkpoint: 5; it has best and last, and those of steps 0, 2, 4, 6" in refused
+    none = analyze_here("spectrum", untrained_run, *words, "--every-checkpoint", code=2)[1]
+    assert "kept no checkpoints; train with checkpoints.every" in none
+    other = analyze_here("spectrum", gallery, "--out", tmp_path / "figure.svg", "--which", "5", code=2)[1]
+    assert "--which and --every-checkpoint are for runs" in other

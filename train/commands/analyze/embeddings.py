@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 @out_option("The embeddings", ".npz")
 @click.pass_context
 def embed(
-    ctx: click.Context, target: Path, data: str | None, split: str | None, untrained: bool, out: Path
+    ctx: click.Context,
+    target: Path,
+    data: str | None,
+    split: str | None,
+    which: str | None,
+    untrained: bool,
+    out: Path,
 ) -> None:
     """Write the embeddings of images to a file.
 
@@ -42,7 +48,10 @@ def embed(
     """
     from train.commands.analyze.sources import open_sources
 
-    source = open_sources([target], data, split, untrained=untrained)[0]
+    if untrained and which:
+        raise click.UsageError("--untrained is the network before training; leave out --which")
+    chosen = [which] if which else []
+    source = open_sources([target], data, split, untrained=untrained, which=chosen)[0]
     source.embed(source.splits[0]).save(out)
     finish(ctx, [source], [out])
 

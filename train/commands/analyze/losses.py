@@ -221,6 +221,7 @@ def training(runs: tuple[Path, ...]) -> Drawing:
       hard and active among the triplets or pairs that the loss compares: negative closer, and loss above 0
       synthetic points among the hardest negatives, for losses that generate them
       mean similarity of the positive and of the negative pairs of a batch
+      Recall@1 of the images that `watch` names; test images are not to be selected on
 
     Long runs are drawn as running means, except Recall@1 and the learning rate; the title gives the window.
 

@@ -144,13 +144,24 @@ def source_parameters(
         if number == "several"
         else click.Argument(["target"], type=path, metavar=SOURCE)
     )
-    choices = ["train", "test", "both"] if split == "both" else ["train", "test"]
+    choices = ["train", "test", "both"] if number == "several" else ["train", "test"]
     split_help = f"Split of the data to embed; by default {split}, or all images if the data has no splits."
     parameters: list[click.Parameter] = [
         argument,
         click.Option(["--data"], help=f"Images to embed with a run or a model: {DATA_HELP}"),
         click.Option(["--split"], type=click.Choice(choices), help=split_help),
+        click.Option(
+            ["--which"],
+            multiple=number == "several",
+            metavar="best|last|STEP",
+            help="Checkpoint of a run: the best epoch on held-out images (the default), the last, or a step "
+            "that checkpoints.at or checkpoints.every kept."
+            + (" Repeatable." if number == "several" else ""),
+        ),
     ]
+    if number == "several":
+        every = "Take every checkpoint that a run kept, one after the other."
+        parameters.append(click.Option(["--every-checkpoint"], is_flag=True, help=every))
     if baseline:
         untrained = "Also draw the network before training."
         parameters.append(click.Option(["--baseline"], type=click.Choice(["untrained"]), help=untrained))
@@ -168,8 +179,16 @@ def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSour
 
     targets = options.pop("targets", None) or [options.pop("target")]
     untrained = options.pop("baseline", None) is not None
-    chosen = options.pop("split")
-    return open_sources(targets, options.pop("data"), chosen, default_split=split, untrained=untrained)
+    which = options.pop("which") or ()
+    return open_sources(
+        targets,
+        options.pop("data"),
+        options.pop("split"),
+        default_split=split,
+        untrained=untrained,
+        which=[which] if isinstance(which, str) else which,
+        every_checkpoint=options.pop("every_checkpoint", False),
+    )
 
 
 def finish(ctx: click.Context, sources: Sequence[EmbeddingSource], files: Sequence[Path]) -> None:

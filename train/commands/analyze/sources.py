@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from train import data as data_sets
 from train.data import LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
 
+if TYPE_CHECKING:
+    from train.loop.run_folder import Run
+
 ALL = "all"
 
 
@@ -28,12 +33,16 @@ class EmbeddingSource:
         name: Name in a figure.
         splits: Splits to draw: "train", "test", or "all" if the images have no splits.
         embed: Returns the embeddings of a split.
+        target: Name of the run, model, gallery or file that it belongs to.
+        step: Step of the network in its run; `None` if it is not of a run.
         bad: Path -> reason, of images that could not be read; filled while embedding.
     """
 
     name: str
     splits: tuple[str, ...]
     embed: Callable[[str], Embeddings]
+    target: str
+    step: int | None = None
     bad: dict[str, str] = field(default_factory=dict)
 
     def choose(self, split: str | None, default: str) -> EmbeddingSource:
@@ -61,25 +70,32 @@ def open_sources(
     *,
     default_split: str = "test",
     untrained: bool = False,
+    which: Sequence[str] = (),
+    every_checkpoint: bool = False,
 ) -> list[EmbeddingSource]:
     """Open embedding sources, named by the parts of their paths that differ.
 
     Args:
-        targets: .npz files, galleries (embedded again if there is `data`), runs (the best epoch) or model
-            files.
+        targets: .npz files, galleries (embedded again if there is `data`), runs or model files.
         data: Images to embed with runs and models, as --data takes them.
         split: Split to embed: "train", "test" or "both"; `None` for the default.
         default_split: Split to embed if none is requested.
         untrained: Put the network before training in front of each run or model.
+        which: Checkpoints of each run, a source each: "best", "last" or steps of kept ones; by default the
+            best epoch.
+        every_checkpoint: Take all kept checkpoints of each run instead.
 
     Raises:
-        InputError: A target that is none of these, data that is missing, unused or unreadable, or a split of
-            images without splits.
+        InputError: A target that is none of these, data that is missing, unused or unreadable, a checkpoint
+            that does not exist, or a split of images without splits.
     """
     sources = []
     for target, name in zip(targets, distinct_names(targets), strict=True):
         if not target.exists():
             raise InputError(f"{target}: there is no such run, model, gallery or .npz file")
+        is_run = (target / "config.yaml").exists()
+        if (which or every_checkpoint) and not is_run:
+            raise InputError(f"{target}: --which and --every-checkpoint are for runs, and this is none")
         if target.suffix == ".npz" or (data is None and (target / "gallery.db").exists()):
             if data is not None or untrained:
                 option = "--baseline" if untrained else "--data"
@@ -89,14 +105,43 @@ def open_sources(
         if data is None:
             raise InputError(f"{target}: a run or a model needs images to embed; give --data")
         dataset = data_sets.load(data)
-        found = open_target(target, "best" if (target / "config.yaml").exists() else None)
         test = [*dataset.test, *(dataset.gallery or ())]
         images = {ALL: test} if dataset.test == dataset.train else {"train": dataset.train, "test": test}
+        run = _open_run(target) if is_run else None
         if untrained:
-            before = baseline("untrained", found.config)
-            sources.append(_embedding_source("before training", before, images))
-        sources.append(_embedding_source(name, found.candidates[-1], images))
+            config = run.config.to_dict() if run else open_target(target, None).config
+            before = partial(baseline, "untrained", config)
+            sources.append(_embedding_source("before training", before, images, name, 0))
+        if run is None:
+            sources.append(_embedding_source(name, partial(_only_candidate, target, None), images, name))
+            continue
+        for checkpoint in _checkpoints(run, which, every_checkpoint):
+            step = run.checkpoint_state(checkpoint)["step"]
+            several = which or every_checkpoint
+            title = f"step {step:,}" if len(targets) == 1 else f"{name}, step {step:,}"
+            load = partial(_only_candidate, target, checkpoint)
+            sources.append(_embedding_source(title if several else name, load, images, name, step))
     return [source.choose(split, default_split) for source in sources]
+
+
+def _open_run(folder: Path) -> Run:
+    from train.loop.run_folder import Run  # imports torch, which stored embeddings do not need
+
+    return Run.open(folder)
+
+
+def _checkpoints(run: Run, which: Sequence[str], every: bool) -> list[str]:
+    if not every:
+        return list(which) or ["best"]
+    if not run.kept_steps:
+        raise InputError(
+            f"{run.folder}: kept no checkpoints; train with checkpoints.every, or choose some by --which"
+        )
+    return [str(step) for step in run.kept_steps]
+
+
+def _only_candidate(target: Path, which: str | None) -> Candidate:
+    return open_target(target, which).candidates[-1]
 
 
 def _stored_source(target: Path, name: str) -> EmbeddingSource:
@@ -109,16 +154,21 @@ def _stored_source(target: Path, name: str) -> EmbeddingSource:
             raise InputError(f"{target}: none of its images has a label; give labelled images with --data")
         return embeddings_of(gallery, found, name)
 
-    return EmbeddingSource(name, (ALL,), embed)
+    return EmbeddingSource(name, (ALL,), embed, name)
 
 
 def _embedding_source(
-    name: str, candidate: Candidate, images: Mapping[str, Sequence[LabelledImage]]
+    name: str,
+    load: Callable[[], Candidate],
+    images: Mapping[str, Sequence[LabelledImage]],
+    target: str,
+    step: int | None = None,
 ) -> EmbeddingSource:
+    """Return a source whose network is loaded while it embeds, and not kept: a run has many checkpoints."""
     bad: dict[str, str] = {}
 
     def embed(split: str) -> Embeddings:
-        wanted = images[split]
+        wanted, candidate = images[split], load()
         with Progress(f"embedding {split} images ({name})", len(wanted)) as progress:
             paths = [image.path for image in wanted]
             found = embed_files(paths, candidate.preprocess, candidate.embed, progress)
@@ -129,7 +179,7 @@ def _embedding_source(
         labels, files = zip(*((image.label, str(image.path.absolute())) for image in kept), strict=True)
         return Embeddings(name, found.vectors, np.array(labels), np.array(files))
 
-    return EmbeddingSource(name, tuple(images), embed, bad)
+    return EmbeddingSource(name, tuple(images), embed, target, step, bad)
 
 
 def distinct_names(targets: Sequence[Path]) -> list[str]:
