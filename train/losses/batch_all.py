@@ -22,20 +22,20 @@ class AllTriplets(NamedTuple):
     hard: Tensor  # number of triplets with the negative above the positive
 
 
-def compact_rows(similarity: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the selected entries of each row to its beginning; return [R, S] values and their mask.
+def compact_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the columns [R, S] of the selected entries of each row of a table [R, C], and which exist.
 
     On the CPU, where reading it needs no synchronisation, S is the largest number of selected entries in a
     row; elsewhere, and in compiled code, it is C.
     """
-    width = similarity.shape[1]
-    if similarity.device.type == "cpu" and not torch.compiler.is_compiling():
+    width = mask.shape[1]
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling():
         width = max(1, int(mask.sum(1).max()))
     place = torch.where(mask, mask.cumsum(1) - 1, width)
-    empty = similarity.new_zeros((len(similarity), width + 1))  # one more column for the entries not selected
-    values = empty.scatter(1, place, similarity)[:, :width]
+    columns = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    empty = columns.new_zeros((len(mask), width + 1))  # one more column for the entries not selected
     exists = torch.arange(width, device=mask.device) < mask.sum(1, keepdim=True)
-    return torch.where(exists, values, 0.0), exists
+    return empty.scatter(1, place, columns)[:, :width], exists
 
 
 class _Hinge(torch.autograd.Function):

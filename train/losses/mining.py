@@ -7,12 +7,19 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from train.losses.batch_all import FEW, compact_rows
+from train.losses.batch_all import FEW, compact_columns
 from train.losses.ops import masked_max, masked_min
 from train.losses.registry import register
 
 PositiveRule = Literal["easy", "hard", "all", "random"]
 NegativeRule = Literal["hard", "semi-hard", "all", "random", "distance-weighted"]
+
+
+class Chosen(NamedTuple):
+    """Entries chosen from the rows of a table."""
+
+    column: Tensor  # [R, S] int64
+    exists: Tensor  # [R, S] bool; where it is False the column is arbitrary
 
 
 class Mined(NamedTuple):
@@ -29,11 +36,17 @@ class Mined(NamedTuple):
 class TripletMiner:
     """Choose the positives and the negatives of every anchor.
 
-    `positive`: the easy (most similar), the hard (least similar), all, or a random one. `negative`: the
+    `positive`: the easy (most similar), the hard (least similar), all, or a random one; if it is left out,
+    easy in triplet losses, all in pair losses and in `margin`. `negative`, one for each chosen positive: the
     hard (most similar), the semi-hard (most similar of those strictly less similar than the positive), all,
     a random one, or one drawn with a probability that makes all distances equally likely
     (distance-weighted). An anchor without a semi-hard negative is dropped, or takes its farthest negative
     (`fallback`). Positives more similar than `duplicate_above` are copies and do not count.
+
+    A pair loss takes the pairs (anchor, positive) and (anchor, negative) that occur in at least one of these
+    triplets, each of them once. RAW, table 1, names the two samplings (distance-weighted, semi-hard) without
+    details; one negative for each positive pair is the sampling of the papers that it cites, Wu et al. and
+    FaceNet, and a set of pairs is what RAW, eq. 17, sums over.
     """
 
     def __init__(
@@ -46,17 +59,15 @@ class TripletMiner:
         self.positive, self.negative = positive, negative
         self.fallback, self.duplicate_above = fallback, duplicate_above
 
+    @property
+    def random(self) -> bool:
+        """Whether the choice is random."""
+        return self.positive == "random" or self.negative in ("random", "distance-weighted")
+
     def positives(self, similarity: Tensor, mask: Tensor, default: PositiveRule) -> tuple[Tensor, Tensor]:
         """Return the chosen positives, [R, 1] or [R, S] for all, and a mask of those that exist."""
-        if self.duplicate_above is not None:
-            mask = mask & (similarity <= self.duplicate_above)
-        rule = self.positive or default
-        if rule == "all":
-            return compact_rows(similarity, mask)
-        if rule == "random":
-            return draw_entries(similarity, mask)
-        value, some = masked_max(similarity, mask) if rule == "easy" else masked_min(similarity, mask)
-        return value[:, None], some[:, None]
+        column, exists = self._positives(similarity.detach(), mask, default)
+        return similarity.gather(1, column), exists
 
     def negatives(
         self, positive: Tensor, valid: Tensor, similarity: Tensor, mask: Tensor, *, dim: int
@@ -67,50 +78,91 @@ class TripletMiner:
         """
         if self.negative == "all":
             return Mined(positive, similarity, valid & mask)
+        column, exists = self._negatives(positive.detach(), similarity.detach(), mask, dim)
+        return Mined(positive, similarity.gather(1, column), valid & exists)
+
+    def select(
+        self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor, *, dim: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the masks of the positives and of the negatives that occur in a mined triplet.
+
+        Args:
+            near, positive: [R, C] similarities and the mask of the positives.
+            far, negative: [R, Q] similarities and the mask of the negatives.
+            dim: Embedding dimension.
+        """
+        near, far = near.detach(), far.detach()
+        column, exists = self._positives(near, positive, "all")
+        if self.negative == "all":
+            exists = exists & negative.any(1, keepdim=True)
+            return _mark(column, exists, near.shape[1]), negative & exists.any(1, keepdim=True)
+        opposite, some = self._negatives(near.gather(1, column), far, negative, dim)
+        valid = exists & some
+        return (
+            _mark(column, valid, near.shape[1]),
+            _mark(opposite.expand_as(valid), valid, far.shape[1]),
+        )
+
+    def _positives(self, similarity: Tensor, mask: Tensor, default: PositiveRule) -> Chosen:
+        if self.duplicate_above is not None:
+            mask = mask & (similarity <= self.duplicate_above)
+        rule = self.positive or default
+        if rule == "all":
+            return Chosen(*compact_columns(mask))
+        if rule == "random":
+            return _draw(mask.to(similarity.dtype), mask)
+        return _most(similarity, mask) if rule == "easy" else _most(-similarity, mask)
+
+    def _negatives(self, positive: Tensor, similarity: Tensor, mask: Tensor, dim: int) -> Chosen:
+        """Return one negative for each positive [R, S], in [R, 1] if it does not depend on the positive."""
         if self.negative == "hard":
-            value, some = masked_max(similarity, mask)
-            return Mined(positive, value[:, None], valid & some[:, None])
+            return _most(similarity, mask)
         if self.negative == "semi-hard":
-            return self._semi_hard(positive, valid, similarity, mask)
-        logits = None
+            return self._semi_hard(positive, similarity, mask)
+        weight = mask.to(similarity.dtype)
         if self.negative == "distance-weighted":
             logits = distance_logits(similarity, dim)
-        value, some = draw_entries(similarity, mask, logits, copies=positive.shape[1])
-        return Mined(positive, value, valid & some)
+            weight = torch.where(mask, (logits - masked_max(logits, mask)[0][:, None]).exp(), 0.0)
+        return _draw(weight, mask, copies=positive.shape[1])
 
-    def _semi_hard(self, positive: Tensor, valid: Tensor, similarity: Tensor, mask: Tensor) -> Mined:
+    def _semi_hard(self, positive: Tensor, similarity: Tensor, mask: Tensor) -> Chosen:
         """Return the most similar negative strictly below each positive, by binary search in sorted rows."""
         if positive.shape[1] <= FEW:
             candidates = similarity[:, None, :]
-            value, some = masked_max(candidates, mask[:, None, :] & (candidates < positive[:, :, None]), 2)
+            below = mask[:, None, :] & (candidates < positive[:, :, None])
+            column = candidates.masked_fill(~below, -torch.inf).argmax(2)
+            exists = below.any(2)
         else:
-            ascending, index = similarity.detach().masked_fill(~mask, torch.inf).sort(1)
-            place = torch.searchsorted(ascending, positive.detach().contiguous()) - 1
-            some = place >= 0
-            value = similarity.gather(1, index.gather(1, place.clamp(min=0)))
+            ascending, index = similarity.masked_fill(~mask, torch.inf).sort(1)
+            place = torch.searchsorted(ascending, positive.contiguous()) - 1
+            exists = place >= 0
+            column = index.gather(1, place.clamp(min=0))
         if self.fallback == "farthest":
-            farthest, any_negative = masked_min(similarity, mask)
-            value = torch.where(some, value, farthest[:, None])
-            some = some | any_negative[:, None]
-        return Mined(positive, value, valid & some)
+            farthest = _most(-similarity, mask)
+            column = torch.where(exists, column, farthest.column)
+            exists = exists | farthest.exists
+        return Chosen(column, exists)
 
 
-def draw_entries(
-    similarity: Tensor, mask: Tensor, logits: Tensor | None = None, copies: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Draw selected entries of each row, independently, with probability proportional to exp(logits).
+def _most(similarity: Tensor, mask: Tensor) -> Chosen:
+    """Choose the largest selected entry of each row, [R, 1]."""
+    column = similarity.masked_fill(~mask, -torch.inf).argmax(1, keepdim=True)
+    return Chosen(column, mask.any(1, keepdim=True))
 
-    Returns:
-        [R, copies] similarities of the drawn entries, and a mask of rows that had one.
-    """
-    weight = mask.to(similarity.dtype)
-    if logits is not None:
-        weight = torch.where(mask, (logits - masked_max(logits, mask)[0][:, None]).exp(), 0.0)
+
+def _draw(weight: Tensor, mask: Tensor, copies: int = 1) -> Chosen:
+    """Draw `copies` selected entries of each row, independently, with probability proportional to weight."""
     cumulative = weight.cumsum(1)  # [R, C]
-    shape = (similarity.shape[0], copies)
-    uniform = torch.rand(shape, device=similarity.device, dtype=similarity.dtype) * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, uniform, right=True).clamp(max=similarity.shape[1] - 1)
-    return similarity.gather(1, index), mask.gather(1, index)
+    shape = (weight.shape[0], copies)
+    uniform = torch.rand(shape, device=weight.device, dtype=weight.dtype) * cumulative[:, -1:]
+    column = torch.searchsorted(cumulative, uniform, right=True).clamp(max=weight.shape[1] - 1)
+    return Chosen(column, mask.gather(1, column))
+
+
+def _mark(column: Tensor, chosen: Tensor, width: int) -> Tensor:
+    """Return the mask [R, width] that is True in the chosen columns [R, S]."""
+    mask = torch.zeros((len(column), width + 1), dtype=torch.bool, device=column.device)
+    return mask.scatter(1, torch.where(chosen, column, width), True)[:, :width]
 
 
 def distance_logits(cosine: Tensor, dim: int, nearest: float = 0.5, cutoff: float = 1.4) -> Tensor:
@@ -119,7 +171,7 @@ def distance_logits(cosine: Tensor, dim: int, nearest: float = 0.5, cutoff: floa
     log q(d) = (D - 2) log d + (D - 3) / 2 log(1 - d²/4), with d at least `nearest`. Negatives beyond `cutoff`
     are drawn only by anchors that have none within.
     """
-    square = (2 - 2 * cosine.detach()).clamp(nearest**2, 4 - 1e-6)
+    square = (2 - 2 * cosine).clamp(nearest**2, 4 - 1e-6)
     logits = -0.5 * (dim - 2) * square.log() - 0.5 * (dim - 3) * (1 - 0.25 * square).log()
     # Distant negatives share one logit far below all eligible ones: drawn only if there is nothing else.
     return torch.where(square <= cutoff**2, logits, -1e6)
@@ -133,10 +185,25 @@ class VariableThresholdMiner:
     def __init__(self, margin: float = 0.1) -> None:
         self.margin = margin
 
-    def select(self, similarity: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the masks [R, C] of the selected positives and negatives."""
-        lowest, has_positive = masked_min(similarity.detach(), positive)
-        highest, has_negative = masked_max(similarity.detach(), negative)
-        keep_negative = negative & has_positive[:, None] & (similarity > lowest[:, None] - self.margin)
-        keep_positive = positive & has_negative[:, None] & (similarity < highest[:, None] + self.margin)
+    random = False
+
+    def select(
+        self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor, *, dim: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the masks of the selected positives [R, C] and negatives [R, Q].
+
+        Args:
+            near, positive: [R, C] similarities and the mask of the positives.
+            far, negative: [R, Q] similarities and the mask of the negatives.
+            dim: Embedding dimension; not used.
+        """
+        near, far = near.detach(), far.detach()
+        lowest, has_positive = masked_min(near, positive)
+        highest, has_negative = masked_max(far, negative)
+        keep_negative = negative & has_positive[:, None] & (far > lowest[:, None] - self.margin)
+        keep_positive = positive & has_negative[:, None] & (near < highest[:, None] + self.margin)
         return keep_positive, keep_negative
+
+
+PairMiner = VariableThresholdMiner | TripletMiner
+"""Miners that select pairs."""

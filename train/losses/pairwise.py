@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train.losses.mining import VariableThresholdMiner
+from train.losses.mining import PairMiner
 from train.losses.negatives import NegativeSource
-from train.losses.ops import masked_logsumexp, masked_max, masked_sum, ratio
+from train.losses.ops import masked_logsumexp, masked_sum, ratio
 from train.losses.registry import register, require
 from train.losses.triplet import SOURCES
 from train.losses.view import View
 
 NO_PAIRS = "has no positive pair to synthesise from: each pair of samples counts alone"
-VTHM_ONLY = "pairs are selected by vthm; the triplet miner selects a positive and a negative for each anchor"
 
 
 def log_one_plus_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
@@ -29,7 +28,7 @@ class PairTerm(nn.Module):
 
     paired = False
 
-    def __init__(self, mining: VariableThresholdMiner | None) -> None:
+    def __init__(self, mining: PairMiner | None) -> None:
         super().__init__()
         self.mining = mining
 
@@ -37,7 +36,9 @@ class PairTerm(nn.Module):
         table = view.anchors
         positive, negative = table.positive, table.negative
         if self.mining is not None:
-            positive, negative = self.mining.select(table.cosine, positive, negative)
+            positive, negative = self.mining.select(
+                table.cosine, positive, table.cosine, negative, dim=view.dim
+            )
         pairs = table.positive.sum() + table.negative.sum()
         view.report["active_share"] = ratio(positive.sum() + self.active(table.cosine, negative).sum(), pairs)
         return self.value(table.cosine, positive, negative)
@@ -51,7 +52,9 @@ class PairTerm(nn.Module):
         raise NotImplementedError
 
 
-@register("loss", "contrastive", source="RAW eq. 5", mining=("vthm",), refusal=f"contrastive {NO_PAIRS}")
+@register(
+    "loss", "contrastive", source="RAW eq. 5", mining=("vthm", "triplet"), refusal=f"contrastive {NO_PAIRS}"
+)
 class Contrastive(PairTerm):
     """Per anchor, the sum of positive_offset - s over positives and of [s - threshold]_+ over negatives.
 
@@ -67,7 +70,7 @@ class Contrastive(PairTerm):
         threshold: float = 0.5,
         positive_offset: float = 0.0,
         *,
-        mining: VariableThresholdMiner | None = None,
+        mining: PairMiner | None = None,
     ) -> None:
         super().__init__(mining)
         self.threshold, self.positive_offset = threshold, positive_offset
@@ -84,17 +87,22 @@ class Contrastive(PairTerm):
     "loss",
     "binomial-deviance",
     source="RAW eq. 12",
-    mining=("vthm",),
+    mining=("vthm", "triplet"),
     refusal=f"binomial deviance {NO_PAIRS}",
 )
 class BinomialDeviance(PairTerm):
     """Per anchor, mean of softplus(alpha (threshold - s)) over positives plus mean of
     softplus(beta (s - threshold)) over negatives.
 
+    The weights of the pairs saturate at alpha / |P| and beta / |N| (RAW, eqs. 13-14): with the paper's slopes
+    all negatives together weigh 25 times as much as all positives. `slopes: normalized` multiplies the two
+    terms by 2 / alpha and 2 / beta; both weights then saturate at 2 over the number of pairs.
+
     Args:
         alpha, beta: Slopes, above 0.
         threshold: Cosine that separates positives from negatives.
         reduction: Mean or sum over the anchors.
+        slopes: Printed, as in RAW eq. 12, or normalized, as in the authors' code.
     """
 
     def __init__(
@@ -103,16 +111,22 @@ class BinomialDeviance(PairTerm):
         beta: float = 50.0,
         threshold: float = 0.5,
         reduction: Literal["mean", "sum"] = "mean",
+        slopes: Literal["printed", "normalized"] = "printed",
         *,
-        mining: VariableThresholdMiner | None = None,
+        mining: PairMiner | None = None,
     ) -> None:
         super().__init__(mining)
+        require(alpha > 0, "alpha", alpha, "above 0")
+        require(beta > 0, "beta", beta, "above 0")
         self.alpha, self.beta, self.threshold, self.reduction = alpha, beta, threshold, reduction
+        printed = slopes == "printed"
+        self.pull, self.push = (1.0, 1.0) if printed else (2 / alpha, 2 / beta)
 
     def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         pull = torch.where(positive, F.softplus(self.alpha * (self.threshold - cosine)), 0.0).sum(1)
         push = torch.where(negative, F.softplus(self.beta * (cosine - self.threshold)), 0.0).sum(1)
-        total = (ratio(pull, positive.sum(1)) + ratio(push, negative.sum(1))).sum()
+        pull, push = ratio(pull, positive.sum(1)), ratio(push, negative.sum(1))
+        total = (self.pull * pull + self.push * push).sum()
         return total if self.reduction == "sum" else total / len(cosine)
 
 
@@ -120,7 +134,7 @@ class BinomialDeviance(PairTerm):
     "loss",
     "equal-weight",
     source="RAW table 1",
-    mining=("vthm",),
+    mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},
     refusal=f"equal weighting {NO_PAIRS}",
 )
@@ -130,7 +144,7 @@ class EqualWeight(PairTerm):
     The mean over all anchors. Selects by vthm by default.
     """
 
-    def __init__(self, *, mining: VariableThresholdMiner | None = None) -> None:
+    def __init__(self, *, mining: PairMiner | None = None) -> None:
         super().__init__(mining)
 
     def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -145,9 +159,8 @@ class EqualWeight(PairTerm):
     "multi-similarity",
     source="RAW eq. 17; multi-similarity (CVPR 2019) eq. 15; LoOp section 4.3",
     negatives=SOURCES,
-    mining=("vthm",),
+    mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},
-    refusal=VTHM_ONLY,
 )
 class MultiSimilarity(PairTerm):
     """Per anchor, log(1 + Σ exp(-alpha (s - threshold))) / alpha over positives plus
@@ -172,7 +185,7 @@ class MultiSimilarity(PairTerm):
         positive_rule: Literal["optimal", "batch"] = "optimal",
         *,
         negatives: NegativeSource | None = None,
-        mining: VariableThresholdMiner | None = None,
+        mining: PairMiner | None = None,
     ) -> None:
         super().__init__(mining)
         require(alpha > 0, "alpha", alpha, "above 0")
@@ -202,23 +215,11 @@ class MultiSimilarity(PairTerm):
         positive = torch.cat([first, second], 1) & view.pair_valid[:, None]
         kept_positive, kept_negative = positive, negative
         if self.mining is not None:
-            kept_positive, kept_negative = self._select(view, both, positive, closest, negative)
+            kept_positive, kept_negative = self.mining.select(both, positive, closest, negative, dim=view.dim)
+            if self.positive_rule == "batch":
+                samples = torch.cat(members.negative.split(pairs)[:2], 1)  # [P, 2C]
+                kept_positive, _ = self.mining.select(both, positive, both, samples, dim=view.dim)
         total = positive.sum() + negative.sum()
         view.report["active_share"] = ratio(kept_positive.sum() + kept_negative.sum(), total)
         terms = self.soft_extremes(both, kept_positive, closest, kept_negative)
         return ratio(masked_sum(terms, view.pair_valid), view.pair_valid.sum())
-
-    def _select(
-        self, view: View, both: Tensor, positive: Tensor, closest: Tensor, negative: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        assert self.mining is not None
-        rival, rivals = closest, negative
-        if self.positive_rule == "batch":
-            rival = both
-            rivals = torch.cat(view.members.negative.split(len(view.pair_valid))[:2], 1)
-        lowest, _ = masked_max(-both.detach(), positive)
-        highest, some = masked_max(rival.detach(), rivals)
-        margin = self.mining.margin
-        kept_negative = negative & (closest > -lowest[:, None] - margin)
-        kept_positive = positive & some[:, None] & (both < highest[:, None] + margin)
-        return kept_positive, kept_negative

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train.losses.mining import VariableThresholdMiner
+from train.losses.mining import PairMiner
 from train.losses.negatives import NegativeSource
 from train.losses.ops import masked_logsumexp, masked_max, ratio
 from train.losses.pairwise import NO_PAIRS, PairTerm
@@ -192,7 +192,7 @@ class Lifted(nn.Module):
     "loss",
     "lifted-generalized",
     source="Hermans et al. (2017); RAW eq. 9, sign corrected",
-    mining=("vthm",),
+    mining=("vthm", "triplet"),
     refusal=f"generalised lifted {NO_PAIRS}",
 )
 class LiftedGeneralized(PairTerm):
@@ -211,7 +211,7 @@ class LiftedGeneralized(PairTerm):
         margin: float = 0.5,
         form: Literal["corrected", "printed"] = "corrected",
         *,
-        mining: VariableThresholdMiner | None = None,
+        mining: PairMiner | None = None,
     ) -> None:
         super().__init__(mining)
         self.margin, self.form = margin, form

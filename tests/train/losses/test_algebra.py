@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train import losses
+from train.losses.mining import TripletMiner
 
 from .oracle import triplets, weighted
 from .oracle.batches import make_batch
@@ -315,15 +316,56 @@ def test_random_negatives_are_uniform() -> None:
 
 
 def test_distance_weighted_negatives_follow_their_density() -> None:
-    """p ∝ 1/q(d), q the density of distances on the sphere, d no less than 0.5, none beyond 1.4 (Wu 2017)."""
     dim, cosines = 8, np.array([0.97, 0.8, 0.5, 0.1, -0.5])
-    d = np.maximum(np.sqrt(2 - 2 * cosines), 0.5)
-    log_q = (dim - 2) * np.log(d) + (dim - 3) / 2 * np.log(1 - d**2 / 4)
-    expected = np.where(d <= 1.4, np.exp(-log_q), 0)
-    expected *= 1500 / expected.sum()
+    expected = 1500 * density_of_draws(cosines, dim)
     counts = drawn("distance-weighted", cosines, dim, 1500)
     assert counts[4] == 0
     assert ((counts - expected)[:4] ** 2 / expected[:4]).sum() < 16.3  # χ² with 3 degrees: 1 in 1000
+
+
+def density_of_draws(cosines: np.ndarray, dim: int) -> np.ndarray:
+    """p ∝ 1/q(d), q the density of distances on the sphere, d no less than 0.5, none beyond 1.4 (Wu 2017)."""
+    d = np.maximum(np.sqrt(2 - 2 * cosines), 0.5)
+    log_q = (dim - 2) * np.log(d) + (dim - 3) / 2 * np.log(1 - d**2 / 4)
+    weight = np.where(d <= 1.4, np.exp(-log_q), 0)
+    return np.asarray(weight / weight.sum())
+
+
+def test_pair_losses_count_a_negative_that_several_positives_draw_once() -> None:
+    """Three positives draw one negative each: negative k counts with probability 1 - (1 - p_k)³."""
+    dim, draws, cosines = 8, 2000, np.array([0.97, 0.8, 0.5, 0.1, -0.5])
+    near = torch.tensor([[0.9, 0.8, 0.7, *[0.0] * 5]]).double()
+    far = torch.tensor([[0.0, 0.0, 0.0, *cosines]]).double()
+    positive = torch.arange(8)[None] < 3
+    miner = TripletMiner(negative="distance-weighted")
+    torch.manual_seed(0)
+    counts = np.zeros(5)
+    for _ in range(draws):
+        kept, drawn = miner.select(near, positive, far, ~positive, dim=dim)
+        assert torch.equal(kept, positive)
+        assert 1 <= int(drawn.sum()) <= 3
+        counts += drawn[0, 3:].numpy()
+    expected = 1 - (1 - density_of_draws(cosines, dim)) ** 3
+    spread = np.sqrt(expected * (1 - expected) / draws)
+    assert np.all(np.abs(counts / draws - expected) <= 4 * spread)
+    assert np.ptp(expected) > 0.3
+
+
+RAW_TABLE_1: dict[str, dict[str, Any]] = {
+    "Binomial": {"name": "binomial-deviance"},
+    "RAW": {"name": "raw", "mining": None},
+    "VTHM": {"name": "equal-weight", "mining": {"name": "vthm", "margin": 0.1}},
+    "Binomial+VTHM": {"name": "binomial-deviance", "mining": {"name": "vthm", "margin": 0.1}},
+    "RAW+DW": {"name": "raw", "mining": {"positive": "all", "negative": "distance-weighted"}},
+    "RAW+SemiHard": {"name": "raw", "mining": {"positive": "all", "negative": "semi-hard"}},
+    "RAW+VTHM": {"name": "raw", "mining": {"name": "vthm", "margin": 0.1}},
+}
+
+
+def test_rows_of_the_raw_ablation_are_seven_losses() -> None:
+    """RAW, table 1: every row builds, and no two rows are the same loss."""
+    values = [evaluate(build(spec), BATCH.x, Y)[0] for spec in RAW_TABLE_1.values()]
+    assert len({round(value, 9) for value in values}) == 7
 
 
 @pytest.mark.parametrize("negative", ["random", "distance-weighted"])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,12 @@ def nca_peer(rule: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     )
 
 
+def raw_peer(positive: str, negative: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """RAW on the pairs of mined triplets, each pair counted once."""
+    miner = miners.BatchEasyHardMiner(positive, negative, distance=distances.CosineSimilarity())
+    return pml.MultiSimilarityLoss(2, 50, 0.5), miner
+
+
 PEERS: dict[str, tuple[Callable[..., float], Callable[[], tuple[Any, ...]]]] = {
     "triplet-cosine": (
         lambda x, y: triplets.mined(x, y, triplets.cosine_hinge(0.1), positive="all", negative="all"),
@@ -223,6 +230,16 @@ PEERS: dict[str, tuple[Callable[..., float], Callable[[], tuple[Any, ...]]]] = {
         weighted.raw,
         lambda: (pml.MultiSimilarityLoss(2, 50, 0.5), miners.MultiSimilarityMiner(0.1)),
     ),
+    **{
+        f"raw-{positive}-{negative}": (
+            partial(weighted.raw, mining={"positive": positive, "negative": rule}),
+            partial(raw_peer, positive, negative),
+        )
+        for positive, negative, rule in [
+            ("easy", "semihard", "semi-hard"),
+            ("hard", "hard", "hard"),
+        ]
+    },
     "lifted": (symmetrical.lifted, lambda: (pml.LiftedStructureLoss(neg_margin=1, pos_margin=0),)),
     "fast-ap": (other_losses.fast_ap, lambda: (pml.FastAPLoss(10),)),
     "histogram": (other_losses.histogram, lambda: (pml.HistogramLoss(100),)),

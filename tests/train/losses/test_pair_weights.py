@@ -91,8 +91,9 @@ def test_printed_lifted_pushes_the_easiest(s: np.ndarray) -> None:
     assert weights.any()
 
 
-def test_binomial(s: np.ndarray) -> None:
-    """Eqs. 13 and 14."""
+@pytest.mark.parametrize("slopes", ["printed", "normalized"])
+def test_binomial(s: np.ndarray, slopes: str) -> None:
+    """Eqs. 13 and 14; normalized slopes divide them by alpha / 2 and by beta / 2."""
     alpha, beta, gamma = 2.0, 50.0, 0.5
     expected = np.zeros((B, B))
     for i in range(B):
@@ -102,7 +103,21 @@ def test_binomial(s: np.ndarray) -> None:
         for k in negatives(i):
             e = math.exp(beta * (s[i, k] - gamma))
             expected[i, k] = beta * e / (1 + e) / len(negatives(i))
-    np.testing.assert_allclose(found({"name": "binomial-deviance"}, s), expected, rtol=1e-10, atol=1e-14)
+    if slopes == "normalized":
+        same = np.equal.outer(Y, Y)
+        expected = np.where(same, expected / (alpha / 2), expected / (beta / 2))
+    weights = found({"name": "binomial-deviance", "slopes": slopes}, s)
+    np.testing.assert_allclose(weights, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_slopes_decide_between_pulling_and_pushing(s: np.ndarray) -> None:
+    """At the threshold eqs. 13 and 14 are alpha / 2 and beta / 2 over the counts: 1 to 25, or 1 to 1."""
+    at_threshold = np.where(np.eye(B) > 0, 1.0, 0.5)
+    for slopes, push in (("printed", 25.0), ("normalized", 1.0)):
+        weights = found({"name": "binomial-deviance", "slopes": slopes}, at_threshold)
+        for i in range(B):
+            assert weights[i, positives(i)].sum() == pytest.approx(1)
+            assert weights[i, negatives(i)].sum() == pytest.approx(push)
 
 
 def test_raw(s: np.ndarray) -> None:

@@ -189,6 +189,38 @@ MINERS = [
         )
         for label, name, function, margin in _PAIR_MINED
     ),
+    *(
+        Variant(
+            f"{name}_triplets_{positive}_{negative}",
+            {"name": name, "mining": {"positive": positive, "negative": negative}},
+            partial(function, mining={"positive": positive, "negative": negative}),
+        )
+        for (_, name, function, _), positive, negative in itertools.product(
+            [*_PAIR_MINED, ("", "raw", weighted.raw, 0.0)],
+            ("easy", "hard", "all"),
+            ("hard", "semi-hard", "all"),
+        )
+    ),
+    *(
+        Variant(
+            f"raw_triplets_{'_'.join(mining)}",
+            {"name": "raw", "mining": mining},
+            partial(weighted.raw, mining=mining),
+        )
+        for mining in (
+            {"negative": "hard"},
+            {"negative": "hard", "duplicate_above": 0.6},
+            {"negative": "semi-hard", "fallback": "farthest"},
+        )
+    ),
+    *(
+        Variant(
+            f"raw_triplets_{source}_{negative}",
+            {"name": "raw", "negatives": source, "mining": {"negative": negative}},
+            partial(weighted.multi_similarity_pairs, source=source, mining={"negative": negative}),
+        )
+        for source, negative in itertools.product(("optimal", "symmetric"), ("hard", "semi-hard"))
+    ),
     Variant(
         "equal_unmined",
         {"name": "equal-weight", "mining": None},

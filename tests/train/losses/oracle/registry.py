@@ -183,6 +183,11 @@ RAW = [
         for label, reduction in [("binomial", "sum"), ("binomial_mean", "mean")]
     ),
     Variant(
+        "binomial_normalized",
+        {"name": "binomial-deviance", "slopes": "normalized", "alpha": 3.0},
+        partial(weighted.binomial_deviance, normalized=True, alpha=3.0),
+    ),
+    Variant(
         "binomial_vthm",
         {"name": "binomial-deviance", "mining": _vthm},
         partial(weighted.binomial_deviance, mining=0.1),
