@@ -26,7 +26,7 @@ _PANELS = {
     "hard_anchor_share": ("Hard triplets: negative closer", "% of anchors"),
     "hard_share": ("Hard among what the loss compares", "%"),
     "active_share": ("Active terms of the loss", "%"),
-    "synthetic_share": ("Synthetic points among negatives", "%"),
+    "synthetic_share": ("Synthetic among the selected points", "%"),
     "mean_positive": ("Mean similarity of positive pairs", "cosine"),
     "mean_negative": ("Mean similarity of negative pairs", "cosine"),
     "lr": ("Learning rate", "value"),

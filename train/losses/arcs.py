@@ -27,12 +27,12 @@ def closest_on_arcs(t: PairTables) -> tuple[Tensor, Tensor]:
         t: Dot products of unit vectors, preferably float64: a distance has half the digits of a cosine.
 
     Returns:
-        [P, Q] cosines, with the distance sqrt(2 - 2 cosine); and [P, Q] bool, whether the closest points
-        include one that is not a sample.
+        [P, Q] cosines, with the distance sqrt(2 - 2 cosine); and [P, Q] int64, how many of the two closest
+        points are not samples.
     """
     with torch.no_grad():
         cosine, wi, wj, wk, wl = closest_points(t)
-        synthetic = (wi * wj > 0) | (wk * wl > 0)
+        synthetic = (wi * wj > 0).long() + (wk * wl > 0).long()
     moving = wi * wk * t.ik + wi * wl * t.il + wj * wk * t.jk + wj * wl * t.jl
     # Both combinations have length 1 in value; their change with the cosine inside each pair counts too.
     moving = moving - cosine * (wi * wj * t.p.cross + wk * wl * t.q.cross)
@@ -129,12 +129,12 @@ def closest_on_segments(t: PairTables) -> tuple[Tensor, Tensor]:
         t: Dot products of the end points without normalisation, preferably float64.
 
     Returns:
-        [P, Q] values, with the squared distance -2 times them; and [P, Q] bool, whether the closest points
-        include one that is not a sample.
+        [P, Q] values, with the squared distance -2 times them; and [P, Q] int64, how many of the two closest
+        points are not samples.
     """
     with torch.no_grad():
         x, y = _segment_position(t)
-        synthetic = (x * (1 - x) > 0) | (y * (1 - y) > 0)
+        synthetic = (x * (1 - x) > 0).long() + (y * (1 - y) > 0).long()
     p_square = (1 - x) ** 2 * t.p.first + x**2 * t.p.second + 2 * x * (1 - x) * t.p.cross
     q_square = (1 - y) ** 2 * t.q.first + y**2 * t.q.second + 2 * y * (1 - y) * t.q.cross
     dot = (1 - x) * (1 - y) * t.ik + (1 - x) * y * t.il + x * (1 - y) * t.jk + x * y * t.jl

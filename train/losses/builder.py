@@ -80,6 +80,8 @@ def _term(entry: Entry, spec: dict[str, Any], supplied: Mapping[str, int | None]
     }
     also = [*_PARTS, *(source_entry.parameters if source_entry else ())]
     term: nn.Module = entry.cls(**check_parameters(entry, spec, also), **parts, **_supply(entry, supplied))
+    if source is not None:
+        source.check(getattr(term, "measure", "cosine"))  # losses without the attribute compare cosines
     return term
 
 

@@ -49,16 +49,19 @@ class NegativeSource:
             tables.append((view.leftover_tables(normalized=normalized), view.leftover_negative))
         return tables
 
+    def check(self, measure: Measure) -> None:
+        """Raise ValueError if a parameter has no effect on a loss with this similarity measure."""
+
     def closest(self, view: View, measure: Measure) -> tuple[Tensor, Tensor]:
         """Return [P, Q] similarities of the closest points of pairs p and q and the mask of negatives."""
         tables = self.tables(view, normalized=measure == "cosine")
         parts = [(*self._closest(table, measure), negative) for table, negative in tables]
         similarity, synthetic, negative = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        view.report["synthetic_share"] = (synthetic & negative).sum() / negative.sum().clamp(min=1)
+        view.count_points(synthetic, 2, negative)
         return similarity, negative
 
     def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
-        """Return [P, Q] similarities and whether the closest points include one that is not a sample."""
+        """Return [P, Q] similarities and how many of the two closest points are synthetic: 0, 1 or 2."""
         raise NotImplementedError
 
 
@@ -113,34 +116,66 @@ class _PointCloud(NegativeSource):
             p_square = pi * pi * t.p.first + pj * pj * t.p.second + 2 * pi * pj * t.p.cross
             q_square = qk * qk * t.q.first + ql * ql * t.q.second + 2 * qk * ql * t.q.cross
             similarity = similarity - 0.5 * (p_square[:, None] + q_square)
-        best, which = similarity.flatten(0, 1).max(0)  # [P, Q]
+        best, which = self.hardest(similarity.flatten(0, 1))  # [P, Q]
         count = len(similarity)
-        return best, (which // count > 1) | (which % count > 1)
+        of_p, of_q = (which // count > 1) & (t.p.gap > 0), (which % count > 1) & (t.q.gap > 0)
+        return best, of_p.long() + of_q.long()
+
+    def hardest(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [P, Q] the similarity selected among candidates [n, P, Q], and its place among them."""
+        best, which = candidates.max(0)
+        return best, which
 
 
 @register("negatives", "symmetric", source="Symm (AAAI 2020), eqs. 1-2")
 class Symmetric(_PointCloud):
-    """The members of each pair and their mirror images in each other's axis: 4 x 4 combinations.
+    """The members of each pair and their mirror images in each other's axis: 4 x 4 combinations. Symm's
+    triplet loss (eq. 4) is squared: `{name: triplet, squared: true, negatives: symmetric}`.
 
-    x' = beta (alpha (r - x) + x), with r the projection of x on the other member. alpha 2 and beta 1
-    mirror x and keep its length; with other values the point is brought back to the length of x when
-    the loss works on the sphere.
+    x' = beta (|x| / |d|) d with d = alpha (r - x) + x, where r is the projection of x on the axis through
+    the other member. alpha 2 mirrors x, and d has its length anyway. Other values change the angle alone:
+    the paper restores the length for them (Fig. 4). beta then scales the length; it has no effect on losses
+    that compare unit vectors, and these refuse it.
+
+    Args:
+        alpha: How far the point is from x: 0 at x, 1 in the direction of the axis, 2 mirrored.
+        beta: Length of the point relative to that of x.
+        top_k: Which of the combinations counts: the k-th hardest alone (Fig. 5: "the harder the pair
+            selected, the higher the performance"; the paper gives no formula). 1 is the hardest.
+        leftover: See NegativeSource.
     """
 
-    def __init__(self, alpha: float = 2.0, beta: float = 1.0, leftover: Leftover = "drop") -> None:
+    def __init__(
+        self, alpha: float = 2.0, beta: float = 1.0, top_k: int = 1, leftover: Leftover = "drop"
+    ) -> None:
         super().__init__(leftover)
-        self.alpha, self.beta = alpha, beta
+        self.alpha, self.beta, self.top_k = alpha, beta, top_k
         require(beta != 0, "beta", beta, "not 0: every mirrored point would be the origin")
+        require(1 <= top_k <= 16, "top_k", top_k, "1 to 16, the number of combinations of two pairs")
+
+    def check(self, measure: Measure) -> None:
+        if measure == "cosine" and self.beta != 1:
+            raise ValueError(
+                f"beta is {self.beta:g}, but this loss compares unit vectors, so the length of a point has "
+                "no effect; leave beta out or choose a loss on raw embeddings, as n-pair"
+            )
 
     def weights(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
         one, zero = torch.ones_like(pair.cross), torch.zeros_like(pair.cross)
-        own = self.beta * (1 - self.alpha) * one
-        toward_second, toward_first = (self.beta * self.alpha * x for x in _projections(pair))
-        first = torch.stack([one, zero, own, toward_first])  # i, j, i', j'
-        second = torch.stack([zero, one, toward_second, own])
-        if normalized and (self.alpha, self.beta) != (2.0, 1.0):
-            return _on_sphere(first, second, pair.cross)
-        return first, second
+        own = (1 - self.alpha) * one
+        toward_second, toward_first = (self.alpha * x for x in _projections(pair))
+        mirrored = [(own, toward_second), (toward_first, own)]
+        if self.alpha != 2:
+            squares = (pair.first, pair.second)
+            mirrored = [_with_length(*w, pair, square) for w, square in zip(mirrored, squares, strict=True)]
+        first, second = ([self.beta * w for w in weights] for weights in zip(*mirrored, strict=True))
+        return torch.stack([one, zero, *first]), torch.stack([zero, one, *second])  # i, j, i', j'
+
+    def hardest(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        if self.top_k == 1:
+            return super().hardest(candidates)
+        values, places = candidates.topk(self.top_k, 0)
+        return values[-1], places[-1]
 
 
 @register("negatives", "interpolated", source="Embedding expansion (CVPR 2020)")
@@ -158,7 +193,7 @@ class Interpolated(_PointCloud):
         step = torch.arange(1, self.points + 1, device=pair.cross.device, dtype=pair.cross.dtype)
         share = torch.cat([step.new_tensor([0.0, 1.0]), step / (self.points + 1)])[:, None, None]  # [m, 1, 1]
         first, second = (1 - share).expand(-1, *pair.cross.shape), share.expand(-1, *pair.cross.shape)
-        return _on_sphere(first, second, pair.cross) if normalized else (first, second)
+        return _with_length(first, second, pair, pair.first) if normalized else (first, second)
 
 
 def _projections(pair: Members) -> tuple[Tensor, Tensor]:
@@ -170,9 +205,9 @@ def _projections(pair: Members) -> tuple[Tensor, Tensor]:
     return second, first
 
 
-def _on_sphere(first: Tensor, second: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale combinations of two unit vectors to unit length; those of zero length stay at the origin."""
-    square = first * first + second * second + 2 * first * second * cross
-    some = square > 4 * torch.finfo(square.dtype).eps
-    scale = torch.where(some, torch.where(some, square, 1.0).rsqrt(), 0.0)
-    return first * scale, second * scale
+def _with_length(first: Tensor, second: Tensor, pair: Members, square: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale combinations of the members to a squared length; those of zero length stay at the origin."""
+    own = first * first * pair.first + second * second * pair.second + 2 * first * second * pair.cross
+    some = own > 4 * torch.finfo(own.dtype).eps * square
+    scale = torch.where(some, torch.where(some, square, 1.0) / torch.where(some, own, 1.0), 1.0).sqrt()
+    return torch.where(some, first * scale, 0.0), torch.where(some, second * scale, 0.0)

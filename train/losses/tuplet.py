@@ -26,8 +26,15 @@ def _mean_over_pairs(view: View, terms: Tensor) -> Tensor:
 
 
 def _check_combinations(combinations: Combinations, negatives: NegativeSource | None) -> None:
-    if combinations == "released" and not isinstance(negatives, Symmetric):
+    if combinations == "all":
+        return
+    if not isinstance(negatives, Symmetric):
         raise ValueError("combinations: released requires mirrored points; set negatives to symmetric")
+    if negatives.top_k != 1:
+        raise ValueError(
+            f"top_k is {negatives.top_k}, but the released combinations keep the hardest one; "
+            "leave out top_k or combinations"
+        )
 
 
 class PairAgainstAll(nn.Module):
@@ -36,12 +43,27 @@ class PairAgainstAll(nn.Module):
     paired = True
 
     def __init__(
-        self, normalize: bool | None, negatives: NegativeSource | None, combinations: Combinations
+        self,
+        normalize: bool | None,
+        l2_reg: float,
+        negatives: NegativeSource | None,
+        combinations: Combinations,
     ) -> None:
         super().__init__()
         _check_combinations(combinations, negatives)
-        self.negatives, self.combinations = negatives, combinations
+        require(l2_reg >= 0, "l2_reg", l2_reg, "0 or more")
+        self.l2_reg, self.negatives, self.combinations = l2_reg, negatives, combinations
         self.measure = resolve_measure(normalize, negatives, "dot", default=False)
+
+    def forward(self, view: View) -> Tensor:
+        value = _mean_over_pairs(view, self.terms(view))
+        if self.l2_reg:
+            value = value + 0.25 * self.l2_reg * 2 * _mean_over_pairs(view, view.pair_squares)
+        return value
+
+    def terms(self, view: View) -> Tensor:
+        """Return [A, P] the loss of every pair, once or for each of its members as the anchor."""
+        raise NotImplementedError
 
     def _compare(self, view: View, positive: Tensor, negative: Tensor, mask: Tensor) -> Tensor:
         """Return [P] log(1 + Σ exp(negative - positive)) over the selected negatives [P, N]."""
@@ -49,13 +71,19 @@ class PairAgainstAll(nn.Module):
         view.report["active_share"] = ratio((mask & (gap > 0)).sum(), mask.sum())
         return log_one_plus_sum_exp(gap, mask)
 
-    def _mirrored(self, view: View) -> tuple[Tensor, Tensor]:
-        """Return [4, 4, P, Q] similarities of the points (i, j, i', j') of p and q and the negative mask."""
+    def _mirrored(self, view: View) -> tuple[Tensor, Tensor, Tensor]:
+        """Return similarities of mirrored points.
+
+        Returns:
+            [4, 4, P, Q] similarities of the points (i, j, i', j') of p and q; [1, Q] bool, q has two members;
+            and the [P, Q] mask of negatives.
+        """
         assert isinstance(self.negatives, Symmetric)
         normalized = self.measure == "cosine"
         tables, masks = zip(*self.negatives.tables(view, normalized=normalized), strict=True)
         parts = [self.negatives.similarities(table, normalized=normalized) for table in tables]
-        return torch.cat(parts, 3), torch.cat(masks, 1)
+        apart = torch.cat([table.q.gap > 0 for table in tables], 1)
+        return torch.cat(parts, 3), apart, torch.cat(masks, 1)
 
 
 @register(
@@ -75,7 +103,8 @@ class NPair(PairAgainstAll):
         anchors: The first member of each pair, or both in turn.
         normalize: Use cosines instead of raw dot products; the default is raw for samples and for mirrored
             points, cosines for the other sources.
-        l2_reg: Adds l2_reg / 4 times the mean squared lengths of first and of second members.
+        l2_reg: Adds l2_reg / 4 times the mean squared lengths of first and of second members (0.002 in the
+            code of Symm's authors).
         combinations: With mirrored points, all 16, or the 6 of the authors' code, which pools the positive
             logit over them as well.
     """
@@ -90,31 +119,27 @@ class NPair(PairAgainstAll):
         *,
         negatives: NegativeSource | None = None,
     ) -> None:
-        super().__init__(normalize, negatives, combinations)
+        super().__init__(normalize, l2_reg, negatives, combinations)
         if negatives is not None and (candidates, anchors) != ("all", "first"):
             raise ValueError(
                 "with synthetic negatives a pair is compared as a whole; leave out candidates and anchors"
             )
-        self.candidates, self.anchors, self.l2_reg = candidates, anchors, l2_reg
+        self.candidates, self.anchors = candidates, anchors
 
-    def forward(self, view: View) -> Tensor:
+    def terms(self, view: View) -> Tensor:
         positive = view.pair_similarity(self.measure)  # [P]
         if self.combinations == "released":
-            similarity, mask = self._mirrored(view)
-            oriented = torch.triu_indices(4, 4, 1, device=similarity.device)
-            logits = similarity[oriented[0], oriented[1]].max(0).values  # [P, Q]
-            terms = self._compare(view, logits.diagonal(), logits, mask)[None]
-        elif self.negatives is not None:
+            similarity, apart, mask = self._mirrored(view)
+            u, v = torch.triu_indices(4, 4, 1, device=similarity.device)
+            logits, which = similarity[u, v].max(0)  # [P, Q]
+            view.count_points((u[which] > 1).long() + ((v[which] > 1) & apart), 2, mask)
+            return self._compare(view, logits.diagonal(), logits, mask)[None]
+        if self.negatives is not None:
             closest, mask = self.negatives.closest(view, self.measure)
-            terms = self._compare(view, positive, closest, mask)[None]
-        else:
-            negative, mask = self._samples(view, len(positive))
-            anchors = len(negative) // len(positive)
-            terms = self._compare(view, positive.repeat(anchors), negative, mask).unflatten(0, (anchors, -1))
-        value = _mean_over_pairs(view, terms)
-        if self.l2_reg:
-            value = value + 0.25 * self.l2_reg * 2 * _mean_over_pairs(view, view.pair_squares)
-        return value
+            return self._compare(view, positive, closest, mask)[None]
+        negative, mask = self._samples(view, len(positive))
+        anchors = len(negative) // len(positive)
+        return self._compare(view, positive.repeat(anchors), negative, mask).view(anchors, -1)
 
     def _samples(self, view: View, pairs: int) -> tuple[Tensor, Tensor]:
         """Return the candidates of the first, and possibly the second, members with the negative mask."""
@@ -143,7 +168,7 @@ class Angular(PairAgainstAll):
     Args:
         angle: Angle a in degrees, between 0 and 90.
         anchors: First or both; the loss is symmetric in i and j, so both give the same value.
-        normalize: See n-pair.
+        normalize, l2_reg: See n-pair.
         combinations: With mirrored points, all 24, or the 12 of the authors' code, which pools the positive
             logit over them as well.
     """
@@ -153,37 +178,41 @@ class Angular(PairAgainstAll):
         angle: float = 45.0,
         anchors: Literal["first", "both"] = "first",
         normalize: bool | None = None,
+        l2_reg: float = 0.0,
         combinations: Combinations = "all",
         *,
         negatives: NegativeSource | None = None,
     ) -> None:
-        super().__init__(normalize, negatives, combinations)
+        super().__init__(normalize, l2_reg, negatives, combinations)
         require(0 < angle < 90, "angle", angle, "between 0 and 90 degrees")
         self.anchors = anchors
         self.slope = math.tan(math.radians(angle)) ** 2
 
-    def forward(self, view: View) -> Tensor:
+    def terms(self, view: View) -> Tensor:
         positive = view.pair_similarity(self.measure)  # [P]
         if self.combinations == "released":
-            similarity, mask = self._mirrored(view)
+            similarity, apart, mask = self._mirrored(view)
             x, y = torch.tensor(
                 [(x, y) for x in range(4) for y in range(4) if x != y], device=positive.device
             ).T
-            negative = (similarity[x, y] + similarity[y, y]).max(0).values  # [P, Q]
             positive = similarity.diagonal(dim1=2, dim2=3)[x, y].max(0).values
+            negative, which = (similarity[x, y] + similarity[y, y]).max(0)  # [P, Q]
+            x, y = x[which], y[which]
+            view.count_points((x > 1).long() + (y > 1) + ((y > 1) & apart), 3, mask)
         elif isinstance(self.negatives, Symmetric):
-            similarity, mask = self._mirrored(view)
-            i, j, k, l = similarity.unbind(0)  # each [4, P, Q]  # noqa: E741
-            two_of_each = torch.maximum(i, j) + torch.maximum(k, l)
-            negative = torch.stack([i + j, k + l, two_of_each]).flatten(0, 1).max(0).values
+            similarity, apart, mask = self._mirrored(view)
+            x, y = torch.triu_indices(4, 4, 1, device=positive.device)
+            triplets = (similarity[x] + similarity[y]).flatten(0, 1)  # [24, P, Q]
+            negative, which = self.negatives.hardest(triplets)
+            two, other = which // 4, which % 4
+            view.count_points((x[two] > 1).long() + (y[two] > 1) + ((other > 1) & apart), 3, mask)
         elif self.negatives is not None:
             closest, mask = self.negatives.closest(view, self.measure)
             negative = 2 * closest
         else:
             first, second = view.members.similarity(self.measure).unflatten(0, (2, -1)).unbind(0)
             negative, mask = first + second, view.members.negative[: len(positive)]  # [P, C]
-        terms = self._compare(view, 2 * (1 + self.slope) * positive, 4 * self.slope * negative, mask)
-        return _mean_over_pairs(view, terms[None])
+        return self._compare(view, 2 * (1 + self.slope) * positive, 4 * self.slope * negative, mask)[None]
 
 
 @register(
@@ -200,6 +229,7 @@ class AngularNPair(nn.Module):
         angle: Angle in degrees, between 0 and 90.
         angular_weight: Weight of the angular loss.
         anchors, normalize: See n-pair.
+        l2_reg: As for n-pair, added once.
     """
 
     paired = True
@@ -210,13 +240,15 @@ class AngularNPair(nn.Module):
         angular_weight: float = 2.0,
         anchors: Literal["first", "both"] = "first",
         normalize: bool | None = None,
+        l2_reg: float = 0.0,
         *,
         negatives: NegativeSource | None = None,
     ) -> None:
         super().__init__()
         self.negatives, self.angular_weight = negatives, angular_weight
-        self.n_pair = NPair(anchors=anchors, normalize=normalize, negatives=negatives)
+        self.n_pair = NPair(anchors=anchors, normalize=normalize, l2_reg=l2_reg, negatives=negatives)
         self.angular = Angular(angle, anchors, normalize, negatives=negatives)
+        self.measure = self.n_pair.measure
 
     def forward(self, view: View) -> Tensor:
         value: Tensor = self.n_pair(view) + self.angular_weight * self.angular(view)

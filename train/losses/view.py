@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from train.losses.ops import safe_sqrt
+from train.losses.ops import ratio, safe_sqrt
 from train.losses.pairs import PairLayout, alternate_pairs
 
 Measure = Literal["cosine", "distance", "dot"]
@@ -184,6 +184,8 @@ class View:
         self.embeddings, self.labels = embeddings, labels
         self.batch, self.dim = embeddings.shape
         self.report: dict[str, Tensor] = {}
+        self._synthetic: Tensor | int = 0
+        self._selected: Tensor | int = 0
         self.references: tuple[Tensor, Tensor] | None = None  # preceded by the batch
         points, point_labels = embeddings, labels
         if references is not None and reference_labels is not None:
@@ -293,6 +295,20 @@ class View:
         with torch.no_grad():  # from the vectors: exact for members nearly equal or nearly antipodal
             total, gap = (first + second).square().sum(1), (first - second).square().sum(1)
         return Members(one, one, cross, total, gap)
+
+    def count_points(self, synthetic: Tensor, each: int, selected: Tensor) -> None:
+        """Add the points that a loss selects to the diagnostic `synthetic_share`.
+
+        The share is synthetic / (original + synthetic) among all points added (Symm, fig. 7).
+
+        Args:
+            synthetic: [P, Q] integers, the number of synthetic points among those of an entry.
+            each: Points of every entry.
+            selected: [P, Q] bool, the entries that count.
+        """
+        self._synthetic = self._synthetic + (synthetic * selected).sum()
+        self._selected = self._selected + each * selected.sum()
+        self.report["synthetic_share"] = ratio(self._synthetic, self._selected)
 
     @lazy
     def leftover_negative(self) -> Tensor:

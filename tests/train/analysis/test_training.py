@@ -57,7 +57,7 @@ def test_training_command(run: Path, tmp_path: Path) -> None:
     done = click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert "synthetic_share" in done.stdout
-    assert b"Synthetic points among negatives" in out.read_bytes()
+    assert b"Synthetic among the selected points" in out.read_bytes()
 
 
 def test_only_recorded_metrics_have_a_panel(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from train import losses
 from .oracle import geometry, hardest, other_losses, symmetrical, transport, triplets, weighted
 from .oracle.batches import BATCHES, CLOSED_SET, Batch, make_batch
 from .oracle.combinations import COMBINATIONS
-from .oracle.pairs import alternate, negatives, ordered, positives, rivals
+from .oracle.pairs import negatives, ordered, positives
 from .oracle.registry import TRANSPORT, VARIANTS, Variant
-from .oracle.sources import embeddings_for, pair_distance
 
 CLASSES = 4
 
@@ -158,17 +157,6 @@ def test_diagnostics_count_the_triplets(spec: dict[str, Any], term: Any, found: 
     far = [s[i][k] for i in range(len(DIAGNOSED.y)) for k in negatives(DIAGNOSED.y, i)]
     assert diagnostics["mean_positive"] == pytest.approx(np.mean(near), rel=1e-6)
     assert diagnostics["mean_negative"] == pytest.approx(np.mean(far), rel=1e-6)
-
-
-@pytest.mark.parametrize("source", ["optimal", "optimal-segment", "symmetric", "interpolated"])
-def test_diagnostics_count_the_synthetic_negatives(source: str) -> None:
-    """Negatives closer than all samples of the two pairs are synthetic."""
-    z = embeddings_for(DIAGNOSED.x, source)
-    nearest, nearest_sample = pair_distance(z, source), pair_distance(z, "batch")
-    couples = [(p, q) for p in alternate(DIAGNOSED.y) for q in rivals(DIAGNOSED.y, p)]
-    synthetic = [nearest(p, q) < nearest_sample(p, q) - 1e-12 for p, q in couples]
-    found = diagnosed({"name": "triplet", "negatives": source})["synthetic_share"]
-    assert found == pytest.approx(np.mean(synthetic), abs=1e-6)
 
 
 # The references themselves, against pytorch-metric-learning where both define the same quantity.
