@@ -57,6 +57,7 @@ PAPERS = {
     "symm": "Symmetrical Synthesis for Deep Metric Learning (AAAI 2020)",
     "dcdl": "Learning Deep Optimal Embeddings with Sinkhorn Divergences (2022)",
 }
+BY_COARSE = "coarse "
 _COLUMN = re.compile(r"accuracy|nmi|f1|(coarse )?R@[1-9][0-9]*")
 _DEFAULT_VARIANT = "paper"
 
@@ -150,6 +151,14 @@ class RecipeRow:
     published: Published | None
     reason: str | None
 
+    @property
+    def published_values(self) -> dict[str, float]:
+        """Published values in percent by metric key; BY_COARSE precedes those by the coarse labels."""
+        if self.published is None:
+            return {}
+        coarse = self.published.percents(coarse=True)
+        return {**self.published.percents(), **{BY_COARSE + key: value for key, value in coarse.items()}}
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without the settings."""
         return {
@@ -185,6 +194,14 @@ class RecipeTable:
     source: str
     rows: Mapping[str, RecipeRow] = field(repr=False)
     note: str | None = None
+
+
+def column_title(key: str) -> str:
+    """Return the title of a column: "R@1" for "recall_at_1", "coarse R@1" for "coarse recall_at_1"."""
+    from retrieval.metrics.table import metric_columns  # slow to import
+
+    by = BY_COARSE if key.startswith(BY_COARSE) else ""
+    return by + metric_columns([key.removeprefix(BY_COARSE)])[0].short
 
 
 def recipe_names() -> list[str]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
 from retrieval import text
-from retrieval.cli import json_option, print_result
+from retrieval.cli import json_option, print_result, print_status
 from retrieval.errors import InputError
 from train import settings
-from train.config import Published
+from train.commands import DATA_HELP
 from train.recipes import (
     PAPERS,
     RecipeRow,
     RecipeTable,
     all_rows,
+    column_title,
     find_row,
+    find_rows,
     load_table,
     read_recipe,
     recipe_file,
@@ -98,6 +101,62 @@ def show(name: str, full: bool, as_json: bool) -> None:
     print_result(facts, as_json, f"{_settings_text(name, row, values, full)}\n\n# To run it: {command}")
 
 
+@recipes.command()
+@click.argument("rows", nargs=-1, required=True)
+@click.option("--data", "data_specs", multiple=True, required=True, help=f"{DATA_HELP} Repeatable.")
+@click.option("--seeds", help="Number of seeds, or a list: 0,1,2. By default as many as in the paper.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of all rows; published values are then left out, if it changes the experiment. Repeatable.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the results.")
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    rows: tuple[str, ...],
+    data_specs: tuple[str, ...],
+    seeds: str | None,
+    overrides: tuple[str, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Train and measure the ROWS of a paper's table, and show ours beside the published values.
+
+    ROWS is a table, a row, or several rows by `*`. Rows on data sets without --data are listed without
+    results. Repeat the command to resume it, to retry failed runs, or to add rows, data sets and seeds.
+
+    \b
+      lookalike recipes run dcdl/table1 --data cifar10:ROOT --data stl10:ROOT --out table1
+      lookalike recipes run "loop/table2/*-cub200" --data cub200:ROOT --seeds 3 --out cub
+      lookalike recipes run sct/table2 --data cars196:ROOT --set device=cuda:1 --out cars
+
+    OUT/table.md has the table, OUT/table.json all numbers; OUT/DATA/ROW/seed-0 is an ordinary run.
+    """
+    from train.experiments.plan import parse_seeds
+    from train.experiments.reproduction import reproduction_table, run_rows
+
+    chosen = {row.name: row for pattern in rows for row in find_rows(pattern)}
+    found = run_rows(
+        out,
+        list(chosen.values()),
+        data_specs,
+        print_status,
+        changes=settings.parse_changes(overrides),
+        seeds=parse_seeds(seeds) if seeds else None,
+        show_progress=True,
+    )
+    print_result(found.to_dict(), as_json, reproduction_table(found))
+    print_status(f"results: {out / 'table.md'}")
+    if found.failed:
+        hint = "see failure.txt in their folders, and repeat the command to retry them"
+        print_status(f"{text.pluralize(found.failed, 'run')} failed; {hint}")
+        ctx.exit(1)
+
+
 def _is_numbered(number: str, wanted: str | None) -> bool:
     """Return whether a table has a number: "3a" is also found by "3"."""
     return wanted is None or number.lower() in (wanted.lower(), *(f"{wanted.lower()}{c}" for c in "abc"))
@@ -126,29 +185,19 @@ def _row_tables(rows: Iterable[RecipeRow]) -> list[str]:
     """Return rows as text, one block for each table and set of columns."""
     blocks: dict[tuple[str, tuple[str, ...]], list[RecipeRow]] = {}
     for row in rows:
-        columns = tuple(published_values(row.published))
+        columns = tuple(row.published_values)
         blocks.setdefault((row.table, columns), []).append(row)
     lines = []
     for (_, columns), members in blocks.items():
-        cells = [("recipe", "row", "setting", *columns)]
+        cells = [("recipe", "row", "setting", *map(column_title, columns))]
         for row in members:
-            values = published_values(row.published)
+            values = row.published_values
             cells.append((row.name, row.row, row.setting, *(f"{values[c]:g}" for c in columns)))
         block = text.align_columns(cells, right=range(3, 3 + len(columns)))
         for number, row in enumerate(members, 1):
             block[number] += f"   (not run here: {row.reason})" if row.reason else ""
         lines.append("\n".join(block))
     return lines
-
-
-def published_values(published: Published | None) -> dict[str, float]:
-    """Return published values by the title of their column, in percent."""
-    if published is None:
-        return {}
-    named = {"NMI": published.nmi, "F1": published.f1, "accuracy": published.accuracy}
-    found = {title: value for title, value in named.items() if value is not None}
-    found |= {f"R@{k}": value for k, value in published.recall.items()}
-    return found | {f"coarse R@{k}": value for k, value in published.coarse_recall.items()}
 
 
 def _settings_text(name: str, row: RecipeRow | None, values: Mapping[str, Any], full: bool) -> str:

@@ -13,6 +13,7 @@ from retrieval.errors import InputError
 from train import data as data_sets
 from train import settings
 from train.commands import DATA_HELP
+from train.recipes import read_recipe
 
 
 @click.command(epilog="\b\nSettings and their defaults:\n" + textwrap.indent(settings.explain(), "  "))
@@ -59,6 +60,9 @@ def train(
     """
     if not resume:
         config = settings.resolve(data, recipe, overrides)
+        if recipe and config.published is None and read_recipe(recipe).get("published"):
+            altered = "; ".join(settings.altered_settings(recipe, config))
+            print_status(f"the published values of {recipe} are left out: {altered}")
         images = data_sets.load(config.data)
     elif data or recipe or overrides:
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")

@@ -52,6 +52,13 @@ class SweepTrial:
         """Return the report; `None` if the run is unfinished, because report.json is written last."""
         return Report.load(self.folder) if (self.folder / "report.json").is_file() else None
 
+    def results(self) -> list[Result]:
+        """Return the results of the best epoch on held-out images, or else of the last, by all labels."""
+        report = self.report()
+        found = report.results if report is not None else []
+        names = {result.name for result in found}
+        return [result for result in found if result.name == (BEST_EPOCH if BEST_EPOCH in names else AFTER)]
+
     def outcome(self) -> Outcome:
         """Read the outcome from the folder of the run."""
         report, failure = self.report(), self.folder / _FAILURE
@@ -96,17 +103,47 @@ def run_sweep(
         for name in plan.variants
     ]
     dataset = data.load(plan.experiment.config().data)
+
+    def save() -> None:
+        plan.save(folder)
+        _compare(folder, plan, trials).save(folder)
+
+    run_trials(folder, trials, dataset, save, log, show_progress=show_progress)
+    return _compare(folder, plan, trials)
+
+
+def run_trials(
+    folder: Path,
+    trials: Sequence[SweepTrial],
+    dataset: DataSet,
+    save: Callable[[], None],
+    log: Callable[[str], None],
+    *,
+    show_progress: bool = False,
+) -> None:
+    """Execute the unfinished trials, one after the other; a failed one does not stop the others.
+
+    Args:
+        folder: Folder that all trials are in; locked meanwhile.
+        trials: Trials of one data set.
+        dataset: Data set of the trials.
+        save: Saves the results so far; called before the first trial and after each.
+        log: Receives a message when a run starts or fails.
+        show_progress: Show the progress of each run on stderr.
+
+    Raises:
+        InputError: Settings that cannot be used; all are checked before the first run.
+        LookalikeError: Another process runs these trials.
+    """
     waiting = [trial for trial in trials if trial.report() is None]
     _check(trials, waiting, dataset)
     folder.mkdir(parents=True, exist_ok=True)
 
     def refuse(_: object) -> NoReturn:
-        raise LookalikeError(
-            f"{folder}: another process is running this sweep; wait for it to finish"
-        ) from None
+        raise LookalikeError(f"{folder}: another process is running this; wait for it to finish") from None
 
     with file_lock(folder / "LOCK", refuse):
-        plan.save(folder)
+        save()
         began = time.monotonic()
         for count, trial in enumerate(waiting):
             number = len(trials) - len(waiting) + count + 1
@@ -120,10 +157,7 @@ def run_sweep(
             except Exception as error:
                 log(f"  failed: {_record_failure(trial, error)}")
             gc.collect()  # frees the device memory of this run before the next one starts
-            _compare(folder, plan, trials).save(folder)
-        comparison = _compare(folder, plan, trials)
-        comparison.save(folder)
-    return comparison
+            save()
 
 
 def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset: DataSet) -> None:
