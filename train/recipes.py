@@ -108,7 +108,7 @@ class _Table(StrictModel):
     runs: int = Field(default=1, ge=1)
     settings: dict[str, Any] = Field(default={})
     ours: dict[str, str] = Field(default={})
-    parameters: dict[str, dict[str, _Option]]
+    parameters: dict[str, dict[str, _Option]] = Field(default={})
     exceptions: list[_Exception] = Field(default=[])
     published: list[_Block]
     note: str | None = None
