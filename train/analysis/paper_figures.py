@@ -139,9 +139,12 @@ FIGURES = (
         "1",
         "weight of a pair as a function of its cosine",
         (
-            "lookalike analyze weights --loss contrastive --loss triplet-cosine --loss lifted-generalized "
-            "--loss binomial-deviance --out weights.svg",
+            "lookalike analyze weights --out weights.svg",
+            "lookalike analyze weights --loss triplet-cosine --positives 0.5 --negatives 0.5 "
+            "--out triplet.svg",
+            "lookalike analyze weights RUN --data cub200:ROOT --per-class 5 --out batch.svg",
         ),
+        "the second with a single triplet, as panel b; the third for the pairs of a batch",
     ),
     PaperFigure("Symm", "1", "the method", note="a diagram of the method, not of data"),
     PaperFigure("Symm", "2", "how a point is mirrored", note="a diagram of the method, not of data"),

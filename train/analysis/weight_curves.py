@@ -11,21 +11,25 @@ import torch
 from torch import Tensor
 
 from retrieval.errors import InputError
-from retrieval.reports.figures import COLOURS
+from retrieval.reports.figures import COLOURS, caption
 from train.analysis.specs import NamedLoss
 from train.losses import pair_weights
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Cosines of the anchor with its positives and negatives; the first of each is swept.
 POSITIVES, NEGATIVES = (0.7, 0.5, 0.3), (0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-CLASSES, BATCH_SIZE = 1 + len(NEGATIVES) // 2, 1 + len(POSITIVES) + len(NEGATIVES)
-# Between the cosines above, because ties have no derivative; and below 1, where the weights of losses on
+# Losses of RAW, fig. 1.
+LOSSES = ("contrastive", "triplet-cosine", "lifted-generalized", "binomial-deviance")
+MOST = 6
+PULLED: dict[str, Any] = {"color": COLOURS[2], "linestyle": "-", "label": "positive pair: pulled together"}
+PUSHED: dict[str, Any] = {"color": COLOURS[0], "linestyle": ":", "label": "negative pair: pushed apart"}
+
+# Between cosines of two digits, because ties have no derivative; and below 1, where the weights of losses on
 # distances diverge.
 _SWEEP = np.arange(-99.5, 95) / 100
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
-MOST = len(COLOURS)
 _DRAWS = 24  # of miners that choose at random
 
 
@@ -35,12 +39,16 @@ class WeightCurves:
 
     Attributes:
         name: Name of the loss.
+        positives: Cosines of the anchor with its positives; the first is swept.
+        negatives: Cosines of the anchor with its negatives; the first is swept.
         similarity: [n] cosines of the pair.
         positive: [n] weights of a positive pair, above 0 if it is pulled together.
         negative: [n] weights of a negative pair, above 0 if it is pushed apart.
     """
 
     name: str
+    positives: tuple[float, ...]
+    negatives: tuple[float, ...]
     similarity: np.ndarray
     positive: np.ndarray
     negative: np.ndarray
@@ -53,7 +61,7 @@ class WeightCurves:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         arrays = {key: getattr(self, key).tolist() for key in ("similarity", "positive", "negative")}
-        held = {"positives": POSITIVES, "negatives": NEGATIVES}
+        held = {"positives": list(self.positives), "negatives": list(self.negatives)}
         return {"loss": self.name, "batch": held, **arrays}
 
 
@@ -71,25 +79,38 @@ def anchor_batch(positives: Sequence[float], negatives: Sequence[float]) -> tupl
     return cosines, torch.tensor(labels)
 
 
-def weight_curves(of: NamedLoss, *, similarity: np.ndarray = _SWEEP) -> WeightCurves:
+def weight_curves(
+    of: NamedLoss,
+    positives: Sequence[float] = POSITIVES,
+    negatives: Sequence[float] = NEGATIVES,
+    *,
+    similarity: np.ndarray = _SWEEP,
+) -> WeightCurves:
     """Compute the weight that the anchor gives to one pair while the rest of the batch is fixed.
 
-    In the `anchor_batch` of `POSITIVES` and `NEGATIVES`, the first positive and then the first negative is
-    swept over all cosines. The weight is the derivative of the loss with respect to that cosine, times the
-    batch size (`losses.pair_weights`); by theorem 3.1 of RAW these weights determine the loss's gradient. For
-    miners that choose at random it is the mean over 24 draws. A cross-batch memory is empty.
+    In the `anchor_batch` of these cosines, the first positive and then the first negative is swept over all
+    cosines. The weight is the derivative of the loss with respect to that cosine, times the batch size
+    (`losses.pair_weights`); by theorem 3.1 of RAW these weights determine the loss's gradient. For miners
+    that choose at random it is the mean over 24 draws. A cross-batch memory is empty.
 
     Args:
         of: Loss.
+        positives: Cosines of the anchor with its positives.
+        negatives: Cosines of the anchor with its negatives.
         similarity: [n] cosines to sweep over.
 
     Raises:
-        InputError: A loss that does not compare pairs of samples, such as one with proxies.
+        InputError: A loss that does not compare pairs of samples, such as one with proxies, or a cosine that
+            is not between -1 and 1.
     """
-    at_positive = [_weight(of, [s, *POSITIVES[1:]], NEGATIVES, 1) for s in similarity]
-    other = 1 + len(POSITIVES)
-    at_negative = [_weight(of, POSITIVES, [s, *NEGATIVES[1:]], other) for s in similarity]
-    return WeightCurves(of.name, similarity, np.array(at_positive), np.array(at_negative))
+    for cosine in (*positives, *negatives):
+        if not -1 < cosine < 1:
+            raise InputError(f"a pair has cosine {cosine:g}; choose one between -1 and 1")
+    at_positive = [_weight(of, [s, *positives[1:]], negatives, 1) for s in similarity]
+    other = 1 + len(positives)
+    at_negative = [_weight(of, positives, [s, *negatives[1:]], other) for s in similarity]
+    curves = np.array(at_positive), np.array(at_negative)
+    return WeightCurves(of.name, tuple(positives), tuple(negatives), similarity, *curves)
 
 
 def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float], place: int) -> float:
@@ -97,38 +118,77 @@ def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float
     mining = getattr(of.loss.term, "mining", None)
     rules = {getattr(mining, which, None) for which in ("positive", "negative")}
     draws = _DRAWS if rules & {"random", "distance-weighted"} else 1
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            found = [float(pair_weights(of.loss, cosines, labels)[0, place]) for _ in range(draws)]
-    except ValueError as error:
-        hint = "choose a built-in loss that compares samples with each other"
-        raise InputError(f"{of.name}: {error}; {hint}") from error
+    found = [float(weights[0, place]) for weights in drawn_weights(of, cosines, labels, draws)]
     return sum(found) / draws
 
 
-def weight_curves_figure(found: Sequence[WeightCurves], figure: Figure) -> None:
-    """Plot two panels, positive and negative pairs; each loss is scaled to a largest weight of 1.
+def drawn_weights(
+    of: NamedLoss, cosines: Tensor, labels: Tensor, draws: int = 1, *, seed: int = 0
+) -> list[Tensor]:
+    """Return the weights of all pairs of a batch, [B, B], for several draws of a random miner.
 
     Raises:
-        InputError: More losses than there are distinct line styles.
+        InputError: A loss that does not compare pairs of samples.
     """
-    if len(found) > MOST:
-        raise InputError(f"{len(found)} losses are too many for one figure; give at most {MOST}")
-    pull, push = figure.subplots(1, 2, sharey=True)
-    for number, of_loss in enumerate(found):
-        look: dict[str, Any] = {"color": COLOURS[number], "linestyle": _DASHES[number], "linewidth": 2}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return [pair_weights(of.loss, cosines, labels) for _ in range(draws)]
+    except ValueError as error:
+        hint = "choose a built-in loss that compares samples with each other"
+        raise InputError(f"{of.name}: {error}; {hint}") from error
+
+
+def weight_curves_figure(found: Sequence[WeightCurves], figure: Figure) -> None:
+    """Plot one panel for each loss (RAW, fig. 1), scaled to a largest weight of 1.
+
+    All curves belong to the same cosines of the anchor.
+
+    Raises:
+        InputError: More than six losses.
+    """
+    for of_loss, axes in zip(found, loss_panels(len(found), figure), strict=True):
         scale = of_loss.largest or 1.0
-        pull.plot(of_loss.similarity, of_loss.positive / scale, label=of_loss.name, **look)
-        push.plot(of_loss.similarity, of_loss.negative / scale, **look)
-    for axes, kind, what in ((pull, "positive", "pulled together"), (push, "negative", "pushed apart")):
-        axes.set(xlim=(-1, 1), xticks=[-1, -0.5, 0, 0.5, 1], xlabel=f"cosine of a {kind} pair")
-        axes.set_title(f"Strength with which it is {what}", fontsize=11)
-        axes.grid(alpha=0.3)
-    pull.set_ylabel("weight (largest of each loss: 1)")
-    wide = max(len(of_loss.name) for of_loss in found) > 45
-    positives, negatives = (", ".join(f"{s:g}" for s in x) for x in (POSITIVES, NEGATIVES))
+        axes.plot(of_loss.similarity, of_loss.positive / scale, linewidth=2, **PULLED)
+        axes.plot(of_loss.similarity, of_loss.negative / scale, linewidth=2.5, **PUSHED)
+        axes.set(xlim=(-1, 1), xticks=[-1, -0.5, 0, 0.5, 1])
+        axes.set_title(f"{caption(of_loss.name, 48)}\nlargest {of_loss.largest:.3g}", fontsize=10)
+    handles = figure.axes[0].get_legend_handles_labels()
+    positives, negatives = (", ".join(f"{s:g}" for s in x) for x in (found[0].positives, found[0].negatives))
     held = f"cosines of the anchor: positives {positives}; negatives {negatives}; the first of each varies"
-    look = {"loc": "outside lower center", "frameon": False, "ncols": 1 if wide else 2}
-    figure.legend(title=held, title_fontsize=10, **look)
-    figure.suptitle("Weight of a pair as a function of its similarity", fontsize=13)
+    legend = figure.legend(*handles, loc="outside lower center", frameon=False, ncols=2, title=held)
+    legend.get_title().set_fontsize(10)
+    figure.suptitle("Weight of a pair as a function of its cosine", fontsize=13)
+
+
+def loss_panels(count: int, figure: Figure) -> list[Axes]:
+    """Return one panel for each loss, for weights by cosine.
+
+    Raises:
+        InputError: More than six losses.
+    """
+    if count > MOST:
+        raise InputError(f"{count} losses are too many for one figure; give at most {MOST}")
+    rows, columns = _layout(count)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    panels: list[Axes] = grid.flatten().tolist()
+    for unused in panels[count:]:
+        unused.set_axis_off()
+    for axes in panels[:count]:
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("cosine of the pair")
+    for row in grid:
+        row[0].set_ylabel("weight / largest")
+    return panels[:count]
+
+
+def panels_size(count: int) -> tuple[float, float]:
+    """Return the width and height in inches of a figure with one panel for each loss."""
+    rows, columns = _layout(count)
+    return max(7.5, 1 + 3.6 * columns), 1.3 + 3.3 * rows
+
+
+def _layout(count: int) -> tuple[int, int]:
+    columns = count if count < 4 else (count + 1) // 2
+    return -(-count // columns), columns

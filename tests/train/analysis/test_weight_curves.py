@@ -1,5 +1,6 @@
 """Pair weights: compared with the closed forms of RAW (eqs. 6, 8, 10, 11 and 13-16), term by term."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from retrieval.errors import InputError
 from retrieval.reports.figures import render_figure
 from train.analysis import weight_curves
 from train.analysis.specs import read_losses
-from train.commands.analyze.losses import pair_weights as command
+from train.commands.analyze.weights import weights as command
 
 SWEEP = np.array([-0.55, -0.15, 0.15, 0.25, 0.45, 0.55, 0.65, 0.85])
 TRIPLETS = sum(p * n for p, n in [(3, 6)] * 4 + [(1, 8)] * 6)  # in the batch, with classes of 4, 2, 2 and 2
@@ -111,7 +112,6 @@ def test_anchor_batch_has_cosines_of_unit_vectors() -> None:
     assert torch.equal(cosines, cosines.T)
     assert torch.linalg.eigvalsh(cosines).min() > 0
     assert labels.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert (len(labels), int(labels.max()) + 1) == (weight_curves.BATCH_SIZE, weight_curves.CLASSES)
 
 
 def test_random_miners_are_averaged_and_repeatable() -> None:
@@ -140,6 +140,17 @@ def test_losses_without_pair_weights_are_refused(spec: str, message: str) -> Non
         click.testing.CliRunner().invoke(command, words, catch_exceptions=False)
 
 
+def test_cosines_of_the_anchor_can_be_chosen() -> None:
+    """A single triplet has a single step (RAW, eq. 8 and fig. 1b)."""
+    (of,) = read_losses(("triplet-cosine",))
+    found = weight_curves.weight_curves(of, (0.4,), (0.6,), similarity=SWEEP)
+    np.testing.assert_array_equal(found.positive > 0, SWEEP < 0.7)
+    np.testing.assert_array_equal(found.negative > 0, SWEEP > 0.3)
+    assert len(set(found.positive)) == len(set(found.negative)) == 2
+    with pytest.raises(InputError, match="a pair has cosine 1"):
+        weight_curves.weight_curves(of, (1.0,), (0.6,))
+
+
 def test_figure_is_deterministic_and_limits_the_losses() -> None:
     found = [curves("contrastive"), curves("triplet"), curves("{name: triplet, negatives: optimal}")]
     first, second = (
@@ -158,3 +169,23 @@ def test_weights_command(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "raw (alpha: 4.0)" in done.stdout
     assert out.is_file()
+
+
+def test_default_losses_are_those_of_the_paper(tmp_path: Path) -> None:
+    words = ["--positives", "0.5", "--negatives", "0.5,0.2", "--json", "--out", str(tmp_path / "weights.svg")]
+    facts = json.loads(click.testing.CliRunner().invoke(command, words, catch_exceptions=False).stdout)
+    assert tuple(fact["loss"] for fact in facts) == weight_curves.LOSSES
+    assert facts[0]["batch"] == {"positives": [0.5], "negatives": [0.5, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--positives", "0.5,x"], "--positives 0.5,x: expected cosines"),
+        (["--data", "folder:shop"], "belong to a run or a model"),
+        (["--loss", "raw"] * 7, "give at most 6"),
+    ],
+)
+def test_unusable_options_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        click.testing.CliRunner().invoke(command, [*words, "--out", "x.svg"], catch_exceptions=False)

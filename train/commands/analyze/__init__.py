@@ -8,7 +8,7 @@ from retrieval.cli import LazyGroup, json_option, print_result
 from train.analysis.paper_figures import figures_facts, figures_table
 
 _EMBEDDINGS, _LOSSES = "train.commands.analyze.embeddings", "train.commands.analyze.losses"
-_ARCS = "train.commands.analyze.arcs"
+_ARCS, _WEIGHTS = "train.commands.analyze.arcs", "train.commands.analyze.weights"
 _COMMANDS = {
     "embed": (f"{_EMBEDDINGS}:embed", "Write the embeddings of images to a file."),
     "triplets": (
@@ -25,7 +25,7 @@ _COMMANDS = {
         f"{_LOSSES}:gradients",
         "Draw where one gradient step of a triplet loss moves triplets.",
     ),
-    "weights": (f"{_LOSSES}:pair_weights", "Draw the weights that losses give to pairs."),
+    "weights": (f"{_WEIGHTS}:weights", "Draw the weights that losses give to pairs."),
     "arcs": (f"{_ARCS}:arcs", "Draw the closest points of two arcs, and how a step moves their ends."),
     "arc-cases": (
         f"{_ARCS}:arc_cases",

@@ -1,4 +1,4 @@
-"""Figures of losses and of training: gradients, weights, step, training, synthetic."""
+"""Figures of losses and of training: gradients, step, training, synthetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from retrieval import text
 from retrieval.errors import InputError
 from train.commands import DATA_HELP
-from train.commands.analyze.options import Drawing, figure_command, loss_option
+from train.commands.analyze.options import Drawing, figure_command
 
 if TYPE_CHECKING:
     from train.commands.analyze.sources import EmbeddingSource
@@ -101,39 +101,6 @@ def _parse_numbers(option: str, given: str) -> list[float]:
     if len(numbers) > _MOST_PANELS:
         raise InputError(f"{option} {given}: too many panels; give at most {_MOST_PANELS} numbers")
     return numbers
-
-
-@figure_command("weights")
-@loss_option(6)
-def pair_weights(specs: tuple[str, ...]) -> Drawing:
-    """Draw the weights that losses give to pairs.
-
-    The batch is an anchor with three positives, at cosines 0.7, 0.5 and 0.3, and six negatives, at 0.5, 0.4,
-    0.3, 0.2, 0.1 and 0, two of each class. The first positive, and then the first negative, is swept over all
-    cosines up to 0.95. The figure shows the derivative of the loss with respect to that cosine: above 0, a
-    positive pair is pulled together and a negative pair pushed apart. Losses are scaled to a largest weight
-    of 1; --json has the unscaled weights.
-
-    \b
-      lookalike analyze weights --loss contrastive --loss raw --loss binomial-deviance --out weights.svg
-      lookalike analyze weights --loss triplet --loss "{name: triplet, negatives: optimal}" --out loop.svg
-    """
-    from train.analysis.specs import read_losses
-    from train.analysis.weight_curves import BATCH_SIZE, CLASSES, weight_curves, weight_curves_figure
-
-    losses = read_losses(specs, num_classes=CLASSES, embedding_dim=BATCH_SIZE)
-    curves = [weight_curves(loss) for loss in losses]
-    rows = [["loss", "largest weight", "of a positive", "of a negative"]]
-    rows += [
-        [c.name, *(f"{weight:.4g}" for weight in (c.largest, c.positive.max(), c.negative.max()))]
-        for c in curves
-    ]
-    return Drawing(
-        plot=partial(weight_curves_figure, curves),
-        size=(10, 4.7 + 0.25 * len(curves)),
-        facts=[found.to_dict() for found in curves],
-        text="\n".join(text.align_columns(rows, right={1, 2, 3})),
-    )
 
 
 @figure_command("step")

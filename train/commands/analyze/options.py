@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.errors import InputError
 from retrieval.reports.figures import check_suffix, save_figure, write_file
 from train.commands import DATA_HELP
 
@@ -46,7 +47,7 @@ class Drawing:
 def figure_command(
     name: str,
     *,
-    sources: Literal["one", "several"] | None = None,
+    sources: Literal["one", "optional", "several"] | None = None,
     split: Literal["test", "both"] = "test",
     baseline: bool = False,
 ) -> Callable[[Callable[..., Drawing]], click.Command]:
@@ -54,7 +55,8 @@ def figure_command(
 
     The command adds --out, --png and --json, writes the files and prints the numbers. With `sources` it also
     opens runs, models, galleries or .npz files and passes them to the function as its first argument, an
-    `EmbeddingSource` or a list of them; it exits with code 3 if some of their images could not be read.
+    `EmbeddingSource`, `None` for an optional one, or a list of them; it exits with code 3 if some of their
+    images could not be read.
 
     Args:
         name: Name of the command.
@@ -66,7 +68,9 @@ def figure_command(
     def decorate(function: Callable[..., Drawing]) -> click.Command:
         def run(ctx: click.Context, /, out: Path, png: bool, as_json: bool, **options: Any) -> None:
             opened = open_from_options(options, split) if sources else []
-            arguments = [] if sources is None else [opened[0] if sources == "one" else opened]
+            arguments: list[Any] = [] if sources is None else [opened]
+            if sources in ("one", "optional"):
+                arguments = [opened[0] if opened else None]
             drawing = function(*arguments, **options)
             files = [*save_figure(drawing.plot, *drawing.size, out, png=png), *drawing.files]
             if drawing.page is not None:
@@ -99,18 +103,6 @@ def out_option(content: str, suffix: str) -> Callable[[Any], Any]:
     return click.option("--out", required=True, type=path, callback=check, help=help_text)
 
 
-def loss_option(most: int) -> Callable[[Any], Any]:
-    """Return --loss, for up to `most` losses."""
-    return click.option(
-        "--loss",
-        "specs",
-        multiple=True,
-        required=True,
-        metavar="SPEC",
-        help=f"Loss: a name, or a mapping as in a recipe. Repeatable, up to {most}.",
-    )
-
-
 def batch_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --classes, --per-class and --seed of a sampled batch."""
     for option in (
@@ -135,14 +127,19 @@ def batch_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def source_parameters(
-    number: Literal["one", "several"], split: Literal["test", "both"], baseline: bool
+    number: Literal["one", "optional", "several"], split: Literal["test", "both"], baseline: bool
 ) -> list[click.Parameter]:
     """Return the parameters that name embedding sources; see `open_from_options`."""
     path = click.Path(path_type=Path)
     argument = (
         click.Argument(["targets"], nargs=-1, required=True, type=path, metavar=f"{SOURCE}...")
         if number == "several"
-        else click.Argument(["target"], type=path, metavar=SOURCE)
+        else click.Argument(
+            ["target"],
+            type=path,
+            required=number == "one",
+            metavar=SOURCE if number == "one" else f"[{SOURCE}]",
+        )
     )
     choices = ["train", "test", "both"] if number == "several" else ["train", "test"]
     split_help = f"Split of the data to embed; by default {split}, or all images if the data has no splits."
@@ -177,13 +174,19 @@ def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSour
     """
     from train.commands.analyze.sources import open_sources
 
-    targets = options.pop("targets", None) or [options.pop("target")]
+    target = options.pop("target", None)
+    targets = options.pop("targets", None) or ([] if target is None else [target])
     untrained = options.pop("baseline", None) is not None
     which = options.pop("which") or ()
+    data, chosen = options.pop("data"), options.pop("split")
+    if not targets:  # an optional source
+        if data is not None or chosen is not None or which:
+            raise InputError("--data, --split and --which belong to a run or a model; name it first")
+        return []
     return open_sources(
         targets,
-        options.pop("data"),
-        options.pop("split"),
+        data,
+        chosen,
         default_split=split,
         untrained=untrained,
         which=[which] if isinstance(which, str) else which,
