@@ -24,6 +24,7 @@ RUNNABLE = [row.name for row in ROWS if row.reason is None]
 ALL = [*recipes.recipe_names(), *RUNNABLE]
 
 # Names in the transcription of the papers' tables.
+COMPLETE = {"symm", "dcdl"}  # papers of which every table is there
 PAPER = {"LoOp": "loop", "SCT": "sct", "RAW": "raw", "Symm": "symm", "DCDL": "dcdl"}
 DATA = {"CUB-200-2011": "cub200", "In-shop": "inshop", "Hotels-50K": "hotels50k", "STL-10": "stl10"}
 
@@ -69,7 +70,7 @@ def test_published_values_are_those_of_the_papers() -> None:
         if row.variant == "paper"
         for metric, value in published_values(row).items()
     }
-    tables = {key[:2] for key in ours}
+    tables = {key[:2] for key in ours} | {key[:2] for key in theirs if key[0] in COMPLETE}
     assert ours == {key: value for key, value in theirs.items() if key[:2] in tables}
 
 
