@@ -12,6 +12,7 @@ from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
 
 Pooling = Literal["mean", "gem", "cls", "spatial"]
+ProbeLabels = Literal["clean", "noisy"]
 
 
 class StrictModel(BaseModel):
@@ -385,6 +386,12 @@ class Config(StrictModel):
     compile: bool = Field(
         default=False, description="Speed up the network with torch.compile; the first step takes minutes."
     )
+    linear_probe: ProbeLabels | None = Field(
+        default=None,
+        description="Also measure the accuracy of a linear classifier learnt on the embeddings of the "
+        "training images: from their true labels (clean), or from those of the run, wrong ones included "
+        "(noisy). For closed sets, whose test classes are those of training. null: off.",
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     seed: int = Field(default=0, description="Seed of all random numbers.")
     save_every: int = Field(
@@ -398,6 +405,12 @@ class Config(StrictModel):
     published: Published | None = Field(
         default=None, description="Published results of a recipe, shown beside the measured ones."
     )
+
+    @model_validator(mode="after")
+    def _check_probe(self) -> Config:
+        if self.linear_probe == "noisy" and not self.noise.rate:
+            raise InputError("linear_probe: noisy labels need noise.rate above 0; set it, or take clean")
+        return self
 
     @model_validator(mode="after")
     def _check_resize(self) -> Config:

@@ -17,7 +17,7 @@ from retrieval.files import now
 from retrieval.metrics.statistics import McNemar, Summary, Welch, mcnemar, summarize, welch
 
 FORMAT_VERSION = 1
-TESTED = "recall_at_1"  # the metric that groups are tested on
+TESTED = "recall_at_1"  # the metric whose tests are shown
 QUERIES = 100  # kept of those that only one of two models gets right, for each model
 _QueryKey = tuple[str, str, str]  # path, content and class of a query
 
@@ -35,7 +35,7 @@ class GroupSummary:
         seeds: Seeds of the training runs, as far as known.
         numbers: Metric key -> summary over the runs; the metrics that all runs have.
         differences: Metric key -> difference of the means to the reference; empty without a reference.
-        welch: Welch's t-test of Recall@1 against the reference; `None` for too few runs.
+        tests: Metric key -> Welch's t-test against the reference; only those with enough runs.
     """
 
     name: str
@@ -43,7 +43,7 @@ class GroupSummary:
     seeds: list[int]
     numbers: dict[str, Summary]
     differences: dict[str, float] = field(default_factory=dict)
-    welch: Welch | None = None
+    tests: dict[str, Welch] = field(default_factory=dict)
 
 
 def summarize_group(
@@ -58,13 +58,15 @@ def summarize_group(
         reference: Result of each run of the reference group; empty for no comparison.
     """
     ours, theirs = summarize_results(results), summarize_results(reference)
+    shared = [key for key in ours if key in theirs]
+    tests = {key: welch(values_of(results, key), values_of(reference, key)) for key in shared}
     return GroupSummary(
         name=name,
         runs=len(results),
         seeds=list(seeds),
         numbers=ours,
-        differences={key: ours[key].mean - theirs[key].mean for key in ours if key in theirs},
-        welch=welch(tested_values(results), tested_values(reference)),
+        differences={key: ours[key].mean - theirs[key].mean for key in shared},
+        tests={key: test for key, test in tests.items() if test is not None},
     )
 
 
@@ -76,9 +78,9 @@ def summarize_results(results: Sequence[Result]) -> dict[str, Summary]:
     return {key: summarize([result.values[key] for result in results]) for key in shared}
 
 
-def tested_values(results: Iterable[Result]) -> list[float]:
-    """Return Recall@1 of each result."""
-    return [result.values[TESTED] for result in results]
+def values_of(results: Iterable[Result], key: str = TESTED) -> list[float]:
+    """Return a metric of each result."""
+    return [result.values[key] for result in results]
 
 
 # ---- reports side by side

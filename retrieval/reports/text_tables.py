@@ -52,7 +52,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     notes = []
     if any(row.runs > 1 for row in comparison.rows):
         notes.append("Several runs: mean ± standard deviation.")
-    if any(row.welch for row in others):
+    if any(TESTED in row.tests for row in others):
         notes.append(f"p of several runs: Welch's t-test, two-sided, of Recall@1 against {first.name}.")
     if any(pair.mcnemar for pair in comparison.pairs):
         notes.append(
@@ -67,7 +67,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 def row_p_value(comparison: Comparison, row: GroupSummary) -> str:
     """Return p of the test of a row against the reference; empty if there is no test."""
     pair = comparison.pair_of(row)
-    test = row.welch or (pair.mcnemar if pair else None)
+    test = row.tests.get(TESTED) or (pair.mcnemar if pair else None)
     return "" if test is None else p_value(test.p)
 
 

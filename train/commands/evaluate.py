@@ -14,6 +14,7 @@ from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
     from retrieval.evaluation.report import Report
+    from train.config import ProbeLabels
 
 
 @click.command()
@@ -38,8 +39,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--linear-probe",
-    is_flag=True,
-    help="Also classify the test images by a linear classifier on the embeddings of the training images.",
+    is_flag=False,
+    flag_value="clean",
+    type=click.Choice(["clean", "noisy"]),
+    help="Also classify the test images by a linear classifier on the embeddings of the training images, "
+    "learnt from their true labels (clean, if no value is given) or from the noisy labels of the run. By "
+    "default as linear_probe in the run's settings.",
 )
 @json_option
 @click.pass_context
@@ -50,7 +55,7 @@ def evaluate(
     out: Path | None,
     baselines: tuple[str, ...],
     which: str | None,
-    linear_probe: bool,
+    linear_probe: ProbeLabels | None,
     as_json: bool,
 ) -> None:
     """Measure a run, a model or a gallery on labelled images.

@@ -45,6 +45,11 @@ def train(
       lookalike train --out run --resume
 
     \b
+    A closed set (the test classes are those of training), with wrong labels:
+      lookalike train --data cifar10:ROOT --out run --set split.by=images --set noise.rate=0.3 \\
+          --set linear_probe=noisy
+
+    \b
     On several GPUs of a machine, with the loss of the global batch, as on one GPU:
       torchrun --nproc-per-node 4 --no-python lookalike train --data folder:shop --out run
 
@@ -67,6 +72,7 @@ def train(
     elif data or recipe or overrides:
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
+    from train.experiments import linear_probe
     from train.loop.process_group import join_process_group
     from train.loop.run_folder import Run
     from train.loop.trainer import Trainer
@@ -74,6 +80,7 @@ def train(
     if resume:
         config = Run.open(out).config
         images = data_sets.load(config.data)
+    linear_probe.check_before_training(config, images)
     group = join_process_group(config.device)
     if group.is_main and not resume:
         Run.start(out, config)
@@ -83,6 +90,8 @@ def train(
     group.close()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
     if group.is_main:
+        accuracy = linear_probe.held_out_accuracy(trainer.run, images, show_progress=True)
+        facts |= {"linear_probe": accuracy, "linear_probe_labels": config.linear_probe}
         print_result(facts, as_json, _summary(out, facts))
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:
@@ -96,6 +105,9 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
         text += f"; Recall@1 on {held_out} {before:.3f} -> {best:.3f}"
+    if facts["linear_probe"] is not None:
+        labels = facts["linear_probe_labels"]
+        text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"
     if facts["watched"]:
         watched = facts["watched"]
         before, last = watched["recall_at_1_before"], watched["recall_at_1_last"]

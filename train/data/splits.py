@@ -1,15 +1,37 @@
-"""Split of the training images into training and validation images, by class or by image."""
+"""Split of the training images into training images, with label noise, and held-out images."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from retrieval.errors import InputError
-from train.config import SplitConfig
-from train.data import LabelledImage
+from train.config import Config, SplitConfig
+from train.data import DataSet, LabelledImage
+from train.data.label_noise import with_wrong_labels
+
+
+class Division(NamedTuple):
+    """Training split of a data set, as a run uses it.
+
+    Attributes:
+        clean: Training images with their true labels.
+        given: The same images with the labels that the run learns from, some of them wrong.
+        held_out: Validation images, with their true labels: label noise is drawn among the others.
+    """
+
+    clean: list[LabelledImage]
+    given: list[LabelledImage]
+    held_out: list[LabelledImage]
+
+
+def divide(dataset: DataSet, config: Config) -> Division:
+    """Hold out validation images and draw the label noise of a run; its settings and seed decide both."""
+    clean, held_out = hold_out(dataset.train, config.split, config.seed)
+    return Division(clean, with_wrong_labels(clean, config.noise, config.seed, dataset.transitions), held_out)
 
 
 def hold_out(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval import text
-from retrieval.evaluation.comparison import TESTED, summarize_group, summarize_results, tested_values
+from retrieval.evaluation.comparison import TESTED, summarize_group, summarize_results, values_of
 from retrieval.evaluation.score import Result
 from retrieval.files import now, write_texts
 from retrieval.metrics.statistics import Summary, Welch, summarize
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _CHECKPOINTS = {"best": "the best epoch on held-out images", "last": "the last epoch"}
+_PROBE = "linear_probe"
 _BASELINE, _OTHERS = "#555555", COLOURS[0]
 
 
@@ -64,9 +65,9 @@ class VariantSummary:
         checkpoint: Checkpoint that is compared: "best" if all runs have it, otherwise "last".
         recalls: Recall@1 of this checkpoint in each finished run.
         scores: "before", "best" and "last" -> metric key -> summary over the runs.
-        difference: Difference of the mean Recall@1 to the baseline; `None` for the baseline itself and for
-            variants without finished runs.
-        test: Welch's t-test of Recall@1 against the baseline; `None` for too few runs.
+        differences: Metric key -> difference of the means to the baseline; empty for the baseline itself and
+            for variants without finished runs.
+        tests: Metric key -> Welch's t-test against the baseline; only those with enough runs.
     """
 
     name: str
@@ -75,8 +76,8 @@ class VariantSummary:
     checkpoint: str | None
     recalls: list[float]
     scores: dict[str, dict[str, Summary]]
-    difference: float | None
-    test: Welch | None
+    differences: dict[str, float]
+    tests: dict[str, Welch]
 
     def summary(self, metric: str, which: str | None = None) -> Summary | None:
         """Return a metric over the runs, of the compared checkpoint or of another."""
@@ -158,13 +159,13 @@ def compare_variants(
                 changes=changes,
                 runs=sum(outcome.variant == name for outcome in outcomes),
                 checkpoint=checkpoints[name] if ours else None,
-                recalls=tested_values(ours),
+                recalls=values_of(ours),
                 scores={
                     which: summarize_results([run[which] for run in scores[name] if which in run])
                     for which in ("before", "best", "last")
                 },
-                difference=group.differences.get(TESTED),
-                test=group.welch,
+                differences=group.differences,
+                tests=group.tests,
             )
         )
     return rows
@@ -216,10 +217,20 @@ def _cells(comparison: SweepComparison) -> list[list[str]]:
     columns |= {
         "NMI": [mean_and_std(row.summary("nmi")) for row in rows],
         "F1": [mean_and_std(row.summary("f1")) for row in rows],
-        f"vs. {comparison.baseline}": [points(row.difference) for row in rows],
-        "p": ["-" if row.test is None else p_value(row.test.p) for row in rows],
+        f"vs. {comparison.baseline}": [points(row.differences.get(TESTED)) for row in rows],
+        "p": [_p(row, TESTED) for row in rows],
     }
+    if any(row.summary(_PROBE) for row in rows):
+        columns |= {
+            "Linear probe": [mean_and_std(row.summary(_PROBE)) for row in rows],
+            f"probe vs. {comparison.baseline}": [points(row.differences.get(_PROBE)) for row in rows],
+            "p of probe": [_p(row, _PROBE) for row in rows],
+        }
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+
+
+def _p(row: VariantSummary, metric: str) -> str:
+    return p_value(row.tests[metric].p) if metric in row.tests else "-"
 
 
 def _notes(comparison: SweepComparison) -> list[str]:
@@ -227,12 +238,14 @@ def _notes(comparison: SweepComparison) -> list[str]:
     if not checkpoints:
         notes = ["No run is finished."]
     else:
+        probed = any(row.summary(_PROBE) for row in comparison.rows)
+        tested = "Recall@1 and of the linear probe" if probed else "Recall@1"
         each = "; ".join(f"{name}: {which}" for name, which in checkpoints.items())
         of = checkpoints.popitem()[1] if len(set(checkpoints.values())) == 1 else each
         notes = [
             "In percent: mean and standard deviation over the runs, one per seed, on the test split: "
-            f"{comparison.protocol}. Recall@1, NMI and F1 are of the network after {of}.",
-            f"p: Welch's t-test, two-sided, of Recall@1 against {comparison.baseline}, not corrected for the "
+            f"{comparison.protocol}. All metrics but those named otherwise are of the network after {of}.",
+            f"p: Welch's t-test, two-sided, of {tested} against {comparison.baseline}, not corrected for the "
             "number of variants; -: fewer than two runs, or no variation.",
         ]
     return [*notes, *comparison.notes] + [

@@ -21,8 +21,9 @@ from retrieval.images.decode import EmbeddedFiles, embed_files
 from retrieval.metrics.clustering import effort_note
 from retrieval.progress import Progress
 from retrieval.reports.folder import keep_report
-from train.config import Published
+from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
+from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels
 from train.experiments.targets import Candidate, baseline, open_target
 from train.settings import data_set_name
 
@@ -36,7 +37,7 @@ def evaluate_target(
     baselines: Sequence[str] = (),
     *,
     which: str | None = None,
-    linear_probe: bool = False,
+    linear_probe: ProbeLabels | None = None,
     show_progress: bool = False,
 ) -> Report:
     """Evaluate a target and baselines on the test split of a data set.
@@ -51,15 +52,19 @@ def evaluate_target(
         baselines: "pixels" (raw pixels, shrunk to 32 x 32, mean removed) and "untrained".
         which: Checkpoint of a run: the "best" epoch on held-out images, the "last", or the step of a kept
             one, as in "12"; `None` for the best and the last, if they differ.
-        linear_probe: Whether to also compute the accuracy of a linear classifier of the training images.
+        linear_probe: Labels for a linear classifier of the training images, whose accuracy is then computed
+            too; `None` for those that the settings of the run choose.
         show_progress: Whether to report progress on stderr.
 
     Raises:
         InputError: The target is none of these, or the data cannot be used.
     """
     opened = open_target(target, which)
-    if linear_probe:
-        _check_closed_set(dataset)
+    if linear_probe is not None:
+        check_closed_set(dataset)
+    elif opened.gallery is None:
+        linear_probe = probe_labels(opened.config, dataset)
+    probed, probe_note = probe_images(opened.config, dataset, linear_probe) if linear_probe else ([], "")
     published = [] if opened.gallery else _published_results(opened.config, dataset)
     results = [*published]
     findings: Findings | None = None
@@ -80,8 +85,8 @@ def evaluate_target(
             searched = queries if dataset.gallery is None else embed(candidate, dataset.gallery)
             is_last = candidate is opened.candidates[-1]
             scored, findings = _score(candidate.name, dataset, queries, searched, is_last, show_progress)
-        if linear_probe:
-            scored[0] = _add_linear_probe(scored[0], embed(candidate, dataset.train), queries)
+        if linear_probe is not None:
+            scored[0] = _add_linear_probe(scored[0], embed(candidate, probed), queries)
         results += scored
     report = Report(
         data=dataset.name,
@@ -92,7 +97,7 @@ def evaluate_target(
         results=results,
         bad_files=sorted(bad.items()),
         ks=_CUSTOMARY_KS.get(data_set_name(dataset.name), KS),
-        notes=_notes(opened.config, dataset, published),
+        notes=(*_notes(opened.config, dataset, published), *filter(None, [probe_note])),
         seed=opened.config.get("seed"),
         findings=findings,
     )
@@ -191,18 +196,8 @@ def _search_gallery(
     return [evaluation.result], find_mistakes(evaluation, queries.image_set, searched)
 
 
-def _check_closed_set(dataset: DataSet) -> None:
-    """Check that the training split has the classes of the test split, which a linear probe needs."""
-    if dataset.train == dataset.test or not dataset.train:
-        raise InputError(f"{dataset.name}: a linear probe needs training images, and there is no such split")
-    unseen = {image.label for image in dataset.test} - {image.label for image in dataset.train}
-    if unseen:
-        what = f"the training images have none of class {min(unseen)!r}"
-        raise InputError(f"{dataset.name}: a linear probe needs the classes of the test images, and {what}")
-
-
 def _add_linear_probe(result: Result, train: _EmbeddedImages, test: _EmbeddedImages) -> Result:
-    ours, theirs = _class_numbers([i.label for i in train.images], [i.label for i in test.images])
+    ours, theirs = (np.array([image.label for image in side.images]) for side in (train, test))
     accuracy = metrics.linear_probe(train.found.vectors, ours, test.found.vectors, theirs)
     return dataclasses.replace(result, values={**result.values, "linear_probe": accuracy})
 

@@ -21,6 +21,7 @@ from train.config import Config
 from train.data import DataSet
 from train.experiments.comparison import Outcome, SweepComparison, compare_variants
 from train.experiments.evaluation import evaluate_target
+from train.experiments.linear_probe import check_closed_set
 from train.experiments.plan import SweepPlan
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
@@ -168,6 +169,8 @@ def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset:
             if changed:
                 what = "; ".join(changed)
                 raise InputError(f"{trial.folder}: trained with {what}; choose another name or another --out")
+    if any(trial.config.linear_probe for trial in waiting):
+        check_closed_set(dataset)
     classes = len({image.label for image in dataset.train})
     networks = set()
     for trial in {trial.variant: trial for trial in waiting}.values():
@@ -199,10 +202,10 @@ def _run(trial: SweepTrial, trials: Sequence[SweepTrial], dataset: DataSet, show
 def _untrained(trial: SweepTrial, trials: Sequence[SweepTrial]) -> list[Result]:
     """Return the results of the untrained network, if another run with the same network has them."""
     config = trial.config
+    keys = ["model", "preprocess", "seed", "linear_probe"]
+    keys += ["split", "noise"] if config.linear_probe else []  # these decide what the probe learns from
     for other in trials:
-        same = all(
-            getattr(config, key) == getattr(other.config, key) for key in ("model", "preprocess", "seed")
-        )
+        same = all(getattr(config, key) == getattr(other.config, key) for key in keys)
         if same and (report := other.report()) is not None:
             return [result for result in report.results if result.name == BEFORE]
     return []

@@ -9,9 +9,9 @@ import numpy as np
 
 from retrieval.errors import InputError
 from train.config import Config
-from train.data import DataSet, LabelledImage, class_numbers
-from train.data.label_noise import with_wrong_labels, write_noise
-from train.data.splits import hold_out
+from train.data import DataSet, class_numbers
+from train.data.label_noise import write_noise
+from train.data.splits import divide
 from train.input.loader import Loader
 from train.input.sampler import ClassBatchSampler
 from train.loop.process_group import ProcessGroup
@@ -42,12 +42,9 @@ class TrainingData:
 
     def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
         self._config, self._group, self._folder = config, group, folder
-        self.clean, self.validation = hold_out(dataset.train, config.split, config.seed)
+        self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
-        self.images: list[LabelledImage] = with_wrong_labels(
-            self.clean, config.noise, config.seed, dataset.transitions
-        )
         if config.noise.rate and group.is_main:
             write_noise(folder / "noise.csv", self.clean, self.images)
         self._numbers = class_numbers(self.images)

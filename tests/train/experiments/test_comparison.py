@@ -33,12 +33,13 @@ def test_variants_are_compared_by_the_best_checkpoint_if_all_runs_have_it() -> N
     }
     assert [row.checkpoint for row in rows.values()] == ["best", "best", "last", None]
     assert rows["base"].recalls == [0.50, 0.54]
-    assert rows["base"].difference is rows["base"].test is None
-    assert rows["ours"].difference == pytest.approx(0.09)
+    assert rows["base"].differences == rows["base"].tests == {}
+    assert rows["ours"].differences["recall_at_1"] == pytest.approx(0.09)
     # By hand: variances 0.0008 and 0.0002, t = 0.09 / sqrt(0.0004 + 0.0001), df = 25 / (16 + 1).
-    assert rows["ours"].test is not None
-    assert rows["ours"].test.t == pytest.approx(0.09 / 0.0005**0.5)
-    assert rows["ours"].test.df == pytest.approx(25 / 17)
-    assert (rows["open"].difference, rows["open"].test) == (pytest.approx(0.18), None)
-    assert (rows["lost"].difference, rows["lost"].recalls) == (None, [])
+    test = rows["ours"].tests["recall_at_1"]
+    assert test.t == pytest.approx(0.09 / 0.0005**0.5)
+    assert test.df == pytest.approx(25 / 17)
+    assert rows["open"].differences["recall_at_1"] == pytest.approx(0.18)
+    assert rows["open"].tests == rows["lost"].tests == rows["lost"].differences == {}
+    assert rows["lost"].recalls == []
     assert rows["open"].runs == 2

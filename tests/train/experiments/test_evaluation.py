@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from sklearn.linear_model import LogisticRegression
 
 from export.model_file import export_run
-from retrieval import Embedder, Gallery, InputError, metrics
+from retrieval import Embedder, Gallery, InputError
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS
 from retrieval.metrics import clustering
@@ -25,8 +28,12 @@ from retrieval.reports.text_tables import report_table
 from tests.conftest import draw
 from train import data, settings
 from train.data import DataSet, LabelledImage
+from train.data.splits import hold_out
 from train.experiments.evaluation import evaluate_target
+from train.experiments.linear_probe import held_out_accuracy
+from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_model
+from train.loop.training_data import TrainingData
 
 PUBLISHED = {"source": "a paper, Table 2", "recall": {1: 61.7, 4: 80.0}, "f1": 25.0, "note": "they crop."}
 
@@ -209,22 +216,77 @@ def closed_set(images: list[LabelledImage]) -> DataSet:
     return DataSet("csv:some.csv", train, [image for number, image in enumerate(images) if not number % 2])
 
 
+def probe(
+    embedder: Embedder, train: Sequence[LabelledImage], test: Sequence[LabelledImage], given: dict[Path, str]
+) -> float:
+    """Return the accuracy of a classifier of standardised embeddings, learnt from given labels."""
+    vectors, tested = (embedder.embed([image.path for image in images]) for images in (train, test))
+    mean, deviation = vectors.mean(0), vectors.std(0)
+    labels = [given.get(image.path, image.label) for image in train]
+    classifier = LogisticRegression(max_iter=1000).fit((vectors - mean) / deviation, labels)
+    return float(classifier.score((tested - mean) / deviation, [image.label for image in test]))
+
+
 def test_linear_probe_learns_from_the_training_images(model_file: Path, closed_set: DataSet) -> None:
     plain, probed = (
-        evaluate_target(model_file, closed_set, ["pixels"], linear_probe=wanted) for wanted in (False, True)
+        evaluate_target(model_file, closed_set, ["pixels"], linear_probe=labels) for labels in (None, "clean")
     )
     assert ["linear_probe" in result.values for result in plain.results] == [False, False]
-    embedder = Embedder(model_file)
-    train, test = (
-        (embedder.embed([image.path for image in images]), [image.label for image in images])
-        for images in (closed_set.train, closed_set.test)
-    )
-    assert probed.results[1].values["linear_probe"] == pytest.approx(
-        metrics.linear_probe(train[0], np.array(train[1]), test[0], np.array(test[1]))
-    )
+    expected = probe(Embedder(model_file), closed_set.train, closed_set.test, {})
+    assert probed.results[1].values["linear_probe"] == pytest.approx(expected)
     assert "linear_probe" in probed.results[0].values
     assert report_table(probed).splitlines()[0].split()[-1] == "probe"
     assert "Linear probe" in render_report(probed)
+    assert probed.notes[-1] == "The linear probe is learnt on 18 training images with their true labels."
+
+
+def test_linear_probe_learns_from_the_noisy_labels_of_the_run(
+    model_file: Path, closed_set: DataSet, run_with: Callable[..., Path], tmp_path: Path
+) -> None:
+    noisy = {"kind": "symmetric", "rate": 0.5}
+    folder = run_with(data=closed_set.name, noise=noisy, linear_probe="noisy", split={"validation": 0.0})
+    found = evaluate_target(folder, closed_set)
+    TrainingData(closed_set, Run.open(folder).config, join_process_group("cpu"), folder)  # writes noise.csv
+    with (folder / "noise.csv").open(newline="") as rows:
+        given = {Path(row["path"]): row["given"] for row in csv.DictReader(rows)}
+    assert len(given) == 9
+    expected = [
+        probe(Embedder(model_file), closed_set.train, closed_set.test, labels) for labels in (given, {})
+    ]
+    assert expected[0] != expected[1], "otherwise the test shows nothing"
+    assert found.headline.values["linear_probe"] == pytest.approx(expected[0])
+    assert found.notes[-1] == (
+        "The linear probe is learnt on 18 training images with the noisy labels of the run (symmetric, "
+        "rate 0.5)."
+    )
+    clean = evaluate_target(folder, closed_set, linear_probe="clean")
+    assert clean.headline.values["linear_probe"] == pytest.approx(expected[1])
+
+
+def test_linear_probe_leaves_held_out_images_out(
+    images: list[LabelledImage], run_with: Callable[..., Path], model_file: Path
+) -> None:
+    dataset = DataSet("csv:some.csv", images, images[::2])
+    split = {"by": "images", "validation": 0.34}
+    folder = run_with(data=dataset.name, split=split, linear_probe="clean")
+    found = evaluate_target(folder, dataset)
+    training, held_out = hold_out(images, Run.open(folder).config.split, 0)
+    assert (len(training), len(held_out)) == (24, 12)
+    expected = probe(Embedder(model_file), training, dataset.test, {})
+    assert found.headline.values["linear_probe"] == pytest.approx(expected)
+    assert "24 training images" in found.notes[-1]
+    inner = held_out_accuracy(Run.open(folder), dataset)
+    assert inner == pytest.approx(probe(Embedder(model_file), training, held_out, {}))
+
+
+def test_linear_probe_keeps_held_out_classes(
+    images: list[LabelledImage], run_with: Callable[..., Path]
+) -> None:
+    """Every class of the test images must be learnt; those held out of training have true labels."""
+    dataset = DataSet("csv:some.csv", images, images[::2])
+    folder = run_with(data=dataset.name, split={"validation": 0.34}, linear_probe="clean")
+    assert "36 training images" in evaluate_target(folder, dataset).notes[-1]
+    assert held_out_accuracy(Run.open(folder), dataset) is None, "its classes are unknown in training"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +296,32 @@ def test_linear_probe_needs_the_same_classes(
     model_file: Path, images: list[LabelledImage], train: slice, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        evaluate_target(model_file, DataSet("csv:x.csv", images[train], images), linear_probe=True)
+        evaluate_target(model_file, DataSet("csv:x.csv", images[train], images), linear_probe="clean")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data": "csv:some.csv"}, r"trained without label noise \(noise\.rate=0\); use clean"),
+        (
+            {"data": "csv:other.csv", "noise": {"rate": 0.5}},
+            "noisy labels are of csv:other.csv, not of csv:some.csv",
+        ),
+    ],
+)
+def test_noisy_labels_need_a_run_with_noise_on_the_same_data(
+    closed_set: DataSet, run_with: Callable[..., Path], changed: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate_target(run_with(**changed), closed_set, linear_probe="noisy")
+
+
+def test_a_probe_of_the_settings_is_for_the_data_of_the_run(
+    closed_set: DataSet, images: list[LabelledImage], run_with: Callable[..., Path]
+) -> None:
+    folder = run_with(data="csv:some.csv", linear_probe="clean")
+    for dataset in (replace(closed_set, name="csv:other.csv"), DataSet("csv:some.csv", images, images)):
+        assert "linear_probe" not in evaluate_target(folder, dataset).headline.values
 
 
 # ---- findings

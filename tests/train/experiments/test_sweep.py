@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import ttest_ind
 
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
@@ -221,7 +222,7 @@ def test_failed_run_is_recorded_and_the_others_continue(tmp_path: Path, twins: s
     assert "Traceback" in failure
     assert message in (tmp_path / "results.md").read_text()
     (plain,) = [variant for variant in results["variants"] if variant["name"] == "plain"]
-    assert plain["difference"] is None, "there is nothing to compare with"
+    assert plain["differences"] == {}, "there is nothing to compare with"
 
 
 @pytest.mark.slow
@@ -269,3 +270,38 @@ def test_concurrent_sweep_in_one_folder_is_refused(finished: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(LookalikeError, match="another process"):
             sweep(finished, None, variants=(), seeds=None)
+
+
+def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> None:
+    folder = Path(twins.partition(":")[2])
+    for hue in range(6):
+        for seed in range(6):  # the test images are of other seeds
+            for split, shift in (("train", 0), ("test", 50)):
+                file = tmp_path / "closed" / split / f"{hue}" / f"{seed}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                draw(seed + shift, hue=hue).save(file)
+    closed = f"folder:{tmp_path / 'closed'}"
+    overrides = [*SMALL, "split.by=images", "epochs=1", "linear_probe=clean"]
+    variants = ("plain", "noisy:noise.rate=0.5; linear_probe=noisy")
+    found = sweep(tmp_path / "out", closed, variants, overrides=overrides)
+    runs = {(run.variant, run.seed): run.scores for run in found.outcomes}
+    for seed in SEEDS:
+        before = [runs[name, seed]["before"].values for name in ("plain", "noisy")]
+        assert before[0]["recall_at_1"] == before[1]["recall_at_1"], "the same untrained network"
+        report = Report.load(tmp_path / "out" / "noisy" / f"seed-{seed}")
+        assert "24 training images with the noisy labels" in report.notes[-1]
+    noisy, plain = (
+        [runs[name, seed]["best"].values["linear_probe"] for seed in SEEDS] for name in ("noisy", "plain")
+    )
+    row = found.rows[1]
+    assert row.differences["linear_probe"] == pytest.approx(np.mean(noisy) - np.mean(plain))
+    expected = ttest_ind(noisy, plain, equal_var=False)
+    assert row.tests["linear_probe"].p == pytest.approx(expected.pvalue)
+    head = (tmp_path / "out" / "results.md").read_text().splitlines()[2]
+    assert head.endswith("| Linear probe | probe vs. plain | p of probe |")
+    with pytest.raises(InputError, match="a linear probe needs training images apart from the test images"):
+        sweep(tmp_path / "open", f"folder:{folder}", ("plain",), overrides=overrides)
+
+
+def test_linear_probe_has_no_columns_where_it_is_not_measured(finished: Path) -> None:
+    assert "robe" not in (finished / "results.md").read_text()
