@@ -107,13 +107,14 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
     sampled = count + found.left_out < total
     of = f", a random sample of {total:,}, compared among themselves" if sampled else ""
     alone = f" {found.left_out:,} are alone in their class and left out." if found.left_out else ""
-    draw = partial(triplets.draw_triplet_diagram, {"labelled": [found]})
+    panels = [[triplets.Panel("labelled images", [found])]]
     label = f"Triplet diagram: of {100 * found.hard_share:.1f}% of the images another class is nearer"
     words = note(
         f"{count:,} labelled images{of}: horizontally the similarity to the nearest of the same class, "
         f"vertically to the nearest of another class. Above the diagonal, Recall@1 fails.{alone}"
     )
-    drawing = render_figure(draw, *triplets.diagram_size(1)).decode()
+    draw = partial(triplets.draw_triplet_diagram, panels)
+    drawing = render_figure(draw, *triplets.diagram_size(panels)).decode()
     return words + Markup(figure_fragment(drawing, label))
 
 

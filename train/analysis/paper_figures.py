@@ -93,8 +93,8 @@ FIGURES = (
     PaperFigure(
         "SCT",
         "1",
-        "triplet diagram",
-        ("lookalike analyze triplets RUN --data cars196:ROOT --out triplets.svg",),
+        "triplet diagram with the triplets of five mining strategies",
+        ("lookalike analyze triplets RUN --data cars196:ROOT --strategies --out triplets.svg",),
     ),
     PaperFigure(
         "SCT",
@@ -119,8 +119,8 @@ FIGURES = (
     PaperFigure(
         "SCT",
         "7",
-        "triplet diagrams of training and test images",
-        ("lookalike analyze triplets RUN --data cars196:ROOT --split both --out triplets.svg",),
+        "triplet diagrams of training and test images under SHN and SCT",
+        ("lookalike analyze triplets RUN_SHN RUN_SCT --data cars196:ROOT --out triplets.svg",),
     ),
     PaperFigure(
         "SCT",

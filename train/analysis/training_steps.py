@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ HN_SHN_SCT = {
     "SHN": "{name: triplet-nca, mining: {negative: semi-hard}}",
     "SCT": "sct",
 }
+_LABEL = 40  # characters of a line beside a row
 _BEFORE, _AFTER = COLOURS[1], COLOURS[0]
 
 
@@ -191,7 +193,8 @@ def training_steps_figure(steps: Sequence[BatchStep], figure: Figure) -> None:
     for axes, number in zip(panels[0], numbers, strict=True):
         axes.set_title(f"iteration {number}\n{axes.get_title()}", fontsize=10)
     for axes, name in zip(panels[:, 0], names, strict=True):
-        axes.set_ylabel(f"{caption(name, 44)}\n\ncosine with the negative", fontsize=9)
+        label = "\n".join(wrap(caption(name, 2 * _LABEL), _LABEL))
+        axes.set_ylabel(f"{label}\n\ncosine with the negative", fontsize=9)
     for axes in panels[-1]:
         axes.set_xlabel("cosine with the positive", fontsize=9)
     handles = panels[0, 0].get_legend_handles_labels()

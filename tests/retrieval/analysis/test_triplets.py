@@ -11,7 +11,16 @@ import pytest
 
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
-from retrieval.analysis.triplets import diagram_size, draw_triplet_diagram, same_images, triplets
+from retrieval.analysis.triplets import (
+    Panel,
+    Triplets,
+    diagram_size,
+    draw_strategies,
+    draw_triplet_diagram,
+    same_images,
+    strategy_triplets,
+    triplets,
+)
 from retrieval.reports.figures import RASTERIZE_ABOVE, render_figure
 
 
@@ -50,6 +59,30 @@ def test_share_of_hard_triplets_is_1_minus_recall_at_1() -> None:
     assert 0.1 < found.hard_share < 0.9
 
 
+def test_strategies_are_where_the_paper_says() -> None:
+    """SCT, section 3: hard negatives are on top, semi-hard ones below the diagonal, easy positives right."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(40), 5)
+    images = Embeddings("x", random.normal(size=(40, 8))[labels] + random.normal(size=(200, 8)), labels)
+    anywhere, hard, semi_hard, easy, both = strategy_triplets(images)
+    assert len(hard.positive) == 150
+    np.testing.assert_array_equal(anywhere.positive, hard.positive)
+    np.testing.assert_array_equal(anywhere.negative, easy.negative)
+    assert (hard.negative >= anywhere.negative).all()
+    assert semi_hard.hard_share == 0
+    assert len(semi_hard.negative) + semi_hard.left_out == 150
+    assert (easy.positive >= anywhere.positive).all()
+    everything = set(zip(*_points(triplets(images)), strict=True))
+    assert set(zip(*_points(both), strict=True)) <= everything
+    rows = [[Panel("some", strategy_triplets(images))]]
+    drawings = [render_figure(partial(draw_strategies, rows), *diagram_size(rows)) for _ in range(2)]
+    assert drawings[0] == drawings[1]
+
+
+def _points(found: Triplets) -> tuple[list[float], list[float]]:
+    return found.positive.round(5).tolist(), found.negative.round(5).tolist()
+
+
 def test_labels_without_positives_or_negatives_are_refused() -> None:
     with pytest.raises(InputError, match="some: all images are of one class"):
         triplets(random_embeddings(0, "aaaaaaa"))
@@ -68,8 +101,8 @@ def test_same_images_have_the_same_labels_and_paths() -> None:
 
 
 def svg_of(*states: Embeddings) -> str:
-    found = [triplets(state) for state in states]
-    return render_figure(partial(draw_triplet_diagram, {"all": found}), *diagram_size(1)).decode()
+    rows = [[Panel("all images", [triplets(state) for state in states])]]
+    return render_figure(partial(draw_triplet_diagram, rows), *diagram_size(rows)).decode()
 
 
 def test_figure_is_reproducible() -> None:

@@ -95,8 +95,33 @@ def test_triplets_of_both_splits_before_and_after(tmp_path: Path, untrained_run:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert f"written: {out}, {out.with_suffix('.png')}" in said
     first = out.read_bytes()
-    assert "test: untrained: " in analyze_here(*words)[0]
+    assert "\ntest images " in analyze_here(*words)[0]
     assert out.read_bytes() == first
+
+
+def test_triplets_of_several_sources_are_side_by_side(
+    tmp_path: Path, untrained_run: Path, model_file: Path, splits: str
+) -> None:
+    words = ("triplets", untrained_run, model_file, "--data", splits, "--out", tmp_path / "t.svg")
+    facts = json.loads(analyze_here(*words, "--json")[0])
+    assert {split: len(states) for split, states in facts.items()} == {"train": 2, "test": 2}
+    assert facts["test"][0]["hard_share"] == facts["test"][1]["hard_share"]
+    drawn = (tmp_path / "t.svg").read_text()
+    for title in ("untrained, train images", "model, test images"):
+        assert f"<!-- {title} -->" in drawn
+    facts = json.loads(analyze_here(*words, "--strategies", "--json")[0])
+    assert [len(one["strategies"]) for one in facts["train"]] == [5, 5]
+
+
+def test_triplets_of_two_sources_of_the_same_images_as_moves(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name in ("before", "after"):
+        labels = np.array(["a", "a", "b", "b"])
+        Embeddings(name, random.normal(size=(4, 3)), labels).save(tmp_path / f"{name}.npz")
+    files = (tmp_path / "before.npz", tmp_path / "after.npz")
+    facts = json.loads(analyze_here("triplets", *files, "--moves", "--out", tmp_path / "t.svg", "--json")[0])
+    assert [state["name"] for state in facts["all"]] == ["before", "after"]
+    assert "Quiver" in (tmp_path / "t.svg").read_text()
 
 
 def test_spectrum_of_several_targets(tmp_path: Path, model_file: Path, gallery: Path, shop: Path) -> None:
@@ -157,8 +182,11 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         (("triplets", some, *data, *out), "--data is for runs and models"),
         (("triplets", some, "--baseline", "untrained", *out), "--baseline is for runs and models"),
         (("triplets", model_file, *data, "--split", "train", *out), "has no splits"),
-        (("triplets", some, some, some, *out), "one source, or two"),
-        (("triplets", some, tmp_path / "other.npz", *out), "not of the same images in the same order"),
+        (("triplets", *[some] * 5, *out), "at most 4"),
+        (("triplets", some, "--moves", *out), "give two sources"),
+        (("triplets", some, some, "--moves", "--strategies", *out), "leave out --baseline and --moves"),
+        (("triplets", some, model_file, *out), "needs images to embed; give --data"),
+        (("triplets", some, tmp_path / "other.npz", "--moves", *out), "not of the same images in the same"),
         (("triplets", some, "--out", tmp_path / "x.pdf"), "call it x.svg"),
         (("tsne", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),
         (("embed", gallery, "--out", tmp_path / "x.txt"), "call it x.npz"),

@@ -22,6 +22,8 @@ from train.commands.analyze.options import (
 if TYPE_CHECKING:
     from train.commands.analyze.sources import EmbeddingSource
 
+_MOST_COLUMNS = 4
+
 
 @click.command("embed", params=source_parameters("one", "test", baseline=False))
 @click.option("--untrained", is_flag=True, help="Embed with the network before training.")
@@ -57,43 +59,97 @@ def embed(
 
 
 @figure_command("triplets", sources="several", split="both", baseline=True)
-def triplets(sources: list[EmbeddingSource]) -> Drawing:
+@click.option("--moves", is_flag=True, help="Draw two sources as before and after, in one panel.")
+@click.option("--strategies", is_flag=True, help="Draw the triplets of five mining strategies.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random images of --strategies.")
+def triplets(sources: list[EmbeddingSource], moves: bool, strategies: bool, seed: int) -> Drawing:
     """Draw each image by its similarity to its own class and to other classes.
 
-    Every image is a point. x: cosine with its easiest positive, the most similar image of its class.
-    y: cosine with its hardest negative, the most similar image of another class. Above the diagonal are the
-    hard triplets: their nearest image has the wrong class. Their share is 1 - Recall@1. Training and test
-    images have a panel each, which shows how well the embedding generalizes to new classes.
+    SCT, figs. 1 and 7. Every image is a point. x: cosine with its easiest positive, the most similar image of
+    its class. y: cosine with its hardest negative, the most similar image of another class. Above the
+    diagonal are the hard triplets: their nearest image has the wrong class. Their share is 1 - Recall@1.
+    Training and test images have a panel each, which shows how well the embedding generalizes to new classes.
+    Several sources, such as runs with different losses, are drawn side by side with the same axes.
 
-    Two sources are drawn as before and after, on the same images. Arrows show how up to 120 images move.
+    --baseline untrained shows each run before and after training, and --moves does so with two sources of the
+    same images. Arrows show how up to 120 images move.
+
+    --strategies shows the triplets that mining chooses for 150 random anchors: a random or the easy (most
+    similar) positive, with a random negative, the hard (most similar) one, or the semi-hard one (most similar
+    of those less similar than the positive).
 
     \b
+      lookalike analyze triplets shn sct --data folder:shop --out fig7.svg
+      lookalike analyze triplets run --data folder:shop --strategies --out fig1.svg
       lookalike analyze triplets run --data folder:shop --baseline untrained --out triplets.svg
-      lookalike analyze triplets shop.gallery --out triplets.svg
-      lookalike analyze triplets before.npz after.npz --out step.svg
+      lookalike analyze triplets before.npz after.npz --moves --out step.svg
     """
     from retrieval.analysis import triplets as diagram
 
-    if len(sources) > 2:
-        raise InputError("a triplet diagram shows one source, or two: before and after")
-    panels = {}
-    for split in sources[-1].splits:
-        states = [source.embed(split) for source in sources]
-        if not diagram.same_images(states[0], states[-1]):
-            both = f"{states[0].name} and {states[-1].name}"
-            raise InputError(f"{both} are not of the same images in the same order; embed the same data")
-        panels[split] = [diagram.triplets(state, show_progress=True) for state in states]
-    lines = [
-        f"{split}: {s.name}: {100 * s.hard_share:.1f}% hard triplets of {len(s.positive):,} images"
-        for split, states in panels.items()
-        for s in states
+    columns = _columns(sources, moves=moves)
+    if strategies and any(len(states) > 1 for states in columns):
+        raise InputError("--strategies: leave out --baseline and --moves; a panel shows one source")
+    panels: dict[str, list[diagram.Panel]] = {}
+    facts: dict[str, list[dict[str, object]]] = {}
+    for states in columns:
+        for split in states[-1].splits:
+            embedded = [source.embed(split) for source in states]
+            if not diagram.same_images(embedded[0], embedded[-1]):
+                both = f"{embedded[0].name} and {embedded[-1].name}"
+                raise InputError(f"{both} are not of the same images in the same order; embed the same data")
+            found = (
+                diagram.strategy_triplets(embedded[0], seed=seed)
+                if strategies
+                else [diagram.triplets(one, show_progress=True) for one in embedded]
+            )
+            name = f"{caption(states[-1].name)}, " if len(columns) > 1 else ""
+            panels.setdefault(split, []).append(diagram.Panel(f"{name}{split} images", found))
+            one = [state.to_dict() for state in found]
+            facts.setdefault(split, []).extend(
+                [{"name": states[0].name, "strategies": one}] if strategies else one
+            )
+    rows = list(panels.values())
+    if len(columns) == 1:  # the splits side by side
+        rows = [[panel for row in rows for panel in row]]
+    table = [["images", "triplets", "hard", "count", "cosine with positive", "with negative"]]
+    table += [
+        [
+            panel.title,
+            state.name,
+            f"{state.hard_share:.1%}",
+            f"{len(state.positive):,}",
+            f"{state.positive.mean():.3f} ± {state.positive.std():.3f}",
+            f"{state.negative.mean():.3f}",
+        ]
+        for row in rows
+        for panel in row
+        for state in panel.states
     ]
     return Drawing(
-        plot=partial(diagram.draw_triplet_diagram, panels),
-        size=diagram.diagram_size(len(panels)),
-        facts={split: [state.to_dict() for state in states] for split, states in panels.items()},
-        text="\n".join(lines),
+        plot=partial(diagram.draw_strategies if strategies else diagram.draw_triplet_diagram, rows),
+        size=diagram.diagram_size(rows),
+        facts=facts,
+        text="\n".join(text.align_columns(table, right={2, 3, 5})),
     )
+
+
+def _columns(sources: list[EmbeddingSource], *, moves: bool) -> list[list[EmbeddingSource]]:
+    """Group the sources by column of the figure: one, or two as before and after."""
+    if moves:
+        if len(sources) != 2 or sources[0].is_baseline:
+            raise InputError("--moves: give two sources, before and after, without --baseline")
+        return [sources]
+    columns: list[list[EmbeddingSource]] = []
+    for source in sources:
+        if columns and columns[-1][-1].is_baseline:
+            columns[-1].append(source)
+        else:
+            columns.append([source])
+    if len(columns) > _MOST_COLUMNS:
+        raise InputError(f"{len(columns)} sources are too many side by side; give at most {_MOST_COLUMNS}")
+    if len({source.splits for source in sources}) > 1:
+        raise InputError("only some of the sources have splits; embed the same data, or draw one at a time")
+    return columns
 
 
 @figure_command("spectrum", sources="several", baseline=True)

@@ -36,6 +36,7 @@ class EmbeddingSource:
         target: Name of the run, model, gallery or file that it belongs to.
         step: Step of the network in its run; `None` if it is not of a run.
         bad: Path -> reason, of images that could not be read; filled while embedding.
+        is_baseline: Whether this is the untrained network of the source that follows.
     """
 
     name: str
@@ -44,6 +45,7 @@ class EmbeddingSource:
     target: str
     step: int | None = None
     bad: dict[str, str] = field(default_factory=dict)
+    is_baseline: bool = False
 
     def choose(self, split: str | None, default: str) -> EmbeddingSource:
         """Return the source with only some of its splits.
@@ -111,7 +113,8 @@ def open_sources(
         if untrained:
             config = run.config.to_dict() if run else open_target(target, None).config
             before = partial(baseline, "untrained", config)
-            sources.append(_embedding_source("before training", before, images, name, 0))
+            source = _embedding_source("before training", before, images, name, 0)
+            sources.append(replace(source, is_baseline=True))
         if run is None:
             sources.append(_embedding_source(name, partial(_only_candidate, target, None), images, name))
             continue
