@@ -1,4 +1,4 @@
-"""Recall@K of synthetic points: are they near the class that they were generated from? (Symm, fig. 6)"""
+"""Recall@K of synthetic points: are they near the class that they were generated from? (Symm fig. 6)"""
 
 from __future__ import annotations
 
@@ -65,20 +65,54 @@ class SyntheticRecalls:
         return {"name": self.name, "negatives": self.source, "recall": self.recall, "counts": self.counts}
 
 
+@dataclass(frozen=True, eq=False)
+class SyntheticCurves:
+    """Recall@1 in 0..1 of images and of synthetic points at several checkpoints of a run.
+
+    Attributes:
+        run: Name of the run.
+        split: Split of the images.
+        steps: Steps of the checkpoints, ascending, [n].
+        found: Recalls at each step, [n].
+    """
+
+    run: str
+    split: str
+    steps: list[int]
+    found: list[SyntheticRecalls]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        recalls = {name: self.recall_at_1(name) for name in (ORIGINALS, POINTS)}
+        return {"run": self.run, "split": self.split, "steps": self.steps, "recall_at_1": recalls}
+
+    def recall_at_1(self, name: str) -> list[float]:
+        """Return Recall@1 of `ORIGINALS`, `POINTS` or `AMONG` at each step."""
+        return [one.recall[name][1] for one in self.found]
+
+
 @torch.no_grad()
-def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticPoints:
+def synthesize_points(embeddings: Embeddings, source: PointSource, *, seed: int = 0) -> SyntheticPoints:
     """Generate the synthetic points of the pairs of each class, on the sphere.
 
-    Pairs are alternate: in each class the first and the second image, the third and the fourth, and so on; a
-    last odd image has no pair. `symmetric` mirrors both members in each other, `interpolated` puts two points
-    evenly between them, and `optimal` takes the point of the arc between them that is closest to an arc of
-    another class; there is none if that point is a member.
+    The images of each class are paired at random: the partner of an image is any other one of its class with
+    equal probability, as in Symm. In a class of an odd number one image has no pair.
+
+    `symmetric` mirrors both members in each other, `interpolated` puts two points evenly between them, and
+    `optimal` takes the point of the arc between them that is closest to an arc of another class; there is
+    none if that point is a member.
+
+    Args:
+        embeddings: Embeddings of images.
+        source: Kind of points.
+        seed: Seed of the pairs.
 
     Raises:
         InputError: No class with two images; for `optimal`, a single class.
     """
-    vectors = torch.from_numpy(embeddings.vectors).double()  # [N, D]
-    labels = torch.from_numpy(embeddings.classes)
+    shuffled = np.random.default_rng(seed).permutation(len(embeddings))
+    vectors = torch.from_numpy(embeddings.vectors[shuffled]).double()  # [N, D]
+    labels = torch.from_numpy(embeddings.classes[shuffled])
     layout = alternate_pairs(labels, len(labels))
     pairs = layout.order[: 2 * layout.slots].unflatten(0, (2, -1))[:, layout.valid]  # [2, P]
     if not pairs.shape[1]:
@@ -95,7 +129,8 @@ def synthesize_points(embeddings: Embeddings, source: PointSource) -> SyntheticP
     exists = (toward_first != 0) | (toward_second != 0)
     found = toward_first[..., None] * first + toward_second[..., None] * second  # [m, P, D]
     pair = torch.arange(pairs.shape[1]).expand_as(exists)
-    return SyntheticPoints(found[exists].float().numpy(), pair[exists].numpy(), pairs.T.numpy())
+    members = shuffled[pairs.T.numpy()]
+    return SyntheticPoints(found[exists].float().numpy(), pair[exists].numpy(), members)
 
 
 def _within(first: Tensor, second: Tensor, axis: int) -> Members:
@@ -219,3 +254,24 @@ def synthetic_recall_figure(found: Sequence[SyntheticRecalls], figure: Figure) -
     row[0].set_ylabel("Recall@K (%)")
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=3)
     figure.suptitle(f"Recall@K of {found[0].source} synthetic points", fontsize=13)
+
+
+def synthetic_curve_figure(curves: Sequence[SyntheticCurves], figure: Figure) -> None:
+    """Plot Recall@1 of images and of synthetic points over the steps, with one panel for each run."""
+    runs = list(dict.fromkeys(curve.run for curve in curves))
+    row = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
+    splits = sorted({curve.split for curve in curves}, reverse=True)  # train before test
+    for axes, run in zip(row, runs, strict=True):
+        for curve in (curve for curve in curves if curve.run == run):
+            for name, style in ((ORIGINALS, "-"), (POINTS, "--")):
+                values = [100 * value for value in curve.recall_at_1(name)]
+                number = splits.index(curve.split)
+                look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 4}
+                axes.plot(curve.steps, values, linestyle=style, label=f"{curve.split}: {name}", **look)
+        axes.set_title(caption(run), fontsize=11)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    row[0].set_ylabel("Recall@1 (%)")
+    figure.legend(*row[0].get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)
+    source = curves[0].found[0].source
+    figure.suptitle(f"Recall@1 of images and of {source} synthetic points", fontsize=13)

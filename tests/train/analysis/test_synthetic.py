@@ -23,20 +23,33 @@ def clusters(seed: int = 0, sizes: tuple[int, ...] = (6, 5, 4, 2, 1, 7), noise: 
     return Embeddings("clusters", vectors, labels)
 
 
-def pairs_by_hand(embeddings: Embeddings) -> set[tuple[int, int]]:
-    pairs = set()
-    for label in set(embeddings.labels):
-        rows = [i for i, other in enumerate(embeddings.labels) if other == label]
-        pairs |= set(zip(rows[::2], rows[1::2], strict=False))
-    return pairs
-
-
 @pytest.mark.parametrize("source", SOURCES)
-def test_pairs_are_alternate_and_points_have_unit_length(source: synthetic.PointSource) -> None:
+def test_pairs_are_disjoint_and_points_have_unit_length(source: synthetic.PointSource) -> None:
     images = clusters()
     made = synthetic.synthesize_points(images, source)
-    assert {(int(i), int(j)) for i, j in made.members} == pairs_by_hand(images)
+    assert len(set(made.members.flat)) == made.members.size, "an image in two pairs"
+    labels = images.classes[made.members]
+    assert (labels[:, 0] == labels[:, 1]).all()
+    assert (
+        np.bincount(labels[:, 0]).tolist() == (np.bincount(images.classes) // 2)[: labels.max() + 1].tolist()
+    )
     np.testing.assert_allclose(np.linalg.norm(made.vectors, axis=1), 1, atol=1e-6)
+
+
+def test_partner_is_any_other_image_of_the_class_with_equal_probability() -> None:
+    """Frequencies over many seeds, against 1 / (n - 1) within four standard deviations."""
+    images, draws, counts = clusters(sizes=(5, 4)), 600, np.zeros((9, 9))
+    for seed in range(draws):
+        members = synthetic.synthesize_points(images, "symmetric", seed=seed).members
+        counts[members[:, 0], members[:, 1]] += 1
+        counts[members[:, 1], members[:, 0]] += 1
+    same = (images.classes[:, None] == images.classes) & ~np.eye(9, dtype=bool)
+    size = same.sum(1) + 1
+    chance = np.where(size % 2 == 1, (size - 1) / size, 1) / (size - 1)  # an odd class leaves one out
+    expected = np.where(same, chance[:, None], 0)
+    error = 4 * np.sqrt(expected * (1 - expected) / draws)
+    assert (np.abs(counts / draws - expected) <= error).all()
+    assert len(np.unique(expected)) == 3
 
 
 def test_mirrored_points() -> None:
@@ -147,7 +160,7 @@ def test_synthetic_command(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert synthetic.AMONG in done.stdout
     both = Embeddings.load(points)
-    assert both.synthetic.sum() == 2 * len(pairs_by_hand(clusters()))
+    assert both.synthetic.sum() == 2 * (np.bincount(clusters().classes) // 2).sum()
     assert len(both) == len(clusters()) + both.synthetic.sum()
     # Synthetic points in the input generate no further points.
     words[0], words[4] = str(points), str(tmp_path / "again.npz")

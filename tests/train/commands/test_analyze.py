@@ -246,3 +246,16 @@ def test_checkpoints_that_do_not_exist_are_refused(
     assert "kept no checkpoints; train with checkpoints.every" in none
     other = analyze_here("spectrum", gallery, "--out", tmp_path / "figure.svg", "--which", "5", code=2)[1]
     assert "--which and --every-checkpoint are for runs" in other
+
+
+def test_synthetic_curves_are_those_of_each_checkpoint(tmp_path: Path, kept_run: Path, splits: str) -> None:
+    """Recall@1 over the steps for both splits, against the figure of a single checkpoint."""
+    words = (kept_run, "--data", splits, "--out", tmp_path / "figure.svg", "--json")
+    curves = json.loads(analyze_here("synthetic", *words, "--split", "both", "--every-checkpoint")[0])
+    assert [(curve["split"], curve["steps"]) for curve in curves] == [
+        ("train", [0, 2, 4, 6]),
+        ("test", [0, 2, 4, 6]),
+    ]
+    (one,) = json.loads(analyze_here("synthetic", *words, "--split", "train", "--which", "4")[0])
+    for name, values in curves[0]["recall_at_1"].items():
+        assert values[2] == one["recall"][name]["1"]

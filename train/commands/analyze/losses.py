@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from train.commands import DATA_HELP
 from train.commands.analyze.options import Drawing, figure_command
 
 if TYPE_CHECKING:
+    from train.analysis.synthetic import SyntheticRecalls
     from train.commands.analyze.sources import EmbeddingSource
 
 _MOST_PANELS = 4
@@ -226,13 +228,14 @@ def training(runs: tuple[Path, ...]) -> Drawing:
     type=click.Path(path_type=Path),
     help="Also write the embeddings of images and points to this .npz file; needs a single source.",
 )
-def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | None) -> Drawing:
+@click.option("--seed", default=0, show_default=True, help="Seed of the pairs.")
+def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | None, seed: int) -> Drawing:
     """Draw the Recall@K of synthetic points.
 
-    The images of each class form pairs, and every pair generates points, as in the losses: both images
-    mirrored in each other (symmetric), two points evenly between them (interpolated), or the point of their
-    arc that is closest to the arc of a pair of another class (optimal). A point has the class of its pair.
-    There are three curves, of queries that
+    The images of each class form pairs at random, and every pair generates points, as in the losses: both
+    images mirrored in each other (symmetric), two points evenly between them (interpolated), or the point of
+    their arc that is closest to the arc of a pair of another class (optimal). A point has the class of its
+    pair. There are three curves, of queries that
 
     \b
       images:           retrieve all images
@@ -240,33 +243,44 @@ def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | Non
       images:           retrieve all images and synthetic points. Do the points interfere?
 
     Queries never retrieve their own pair and its points. --split train uses the training classes.
-    `analyze tsne` draws the file written with --points.
+
+    Of several checkpoints of a run, Recall@1 of images and of synthetic points is drawn over the steps (Symm
+    figure 6): --every-checkpoint, or --which several times. `analyze tsne --synthetic` draws the points.
 
     \b
       lookalike analyze synthetic run --data folder:shop --baseline untrained --out synthetic.svg
+      lookalike analyze synthetic run --data folder:shop --split both --every-checkpoint --out curves.svg
       lookalike analyze synthetic shop.npz --negatives optimal --points both.npz --out synthetic.svg
     """
-    from train.analysis.synthetic import (
-        KS,
-        synthesize_points,
-        synthetic_recall_figure,
-        synthetic_recalls,
-        with_points,
-    )
+    from train.analysis.synthetic import synthesize_points, synthetic_recalls, with_points
 
     parts = [(source, split) for source in sources for split in source.splits]
+    over_training = any(len(_steps(sources, source.target)) > 1 for source in sources)
+    panels = len({source.target for source in sources}) if over_training else len(parts)
     most = _MOST_PANELS if points is None else 1
-    if len(parts) > most:
+    if panels > most or (points is not None and len(parts) > 1):
         where = "at once" if points is None else "with --points"
         raise InputError(f"{len(parts)} sets of embeddings are too many; give at most {most} {where}")
     found = []
     for source, split in parts:
         embeddings = source.embed(split)
         images = embeddings.take(~embeddings.synthetic)
-        generated = synthesize_points(images, negatives)
+        generated = synthesize_points(images, negatives, seed=seed)
         found.append(synthetic_recalls(images, generated, negatives, show_progress=True))
         if points is not None:
             with_points(images, generated).save(points)
+    if over_training:
+        return _synthetic_curves(parts, found)
+    return _synthetic_panels(found, [points] if points is not None else [])
+
+
+def _steps(sources: Sequence[EmbeddingSource], target: str) -> set[int | None]:
+    return {source.step for source in sources if source.target == target}
+
+
+def _synthetic_panels(found: Sequence[SyntheticRecalls], files: Sequence[Path]) -> Drawing:
+    from train.analysis.synthetic import KS, synthetic_recall_figure
+
     rows = [["embeddings", "query", "count", *(f"R@{k}" for k in KS)]]
     rows += [
         [one.name, name, f"{one.counts[name]:,}", *(f"{100 * value:.1f}" for value in recall.values())]
@@ -278,5 +292,33 @@ def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | Non
         size=(max(6.5, 4.2 * len(found)), 4.8),
         facts=[one.to_dict() for one in found],
         text="\n".join(text.align_columns(rows, right=range(2, 7))),
-        files=[points] if points is not None else [],
+        files=files,
+    )
+
+
+def _synthetic_curves(
+    parts: Sequence[tuple[EmbeddingSource, str]], found: Sequence[SyntheticRecalls]
+) -> Drawing:
+    from train.analysis.synthetic import ORIGINALS, POINTS, SyntheticCurves, synthetic_curve_figure
+
+    curves: dict[tuple[str, str], SyntheticCurves] = {}
+    ordered = sorted(zip(parts, found, strict=True), key=lambda each: each[0][0].step or 0)
+    for (source, split), recalls in ordered:
+        if source.step is None:
+            raise InputError(f"{source.name}: no checkpoint of a run; curves over training are of runs alone")
+        curve = curves.setdefault((source.target, split), SyntheticCurves(source.target, split, [], []))
+        curve.steps.append(source.step)
+        curve.found.append(recalls)
+    rows = [["run", "split", "step", f"R@1 of {ORIGINALS}", f"of {POINTS}"]]
+    rows += [
+        [c.run, c.split, f"{step:,}", *(f"{100 * one.recall[name][1]:.1f}" for name in (ORIGINALS, POINTS))]
+        for c in curves.values()
+        for step, one in zip(c.steps, c.found, strict=True)
+    ]
+    drawn = list(curves.values())
+    return Drawing(
+        plot=partial(synthetic_curve_figure, drawn),
+        size=(max(6.5, 5 * len({curve.run for curve in drawn})), 4.8),
+        facts=[curve.to_dict() for curve in drawn],
+        text="\n".join(text.align_columns(rows, right={2, 3, 4})),
     )
