@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from train.losses.exact_transport import solve_exact_transport
 from train.losses.registry import register, require
 from train.losses.transport import (
     Marginals,
@@ -23,6 +24,9 @@ from train.losses.view import View
 
 Classes = Literal["sum", "mean"]
 
+_EPSILON = 2.5e-3
+_MAX_ITERATIONS = 30
+
 
 def _over_classes(total: Tensor, m: Marginals, classes: Classes) -> Tensor:
     """Return the sum over the classes, or the mean over those that have a complement."""
@@ -33,7 +37,7 @@ def _over_classes(total: Tensor, m: Marginals, classes: Classes) -> Tensor:
 
 @register("regularizer", "wasserstein", source="DCDL (2022), eqs. 10-13")
 class Wasserstein(nn.Module):
-    """Minus the entropic transport cost between each class and all others, cost D = ‖u - v‖² / 2.
+    """Minus the transport cost between each class and all others, cost D = ‖u - v‖² / 2: entropic or exact.
 
     The gradient is that of the converged problem: the plan times the gradient of the cost (envelope
     theorem); for `sharp` it includes the change of the plan, by the implicit function theorem.
@@ -41,7 +45,8 @@ class Wasserstein(nn.Module):
     Args:
         epsilon: Regularisation strength.
         form: kl, <T, D> + epsilon KL(T | uniform), at least 0; entropic, <T, D> + epsilon Σ T (ln T - 1) (eq.
-            11), lower by a constant; sharp, <T, D> alone.
+            11), lower by a constant; sharp, <T, D> alone; exact, the linear program without regularisation
+            (eq. 10), which is solved on the CPU and waits for the device in every step.
         debias: Subtract half the cost of each set with itself (Sinkhorn divergence, eq. 13).
         classes: Sum or mean over the classes.
         tolerance: L1 marginal error at which a class has converged; null for 1e-5 (1e-10 in float64).
@@ -50,25 +55,49 @@ class Wasserstein(nn.Module):
 
     def __init__(
         self,
-        epsilon: float = 2.5e-3,
-        form: Literal["kl", "entropic", "sharp"] = "kl",
+        epsilon: float = _EPSILON,
+        form: Literal["kl", "entropic", "sharp", "exact"] = "kl",
         debias: bool = False,
         classes: Classes = "sum",
         tolerance: float | None = None,
-        max_iterations: int = 30,
+        max_iterations: int = _MAX_ITERATIONS,
     ) -> None:
         super().__init__()
         require(epsilon > 0, "epsilon", epsilon, "above 0")
         require(max_iterations >= 1, "max_iterations", max_iterations, "at least 1")
         if debias and form == "sharp":
             raise ValueError("debias is defined on the regularised cost; use form kl or entropic")
+        if form == "exact":
+            self._refuse_unused(epsilon, debias, tolerance, max_iterations)
         self.epsilon, self.form, self.debias, self.classes = epsilon, form, debias, classes
         self.tolerance, self.max_iterations = tolerance, max_iterations
+
+    @staticmethod
+    def _refuse_unused(epsilon: float, debias: bool, tolerance: float | None, max_iterations: int) -> None:
+        """Raise ValueError for settings of the entropic problem that the exact one does not use."""
+        if debias:
+            raise ValueError(
+                "debias has no effect with form: exact, because a set is at cost 0 from itself; leave it out"
+            )
+        given = {
+            "epsilon": (epsilon, _EPSILON),
+            "tolerance": (tolerance, None),
+            "max_iterations": (max_iterations, _MAX_ITERATIONS),
+        }
+        for name, (value, default) in given.items():
+            if value != default:
+                raise ValueError(
+                    f"{name} is {value!r}, but form: exact solves a linear program without it; leave it out"
+                )
 
     def forward(self, view: View) -> Tensor:
         cost = 1 - view.within.cosine  # [B, B]
         fixed = cost.detach()
         m = marginals(view.within.labels, cost.dtype)
+        if self.form == "exact":
+            plan = solve_exact_transport(fixed, view.within.labels)
+            view.report["transport_cost"] = _over_classes((plan * fixed).sum(), m, "mean")
+            return -_over_classes((plan * cost).sum(), m, self.classes)
         tolerance = self.tolerance or (1e-10 if cost.dtype == torch.float64 else 1e-5)
         plans = solve_transport(fixed, m, self.epsilon, tolerance, self.max_iterations)
         gradient, value = plans.plan, plans.cost.sum()
@@ -125,37 +154,60 @@ def discrepancy_weights(m: Marginals) -> Tensor:
     return torch.where(m.other, across, inside)
 
 
+class _ScaledKernel(_Kernel):
+    """Base class of kernels of a distance over a width, or the mean of such kernels of several widths."""
+
+    def __init__(
+        self, sigma: float | list[float] = 0.05, half: bool = False, classes: Classes = "sum"
+    ) -> None:
+        super().__init__(classes)
+        self.sigmas = sigma if isinstance(sigma, list) else [sigma]
+        require(all(width > 0 for width in self.sigmas), "sigma", sigma, "above 0")
+        self.factor = 0.5 if half else 1.0
+
+    def kernel(self, view: View) -> Tensor:
+        kernel = torch.stack([self.of_width(view, width) for width in self.sigmas]).mean(0)
+        itself = torch.eye(len(kernel), dtype=torch.bool, device=kernel.device)
+        active = kernel.detach().masked_fill(itself, 0.0).amax(1).mean()
+        view.report["kernel_active"] = torch.minimum(active, view.report.get("kernel_active", active))
+        return self.factor * kernel
+
+    def of_width(self, view: View, width: float) -> Tensor:
+        """Return [B, B] values in 0..1 of the kernel of one width."""
+        raise NotImplementedError
+
+
 @register("regularizer", "mmd-laplacian", source="DCDL (2022), eqs. 15-16")
-class LaplacianMMD(_Kernel):
+class LaplacianMMD(_ScaledKernel):
     """Minus the squared maximum mean discrepancy of each class and all others, kernel exp(-d / sigma).
 
+    The diagnostic `kernel_active` is the mean, over the samples, of the kernel with the nearest other sample.
+    Near 0 the regularizer has no gradient: sigma is far below all distances.
+
     Args:
-        sigma: Kernel width; with the paper's 0.05 the gradient vanishes once classes have separated.
+        sigma: Kernel width, or a list of widths, whose kernels are averaged, so that the weight keeps its
+            meaning. With the paper's 0.05 the gradient vanishes once classes have separated, with batch norm
+            from the first step. [0.05, 0.2, 0.8] covers all distances of unit vectors.
         half: Multiply by 1/2 (as in GeomLoss).
         classes: Sum or mean over the classes.
     """
 
-    def __init__(self, sigma: float = 0.05, half: bool = False, classes: Classes = "sum") -> None:
-        super().__init__(classes)
-        require(sigma > 0, "sigma", sigma, "above 0")
-        self.sigma, self.factor = sigma, 0.5 if half else 1.0
-
-    def kernel(self, view: View) -> Tensor:
-        return self.factor * (-view.within.own_distance / self.sigma).exp()
+    def of_width(self, view: View, width: float) -> Tensor:
+        return (-view.within.own_distance / width).exp()
 
 
 @register("regularizer", "mmd-gaussian", source="DCDL (2022), eqs. 15-16")
-class GaussianMMD(LaplacianMMD):
+class GaussianMMD(_ScaledKernel):
     """Minus the squared maximum mean discrepancy of each class and all others, kernel exp(-d² / (2 sigma²)).
 
     Args:
-        sigma: Kernel width; with the paper's 0.05 the gradient vanishes once classes have separated.
+        sigma: Kernel width or widths, see mmd-laplacian.
         half: Multiply by 1/2 (as in GeomLoss).
         classes: Sum or mean over the classes.
     """
 
-    def kernel(self, view: View) -> Tensor:
-        return self.factor * (-view.within.own_square / (2 * self.sigma**2)).exp()
+    def of_width(self, view: View, width: float) -> Tensor:
+        return (-view.within.own_square / (2 * width**2)).exp()
 
 
 @register("regularizer", "energy", source="DCDL (2022), eq. 14")

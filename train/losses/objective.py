@@ -26,8 +26,9 @@ class Objective(nn.Module):
         diagnostics: Detached scalar tensors of the last call: mean_positive and mean_negative cosine in the
             batch, hard_anchor_share (of anchors whose hardest negative in the batch is closer than their
             easiest positive) and, if applicable, active_share and hard_share (negative closer than positive)
-            of the triplets or pairs, synthetic_share of the points that a source of negatives selected, and
-            transport_cost, transport_iterations, transport_error and transport_converged.
+            of the triplets or pairs, synthetic_share of the points that a source of negatives selected,
+            transport_cost, transport_iterations, transport_error, transport_converged, and kernel_active
+            (`mmd-laplacian`).
     """
 
     def __init__(

@@ -164,9 +164,21 @@ def _fits(value: Any, annotation: Any) -> bool:
         elif option is int:
             if isinstance(value, int) and not isinstance(value, bool):
                 return True
+        elif typing.get_origin(option) is list:
+            (item,) = typing.get_args(option)
+            if isinstance(value, list) and value and all(_fits(part, item) for part in value):
+                return True
         elif isinstance(option, type) and isinstance(value, option):
             return True
     return False
+
+
+_WORDS: dict[Any, str] = {
+    float: "a finite number",
+    int: "a whole number",
+    bool: "true or false",
+    list[float]: "a list of finite numbers",
+}
 
 
 def _expected(value: Any, annotation: Any) -> str:
@@ -175,9 +187,7 @@ def _expected(value: Any, annotation: Any) -> str:
         if typing.get_origin(option) is Literal:
             choices += [str(choice) for choice in typing.get_args(option)]
         else:
-            words.append(
-                {float: "a finite number", int: "a whole number", bool: "true or false"}.get(option, "null")
-            )
+            words.append(_WORDS.get(option, "null"))
     if choices and isinstance(value, str):
         return did_you_mean(value, choices)
     return f"it takes {' or '.join([*words, *map(repr, choices)])}"

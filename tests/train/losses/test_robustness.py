@@ -158,7 +158,9 @@ def test_regularizers_under_autocast(regularizer: str) -> None:
     assert float(value) == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("form", [{"form": "entropic"}, {"form": "sharp"}, {"debias": True}], ids=str)
+@pytest.mark.parametrize(
+    "form", [{"form": "entropic"}, {"form": "sharp"}, {"form": "exact"}, {"debias": True}], ids=str
+)
 def test_transport_forms_on_awkward_batches(form: dict[str, Any]) -> None:
     for dtype in (torch.float64, torch.float32):
         module = build({"regularizers": [{"name": "wasserstein", **form}]}).to(dtype)

@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from train import losses
+from train.losses.exact_transport import solve_exact_transport
 from train.losses.transport import marginals, solve_self_transport, solve_transport
+
+from .oracle import transport
+from .oracle.batches import make_batch
 
 EPSILON = 2.5e-3
 
@@ -150,3 +155,106 @@ def test_float32_gradient_error_is_below_a_thousandth() -> None:
             ).backward()
             slopes.append(leaf.grad.double())
         assert (slopes[0] - slopes[1]).norm() <= 1e-3 * slopes[1].norm()
+
+
+# The exact form (eq. 10).
+
+EXACT = {"regularizers": [{"name": "wasserstein", "form": "exact"}]}
+SIZES = [
+    (2, 2, 2),
+    (4, 4, 4),
+    (5, 3, 2, 1),
+    (17, 13, 4),
+    (1, 6),
+    (3,),
+]  # both solvers: lcm(17, 17), lcm(13, 21)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_exact_form_equals_dual_linear_program(sizes: tuple[int, ...]) -> None:
+    """The primal plan against the dual program of every class."""
+    batch = make_batch(3, sizes, dim=5, spread=0.7, raw=True)
+    expected = transport.classwise(*batch, transport.exact_transport)
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        value = losses.build(EXACT)(torch.tensor(batch.x, dtype=dtype), torch.tensor(batch.y))
+        assert float(value) == pytest.approx(expected, abs=tolerance)
+
+
+def test_exact_plans_have_the_right_marginals() -> None:
+    x, y = cloud("uneven", 0)
+    plan = solve_exact_transport(1 - x @ x.T, y)
+    for k in y.unique():
+        block = plan[y == k][:, y != k]
+        n, m = block.shape
+        np.testing.assert_allclose(block.sum(1), 1 / n, atol=1e-9)
+        np.testing.assert_allclose(block.sum(0), 1 / m, atol=1e-9)
+        assert (block >= -1e-12).all()
+    assert not plan[y[:, None] == y[None, :]].any()
+
+
+def test_exact_gradient_is_that_of_the_value() -> None:
+    """Envelope theorem: against differences of the value, which solves the program again at every point."""
+    batch = make_batch(5, (3, 4, 2), dim=4, spread=1.0, raw=True)
+    y = torch.tensor(batch.y)
+    module = losses.build(EXACT)
+    x = torch.tensor(batch.x, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda z: module(z, y), (x,), eps=1e-6, atol=1e-6, rtol=1e-5)
+
+
+def test_exact_form_is_the_limit_of_small_epsilon() -> None:
+    x, y = cloud("clusters", 6)
+    exact = float(losses.build(EXACT)(x, y))
+    gaps = []
+    for epsilon in (0.1, 0.02, 0.004):
+        part = {"name": "wasserstein", "form": "sharp", "epsilon": epsilon, "max_iterations": 60}
+        gaps.append(exact - float(losses.build({"regularizers": [part]})(x, y)))
+    assert gaps[0] > gaps[1] > gaps[2] >= -1e-9
+    assert gaps[2] < 0.02 * abs(exact)
+
+
+@pytest.mark.parametrize(
+    "option", [{"epsilon": 0.1}, {"debias": True}, {"tolerance": 1e-6}, {"max_iterations": 5}], ids=str
+)
+def test_options_without_effect_on_the_exact_form_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))} .*leave it out"):
+        losses.build({"regularizers": [{"name": "wasserstein", "form": "exact", **option}]})
+
+
+# Kernels.
+
+
+@pytest.mark.parametrize("name", ["mmd-laplacian", "mmd-gaussian"])
+def test_kernel_activity(name: str) -> None:
+    """The mean kernel with the nearest other sample: 1 for equal embeddings, 0 for distant ones."""
+    y = torch.arange(4).repeat_interleave(2)
+    angles = torch.tensor([0.0, 0.1, 1.5, 1.7, 3.0, 3.3, 4.5, 4.9], dtype=torch.float64)
+    x = torch.stack([angles.cos(), angles.sin()], 1)
+    nearest = 2 * torch.sin(torch.tensor([0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4]) / 2)
+    kernels = (-nearest / 0.2).exp() if name == "mmd-laplacian" else (-(nearest**2) / 0.08).exp()
+    for sigma, points, expected in (
+        (0.2, x, float(kernels.mean())),
+        ([0.2, 0.2], x, float(kernels.mean())),
+        (0.2, torch.ones(8, 2).double(), 1.0),
+        (0.001, x, 0.0),
+    ):
+        module = losses.build({"regularizers": [{"name": name, "sigma": sigma}]})
+        module(points, y)
+        assert float(module.diagnostics["kernel_active"]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_inert_kernel_has_no_gradient_and_several_widths_have() -> None:
+    x, y = cloud("random", 0)
+    norms = []
+    for sigma in (0.05, [0.05, 0.2, 0.8]):
+        leaf = x.clone().requires_grad_()
+        module = losses.build({"regularizers": [{"name": "mmd-laplacian", "sigma": sigma}]})
+        module(leaf, y).backward()
+        norms.append(float(leaf.grad.norm()))
+        assert (float(module.diagnostics["kernel_active"]) < 1e-3) == (sigma == 0.05)
+    assert norms[0] < 1e-3 < 0.05 < norms[1]
+
+
+@pytest.mark.parametrize("sigma", [0, -1, [0.1, 0], [], ["a"], [True], "wide"], ids=str)
+def test_wrong_widths_are_refused(sigma: Any) -> None:
+    with pytest.raises(ValueError, match="sigma"):
+        losses.build({"regularizers": [{"name": "mmd-gaussian", "sigma": sigma}]})

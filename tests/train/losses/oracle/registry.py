@@ -305,6 +305,14 @@ MMD = [
             ("mmd-laplacian", "sigma", 0.5, _regularizer(partial(transport.mmd_laplacian, sigma=0.5))),
         ]
     ),
+    *(
+        Variant(
+            f"{name}_widths",
+            {"regularizers": [{"name": name, "sigma": [0.05, 0.3, 2]}]},
+            _regularizer(partial(transport.mmd_of_widths, sigmas=[0.05, 0.3, 2], power=power)),
+        )
+        for name, power in [("mmd-laplacian", 1), ("mmd-gaussian", 2)]
+    ),
     Variant(
         "train_trip_l",
         _with(_trip_semihard, {"name": "mmd-laplacian", "weight": 0.2}),
