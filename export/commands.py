@@ -38,8 +38,9 @@ from retrieval.cli import json_option, print_result, print_status
 )
 @click.option(
     "--weights",
-    metavar="imagenet|FILE",
-    help="Backbone weights: downloaded, or a .safetensors file.  [default: imagenet]",
+    metavar="imagenet|NAME|FILE",
+    help="Backbone weights: imagenet or a name of torchvision such as imagenet1k_v1 (downloaded), or a "
+    ".safetensors file.  [default: imagenet]",
 )
 @click.option(
     "--size", type=click.IntRange(1), help="Side of the input images in pixels.  [default: the library's]"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torchvision
 from torch import nn
 
 from export.model_file import DEFAULT_OPTIONS, Exported, ExportOptions, export_model, versions
@@ -17,7 +16,8 @@ from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
 from train.config import Config, ModelConfig
 from train.models.embedding_model import EmbeddingModel
-from train.models.library_backbones import torchvision_names
+from train.models.library_backbones import torchvision_names, torchvision_weights
+from train.models.pretrained_weights import is_file_of_weights
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class PretrainedBackbone:
     Attributes:
         library: timm or torchvision.
         name: Name in the library; for timm, NAME:key=value,... passes options of the architecture.
-        weights: imagenet (downloaded), or a .safetensors file with the library's parameter names.
+        weights: imagenet or torchvision's name of certain weights (imagenet1k_v1), both downloaded, or
+            a .safetensors file with the library's parameter names.
         size: Side of the input images in pixels; `None` for the library's default.
         mean: Mean per RGB channel, of values in 0..1; `None` for the library's default.
         std: Standard deviation per RGB channel; `None` for the library's default.
@@ -44,8 +45,10 @@ class PretrainedBackbone:
 
     def preprocess(self) -> Preprocess:
         """Return the preprocessing that the library defines, with the overrides."""
-        of_library = _timm_preprocess if self.library == "timm" else _torchvision_preprocess
-        preprocess = of_library(self.name, self.size)
+        if self.library == "timm":
+            preprocess = _timm_preprocess(self.name, self.size)
+        else:
+            preprocess = _torchvision_preprocess(self.name, self.weights, self.size)
         return replace(preprocess, mean=self.mean or preprocess.mean, std=self.std or preprocess.std)
 
     def model_config(self) -> ModelConfig:
@@ -115,9 +118,10 @@ def _timm_preprocess(spec: str, size: int | None) -> Preprocess:
     )
 
 
-def _torchvision_preprocess(name: str, size: int | None) -> Preprocess:
+def _torchvision_preprocess(name: str, weights: str, size: int | None) -> Preprocess:
     _require_known(name, torchvision_names(), "torchvision")
-    defaults = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    known = torchvision_weights(name)
+    defaults = known.get(weights.lower(), known["imagenet"]).transforms()
     (crop,), (resize,) = defaults.crop_size, defaults.resize_size
     side = size or crop
     return Preprocess(
@@ -136,7 +140,7 @@ def _require_known(name: str, known: Sequence[str], library: str) -> None:
 
 
 def _provenance(backbone: PretrainedBackbone, config: ModelConfig, preprocess: Preprocess) -> dict[str, Any]:
-    from_file = config.weights not in (None, "imagenet")
+    from_file = config.weights is not None and is_file_of_weights(config.weights)
     return {
         "source": f"{backbone.library}:{backbone.name}",
         "config": Config(data="", model=config, preprocess=preprocess, epochs=0).to_dict(),

@@ -90,8 +90,9 @@ class ModelConfig(StrictModel):
     )
     weights: str | None = Field(
         default=None,
-        description="null (random), imagenet (downloaded by torchvision or timm), or a .safetensors file "
-        "with the parameter names of the library's classifier (for bn-inception, of the published file).",
+        description="null (random), imagenet (downloaded by torchvision or timm), torchvision's name of "
+        "certain weights, such as imagenet1k_v1, or a .safetensors file with the parameter names of the "
+        "library's classifier (for bn-inception, of the published file).",
     )
     embedding_dim: int = Field(default=64, ge=1, description="Embedding dimension D.")
     pooling: Pooling = Field(

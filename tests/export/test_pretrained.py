@@ -166,7 +166,10 @@ def test_pretrained_features_find_cars(
             ("--from-timm", "resnet18", "--precision", "int8"),
             "int8: needs images to be checked on",
         ),
-        (("--from-torchvision", "resnet18", "--weights", "nowhere"), "nowhere: not a readable safetensors"),
+        (
+            ("--from-torchvision", "resnet18", "--weights", "nowhere"),
+            "has no weights 'nowhere'; use imagenet",
+        ),
     ],
 )
 def test_wrong_usage_is_reported_and_leaves_no_file(

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
 from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
-from train.models.feature_extractor import FeatureExtractor, tensors_of
+from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of
 from train.models.library_backbones import from_timm, from_torchvision, torchvision_names
 from train.models.pretrained_weights import (
     download_weights,
     explain_download_errors,
+    is_file_of_weights,
     load_weights,
     read_weights,
 )
@@ -90,25 +91,31 @@ def build_backbone(name: str, weights: str | None, size: int) -> Backbone:
 
     Args:
         name: Name of the backbone.
-        weights: `None` for random weights; imagenet to download them; or a .safetensors file with the
-            library's parameter names of the whole classifier (for bn-inception, those of the published file).
+        weights: `None` for random weights; the name of published weights, such as imagenet or imagenet1k_v1,
+            to download them; or a .safetensors file with the library's parameter names of the whole
+            classifier (for bn-inception, those of the published file).
         size: Side of the input images, in pixels; transformers are built for one size.
 
     Raises:
-        InputError: An unknown name (with the most similar one), or an unusable size or file.
+        InputError: An unknown name (with the most similar one), unknown weights (with those of the backbone),
+            or an unusable size or file.
         LookalikeError: The weights cannot be downloaded.
     """
     extractor = _feature_extractor(name, size)
     backbone = Backbone(name, extractor, size)
     if weights is None:
         return backbone
-    if extractor.published_weights is None:
+    published = extractor.published_weights
+    if not published:
         raise InputError(f"model.weights: {name} has no published weights; use null, or another backbone")
-    if weights == "imagenet":
+    if is_file_of_weights(weights):
+        found: Weights = read_weights(weights)
+    elif weights.lower() in published:
         with explain_download_errors(name):
-            found = extractor.published_weights()
+            found = published[weights.lower()]()
     else:
-        found = read_weights(weights)
+        known = f"use {', '.join(published)}, or a .safetensors file"
+        raise InputError(f"model.weights: {name} has no weights {weights!r}; {known}")
     load_weights(
         backbone,
         extractor.classifier_tensors,
@@ -138,7 +145,8 @@ def _feature_extractor(name: str, size: int) -> FeatureExtractor:
 
 def _bn_inception() -> FeatureExtractor:
     network = bn_inception()
-    return FeatureExtractor(network, tensors_of(network), lambda: download_weights(WEIGHTS_URL))
+    published = {"imagenet": lambda: download_weights(WEIGHTS_URL)}
+    return FeatureExtractor(network, tensors_of(network), published)
 
 
 def _conv4() -> FeatureExtractor:

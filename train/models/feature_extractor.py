@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ class FeatureExtractor:
     Attributes:
         network: Network, built from the classifier's own modules.
         classifier_tensors: Tensors of the whole classifier, by the names used in weight files.
-        published_weights: Downloads ImageNet weights with those names; `None` if none are published.
+        published_weights: Functions that download weights with those names, by the name of the weights;
+            empty if none are published. "imagenet" is what the library recommends.
         method: Method of `network` that maps planes [N, 3, H, W] to features.
         layout: Layout of the features: NCHW, NHWC, or tokens [N, T, C].
         prefix: Number of tokens before those of locations.
@@ -30,7 +31,7 @@ class FeatureExtractor:
 
     network: nn.Module
     classifier_tensors: Weights
-    published_weights: Callable[[], Weights] | None = None
+    published_weights: Mapping[str, Callable[[], Weights]] = field(default_factory=dict)
     method: str = "forward"
     layout: str = "NCHW"
     prefix: int = 0

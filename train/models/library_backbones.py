@@ -49,7 +49,8 @@ def from_torchvision(name: str, size: int) -> FeatureExtractor:
         classifier = torchvision.models.get_model(name, weights=None, **options)
     except (ValueError, AssertionError) as error:
         raise unusable_size(name, size, error) from error
-    tensors, published = tensors_of(classifier), partial(_torchvision_weights, name)
+    tensors = tensors_of(classifier)
+    published = {weights: partial(_download, name, weights) for weights in torchvision_weights(name)}
     if not isinstance(classifier, torchvision.models.VisionTransformer):
         return FeatureExtractor(_chain(name, classifier), tensors, published)
     network = _Transformer(classifier)
@@ -58,11 +59,25 @@ def from_torchvision(name: str, size: int) -> FeatureExtractor:
     )
 
 
-def _torchvision_weights(name: str) -> Weights:
+def torchvision_weights(name: str) -> dict[str, Any]:
+    """Return torchvision's weights of a classifier by lower-case name; "imagenet" is its default.
+
+    A name such as imagenet1k_v1 fixes the weights: torchvision's default changes with its releases.
+    """
     import torchvision
 
-    weights: Weights = torchvision.models.get_model(name, weights="DEFAULT").state_dict()
-    return weights
+    enum = torchvision.models.get_model_weights(name)
+    named = {weights.name.lower(): weights for weights in enum}
+    return {"imagenet": enum.DEFAULT, **named}
+
+
+def _download(name: str, weights: str) -> Weights:
+    import torchvision
+
+    found: Weights = torchvision.models.get_model(
+        name, weights=torchvision_weights(name)[weights]
+    ).state_dict()
+    return found
 
 
 def _chain(name: str, classifier: nn.Module) -> nn.Sequential:
@@ -152,7 +167,7 @@ def from_timm(spec: str, size: int) -> FeatureExtractor:
     extractor = FeatureExtractor(
         classifier,
         tensors_of(classifier),
-        lambda: timm.create_model(name, pretrained=True, **options).state_dict(),
+        {"imagenet": lambda: timm.create_model(name, pretrained=True, **options).state_dict()},
         "forward_features",
         getattr(classifier, "output_fmt", "NCHW"),
         getattr(classifier, "num_prefix_tokens", int(has_token)),

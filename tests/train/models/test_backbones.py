@@ -274,6 +274,39 @@ def test_unusable_weights_are_refused(tmp_path: Path) -> None:
         build_backbone("conv4", "imagenet", 32)
 
 
+def test_unknown_weights_name_those_of_the_backbone() -> None:
+    known = r"use imagenet, imagenet1k_v1, imagenet1k_v2, or a \.safetensors file"
+    with pytest.raises(InputError, match=f"model.weights: resnet50 has no weights 'imagenet1k_v3'; {known}"):
+        build_backbone("resnet50", "imagenet1k_v3", 32)
+    with pytest.raises(InputError, match=r"has no weights 'imagenet1k_v1'; use imagenet, or a \.safetensors"):
+        build_backbone("timm:resnet18", "imagenet1k_v1", 32)
+
+
+@pytest.mark.parametrize(
+    ("weights", "file"),
+    [
+        ("imagenet", "resnet50-11ad3fa6"),
+        ("IMAGENET1K_V1", "resnet50-0676ba61"),
+        ("imagenet1k_v2", "resnet50-11ad3fa6"),
+    ],
+)
+def test_named_weights_are_those_of_torchvision(
+    weights: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that torchvision documents for V1 and V2."""
+    theirs = with_batch_statistics(torchvision.models.resnet50(weights=None)).state_dict()
+    asked: list[str] = []
+
+    def download(url: str, **_: bool) -> dict[str, Tensor]:
+        asked.append(url)
+        return theirs
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    ours = build_backbone("resnet50", weights, 32).network.state_dict()
+    assert asked == [f"https://download.pytorch.org/models/{file}.pth"]
+    assert torch.equal(ours["layer4.2.bn3.running_mean"], theirs["layer4.2.bn3.running_mean"])
+
+
 def test_classifier_may_be_missing(tmp_path: Path) -> None:
     state = torchvision.models.resnet18(weights=None).state_dict()
     kept = {name: value.half() for name, value in state.items() if not name.startswith("fc.")}
