@@ -29,7 +29,7 @@ class NegativeSource:
         wide: Compute in float64.
         prefers: Similarity measures that the source works on; the first one that the loss offers is used (if
             empty, the loss chooses).
-        only_preferred: The specification cannot choose another measure.
+        only_preferred: The specification can only choose among these.
     """
 
     wide = False
@@ -79,10 +79,13 @@ class OptimalArcs(NegativeSource):
 
 @register("negatives", "optimal-segment", source="LoOp (ICCV 2021), section 4.2, eqs. 17-21")
 class OptimalSegments(NegativeSource):
-    """The closest points of the two straight segments between the members, without normalisation.
+    """The closest points of the two straight segments between the members, which are not brought back to the
+    sphere.
 
-    Losses on distances take the raw embeddings; losses on cosines take the chords between unit vectors,
-    whose closest points at distance d count as a cosine of 1 - d² / 2.
+    The paper frees the points from the sphere and does not say whether the embeddings are normalised. Losses
+    on distances take the segments between the raw embeddings by default, and with `normalize: true` the
+    chords between unit vectors; the distance of the positive pair is then that of the unit vectors, too.
+    Losses on cosines take the chords, whose closest points at distance d count as a cosine of 1 - d² / 2.
     """
 
     wide = True

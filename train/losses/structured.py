@@ -65,7 +65,7 @@ class HardPositiveHardNegative(HardPairTerm):
 
     Args:
         margin: Margin in units of the distance.
-        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        normalize: Use unit vectors (default; with `optimal-segment` the default is the raw embeddings).
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LiftedHard(HardPairTerm):
 
     Args:
         margin: Margin in units of the distance.
-        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        normalize: Use unit vectors (default; with `optimal-segment` the default is the raw embeddings).
         pooling: Min, or logsumexp for the soft minimum -log Σ exp(-d) (the authors' code).
     """
 
@@ -135,7 +135,7 @@ class Lifted(nn.Module):
 
     Args:
         margin: Margin in units of the distance.
-        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        normalize: Use unit vectors (default; with `optimal-segment` the default is the raw embeddings).
         pairs: Unordered (default), ordered or alternate pairs; a source always uses alternate ones.
     """
 

@@ -57,7 +57,7 @@ def resolve_measure(
     proper = next((m for m in preferred if m in ("cosine", raw)), measure)
     if normalize is None or negatives is None:
         return proper
-    if negatives.only_preferred and measure != proper:
+    if negatives.only_preferred and measure not in preferred:
         where = "on the unit sphere" if proper == "cosine" else "on raw embeddings"
         raise ValueError(
             f"normalize is {str(normalize).lower()}, but this source of negatives works {where}; leave it out"
@@ -204,7 +204,7 @@ class Triplet(_Hinge):
     Args:
         margin: Margin in units of the (squared) distance.
         squared: Use squared distances.
-        normalize: Use unit vectors (default), except with `optimal-segment`, which never normalises.
+        normalize: Use unit vectors (default; with `optimal-segment` the default is the raw embeddings).
         pairs: Alternate, unordered or ordered positive pairs, without mining.
         negative_reduction: Sum or mean over the negatives of a pair, without mining.
         reduction: Mean, mean over the active (positive) terms, or sum.

@@ -281,7 +281,8 @@ def test_memory_of_a_proxy_loss_is_refused(name: str) -> None:
         {"name": "triplet", "regularizers": [{"weight": 1.0}]},
         {"name": "triplet", "regularizers": "wasserstein"},
         {"name": "triplet", "mining": "hard"},
-        {"name": "triplet", "negatives": "optimal-segment", "normalize": True},
+        {"name": "triplet", "negatives": "optimal", "normalize": False},
+        {"name": "n-pair", "negatives": "optimal-segment", "normalize": False},
     ],
     ids=str,
 )

@@ -83,6 +83,41 @@ def test_segment_distance_is_global_minimum(family: str, dim: int) -> None:
             )
 
 
+@pytest.mark.parametrize("name", ["triplet", "hphn-triplet", "lifted-hard"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_segment_losses_equal_sampled_segments(name: str, normalize: bool) -> None:
+    """Two classes of two: d_ij + margin minus the smallest distance of any two sampled points, for each pair.
+
+    With `normalize` the ends are unit vectors; the points between them stay inside the sphere.
+    """
+    for seed in range(6):
+        x = make_batch(seed, (2, 2), dim=3 + seed, raw=True, shuffle=False).x
+        ends = geometry.unit_rows(x) if normalize else x
+        share = np.linspace(0, 1, 401)[:, None]
+        p, q = (ends[i] * (1 - share) + ends[i + 1] * share for i in (0, 2))
+        least = np.sqrt(((p[:, None] - q[None]) ** 2).sum(2).min())
+        within = [geometry.distance(ends[i], ends[i + 1]) for i in (0, 2)]
+        spec = {"name": name, "negatives": "optimal-segment", "normalize": normalize, "margin": 5.0}
+        loss = losses.build(spec)(torch.tensor(x), LABELS)
+        assert float(loss) == pytest.approx(np.mean(within) + 5 - least, abs=2e-3)
+        assert float(loss) >= np.mean(within) + 5 - least - 1e-9  # no sampled point is nearer
+
+
+@pytest.mark.parametrize("name", ["triplet", "hphn-triplet", "lifted-hard", "lifted"])
+def test_chords_do_not_depend_on_the_lengths(name: str) -> None:
+    """Raw segments do; the default is raw."""
+    batch = make_batch(3, (2, 4, 2), dim=5)
+    y = torch.tensor(batch.y)
+    lengths = np.random.default_rng(0).uniform(0.5, 2.0, size=(len(y), 1))
+    x, longer = torch.tensor(batch.x), torch.tensor(batch.x * lengths)
+    base = {"name": name, "negatives": "optimal-segment"}
+    chord, raw, default = (
+        losses.build(spec) for spec in ({**base, "normalize": True}, {**base, "normalize": False}, base)
+    )
+    assert float(chord(longer, y)) == pytest.approx(float(chord(x, y)), rel=1e-9)
+    assert float(default(longer, y)) == float(raw(longer, y)) != pytest.approx(float(raw(x, y)), rel=1e-3)
+
+
 @pytest.mark.parametrize("source", SOURCES[1:])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_symmetric_in_pairs_and_members(family: str, source: str) -> None:

@@ -36,6 +36,28 @@ SOURCES = [
     ),
     *(
         Variant(
+            f"{name}_chord",
+            {"name": name, "margin": margin, "negatives": "optimal-segment", "normalize": True},
+            partial(function, margin=margin, source="chord"),
+        )
+        for name, (function, margin) in _POOLED.items()
+    ),
+    *(
+        Variant(
+            f"triplet_chord_squared-{squared}",
+            {
+                "name": "triplet",
+                "margin": 0.2,
+                "negatives": "optimal-segment",
+                "normalize": True,
+                "squared": squared,
+            },
+            partial(triplets.over_pairs, term=triplets.hinge(0.2, squared), source="chord"),
+        )
+        for squared in (False, True)
+    ),
+    *(
+        Variant(
             f"interpolated_{points}",
             {"name": "triplet", "margin": 0.2, "negatives": {"name": "interpolated", "points": points}},
             partial(triplets.over_pairs, term=_hinge, source="interpolated", points=points),

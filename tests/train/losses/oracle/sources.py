@@ -24,6 +24,7 @@ def pair_distance(x: np.ndarray, source: str, points: int = 2) -> PairDistance:
         "batch": lambda p, q: nearest([x[i] for i in p], [x[k] for k in q]),
         "optimal": lambda p, q: arc_distance(*unit_rows(x[[*p, *q]])),
         "optimal-segment": lambda p, q: segment_distance(*x[[*p, *q]]),
+        "chord": lambda p, q: segment_distance(*x[[*p, *q]]),
         "symmetric": lambda p, q: nearest(with_mirrors(x[p[0]], x[p[1]]), with_mirrors(x[q[0]], x[q[1]])),
         "interpolated": lambda p, q: nearest(
             with_interpolated(x[p[0]], x[p[1]], points), with_interpolated(x[q[0]], x[q[1]], points)
@@ -33,7 +34,10 @@ def pair_distance(x: np.ndarray, source: str, points: int = 2) -> PairDistance:
 
 
 def embeddings_for(x: np.ndarray, source: str) -> np.ndarray:
-    """The embeddings a distance-based loss works on: unit length except with segments (LoOp section 4.2)."""
+    """The embeddings a distance-based loss works on: unit length except with segments (LoOp section 4.2).
+
+    A chord is a segment between unit vectors.
+    """
     return x if source == "optimal-segment" else unit_rows(x)
 
 
