@@ -116,8 +116,7 @@ def weight_curves(
 def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float], place: int) -> float:
     cosines, labels = anchor_batch(positives, negatives)
     mining = getattr(of.loss.term, "mining", None)
-    rules = {getattr(mining, which, None) for which in ("positive", "negative")}
-    draws = _DRAWS if rules & {"random", "distance-weighted"} else 1
+    draws = _DRAWS if getattr(mining, "random", False) else 1
     found = [float(weights[0, place]) for weights in drawn_weights(of, cosines, labels, draws)]
     return sum(found) / draws
 

@@ -12,7 +12,7 @@ from train.losses.checks import check_classes
 from train.losses.mining import TripletMiner
 from train.losses.ops import ratio
 from train.losses.registry import register
-from train.losses.triplet import PAIRS_ONLY, distance
+from train.losses.triplet import distance
 from train.losses.view import Table, View
 
 
@@ -22,7 +22,7 @@ from train.losses.view import Table, View
     source="Wu et al. (ICCV 2017), eq. 5",
     mining=("triplet",),
     default_mining={"positive": "all", "negative": "distance-weighted"},
-    refusal=f"margin has no positive pair to synthesise from; {PAIRS_ONLY}",
+    refusal="it has no positive pair to synthesise from, and mines by the rules of the triplet miner",
 )
 class Margin(nn.Module):
     """[d(a, p) - boundary + margin]_+ + [boundary - d(a, n) + margin]_+ over triplets, mean of active terms.

@@ -1,4 +1,4 @@
-"""Miners by similarity: triplet mining rules, and variable-threshold hard mining of pairs (VTHM, RAW)."""
+"""Miners: triplet mining rules, hard mining of pairs by variable thresholds (VTHM), random triplets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from train.losses.batch_all import FEW, compact_columns
 from train.losses.ops import masked_max, masked_min
+from train.losses.pairs import alternate_pairs
 from train.losses.registry import register
 
 PositiveRule = Literal["easy", "hard", "all", "random"]
@@ -203,6 +204,92 @@ class VariableThresholdMiner:
         keep_negative = negative & has_positive[:, None] & (far > lowest[:, None] - self.margin)
         keep_positive = positive & has_negative[:, None] & (near < highest[:, None] + self.margin)
         return keep_positive, keep_negative
+
+
+class DrawnTriplets(NamedTuple):
+    """Positions of drawn triplets in the batch followed by the references, and a mask of valid ones."""
+
+    anchor: Tensor  # [T]
+    positive: Tensor  # [T]
+    negative: Tensor  # [T]
+    valid: Tensor  # [T] bool
+
+
+@register("mining", "rand-disjoint", source="LoOp (ICCV 2021), table 3")
+class RandomDisjointMiner:
+    """Draw random triplets in which every sample occurs at most once.
+
+    LoOp's baseline "Rand-disjoint", "random sampling of disjoint tuples" (table 3), whose numbers are those
+    of "Triplet" in table 2: unlike LoOp eq. 14, a positive pair meets one random negative. The paper says no
+    more; the rest is ours. A batch of B samples gives B // 3 triplets, or as many as it has disjoint
+    positive pairs: the samples of each class are paired at random, random pairs become anchors and
+    positives, and the other samples are matched with them at random as negatives of another class. If one
+    class is so large that some pairs find no negative, these are left out.
+    """
+
+    random = True
+
+    def draw(self, labels: Tensor, batch: int, usable: Tensor | None = None) -> DrawnTriplets:
+        """Draw triplets with anchors in the batch, by torch's generator, without synchronisation.
+
+        Args:
+            labels: [C] integers, the batch first, then the references.
+            batch: Number of samples in the batch.
+            usable: [C] bool; samples marked False join no triplet.
+        """
+        count, device = len(labels), labels.device
+        if count < 3:
+            place = torch.zeros(1, dtype=torch.int64, device=device)
+            return DrawnTriplets(place, place, place, place > 0)
+        references = batch + torch.randperm(count - batch, device=device)
+        shuffle = torch.cat([torch.randperm(batch, device=device), references])
+        classes = _shuffle_classes(labels)[shuffle]
+        usable = None if usable is None else usable[shuffle]
+        layout = alternate_pairs(classes, batch, usable)
+        anchored = layout.anchored[: layout.anchors]
+        # Anchored pairs come first, class by class; so do those of a sorted random choice among them.
+        key = torch.rand(layout.anchors, device=device) + (~anchored).float()
+        slot = key.argsort()[: count // 3].sort().values  # [T]
+        anchor, positive = layout.order[slot], layout.order[layout.slots + slot]
+        number = torch.arange(len(slot), device=device)
+        valid = anchored[slot]
+        if usable is not None:
+            valid = valid & (number < usable.sum() // 3)
+        negative = self._match(classes, anchor, positive, valid, usable)
+        valid = valid & (classes[negative] != classes[anchor])
+        anchor, positive, negative = (
+            torch.where(valid, shuffle[place], 0) for place in (anchor, positive, negative)
+        )
+        return DrawnTriplets(anchor, positive, negative, valid)
+
+    def _match(
+        self, classes: Tensor, anchor: Tensor, positive: Tensor, valid: Tensor, usable: Tensor | None
+    ) -> Tensor:
+        """Return the negatives [T] of valid pairs sorted by class, different samples outside these pairs.
+
+        The free samples are sorted by class, too, and shifted against the pairs by a random number of places
+        among those that match the fewest pairs with their own class.
+        """
+        count = len(classes)
+        members = torch.where(valid, torch.stack([anchor, positive]), count).flatten()
+        taken = torch.zeros(count + 1, dtype=torch.bool, device=classes.device).scatter(0, members, True)
+        taken = taken[:count] if usable is None else taken[:count] | ~usable
+        pool = classes.argsort()
+        pool = pool[taken[pool].to(torch.int8).argsort(stable=True)]  # the free samples first
+        free = (~taken).sum().clamp(min=1)
+        place, shift = (torch.arange(n, device=classes.device) for n in (len(anchor), count))
+        candidates = pool[(place[:, None] + shift) % free]  # [T, C]
+        own = (classes[candidates] == classes[anchor][:, None]) & valid[:, None]
+        misses = torch.where(shift < free, own.sum(0), count) + torch.rand(count, device=classes.device)
+        return pool[(place + misses.argmin()) % free]
+
+
+def _shuffle_classes(labels: Tensor) -> Tensor:
+    """Return different random numbers for different labels."""
+    ordered, index = labels.sort()
+    number = torch.nn.functional.pad((ordered[1:] != ordered[:-1]).long().cumsum(0), (1, 0))
+    shuffled = torch.randperm(len(labels), device=labels.device)[number]
+    return torch.empty_like(shuffled).scatter(0, index, shuffled)
 
 
 PairMiner = VariableThresholdMiner | TripletMiner

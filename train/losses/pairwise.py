@@ -15,7 +15,9 @@ from train.losses.registry import register, require
 from train.losses.triplet import SOURCES
 from train.losses.view import View
 
-NO_PAIRS = "has no positive pair to synthesise from: each pair of samples counts alone"
+NO_PAIRS = (
+    "counts each pair of samples alone: it has no positive pair to synthesise from and no triplet to draw"
+)
 
 
 def log_one_plus_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
@@ -161,6 +163,7 @@ class EqualWeight(PairTerm):
     negatives=SOURCES,
     mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},
+    refusal="it weights all pairs of an anchor together, and rand-disjoint draws one triplet",
 )
 class MultiSimilarity(PairTerm):
     """Per anchor, log(1 + Σ exp(-alpha (s - threshold))) / alpha over positives plus

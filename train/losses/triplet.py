@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from train.losses.batch_all import AllTriplets, hinge_over_triplets, sum_over_triplets
-from train.losses.mining import PositiveRule, TripletMiner
+from train.losses.mining import Mined, PositiveRule, RandomDisjointMiner, TripletMiner
 from train.losses.negatives import NegativeSource
 from train.losses.ops import ratio, safe_sqrt
 from train.losses.registry import register, require
@@ -75,7 +75,7 @@ class TripletTerm(nn.Module):
     def __init__(
         self,
         negatives: NegativeSource | None,
-        mining: TripletMiner | None,
+        mining: TripletMiner | RandomDisjointMiner | None,
         measure: Measure,
         reduction: Reduction,
         pairs: Pairs = "ordered",
@@ -84,6 +84,15 @@ class TripletTerm(nn.Module):
         super().__init__()
         self.negatives, self.mining, self.measure = negatives, mining, measure
         self.reduction, self.pairs, self.default_positive = reduction, pairs, default_positive
+        self.unmined = TripletMiner("all", "all")
+        self.paired = negatives is not None or (mining is None and pairs == "alternate")
+        if isinstance(mining, RandomDisjointMiner):
+            if negatives is not None:
+                raise ValueError(
+                    "mining rand-disjoint draws samples, but synthetic negatives are points of pairs; leave "
+                    "out `negatives` or `mining`"
+                )
+            return
         if negatives is not None and mining is not None and mining.positive is not None:
             raise ValueError(
                 f"mining.positive is {mining.positive!r}, but with synthetic negatives the positive of a "
@@ -93,7 +102,6 @@ class TripletTerm(nn.Module):
             raise ValueError(
                 "distance-weighted mining is defined on the unit sphere; this loss works on raw embeddings"
             )
-        self.paired = negatives is not None or (mining is None and pairs == "alternate")
 
     def values(self, similarity: Tensor) -> Tensor:
         """Return the similarity in terms of which the loss is defined, increasing in the mined one."""
@@ -112,38 +120,41 @@ class TripletTerm(nn.Module):
         return sum_over_triplets(self.losses, positive, exists, negative, mask, self.counts)
 
     def forward(self, view: View) -> Tensor:
+        if isinstance(self.mining, RandomDisjointMiner):
+            return self._over_drawn(view, self.mining)
+        mining = self.mining or self.unmined
         if self.paired:
-            return self._over_pairs(view)
+            return self._over_pairs(view, mining)
         table = view.anchors
         similarity, mask = table.similarity(self.measure), table.positive
         if self.mining is None and self.pairs == "unordered":
             mask = mask & table.later
-        mining = self.mining or TripletMiner("all", "all")
         positive, exists = mining.positives(similarity, mask, self.default_positive)
         if mining.negative == "all" and positive.shape[1] > 1:
             return self._over_all(view, positive, exists, similarity, table.negative)
-        return self._over_mined(view, mining, positive, exists, similarity, table.negative)
+        return self._over_mined(
+            view, mining.negatives(positive, exists, similarity, table.negative, dim=view.dim)
+        )
 
-    def _over_pairs(self, view: View) -> Tensor:
+    def _over_drawn(self, view: View, mining: RandomDisjointMiner) -> Tensor:
+        drawn = mining.draw(view.candidate_labels, view.batch, view.usable)
+        similarity = view.anchors.similarity(self.measure)
+        positive, negative = (
+            similarity[drawn.anchor, other][:, None] for other in (drawn.positive, drawn.negative)
+        )
+        return self._over_mined(view, Mined(positive, negative, drawn.valid[:, None]))
+
+    def _over_pairs(self, view: View, mining: TripletMiner) -> Tensor:
         positive, exists = view.pair_similarity(self.measure)[:, None], view.pair_valid[:, None]  # [P, 1]
         if self.negatives is None:
             firsts = view.members.head(len(exists))
             similarity, mask = firsts.similarity(self.measure), firsts.negative  # [P, C]
         else:
             similarity, mask = self.negatives.closest(view, self.measure)  # [P, Q]
-        mining = self.mining or TripletMiner(None, "all")
-        return self._over_mined(view, mining, positive, exists, similarity, mask)
+        return self._over_mined(view, mining.negatives(positive, exists, similarity, mask, dim=view.dim))
 
-    def _over_mined(
-        self,
-        view: View,
-        mining: TripletMiner,
-        positive: Tensor,
-        exists: Tensor,
-        similarity: Tensor,
-        mask: Tensor,
-    ) -> Tensor:
-        positive, negative, valid = mining.negatives(positive, exists, similarity, mask, dim=view.dim)
+    def _over_mined(self, view: View, mined: Mined) -> Tensor:
+        positive, negative, valid = mined
         valid = valid & self.counts(positive, negative)
         losses = torch.where(valid, self.losses(self.values(positive), self.values(negative)), 0.0)
         hard = (valid & (negative > positive)).sum()
@@ -192,7 +203,7 @@ class _Hinge(TripletTerm):
     "triplet",
     source="LoOp eqs. 14-15; Symm eqs. 3-4; FaceNet",
     negatives=SOURCES,
-    mining=("triplet",),
+    mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
 )
 class Triplet(_Hinge):
@@ -201,12 +212,23 @@ class Triplet(_Hinge):
     Without mining: the sum over negatives of each positive pair, averaged over the pairs; the first member
     of a pair is the anchor. With a source of negatives d(a, n) is the distance of the closest points.
 
+    Published forms:
+
+    - LoOp: eqs. 14 and 15 are the default, without and with `negatives: optimal`; Algorithm 1, line 7, takes
+      the nearest pair of another class instead of the sum, `negative_reduction: min`. The rows "Triplet" of
+      table 2 and "Rand-disjoint" of table 3 have the same numbers: `mining: {name: rand-disjoint}`.
+    - Symm: eqs. 3 and 4 have squared distances, so `negatives: symmetric` is Symm's loss only with
+      `squared: true`; the default is LoOp's, not squared.
+    - FaceNet: `squared: true, mining: {positive: all, negative: semi-hard}`.
+
     Args:
         margin: Margin in units of the (squared) distance.
         squared: Use squared distances.
         normalize: Use unit vectors (default; with `optimal-segment` the default is the raw embeddings).
-        pairs: Alternate, unordered or ordered positive pairs, without mining.
-        negative_reduction: Sum or mean over the negatives of a pair, without mining.
+        pairs: Alternate, unordered or ordered positive pairs, without mining and without a source, which
+            always uses alternate ones.
+        negative_reduction: Sum or mean over the negatives of a pair, or the nearest negative alone (min),
+            without mining.
         reduction: Mean, mean over the active (positive) terms, or sum.
     """
 
@@ -216,15 +238,17 @@ class Triplet(_Hinge):
         squared: bool = False,
         normalize: bool | None = None,
         pairs: Pairs = "alternate",
-        negative_reduction: Literal["sum", "mean"] = "sum",
+        negative_reduction: Literal["sum", "mean", "min"] = "sum",
         reduction: Reduction = "mean",
         *,
         negatives: NegativeSource | None = None,
-        mining: TripletMiner | None = None,
+        mining: TripletMiner | RandomDisjointMiner | None = None,
     ) -> None:
         measure = resolve_measure(normalize, negatives, "distance", default=True)
         super().__init__(negatives, mining, measure, reduction, pairs)
         self.margin, self.squared, self.negative_reduction = margin, squared, negative_reduction
+        if negative_reduction == "min":
+            self.unmined = TripletMiner("all", "hard")
 
     def values(self, similarity: Tensor) -> Tensor:
         return -distance(similarity, normalized=self.measure == "cosine", squared=self.squared)
@@ -242,7 +266,7 @@ class Triplet(_Hinge):
     "triplet-cosine",
     source="RAW eq. 7",
     negatives=SOURCES,
-    mining=("triplet",),
+    mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
 )
 class TripletCosine(_Hinge):
@@ -259,7 +283,7 @@ class TripletCosine(_Hinge):
         reduction: Reduction = "mean",
         *,
         negatives: NegativeSource | None = None,
-        mining: TripletMiner | None = None,
+        mining: TripletMiner | RandomDisjointMiner | None = None,
     ) -> None:
         super().__init__(negatives, mining, "cosine", reduction)
         self.margin = margin
@@ -270,7 +294,7 @@ class TripletCosine(_Hinge):
     "triplet-nca",
     source="SCT eq. 1",
     negatives=SOURCES,
-    mining=("triplet",),
+    mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
     default_mining={"negative": "hard"},
 )
@@ -290,7 +314,7 @@ class TripletNCA(TripletTerm):
         reduction: Literal["mean", "sum"] = "mean",
         *,
         negatives: NegativeSource | None = None,
-        mining: TripletMiner | None = None,
+        mining: TripletMiner | RandomDisjointMiner | None = None,
     ) -> None:
         super().__init__(negatives, mining, "cosine", reduction)
         require(temperature > 0, "temperature", temperature, "above 0")
@@ -305,7 +329,7 @@ class TripletNCA(TripletTerm):
     "sct",
     source="SCT eq. 13",
     negatives=SOURCES,
-    mining=("triplet",),
+    mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
     default_mining={"negative": "hard"},
 )
@@ -336,7 +360,7 @@ class SelectivelyContrastive(TripletTerm):
         reduction: Literal["mean", "sum"] = "mean",
         *,
         negatives: NegativeSource | None = None,
-        mining: TripletMiner | None = None,
+        mining: TripletMiner | RandomDisjointMiner | None = None,
     ) -> None:
         super().__init__(negatives, mining, "cosine", reduction)
         require(temperature > 0, "temperature", temperature, "above 0")

@@ -194,6 +194,7 @@ class View:
             self.references = (points, point_labels)
             if usable is not None:
                 usable = torch.cat([torch.ones_like(labels, dtype=torch.bool), usable])
+        self.candidate_labels = point_labels  # [C]
         self.usable = usable  # [C] bool, or None for all
         self._layout = alternate_pairs(point_labels, self.batch, usable) if paired else None
         unit, norm = normalize(points)

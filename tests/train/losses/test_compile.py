@@ -22,6 +22,7 @@ def specs() -> list[dict[str, Any]]:
         if "triplet" in entry.mining:
             rules = [("all", "semi-hard"), ("all", "all"), ("hard", "hard")]
             found += [{"name": name, "mining": {"positive": p, "negative": n}} for p, n in rules]
+    found.append({"name": "triplet", "mining": {"name": "rand-disjoint"}})
     found += [
         {"name": name, "negatives": source} for name in ("triplet", "lifted", "raw") for source in SOURCES
     ]

@@ -15,6 +15,7 @@ NAMES = {
     "normalized-softmax", "histogram", "fast-ap",
 }  # fmt: skip
 REGULARIZERS = {"wasserstein", "mmd-laplacian", "mmd-gaussian", "energy", "cross-entropy", "spread-out"}
+MINERS = {"triplet", "vthm", "rand-disjoint"}
 SOURCES = {"optimal", "optimal-segment", "symmetric", "interpolated"}
 
 
@@ -22,9 +23,9 @@ def test_all_losses_are_listed() -> None:
     assert set(losses.names()) == NAMES
     assert set(losses.names("regularizer")) == REGULARIZERS
     assert set(losses.names("negatives")) == SOURCES
-    assert set(losses.names("mining")) == {"triplet", "vthm"}
+    assert set(losses.names("mining")) == MINERS
     text = losses.describe()
-    for name in NAMES | REGULARIZERS | SOURCES | {"vthm"}:
+    for name in NAMES | REGULARIZERS | SOURCES | MINERS - {"triplet"}:
         assert f"\n{name}: " in text
 
 
@@ -38,10 +39,7 @@ def test_entries_are_complete(kind: Any) -> None:
         for key, parameter in entry.parameters.items():
             assert registry.check_parameters(entry, {key: parameter.default}), key
         if kind == "loss":
-            takes_all = set(entry.negatives) == SOURCES | {"batch"} and set(entry.mining) == {
-                "triplet",
-                "vthm",
-            }
+            takes_all = set(entry.negatives) == SOURCES | {"batch"} and set(entry.mining) == MINERS
             assert entry.refusal or takes_all
 
 

@@ -131,7 +131,9 @@ PAIRS = [
             {"name": "triplet", "pairs": pairs, "negative_reduction": reduction},
             partial(triplets.over_pairs, term=_hinge, pairs=pairs, negative_reduction=reduction),
         )
-        for pairs, reduction in itertools.product(("alternate", "unordered", "ordered"), ("sum", "mean"))
+        for pairs, reduction in itertools.product(
+            ("alternate", "unordered", "ordered"), ("sum", "mean", "min")
+        )
     ),
     *(
         Variant(

@@ -12,6 +12,7 @@ CLASSES = 4
 DIM = 6
 TRIPLET_NEGATIVES = ("hard", "semi-hard", "all", "random", "distance-weighted")
 TRIPLET_POSITIVES = ("easy", "hard", "all", "random")
+RANDOM = {"random", "distance-weighted", "rand-disjoint"}
 # Without a miner these pair the samples of a class in batch order, whatever the source of negatives.
 ALTERNATE = {"triplet", "hphn-triplet", "lifted-hard", "n-pair", "angular", "angular-n-pair"}
 # These have terms of positives or of negatives alone: not 0 on a batch that lacks the others.
@@ -43,6 +44,8 @@ def _miners(kinds: tuple[str, ...], source: str) -> Iterator[dict[str, Any] | No
     elif "triplet" in kinds:
         for negative in TRIPLET_NEGATIVES:
             yield {"negative": negative}
+    if "rand-disjoint" in kinds and source == "batch":
+        yield {"name": "rand-disjoint"}
     if "triplet" in kinds:
         yield {"negative": "semi-hard", "fallback": "farthest"}
     if "vthm" in kinds:
@@ -61,7 +64,7 @@ def advertised() -> Iterator[Combination]:
             mines_nothing = name in ("contrastive", "binomial-deviance")
             yield Combination(spec, default_random, pairs, one_sided and mines_nothing)
             for mining in _miners(entry.mining, source):
-                drawn = mining is not None and bool({"random", "distance-weighted"} & set(mining.values()))
+                drawn = mining is not None and bool(RANDOM & set(mining.values()))
                 mined = {**spec, "mining": mining}
                 yield Combination(mined, drawn, source != "batch", one_sided and mining is None)
 

@@ -56,6 +56,14 @@ LOOP = [
         {"name": "triplet", "negatives": "optimal", "margin": 0.2, "negative_reduction": "mean"},
         partial(triplets.over_pairs, term=_hinge, source="optimal", negative_reduction="mean"),
     ),
+    *(
+        Variant(
+            f"loop_triplet_min_{source}",  # Algorithm 1, line 7
+            {"name": "triplet", "negatives": source, "margin": 0.2, "negative_reduction": "min"},
+            partial(triplets.over_pairs, term=_hinge, source=source, negative_reduction="min"),
+        )
+        for source in ("batch", "optimal")
+    ),
     Variant(
         "loop_triplet_degenerate",
         {"name": "triplet", "negatives": "optimal", "margin": 0.2, "leftover": "degenerate"},

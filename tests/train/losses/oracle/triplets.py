@@ -150,6 +150,8 @@ def over_pairs(
             far = [distance(z[i], z[k]) for k in negatives(y, i)]
         else:
             far = [between((i, j), q) for q in rivals(y, (i, j), degenerate)]
+        if negative_reduction == "min":
+            far = [min(far)] if far else []
         values = [term(ap, an) or 0.0 for an in far]
         if values:
             total += sum(values) / (len(values) if negative_reduction == "mean" else 1)
