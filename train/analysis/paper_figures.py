@@ -104,6 +104,26 @@ FIGURES = (
     ),
     PaperFigure(
         "SCT",
+        "3",
+        "example triplets at the start of training, with the negatives of SCT (hard) and SHN (semi-hard)",
+        (
+            "lookalike analyze examples RUN_AT_START --data cars196:ROOT --split train --positive random "
+            "--negative hard --negative semi-hard --out examples.svg",
+        ),
+        "RUN_AT_START is a run with epochs=0; negatives come from the whole split, in the paper from a batch",
+    ),
+    PaperFigure(
+        "SCT",
+        "4",
+        "example triplets at the end of training under SHN and SCT",
+        (
+            "lookalike analyze examples RUN_SHN RUN_SCT --data cars196:ROOT --split train "
+            "--positive random --negative hard --negative semi-hard --out examples.svg",
+        ),
+        "negatives come from the whole split, in the paper from a batch",
+    ),
+    PaperFigure(
+        "SCT",
         "5",
         "hard negative triplets of a batch before and after steps 0, 4, 8 and 12 under HN, SHN and SCT",
         ("lookalike analyze step RUN --at 0,4,8,12 --out step.svg",),

@@ -124,6 +124,22 @@ def test_triplets_of_two_sources_of_the_same_images_as_moves(tmp_path: Path) -> 
     assert "Quiver" in (tmp_path / "t.svg").read_text()
 
 
+def test_examples_before_and_after(tmp_path: Path, untrained_run: Path, splits: str) -> None:
+    out = tmp_path / "e.svg"
+    words = ("examples", untrained_run, "--data", splits, "--count", 2, "--out", out, "--negative", "hard")
+    facts = json.loads(analyze_here(*words, "--negative", "semi-hard", "--json")[0])
+    assert [len(one["selected"]) for one in facts] == [3, 3]
+    assert facts[0]["label"] != facts[1]["label"]
+    anchor = facts[1]["path"]
+    again = json.loads(analyze_here(*words, "--anchor", anchor, "--baseline", "untrained", "--json")[0])
+    assert [one["path"] for one in again] == [anchor]
+    # Trained for 0 epochs, so the selected images are the same.
+    before, after = again[0]["selected"][:2], again[0]["selected"][2:]
+    assert [{**image, "model": "untrained"} for image in before] == after == facts[1]["selected"][:2]
+    assert is_svg(out)
+    assert "hard negative" in analyze_here(*words)[0]
+
+
 def test_spectrum_of_several_targets(tmp_path: Path, model_file: Path, gallery: Path, shop: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -189,6 +205,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         (("triplets", some, tmp_path / "other.npz", "--moves", *out), "not of the same images in the same"),
         (("triplets", some, "--out", tmp_path / "x.pdf"), "call it x.svg"),
         (("tsne", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),
+        (("examples", model_file, "--data", splits, "--split", "both", *out), "choose train or test"),
         (("embed", gallery, "--out", tmp_path / "x.txt"), "call it x.npz"),
         (("heatmap", gallery, shop, shop, *out), "a folder, not a model file"),
         (("heatmap", model_file, some, some, *out), "it is not a JPEG"),

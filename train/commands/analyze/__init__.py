@@ -15,6 +15,7 @@ _COMMANDS = {
         f"{_EMBEDDINGS}:triplets",
         "Draw each image by its similarity to its own class and to other classes.",
     ),
+    "examples": (f"{_EMBEDDINGS}:examples", "Draw example triplets as images."),
     "spectrum": (
         f"{_EMBEDDINGS}:spectrum",
         "Draw how far embeddings spread, within classes and overall.",
@@ -47,6 +48,7 @@ def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
     \b
     Which figure answers which question?
       Are images closer to their own class or to lookalikes?   triplets
+      Which lookalikes does a model confuse?                   examples
       Are the embeddings spread out, or have they collapsed?   spectrum
       Which images form groups, and which are outliers?        tsne
       Which regions make two images similar?                   heatmap

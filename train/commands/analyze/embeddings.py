@@ -20,6 +20,7 @@ from train.commands.analyze.options import (
 )
 
 if TYPE_CHECKING:
+    from retrieval.analysis.embeddings import Embeddings
     from train.commands.analyze.sources import EmbeddingSource
 
 _MOST_COLUMNS = 4
@@ -150,6 +151,93 @@ def _columns(sources: list[EmbeddingSource], *, moves: bool) -> list[list[Embedd
     if len({source.splits for source in sources}) > 1:
         raise InputError("only some of the sources have splits; embed the same data, or draw one at a time")
     return columns
+
+
+@figure_command("examples", sources="several", baseline=True)
+@click.option(
+    "--anchor", "files", multiple=True, type=click.Path(path_type=Path), help="Image to use. Repeatable."
+)
+@click.option(
+    "--anchors",
+    "choice",
+    type=click.Choice(["hardest", "random"]),
+    default="hardest",
+    show_default=True,
+    help="Anchors without --anchor: of the hardest triplets of the first source, or random.",
+)
+@click.option("--count", type=click.IntRange(1, 12), default=4, show_default=True, help="Number of anchors.")
+@click.option(
+    "--positive",
+    type=click.Choice(["easy", "random"]),
+    default="easy",
+    show_default=True,
+    help="Positive: the most similar image of the class, or a random one.",
+)
+@click.option(
+    "--negative",
+    "negatives",
+    type=click.Choice(["hard", "semi-hard"]),
+    multiple=True,
+    default=["hard"],
+    show_default=True,
+    help="Negative: the most similar image of another class, or the most similar one below the positive. "
+    "Repeatable.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of random anchors and positives.")
+def examples(
+    sources: list[EmbeddingSource],
+    files: tuple[Path, ...],
+    choice: Any,
+    count: int,
+    positive: Any,
+    negatives: tuple[Any, ...],
+    seed: int,
+) -> Drawing:
+    """Draw example triplets as images.
+
+    SCT, figs. 3 and 4. Each row is an anchor, with the positive and the negatives that each source selects
+    among all images of the split, and their cosines with the anchor. An orange frame marks a hard triplet,
+    whose negative is more similar than the positive. Several sources, such as runs with different losses,
+    are side by side, on the same anchors; --baseline untrained adds the network before training.
+
+    The paper draws random positives, with the hard negative for SCT and the semi-hard one for SHN:
+
+    \b
+      lookalike analyze examples run --data folder:shop --baseline untrained --out examples.svg
+      lookalike analyze examples shn sct --data folder:shop --split train --positive random \\
+          --negative hard --negative semi-hard --out fig4.svg
+      lookalike analyze examples run --data folder:shop --anchor shop/cup/3.jpg --out cup.svg
+    """
+    from retrieval.analysis import examples as analysis
+
+    models: list[Embeddings] = []
+    for source in sources:
+        if len(source.splits) > 1:
+            raise InputError("--split both: example triplets are of one split; choose train or test")
+        embeddings = source.embed(source.splits[0])
+        if not source.is_baseline or all((embeddings.vectors != m.vectors).any() for m in models):
+            models.append(embeddings)  # runs of one configuration have the same untrained network
+    if len(models) > _MOST_COLUMNS:
+        raise InputError(f"{len(models)} sources are too many side by side; give at most {_MOST_COLUMNS}")
+    anchors = (
+        analysis.rows_of(models[0], dict.fromkeys(files))
+        if files
+        else analysis.choose_anchors(models[0], count, choice, positive=positive, seed=seed)
+    )
+    found = analysis.example_triplets(models, anchors, positive, list(dict.fromkeys(negatives)), seed=seed)
+    table = [["anchor", "source", "image", "cosine", "file"]]
+    facts = found.to_dict()
+    table += [
+        [one["path"], image["model"], image["role"], f"{image['cosine']:.3f}", image["path"]]
+        for one in facts
+        for image in one["selected"]
+    ]
+    return Drawing(
+        plot=partial(analysis.draw_examples, found),
+        size=analysis.examples_size(found),
+        facts=facts,
+        text="\n".join(text.align_columns(table, right={3})),
+    )
 
 
 @figure_command("spectrum", sources="several", baseline=True)
