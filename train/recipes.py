@@ -28,6 +28,8 @@ A recipe is a YAML file of settings (`recipes/catalogue.yaml`), or one row of a 
         rows: {trip: [80.4], daml: [null]}
       - {where: {noise: sym01}, metric: accuracy, columns: [{data: cifar10}], rows: {trip: [80.4]}}
 
+A block of `published` may have its own `table`, `source`, `note` and `runs`.
+
 `set` changes single keys of a section; a `loss` with a `name` replaces the loss, one without changes its
 keys. Parameters apply in the order of the file, exceptions after them.
 """
@@ -95,6 +97,7 @@ class _Block(StrictModel):
     table: str | None = None
     source: str | None = None
     note: str | None = None
+    runs: int | None = Field(default=None, ge=1)
 
 
 class _Table(StrictModel):
@@ -426,7 +429,7 @@ def _row(file: str, table: _Table, keys: dict[str, str], cell: _Cell) -> RecipeR
         setting=", ".join(others) or "clean",
         variant=keys.get("variant", _DEFAULT_VARIANT),
         parameters=keys,
-        runs=table.runs,
+        runs=cell.block.runs or table.runs,
         settings=settings,
         ours=ours,
         published=_published(table, cell, ours) if cell.values else None,

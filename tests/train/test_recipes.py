@@ -24,7 +24,7 @@ RUNNABLE = [row.name for row in ROWS if row.reason is None]
 ALL = [*recipes.recipe_names(), *RUNNABLE]
 
 # Names in the transcription of the papers' tables.
-COMPLETE = {"raw", "symm", "dcdl"}  # papers of which every table is there
+COMPLETE = {"sct", "raw", "symm", "dcdl"}  # papers of which every table is there
 PAPER = {"LoOp": "loop", "SCT": "sct", "RAW": "raw", "Symm": "symm", "DCDL": "dcdl"}
 DATA = {"CUB-200-2011": "cub200", "In-shop": "inshop", "Hotels-50K": "hotels50k", "STL-10": "stl10"}
 
@@ -194,6 +194,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Ma
                 "columns": [{"data": "digits"}, {"data": "sop"}],
                 "rows": {"a": [50, 60], "c": [70, 80]},
                 "source": "the released code",
+                "runs": 5,
             },
             {"where": {"variant": "paper", "data": "sop"}, "rows": {"a": None}},
         ],
@@ -227,6 +228,7 @@ def test_row_has_the_settings_of_its_parameters(tmp_path: Path, monkeypatch: pyt
     theirs = rows["c-sop@code"].published
     assert theirs is not None
     assert (theirs.accuracy, theirs.source) == (80.0, "the released code")
+    assert (rows["c-sop@code"].runs, rows["a-digits@paper"].runs) == (5, 1)
     assert rows["b-digits@paper"].ours == {"loss.margin": "not in the paper"}
     assert rows["d-digits@paper"].reason == "trains a generator"
 
