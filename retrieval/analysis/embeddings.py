@@ -115,6 +115,12 @@ class Embeddings:
         rows = [random.choice(np.flatnonzero(numbers == one), per_class, replace=False) for one in drawn]
         return images.take(np.concatenate(rows))
 
+    def sample(self, limit: int, seed: int) -> Embeddings:
+        """Return a random sample of `limit` rows in their order, or all rows if there are no more."""
+        if len(self) <= limit:
+            return self
+        return self.take(np.sort(np.random.default_rng(seed).choice(len(self), limit, replace=False)))
+
     def save(self, file: Path) -> None:
         """Write an .npz file.
 

@@ -1,4 +1,4 @@
-"""t-SNE map of embeddings."""
+"""t-SNE maps of embeddings (Symm fig. 8; LoOp supplement, section 6)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,7 @@ class TsneMap:
     @property
     def title(self) -> str:
         """Title of the map, in one line."""
-        count = len(self.points)
-        of = "" if count == self.total else f" (a random sample of {self.total:,})"
-        what = "points" if self.embeddings.synthetic.any() else "images"
-        classes = len(np.unique(self.embeddings.labels))
-        return f"t-SNE of {count:,} {what}{of} of {classes:,} classes: neighbours have similar embeddings"
+        return f"t-SNE of {_content(self)}: neighbours have similar embeddings"
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
@@ -87,8 +83,7 @@ def tsne_map(
             perplexity is out of range, or `shown` has unknown classes or more than 8.
     """
     total = len(embeddings)
-    if total > limit:
-        embeddings = embeddings.take(np.sort(np.random.default_rng(seed).choice(total, limit, replace=False)))
+    embeddings = embeddings.sample(limit, seed)
     name, count = embeddings.name, len(embeddings)
     if count < _FEWEST:
         raise InputError(f"{name}: a map needs at least {_FEWEST} embeddings, there are {count}")
@@ -125,35 +120,88 @@ def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(shown)) or tuple(sorted(most))
 
 
-def draw_map(found: TsneMap, figure: Figure) -> None:
-    """Draw a map with a colour and a shape for each class shown; synthetic points are hollow."""
-    axes = figure.add_subplot()
+def _content(found: TsneMap) -> str:
+    count = len(found.points)
+    of = "" if count == found.total else f" (a random sample of {found.total:,})"
+    points = int(found.embeddings.synthetic.sum())
+    what = f"{count - points:,} images" + (f" and {points:,} synthetic points" if points else "")
+    return f"{what}{of} of {len(np.unique(found.embeddings.labels)):,} classes"
+
+
+def draw_map(found: TsneMap, figure: Figure, *, by_kind: bool = False) -> None:
+    """Draw a map; see `draw_maps`."""
     figure.suptitle(found.title, fontsize=12)
-    labels, synthetic = found.embeddings.labels, found.embeddings.synthetic
-    other = ~np.isin(labels, found.shown)
-    _scatter(axes, found, other, synthetic, GREY, "o", f"{len(np.unique(labels[other])):,} other classes")
-    for number, label in enumerate(found.shown):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number]
-        _scatter(axes, found, labels == label, synthetic, colour, marker, caption(label, 28))
-    if synthetic.any():
-        axes.scatter([], [], marker="o", facecolors="none", edgecolors="#333333", label="hollow: synthetic")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes = figure.add_subplot()
+    _draw_points(axes, found, by_kind)
     axes.set_xlabel("t-SNE 1 (no unit)")
     axes.set_ylabel("t-SNE 2 (no unit)")
-    axes.set_aspect("equal", "datalim")
     figure.legend(loc="outside right center", frameon=False, fontsize=10)
 
 
+def draw_maps(found: Sequence[TsneMap], figure: Figure, *, by_kind: bool = False) -> None:
+    """Draw maps side by side with the same colours, such as those of several checkpoints.
+
+    Args:
+        found: Maps with the same classes shown, each computed separately: positions are not comparable.
+        figure: Figure to draw on.
+        by_kind: Colour images and synthetic points, as in the papers; otherwise each class shown has a colour
+            and a shape, and synthetic points are hollow.
+    """
+    columns = map_columns(len(found))
+    grid = figure.subplots(-(-len(found) // columns), columns, squeeze=False)
+    for axes, one in zip(grid.flat, found, strict=False):
+        _draw_points(axes, one, by_kind)
+        axes.set_title(caption(one.embeddings.name), fontsize=11)
+    for axes in grid.flat[len(found) :]:
+        axes.remove()
+    figure.suptitle(f"t-SNE of {_content(found[0])}: neighbours have similar embeddings", fontsize=12)
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat[: len(found)]]
+    entries = {label: handle for each in pairs for handle, label in each}
+    figure.legend(entries.values(), entries, loc="outside lower center", frameon=False, fontsize=10, ncols=5)
+
+
+def map_columns(count: int) -> int:
+    """Return the number of columns of `draw_maps`."""
+    return count if count <= 3 else 2 if count == 4 else 3
+
+
+def _draw_points(axes: Axes, found: TsneMap, by_kind: bool) -> None:
+    labels, synthetic = found.embeddings.labels, found.embeddings.synthetic
+    if by_kind:
+        _scatter(axes, found, ~synthetic, synthetic, COLOURS[0], "o", "images", size=9)
+        _scatter(axes, found, synthetic, synthetic, COLOURS[1], "o", "synthetic points", size=9)
+    else:
+        other = ~np.isin(labels, found.shown)
+        count = f"{len(np.unique(labels[other])):,} other classes"
+        _scatter(axes, found, other, synthetic, GREY, "o", count, size=12)
+        for number, label in enumerate(found.shown):
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number]
+            _scatter(axes, found, labels == label, synthetic, colour, marker, caption(label, 28))
+        if synthetic.any():
+            label = "hollow: synthetic"
+            axes.scatter([], [], marker="o", facecolors="none", edgecolors="#333333", label=label)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_aspect("equal", "datalim")
+
+
 def _scatter(
-    axes: Axes, found: TsneMap, rows: np.ndarray, synthetic: np.ndarray, colour: str, marker: str, label: str
+    axes: Axes,
+    found: TsneMap,
+    rows: np.ndarray,
+    synthetic: np.ndarray,
+    colour: str,
+    marker: str,
+    label: str,
+    *,
+    size: float = 30,
 ) -> None:
     """Draw some rows, the synthetic ones hollow."""
     if not rows.any():
         return
-    size = 12 if colour == GREY else 30
     for part, fill in ((rows & ~synthetic, colour), (rows & synthetic, "none")):
         x, y = found.points[part].T
         look = axes.scatter(x, y, s=size, marker=marker, facecolors=fill, edgecolors=colour, linewidths=0.8)
         look.set(alpha=0.35 if colour == GREY else 0.85, rasterized=len(x) > RASTERIZE_ABOVE, zorder=2)
-    axes.scatter([], [], s=30, marker=marker, color=colour, label=label)
+    fill = "none" if synthetic[rows].all() else colour
+    axes.scatter([], [], s=30, marker=marker, facecolors=fill, edgecolors=colour, label=label)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from retrieval import InputError, metrics
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.map_page import map_page
-from retrieval.analysis.tsne import TsneMap, draw_map, tsne_map
+from retrieval.analysis.tsne import TsneMap, draw_map, draw_maps, tsne_map
 from retrieval.reports.figures import render_figure
 from tests.conftest import draw
 
@@ -51,7 +52,7 @@ def test_beyond_the_limit_a_random_sample_is_mapped() -> None:
     first, again, other = (tsne_map(groups(), limit=30, seed=seed) for seed in (1, 1, 2))
     assert len(first.points) == 30
     assert first.total == 80
-    assert "30 points (a random sample of 80)" in first.title
+    assert "24 images and 6 synthetic points (a random sample of 80)" in first.title
     np.testing.assert_array_equal(first.embeddings.vectors, again.embeddings.vectors)
     assert not np.array_equal(first.embeddings.vectors, other.embeddings.vectors)
     everything = {row.tobytes() for row in groups().vectors}
@@ -176,3 +177,28 @@ def test_nearest_neighbours_of_digits_are_kept() -> None:
     np.fill_diagonal(nearest, np.inf)
     on_map = (embeddings.labels[nearest.argmin(1)] == embeddings.labels).mean()
     assert on_map > metrics.recall_at_k(embeddings.vectors, embeddings.classes, ks=(1,))[1] - 0.05
+
+
+def test_maps_side_by_side_share_their_colours() -> None:
+    """A title for each panel, one legend, and hollow marks for synthetic points in either colouring."""
+    some = groups()
+    marks = np.arange(len(some)) % 4 == 0
+    maps = []
+    for name in ("step 0", "step 9", "step 20", "step 30"):
+        shown = maps[0].shown if maps else ()
+        maps.append(tsne_map(Embeddings(name, some.vectors, some.labels, None, marks), shown=shown))
+    texts = {}
+    for by_kind in (False, True):
+        figure = Figure()
+        draw_maps(maps, figure, by_kind=by_kind)
+        panels = figure.get_axes()
+        assert [axes.get_title() for axes in panels] == ["step 0", "step 9", "step 20", "step 30"]
+        texts[by_kind] = [text.get_text() for text in figure.legends[0].get_texts()]
+        drawn = [mark for mark in panels[0].collections if len(mark.get_offsets())]
+        hollow = [mark for mark in drawn if not len(mark.get_facecolor())]
+        assert sum(len(mark.get_offsets()) for mark in hollow) == marks.sum()
+        assert sum(len(mark.get_offsets()) for mark in drawn) == len(some)
+    assert texts[True] == ["images", "synthetic points"]
+    assert texts[False][-1] == "hollow: synthetic"
+    assert set(maps[0].shown) < set(texts[False])
+    assert f"{(~marks).sum()} images and {marks.sum()} synthetic points" in maps[0].title

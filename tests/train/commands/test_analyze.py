@@ -276,3 +276,23 @@ def test_synthetic_curves_are_those_of_each_checkpoint(tmp_path: Path, kept_run:
     (one,) = json.loads(analyze_here("synthetic", *words, "--split", "train", "--which", "4")[0])
     for name, values in curves[0]["recall_at_1"].items():
         assert values[2] == one["recall"][name]["1"]
+
+
+def test_maps_of_checkpoints_with_synthetic_points(tmp_path: Path, kept_run: Path, splits: str) -> None:
+    """The same images at each step, each class's pairs twice, and no page; a page for one checkpoint."""
+    words = (kept_run, "--data", splits, "--split", "train", "--synthetic", "symmetric", "--json")
+    out = ("--out", tmp_path / "maps.svg")
+    found = json.loads(analyze_here("tsne", *words, *out, "--which", "0", "--which", "6")[0])
+    assert [one["name"] for one in found] == ["step 0", "step 6"]
+    assert found[0]["paths"] == found[1]["paths"]
+    assert [sum(one["synthetic"]) for one in found] == [16, 16]
+    assert found[0]["points"] != found[1]["points"]
+    assert not (tmp_path / "maps.html").exists()
+    analyze_here("tsne", *words, *out, "--which", "6")
+    assert (tmp_path / "maps.html").exists()
+    for name in ("cats", "dogs"):
+        Embeddings(name, np.eye(8), np.array([f"{name} {i}" for i in range(8)])).save(
+            tmp_path / f"{name}.npz"
+        )
+    refused = analyze_here("tsne", tmp_path / "cats.npz", tmp_path / "dogs.npz", *out, code=2)[1]
+    assert "dogs: has other classes than cats, and maps side by side share their colors" in refused

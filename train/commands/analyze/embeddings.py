@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,12 @@ from train.commands.analyze.options import (
 
 if TYPE_CHECKING:
     from retrieval.analysis.embeddings import Embeddings
+    from retrieval.analysis.tsne import TsneMap
+    from train.analysis.synthetic import PointSource
     from train.commands.analyze.sources import EmbeddingSource
 
 _MOST_COLUMNS = 4
+_MOST_MAPS = 12
 
 
 @click.command("embed", params=source_parameters("one", "test", baseline=False))
@@ -295,9 +299,14 @@ def spectrum(sources: list[EmbeddingSource], pca: Any, seed: int) -> Drawing:
     )
 
 
-@figure_command("tsne", sources="one")
+@figure_command("tsne", sources="several")
 @click.option(
     "--class", "shown", multiple=True, help="Color this class, in place of the 8 largest. Repeatable."
+)
+@click.option(
+    "--synthetic",
+    type=click.Choice(["symmetric", "optimal", "interpolated"]),
+    help="Add the synthetic points of random pairs of each class, as `analyze synthetic` does.",
 )
 @click.option(
     "--limit",
@@ -309,32 +318,78 @@ def spectrum(sources: list[EmbeddingSource], pca: Any, seed: int) -> Drawing:
 @click.option(
     "--perplexity", type=float, help="Effective number of neighbours; 30 by default, fewer for few images."
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the sample and of t-SNE.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the sample, the pairs and t-SNE.")
 def tsne(
-    source: EmbeddingSource, shown: tuple[str, ...], limit: int, perplexity: float | None, seed: int
+    sources: list[EmbeddingSource],
+    shown: tuple[str, ...],
+    synthetic: Any,
+    limit: int,
+    perplexity: float | None,
+    seed: int,
 ) -> Drawing:
     """Draw a t-SNE map of the images, with a page of thumbnails.
 
     t-SNE places images with similar embeddings near each other. The page, an .html file beside the figure,
     shows the thumbnail of the point under the pointer or selected with the arrow keys, and highlights its
-    class. It is one file and works offline. Synthetic points of an .npz file are drawn hollow.
+    class. It is one file and works offline. Synthetic points are drawn hollow; with --synthetic and without
+    --class, images are blue and synthetic points red, as in the papers (Symm figure 8, LoOp supplement 6).
+
+    Several sources, such as checkpoints of a run, are drawn side by side in the same colors, without a page.
 
     \b
       lookalike analyze tsne run --data folder:shop --out map.svg
       lookalike analyze tsne shop.gallery --class red --class blue --out map.svg
+      lookalike analyze tsne run --data folder:shop --split train --synthetic symmetric \\
+          --every-checkpoint --out points.svg
     """
     from retrieval.analysis import tsne as analysis
     from retrieval.analysis.map_page import map_page
 
-    embeddings = source.embed(source.splits[0])
-    found = analysis.tsne_map(embeddings, limit=limit, seed=seed, perplexity=perplexity, shown=shown)
+    parts = [(source, split) for source in sources for split in source.splits]
+    if len(parts) > _MOST_MAPS:
+        raise InputError(f"{len(parts)} maps are too many for one figure; give at most {_MOST_MAPS}")
+    by_kind = bool(synthetic) and not shown
+    found: list[TsneMap] = []
+    for source, split in parts:
+        embeddings, most = source.embed(split), limit
+        if synthetic:
+            embeddings = _with_synthetic_points(embeddings.sample(limit, seed), synthetic, seed)
+            most = len(embeddings)
+        if len(source.splits) > 1:
+            embeddings = replace(embeddings, name=f"{embeddings.name}, {split}")
+        if found and not by_kind and not set(shown or found[0].shown) <= set(embeddings.labels):
+            raise InputError(
+                f"{embeddings.name}: has other classes than {found[0].embeddings.name}, and maps side by "
+                "side share their colors; draw them separately"
+            )
+        colours = shown or (found[0].shown if found and not by_kind else ())
+        found.append(
+            analysis.tsne_map(embeddings, limit=most, seed=seed, perplexity=perplexity, shown=colours)
+        )
+    title = [f"{one.embeddings.name}: " if len(found) > 1 else "" for one in found]
+    lines = [f"{t}{one.title}; perplexity {one.perplexity:g}" for t, one in zip(title, found, strict=True)]
+    if len(found) == 1:
+        return Drawing(
+            plot=partial(analysis.draw_map, found[0], by_kind=by_kind),
+            size=(10, 7),
+            facts=found[0].to_dict(),
+            text=lines[0],
+            page=map_page(found[0]),
+        )
+    columns = analysis.map_columns(len(found))
     return Drawing(
-        plot=partial(analysis.draw_map, found),
-        size=(10, 7),
-        facts=found.to_dict(),
-        text=f"{found.title}; perplexity {found.perplexity:g}",
-        page=map_page(found),
+        plot=partial(analysis.draw_maps, found, by_kind=by_kind),
+        size=(4 * columns, 4 * -(-len(found) // columns) + 0.8),
+        facts=[one.to_dict() for one in found],
+        text="\n".join(lines),
     )
+
+
+def _with_synthetic_points(embeddings: Embeddings, kind: PointSource, seed: int) -> Embeddings:
+    from train.analysis.synthetic import synthesize_points, with_points
+
+    images = embeddings.take(~embeddings.synthetic)
+    return with_points(images, synthesize_points(images, kind, seed=seed))
 
 
 @figure_command("heatmap")
