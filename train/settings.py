@@ -86,12 +86,17 @@ def altered_settings(recipe: str | None, config: Config) -> list[str]:
 
 def differences(before: Config, now: Config) -> list[str]:
     """Return the settings that differ, as "epochs 3, not 5", in the order of the settings."""
-    old, new = (dict(_leaves(config.to_dict())) for config in (before, now))
+    old, new = setting_values(before), setting_values(now)
     return [
         f"{key} {old.get(key, 'unset')}, not {new.get(key, 'unset')}"
         for key in {**old, **new}
         if old.get(key) != new.get(key)
     ]
+
+
+def setting_values(config: Config) -> dict[str, str]:
+    """Return every setting with a dotted name, as in "loss.margin", and its value as on the command line."""
+    return dict(_leaves(config.to_dict()))
 
 
 def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:

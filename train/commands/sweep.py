@@ -66,8 +66,10 @@ def sweep(
     Repeat the command to resume an interrupted sweep and to retry failed runs. Variants and seeds can be
     added to a sweep, as in the second example; the other settings are fixed.
 
-    DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline and a
-    figure; DIR/results.json has all numbers; DIR/NAME/seed-0 is an ordinary run.
+    DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline, the
+    seconds of a training step and a figure; DIR/results.json has all numbers; DIR/NAME/seed-0 is an ordinary
+    run. If at least three variants differ in one number only, such as a margin, the figure also has a curve
+    of Recall@1 over this number.
     """
     from train import settings
     from train.experiments.comparison import sweep_table

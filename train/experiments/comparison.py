@@ -9,16 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from retrieval import text
 from retrieval.evaluation.comparison import TESTED, summarize_group, summarize_results, values_of
 from retrieval.evaluation.score import Result
 from retrieval.files import now, write_texts
 from retrieval.metrics.statistics import Summary, Welch, summarize
-from retrieval.reports.figures import COLOURS, axes_svg
+from retrieval.reports.figures import COLOURS, render_figure
 from retrieval.reports.text_tables import mean_and_std, p_value, points
+from train.experiments.plan import SweptNumber
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMAT_VERSION = 1
 _CHECKPOINTS = {"best": "the best epoch on held-out images", "last": "the last epoch"}
@@ -36,12 +40,14 @@ class Outcome:
         scores: Results on the test split of the network "before" training, after its "last" epoch and, if it
             was selected on held-out images, after its "best" one; empty until the run is done.
         error: Message of a failed run.
+        seconds_per_step: Median time of a training step; `None` if it was not recorded.
     """
 
     variant: str
     seed: int
     scores: Mapping[str, Result] = field(default_factory=dict)
     error: str | None = None
+    seconds_per_step: float | None = None
 
     @property
     def status(self) -> str:
@@ -68,6 +74,7 @@ class VariantSummary:
         differences: Metric key -> difference of the means to the baseline; empty for the baseline itself and
             for variants without finished runs.
         tests: Metric key -> Welch's t-test against the baseline; only those with enough runs.
+        seconds_per_step: Time of a training step over the runs, in seconds; `None` if it was not recorded.
     """
 
     name: str
@@ -78,6 +85,7 @@ class VariantSummary:
     scores: dict[str, dict[str, Summary]]
     differences: dict[str, float]
     tests: dict[str, Welch]
+    seconds_per_step: Summary | None = None
 
     def summary(self, metric: str, which: str | None = None) -> Summary | None:
         """Return a metric over the runs, of the compared checkpoint or of another."""
@@ -97,6 +105,7 @@ class SweepComparison:
         outcomes: Outcome of each run.
         notes: Remarks for readers, one sentence each.
         bad_files: Path and reason of each image that could not be read and was left out of some run.
+        swept: The setting that the variants differ in, if it is the only one and a number.
     """
 
     data: str
@@ -107,6 +116,7 @@ class SweepComparison:
     outcomes: list[Outcome]
     notes: list[str]
     bad_files: list[tuple[str, str]]
+    swept: SweptNumber | None = None
 
     @property
     def failed(self) -> list[Outcome]:
@@ -126,13 +136,14 @@ class SweepComparison:
             "runs": [outcome.to_dict() for outcome in self.outcomes],
             "notes": self.notes,
             "bad_files": self.bad_files,
+            "swept": None if self.swept is None else asdict(self.swept),
         }
 
     def save(self, folder: Path) -> None:
         """Write results.json, results.md and, once a run is finished, results.svg."""
         files = {"results.json": json.dumps(self.to_dict(), indent=2), "results.md": sweep_markdown(self)}
         if any(row.recalls for row in self.rows):
-            files["results.svg"] = sweep_dot_plot(self)
+            files["results.svg"] = sweep_figure(self)
         write_texts(folder, files)
 
 
@@ -153,6 +164,7 @@ def compare_variants(
     for name, changes in variants.items():
         ours, reference = results[name], results[baseline] if name != baseline else []
         group = summarize_group(name, ours, reference=reference)
+        times = [o.seconds_per_step for o in outcomes if o.variant == name and o.seconds_per_step]
         rows.append(
             VariantSummary(
                 name=name,
@@ -166,6 +178,7 @@ def compare_variants(
                 },
                 differences=group.differences,
                 tests=group.tests,
+                seconds_per_step=summarize(times) if times else None,
             )
         )
     return rows
@@ -226,6 +239,10 @@ def _cells(comparison: SweepComparison) -> list[list[str]]:
             f"probe vs. {comparison.baseline}": [points(row.differences.get(_PROBE)) for row in rows],
             "p of probe": [_p(row, _PROBE) for row in rows],
         }
+    if any(row.seconds_per_step for row in rows):
+        columns["s/step"] = [
+            "-" if row.seconds_per_step is None else f"{row.seconds_per_step.mean:.3g}" for row in rows
+        ]
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
@@ -248,20 +265,73 @@ def _notes(comparison: SweepComparison) -> list[str]:
             f"p: Welch's t-test, two-sided, of {tested} against {comparison.baseline}, not corrected for the "
             "number of variants; -: fewer than two runs, or no variation.",
         ]
+        if any(row.seconds_per_step for row in comparison.rows):
+            notes.append(
+                "s/step: seconds of a training step with loading, the median of a run, the mean over runs."
+            )
     return [*notes, *comparison.notes] + [
         f"Failed: {o.variant}, seed {o.seed}: {o.error}" for o in comparison.failed
     ]
 
 
-def sweep_dot_plot(comparison: SweepComparison) -> str:
+def sweep_figure(comparison: SweepComparison) -> str:
     """Return an SVG of Recall@1 of every run, with mean and 95% interval of each variant."""
-    rows = [row for row in comparison.rows if row.recalls]
-    return axes_svg(partial(_plot_dots, rows, comparison.baseline), 7.2, 1.5 + 0.5 * len(rows))
+    height = 1.5 + 0.5 * sum(bool(row.recalls) for row in comparison.rows)
+    size = (7.2, height) if comparison.swept is None else (13, max(4.0, height))
+    return render_figure(partial(draw_sweep, comparison), *size).decode()
+
+
+def draw_sweep(comparison: SweepComparison, figure: Figure) -> None:
+    """Draw a dot plot and, if the variants differ in one number, a curve over it beside the plot."""
+    rows, swept = [row for row in comparison.rows if row.recalls], comparison.swept
+    panels = figure.subplots(1, 1 if swept is None else 2, squeeze=False)[0]
+    _plot_dots(rows, comparison.baseline, panels[0])
+    if swept is not None:
+        _plot_curve(rows, comparison.baseline, swept, panels[1])
+
+
+def _plot_curve(rows: Sequence[VariantSummary], baseline: str, swept: SweptNumber, axes: Axes) -> None:
+    rows = sorted(rows, key=lambda row: swept.values[row.name])
+    places, found = [swept.values[row.name] for row in rows], [summarize(row.recalls) for row in rows]
+    means = [100 * one.mean for one in found]
+    axes.plot(places, means, color=_OTHERS, lw=1.5, zorder=1)
+    for place, row, one in zip(places, rows, found, strict=True):
+        colour = _BASELINE if row.name == baseline else _OTHERS
+        if one.low is not None and one.high is not None:
+            axes.plot([place, place], [100 * one.low, 100 * one.high], color=colour, lw=2)
+        axes.plot(place, 100 * one.mean, "D", color=colour, ms=7)
+        dots = [100 * recall for recall in row.recalls]
+        axes.plot([place] * len(dots), dots, "o", color=colour, ms=5, alpha=0.6, mew=0)
+    if _is_geometric(places):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set_ylim(*_limits([100 * recall for row in rows for recall in row.recalls]))
+    axes.set_xlabel(swept.setting)
+    axes.set_ylabel("Recall@1 on the test split (%)")
+    axes.set_title("Mean and its 95% interval", fontsize=11)
+    axes.grid(alpha=0.3)
+
+
+def _is_geometric(numbers: Sequence[float]) -> bool:
+    """Return whether increasing numbers are spaced more evenly on a logarithmic axis."""
+
+    def unevenness(values: np.ndarray) -> float:
+        steps = np.diff(values)
+        return float(steps.std() / steps.mean())
+
+    values = np.unique(numbers)
+    return len(values) > 2 and values[0] > 0 and unevenness(np.log(values)) < unevenness(values)
+
+
+def _limits(recalls: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of an axis of Recall@1: the interval of two runs can be as wide as the page."""
+    margin = max(1.0, 0.6 * (max(recalls) - min(recalls)))
+    return max(0.0, min(recalls) - margin), min(100.0, max(recalls) + margin)
 
 
 def _plot_dots(rows: Sequence[VariantSummary], baseline: str, axes: Axes) -> None:
     every = [100 * recall for row in rows for recall in row.recalls]
-    margin = max(1.0, 0.6 * (max(every) - min(every)))
     for place, row in enumerate(rows):
         found, colour = summarize(row.recalls), _OTHERS
         if row.name == baseline:
@@ -274,8 +344,7 @@ def _plot_dots(rows: Sequence[VariantSummary], baseline: str, axes: Axes) -> Non
         axes.plot(dots, [place - 0.25] * len(dots), "o", color=colour, ms=6, alpha=0.6, mew=0)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
-    # The interval of two runs can be as wide as the page, so the runs set the limits.
-    axes.set_xlim(max(0.0, min(every) - margin), min(100.0, max(every) + margin))
+    axes.set_xlim(*_limits(every))
     axes.set_xlabel("Recall@1 on the test split (%)")
     axes.set_title("Dots: runs. Diamonds and lines: their mean and its 95% interval", fontsize=11)
     axes.grid(axis="x", alpha=0.3)

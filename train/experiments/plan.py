@@ -21,6 +21,7 @@ from train.yaml_files import read_yaml
 
 PLAN = "sweep.yaml"
 _SEEDS = (0, 1, 2)
+_FEWEST_POINTS = 3  # of a curve
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NEXT_SETTING = re.compile(r";\s*(?=[A-Za-z_][\w.]*=)")  # a `;` within a value is kept
 _RESERVED = re.compile(r"(sweep|results)\..*", re.IGNORECASE)
@@ -47,6 +48,19 @@ class Experiment:
         return settings.configure(
             self.data, self.recipe, settings.merge_changes(self.overrides, changes or {})
         )
+
+
+@dataclass(frozen=True)
+class SweptNumber:
+    """The one setting that the variants of a sweep differ in, if its values are numbers.
+
+    Attributes:
+        setting: Dotted name of the setting, as in "loss.margin".
+        values: Name of each variant -> its value.
+    """
+
+    setting: str
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,21 @@ class SweepPlan:
             if a == b:
                 raise InputError(f"variants {one} and {other} have equal settings; remove one")
         return found
+
+    def swept_number(self) -> SweptNumber | None:
+        """Return the setting that the variants differ in: the only one, a number, of at least 3 variants."""
+        found = {name: settings.setting_values(config) for name, config in self.configs().items()}
+        settings_of_all = dict.fromkeys(key for values in found.values() for key in values)
+        differing = [
+            key for key in settings_of_all if len({values.get(key) for values in found.values()}) > 1
+        ]
+        if len(differing) != 1 or len(found) < _FEWEST_POINTS:
+            return None
+        try:
+            numbers = {name: float(values[differing[0]]) for name, values in found.items()}
+        except (KeyError, ValueError):  # unset in a variant, or no number
+            return None
+        return SweptNumber(differing[0], numbers)
 
     def variant_settings(self) -> dict[str, tuple[str, ...]]:
         """Return the changes of every variant as `key=value`."""

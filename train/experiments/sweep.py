@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -74,7 +75,13 @@ class SweepTrial:
             "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
         }
         scores = {which: result for which, result in results.items() if result is not None}
-        return Outcome(self.variant, self.seed, scores)
+        return Outcome(self.variant, self.seed, scores, seconds_per_step=self._seconds_per_step())
+
+    def _seconds_per_step(self) -> float | None:
+        """Return the median time of a training step, with waiting for data; `None` if it was not recorded."""
+        times = [r["seconds_per_step"] for r in Run(self.folder).metrics() if "seconds_per_step" in r]
+        steady = times[1:] or times  # the first steps warm up caches and kernels
+        return statistics.median(steady) if steady else None
 
 
 def run_sweep(
@@ -238,6 +245,7 @@ def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Swe
         outcomes=outcomes,
         notes=list(notes),
         bad_files=sorted({bad for report in reports for bad in report.bad_files}),
+        swept=plan.swept_number(),
     )
 
 

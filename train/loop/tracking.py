@@ -110,12 +110,17 @@ class Throughput:
         yield
         self._began += time.monotonic() - began
 
-    def read(self) -> dict[str, float]:
-        """Return `images_per_second` and `waiting` since the last reading, and reset."""
+    def read(self, steps: int) -> dict[str, float]:
+        """Return `images_per_second`, `seconds_per_step` and `waiting` since the last reading, and reset.
+
+        Args:
+            steps: Training steps since the last reading.
+        """
         now = time.monotonic()
         seconds = max(now - self._began, 1e-9)
         numbers = {
             "images_per_second": round(self.images / seconds, 1),
+            "seconds_per_step": round(seconds / steps, 6),
             "waiting": round(self._waited / seconds, 4),
         }
         self.images, self._began, self._waited = 0, now, 0.0

@@ -190,7 +190,7 @@ class Trainer:
             "epoch": self.epoch,
             "loss": values[-1],
             "lr": lr,
-            **throughput.read(),
+            **throughput.read(len(values)),
             # Mean cosine over all pairs of a batch, self-pairs included: a product of two vectors.
             "mean_similarity": normalize(embeddings).mean(0).square().sum().item(),
             **{name: float(number) for name, number in self.loss.diagnostics.items()},

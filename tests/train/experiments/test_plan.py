@@ -146,3 +146,32 @@ def test_variants_do_not_share_changed_values() -> None:
 def test_last_change_of_a_setting_takes_precedence() -> None:
     found = parse_variants(["a:loss.margin=0.1; loss={name: n-pair}; loss.margin=0.2", "a:epochs=1"])["a"]
     assert list(found.items()) == [("loss", {"name": "n-pair"}), ("loss.margin", 0.2), ("epochs", 1)]
+
+
+@pytest.mark.parametrize(
+    ("variants", "setting", "values"),
+    [
+        (["a:loss.margin=0.1", "b:loss.margin=1e-1; loss.margin=0.2", "c"], "loss.margin", [0.1, 0.2, 0.4]),
+        (["a:batch.per_class=2", "b:batch.per_class=8", "c"], "batch.per_class", [2, 8, 4]),
+        (
+            ["a:loss={name: raw, mining: {margin: 0.1}}", "b:loss={name: raw, mining: {margin: -0.2}}"],
+            None,
+            [],
+        ),
+        (["a:loss.margin=0.1", "b:loss.margin=0.2; epochs=2", "c"], None, []),  # two settings
+        (["a:loss.negatives=optimal", "b:loss.negatives=symmetric", "c"], None, []),  # no numbers
+        (["a:loss.squared=true", "b:loss.margin=0.2", "c"], None, []),
+        (["a:loss.normalize=true", "b:loss.normalize=false", "c"], None, []),  # unset in the third
+    ],
+)
+def test_swept_number_is_the_only_difference(
+    variants: list[str], setting: str | None, values: list[float]
+) -> None:
+    plan = SweepPlan(DIGITS, parse_variants(variants), (0,), "a")
+    found = plan.swept_number()
+    if setting is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.setting == setting
+        assert found.values == dict(zip("abc", values, strict=True))

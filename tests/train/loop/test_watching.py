@@ -83,7 +83,7 @@ def test_watching_changes_nothing_else(tmp_path: Path, splits: Path) -> None:
         facts = ours.train()
         kept = {key: value for key, value in facts.items() if key not in ("run", "seconds", "watched")}
         records = [
-            {k: v for k, v in r.items() if k not in ("images_per_second", "waiting")}
+            {k: v for k, v in r.items() if k not in ("images_per_second", "seconds_per_step", "waiting")}
             for r in ours.run.metrics()
         ]
         runs[name] = (
