@@ -127,7 +127,7 @@ def test_missing_data_set_is_replaced_by_noise_images(untrained_run: Path, tmp_p
 
 FAMILIES = [
     ("conv4", "spatial", 40),
-    ("vgg9", "gem", 32),
+    ("vgg9-bn", "gem", 32),
     ("bn-inception", "spatial", 64),
     ("resnet18", "gem", 64),
     ("googlenet", "mean", 64),

@@ -127,6 +127,7 @@ def test_tokens_and_resampled_positions_equal_timm(tmp_path: Path) -> None:
     [
         ("conv4", 32, 4),
         ("vgg9", 32, 4),
+        ("vgg9-bn", 32, 4),
         ("bn-inception", 64, 5),
         ("resnet18", 64, 5),
         ("googlenet", 64, 5),
@@ -148,6 +149,40 @@ def test_each_parameter_is_in_one_stage_and_gets_a_gradient(name: str, size: int
     assert features.shape == (2, backbone.channels, backbone.side, backbone.side)
     features.square().sum().backward()
     assert all(parameter.grad is not None for parameter in backbone.parameters())
+
+
+@pytest.mark.parametrize(("name", "batch_norm"), [("vgg9", False), ("vgg9-bn", True)])
+def test_vgg9_is_the_beginning_of_vgg13(name: str, batch_norm: bool) -> None:
+    ours = build_backbone(name, None, 32)
+    whole = (torchvision.models.vgg13_bn if batch_norm else torchvision.models.vgg13)().features
+    theirs = [layer for layer in whole if list(layer.parameters())]
+    count = (2 if batch_norm else 1) * 8
+    layers = [layer for layer in ours.network.modules() if list(layer.parameters(recurse=False))]
+    assert [type(layer) for layer in layers] == [type(layer) for layer in theirs[:count]]
+    for mine, other in zip(layers, theirs, strict=False):
+        other.load_state_dict(mine.state_dict(), strict=False)
+        if isinstance(other, nn.Conv2d) and batch_norm:
+            nn.init.zeros_(other.bias)  # ours has none before batch norm
+    last = list(whole).index(theirs[count - 1]) + 2  # with its ReLU
+    images = planes(32)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.eval()(images), whole[:last].eval()(images))
+
+
+def test_batch_norm_spreads_the_embeddings_of_an_untrained_vgg9(tmp_path: Path) -> None:
+    """Distances in units of the 0.05 that the Laplacian kernel of DCDL has."""
+    folder = unzip_shared("cifar100_32.zip", tmp_path)
+    names = ("apple", "bear", "bicycle", "bottle", "cloud", "crab", "fox", "girl", "maple_tree", "whale")
+    files = [file for name in names for file in sorted((folder / "train" / name).glob("*.png"))[:10]]
+    batch = torch.from_numpy(np.stack([Preprocess(size=32)(load_image(file)) for file in files]))
+    medians = {}
+    for name in ("vgg9", "vgg9-bn"):
+        torch.manual_seed(0)
+        network = EmbeddingModel(ModelConfig(backbone=name), Preprocess(size=32))
+        with torch.inference_mode():
+            medians[name] = torch.pdist(nn.functional.normalize(network(batch))).median().item() / 0.05
+    assert medians["vgg9"] < 0.3
+    assert 8 < medians["vgg9-bn"] < 16
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bn-inception", "timm:mobilenetv3_small_050", VIT])

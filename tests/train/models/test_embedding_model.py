@@ -29,7 +29,7 @@ def images(size: int = 32, count: int = 3) -> Tensor:
     ("backbone", "size"),
     [
         ("conv4", 50),
-        ("vgg9", 32),
+        ("vgg9-bn", 32),
         ("bn-inception", 96),
         ("resnet18", 70),
         ("squeezenet1_0", 64),
@@ -132,7 +132,7 @@ def test_initial_spread_of_the_embedding_layer(init: str, spread: float) -> None
 
 
 def test_dropout_is_active_in_training_only() -> None:
-    model = network(dropout=0.5, backbone="vgg9")
+    model = network(dropout=0.5, backbone="vgg9-bn")
     assert not torch.equal(model(images()), model(images()))
     model.eval()
     assert torch.equal(model(images()), model(images()))
@@ -176,6 +176,7 @@ def test_batch_norm_is_trained_by_default() -> None:
 @pytest.mark.parametrize("backbone", ["resnet18", VIT + ",drop_path_rate=0.5,proj_drop_rate=0.5"])
 @pytest.mark.parametrize("trainable", [0, 1, 2])
 def test_only_the_last_stages_learn(backbone: str, trainable: int) -> None:
+    torch.manual_seed(0)  # by chance, every path of an image may be dropped
     model = network(backbone=backbone, trainable=trainable)
     stages = model.stages()
     learning = {id(p) for stage in stages[len(stages) - trainable :] for p in stage}
@@ -212,7 +213,7 @@ def test_architecture_needs_no_weights() -> None:
 
 
 def test_same_seed_same_network() -> None:
-    for backbone in ("vgg9", VIT):
+    for backbone in ("vgg9-bn", VIT):
         states = []
         for _ in range(2):
             torch.manual_seed(7)
