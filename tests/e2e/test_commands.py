@@ -22,7 +22,10 @@ LEAVES = [
     *(["index", name] for name in ("build", "add", "update", "sync", "rebuild", "remove", "verify", "info")),
     *(["index", name] for name in ("compact", "export", "import")),
     *(["analyze", name] for name in ("triplets", "spectrum", "tsne", "heatmap", "gradients", "weights")),
-    *(["analyze", name] for name in ("arcs", "arc-cases", "embed", "step", "training", "synthetic")),
+    *(
+        ["analyze", name]
+        for name in ("arcs", "arc-cases", "selection", "embed", "step", "training", "synthetic")
+    ),
     *(["recipes", "list"], ["recipes", "show"], ["model", "info"]),
     *([name] for name in COMMANDS),
 ]

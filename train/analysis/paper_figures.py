@@ -166,6 +166,12 @@ FIGURES = (
         ),
         "the second with a single triplet, as panel b; the third for the pairs of a batch",
     ),
+    PaperFigure(
+        "RAW",
+        "2",
+        "variable-threshold hard mining",
+        ("lookalike analyze selection RUN --data cub200:ROOT --per-class 5 --out selection.svg",),
+    ),
     PaperFigure("Symm", "1", "the method", note="a diagram of the method, not of data"),
     PaperFigure("Symm", "2", "how a point is mirrored", note="a diagram of the method, not of data"),
     PaperFigure(

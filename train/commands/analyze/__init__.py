@@ -27,6 +27,7 @@ _COMMANDS = {
         "Draw where one gradient step of a triplet loss moves triplets.",
     ),
     "weights": (f"{_WEIGHTS}:weights", "Draw the weights that losses give to pairs."),
+    "selection": (f"{_WEIGHTS}:selection", "Draw which pairs of a batch a loss selects."),
     "arcs": (f"{_ARCS}:arcs", "Draw the closest points of two arcs, and how a step moves their ends."),
     "arc-cases": (
         f"{_ARCS}:arc_cases",
@@ -54,6 +55,7 @@ def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
       Which regions make two images similar?                   heatmap
       Why does training with hard negatives collapse?          gradients
       Which pairs does a loss learn from?                      weights
+      Which pairs does a miner leave out?                      selection
       What does LoOp generate from two pairs?                  arcs
       How often are LoOp's negatives synthetic?                arc-cases
       Where does one training step move the images?            step

@@ -1,4 +1,4 @@
-"""Figure of the weights that losses give to pairs: weights."""
+"""Figures of the weights that losses give to pairs: weights, selection."""
 
 from __future__ import annotations
 
@@ -138,3 +138,57 @@ def _cosines(option: str, given: str) -> tuple[float, ...]:
         return tuple(float(number) for number in given.split(","))
     except ValueError as error:
         raise InputError(f"{option} {given}: expected cosines with commas, as in 0.7,0.5") from error
+
+
+@figure_command("selection", sources="one")
+@click.option(
+    "--loss",
+    "spec",
+    default="raw",
+    show_default=True,
+    metavar="SPEC",
+    help="Loss: a name, or a mapping as in a recipe.",
+)
+@click.option(
+    "--anchors", type=click.IntRange(1, 40), default=8, show_default=True, help="Number of anchors to draw."
+)
+@batch_options
+def selection(
+    source: EmbeddingSource, spec: str, anchors: int, classes: int, per_class: int, seed: int
+) -> Drawing:
+    """Draw which pairs of a batch a loss selects.
+
+    A batch is sampled. Each row is one of its images as the anchor: its positive pairs above the line and its
+    negative pairs below it, by cosine. Pairs with a weight are filled, pairs that the loss or its miner
+    leaves out are hollow.
+
+    Variable-threshold hard mining (RAW, section 5.1 and figure 2) compares every positive pair with the
+    hardest negative of the anchor, and every negative pair with its hardest positive. Both limits are drawn.
+    `analyze weights` draws the weights of the same pairs.
+
+    \b
+      lookalike analyze selection run --data folder:shop --out selection.svg
+      lookalike analyze selection shop.npz --loss "{name: equal-weight, mining: {margin: 0.2}}" --out s.svg
+    """
+    from train.analysis.batch_weights import batch_weights
+    from train.analysis.pair_selection import anchor_pairs, draw_selection
+
+    batch = source.embed(source.splits[0]).sample_batch(classes=classes, per_class=per_class, seed=seed)
+    (of,) = _read((spec,), len(set(batch.labels)), len(batch))
+    found = batch_weights(batch, of, seed=seed)
+    drawn = anchor_pairs(batch, found, of, count=anchors, seed=seed)
+    rows = [["class of the anchor", "positives selected", "of", "negatives selected", "of"]]
+    for one in drawn:
+        kinds = (one.positive_selected, one.negative_selected)
+        rows.append([one.label, *(cell for kept in kinds for cell in (str(kept.sum()), str(len(kept))))])
+    shares = (
+        f"{found.selected(found.positive):.1%} of the positives, {found.selected(found.negative):.1%} of the"
+    )
+    return Drawing(
+        plot=partial(draw_selection, of.name, drawn),
+        size=(10, 1.8 + 0.6 * len(drawn)),
+        facts={"loss": of.name, "anchors": [one.to_dict() for one in drawn]},
+        text="\n".join(
+            [*text.align_columns(rows, right=range(1, 5)), f"in the batch: {shares} negatives selected"]
+        ),
+    )
