@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +43,14 @@ class Heatmaps:
     def limit(self) -> float:
         """Largest absolute contribution of both images, for a common scale."""
         return float(max(np.abs(self.contributions_a).max(), np.abs(self.contributions_b).max()))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Effective number of locations of A and of B that raise the cosine: 1 if it is a single one.
+
+        The exponential of the entropy of the positive contributions' shares.
+        """
+        return _effective_number(self.contributions_a), _effective_number(self.contributions_b)
 
 
 def heatmaps(embedder: Embedder, a: ImageSource, b: ImageSource) -> Heatmaps:
@@ -97,29 +105,54 @@ def _rgb(colour: str) -> np.ndarray:
     return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], np.float32)
 
 
-def draw_heatmaps(found: Heatmaps, names: tuple[str, str], figure: Figure) -> None:
-    """Draw four panels: the two preprocessed images, and below each its contributions."""
+def _effective_number(contributions: np.ndarray) -> float:
+    positive = contributions[contributions > 0].astype(np.float64)
+    shares = positive / positive.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
+
+
+def heatmaps_size(results: int) -> tuple[float, float]:
+    """Return width and height of `draw_heatmaps` in inches."""
+    return 2.5 * (1 + results) + 0.5, 10.0
+
+
+def draw_heatmaps(found: Sequence[Heatmaps], query: str, results: Sequence[str], figure: Figure) -> None:
+    """Draw the query with each of its results, and below them their contributions, on one scale.
+
+    Args:
+        found: Heatmaps of the query, image A, with each result, image B.
+        query: Name of the query.
+        results: Names of the results.
+        figure: Figure to draw on.
+    """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
 
-    figure.suptitle(f"Cosine similarity {found.cosine:.3f} by location", fontsize=13)
-    show = partial(overlay, limit=found.limit)
-    sides = zip(
-        names, (found.pixels_a, found.pixels_b), (found.contributions_a, found.contributions_b), strict=True
-    )
-    panels = figure.subplots(2, 2, gridspec_kw={"hspace": 0.03})
-    for column, (name, pixels, contributions) in enumerate(sides):
-        panels[0, column].imshow(pixels)
-        panels[0, column].set_title(name, fontsize=10)
-        panels[1, column].imshow(show(pixels, contributions))
-        other = ("the result", "the query")[column]
-        panels[1, column].set_title(f"similarity to {other}", fontsize=11)
-    for axes in panels.flat:
-        axes.set_xticks([])
-        axes.set_yticks([])
+    limit = max(pair.limit for pair in found)
+    figure.suptitle("Cosine similarity by location", fontsize=13)
+    grid = figure.subplots(3, 1 + len(found), squeeze=False)
+    for axes in grid[:, 0]:
+        axes.axis("off")
+    grid[1, 0].imshow(found[0].pixels_a)
+    grid[1, 0].set_title(query, fontsize=10)
+    for panels, pair, name in zip(grid[:, 1:].T, found, results, strict=True):
+        panels[0].imshow(pair.pixels_b)
+        panels[0].set_title(f"{name}\ncosine {pair.cosine:.3f}", fontsize=10)
+        sides = zip(
+            panels[1:],
+            ("query", "result"),
+            (pair.pixels_a, pair.pixels_b),
+            (pair.contributions_a, pair.contributions_b),
+            pair.spread,
+            strict=True,
+        )
+        for axes, role, pixels, contributions, spread in sides:
+            axes.imshow(overlay(pixels, contributions, limit))
+            axes.set_title(f"{role}: {spread:.1f} of {contributions.size} locations", fontsize=10)
+        for axes in panels:
+            axes.set(xticks=[], yticks=[])
     scale = np.linspace(-1, 1, 255)[:, None]
     shades = ListedColormap(_coloured(np.full_like(scale, 200), scale) / 255)  # over light grey
-    mappable = ScalarMappable(Normalize(-100 * found.limit, 100 * found.limit), shades)
-    h, w = found.contributions_a.shape
-    bar = figure.colorbar(mappable, ax=panels[1, :], location="bottom", shrink=0.8, aspect=30)
-    bar.set_label(f"contribution of each of {h} x {w} locations to the cosine (in hundredths)")
+    mappable = ScalarMappable(Normalize(-100 * limit, 100 * limit), shades)
+    bar = figure.colorbar(mappable, ax=grid[2, :], location="bottom", shrink=0.8, aspect=30)
+    bar.set_label("contribution of a location to the cosine (in hundredths)")

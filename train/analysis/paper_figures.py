@@ -146,7 +146,8 @@ FIGURES = (
         "SCT",
         "8",
         "regions that make two images similar",
-        ("lookalike analyze heatmap MODEL QUERY RESULT --out heatmap.svg",),
+        ("lookalike analyze heatmap MODEL QUERY RESULT... --out heatmap.svg",),
+        "once with the model of SHN and once with that of SCT; orange for similar, where the paper has blue",
     ),
     PaperFigure(
         "SCT",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, InputError
-from retrieval.analysis.heatmaps import draw_heatmaps, heatmaps, overlay
+from retrieval.analysis.heatmaps import Heatmaps, draw_heatmaps, heatmaps, heatmaps_size, overlay
 from retrieval.reports.figures import render_figure
 from tests.conftest import draw
 from tests.retrieval.commands.test_model import linear_model
@@ -78,9 +78,19 @@ def test_larger_scale_is_fainter() -> None:
     assert np.abs(strong - 128).sum() > 5 * np.abs(faint - 128).sum() > 0
 
 
+def test_spread_counts_locations_of_equal_contributions() -> None:
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    contributions = np.array([[0.2, 0.2, -0.5], [0.2, 0.0, 0.2]]), np.array([[0.0, 0.1], [-0.3, 0.0]])
+    assert Heatmaps(0.3, *contributions, pixels, pixels).spread == pytest.approx((4, 1))
+    nowhere = np.full((2, 2), -0.1)
+    assert Heatmaps(-0.4, nowhere, nowhere, pixels, pixels).spread == (0, 0)
+
+
 def test_figure_is_reproducible(embedder: Embedder) -> None:
-    found = heatmaps(embedder, draw(0), draw(1))
+    found = [heatmaps(embedder, draw(0), draw(other)) for other in (1, 2)]
     first, second = (
-        render_figure(lambda figure: draw_heatmaps(found, ("a", "b"), figure), 7, 8) for _ in range(2)
+        render_figure(lambda figure: draw_heatmaps(found, "a", ("b", "c"), figure), *heatmaps_size(2))
+        for _ in range(2)
     )
     assert first == second
+    assert first.count(b"<image ") == 1 + 3 * 2 + 1  # with the scale

@@ -164,16 +164,19 @@ def test_tsne_of_a_gallery(tmp_path: Path, gallery: Path) -> None:
     assert out.with_suffix(".html").read_text().count("data:image/webp;base64,") == 20
 
 
-def test_heatmap_of_two_images(tmp_path: Path, model_file: Path, shop: Path) -> None:
-    images = (shop / "red" / "0.png", shop / "blue" / "1.png")
+def test_heatmap_of_a_query_and_its_results(tmp_path: Path, model_file: Path, shop: Path) -> None:
+    images = (shop / "red" / "0.png", shop / "blue" / "1.png", shop / "red" / "2.png")
     words = ("heatmap", model_file, *images, "--out", tmp_path / "h.svg")
     facts = json.loads(analyze_here(*words, "--json")[0])
-    a, b = Embedder(model_file).embed(images)
-    assert facts["cosine"] == pytest.approx(float(a @ b), abs=1e-6)
-    for side in ("query", "result"):
-        assert np.sum(facts[side]["contributions"]) == pytest.approx(facts["cosine"], abs=1e-5)
+    query, *results = Embedder(model_file).embed(images)
+    for pair, result, file in zip(facts, results, images[1:], strict=True):
+        assert pair["cosine"] == pytest.approx(float(query @ result), abs=1e-6)
+        assert pair["result"]["path"] == str(file)
+        for side in ("query", "result"):
+            assert np.sum(pair[side]["contributions"]) == pytest.approx(pair["cosine"], abs=1e-5)
+            assert 1 <= pair[side]["effective_locations"] <= np.size(pair[side]["contributions"])
     assert is_svg(tmp_path / "h.svg")
-    assert analyze_here(*words)[0] == f"cosine similarity: {facts['cosine']:.4f}\n"
+    assert f"{facts[0]['cosine']:.4f}" in analyze_here(*words)[0]
 
 
 def test_unreadable_images_are_listed_and_left_out(tmp_path: Path, model_file: Path, shop: Path) -> None:
@@ -208,6 +211,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         (("examples", model_file, "--data", splits, "--split", "both", *out), "choose train or test"),
         (("embed", gallery, "--out", tmp_path / "x.txt"), "call it x.npz"),
         (("heatmap", gallery, shop, shop, *out), "a folder, not a model file"),
+        (("heatmap", gallery, *[shop] * 7, *out), "at most 5"),
         (("heatmap", model_file, some, some, *out), "it is not a JPEG"),
     ):
         printed, said = analyze_here(*words, code=2)

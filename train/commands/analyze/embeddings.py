@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_COLUMNS = 4
 _MOST_MAPS = 12
+_MOST_RESULTS = 5
 
 
 @click.command("embed", params=source_parameters("one", "test", baseline=False))
@@ -395,31 +396,58 @@ def _with_synthetic_points(embeddings: Embeddings, kind: PointSource, seed: int)
 @figure_command("heatmap")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("query", type=click.Path(path_type=Path))
-@click.argument("result", type=click.Path(path_type=Path))
-def heatmap(model: Path, query: Path, result: Path) -> Drawing:
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT...")
+def heatmap(model: Path, query: Path, results: tuple[Path, ...]) -> Drawing:
     """Draw which regions make two images similar to a model.
 
-    The embedding of an image is the mean over its locations, so the cosine of two images is a sum over the
-    locations of either. Orange locations raise it, blue ones lower it; both images use the same scale.
+    SCT, fig. 8. The embedding of an image is the mean over its locations, so the cosine of two images is a
+    sum over the locations of either. Orange locations raise it, blue ones lower it; all images use the same
+    scale. Each of up to 5 results, such as the first ones of a search, has a column: the result, the
+    locations of the query and those of the result. The effective number of locations that raise the cosine
+    (the exponential of the entropy of their shares) is above each: low if the similarity is of a few details.
 
     \b
       lookalike analyze heatmap model.onnx query.jpg result.jpg --out heatmap.svg
+      lookalike analyze heatmap sct.onnx query.jpg first.jpg second.jpg third.jpg --out sct.svg
     """
     from retrieval.analysis import heatmaps
     from retrieval.embedder import Embedder
 
-    found = heatmaps.heatmaps(Embedder(model), query, result)
-    first, second = (
-        f"{role}: {caption(path.name)}\n{caption(path.absolute().parent.name, 40)}"
-        for role, path in (("query", query), ("result", result))
-    )
+    if len(results) > _MOST_RESULTS:
+        raise InputError(f"{len(results)} results are too many for one figure; give at most {_MOST_RESULTS}")
+    embedder = Embedder(model)
+    found = [heatmaps.heatmaps(embedder, query, result) for result in results]
+    names = [f"{caption(path.name, 26)}\n{caption(path.absolute().parent.name, 26)}" for path in results]
+    facts = [
+        {
+            "cosine": pair.cosine,
+            "query": {
+                "path": str(query),
+                "contributions": pair.contributions_a.tolist(),
+                "effective_locations": pair.spread[0],
+            },
+            "result": {
+                "path": str(result),
+                "contributions": pair.contributions_b.tolist(),
+                "effective_locations": pair.spread[1],
+            },
+        }
+        for pair, result in zip(found, results, strict=True)
+    ]
+    table = [["result", "cosine similarity", "effective locations: query", "result", "of"]]
+    table += [
+        [
+            str(result),
+            f"{pair.cosine:.4f}",
+            *(f"{number:.1f}" for number in pair.spread),
+            str(pair.contributions_a.size),
+        ]
+        for pair, result in zip(found, results, strict=True)
+    ]
+    query_name = f"query: {caption(query.name, 26)}\n{caption(query.absolute().parent.name, 26)}"
     return Drawing(
-        plot=partial(heatmaps.draw_heatmaps, found, (first, second)),
-        size=(7, 8.2),
-        facts={
-            "cosine": found.cosine,
-            "query": {"path": str(query), "contributions": found.contributions_a.tolist()},
-            "result": {"path": str(result), "contributions": found.contributions_b.tolist()},
-        },
-        text=f"cosine similarity: {found.cosine:.4f}",
+        plot=partial(heatmaps.draw_heatmaps, found, query_name, names),
+        size=heatmaps.heatmaps_size(len(found)),
+        facts=facts,
+        text="\n".join(text.align_columns(table, right={1, 2, 3, 4})),
     )

@@ -182,7 +182,8 @@ def _step_row(facts: dict[str, Any]) -> list[str]:
 def training(runs: tuple[Path, ...]) -> Drawing:
     """Draw the metrics recorded during training.
 
-    One panel for every metric in metrics.jsonl, against the step, and one line for every run:
+    SCT, fig. 6, and Symm, fig. 7. One panel for every metric in metrics.jsonl, against the step, and one line
+    for every run. Metrics of a batch are those of every tenth batch:
 
     \b
       the loss, the learning rate, and Recall@1 of the held-out images
