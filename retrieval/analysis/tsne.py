@@ -42,7 +42,9 @@ class TsneMap:
     @property
     def title(self) -> str:
         """Title of the map, in one line."""
-        return f"t-SNE of {_content(self)}: neighbours have similar embeddings"
+        of = "" if len(self.points) == self.total else f" (a random sample of {self.total:,})"
+        classes = len(np.unique(self.embeddings.labels))
+        return f"t-SNE of {_counts(self)}{of} of {classes:,} classes: neighbours have similar embeddings"
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values."""
@@ -120,12 +122,10 @@ def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(shown)) or tuple(sorted(most))
 
 
-def _content(found: TsneMap) -> str:
-    count = len(found.points)
-    of = "" if count == found.total else f" (a random sample of {found.total:,})"
+def _counts(found: TsneMap) -> str:
     points = int(found.embeddings.synthetic.sum())
-    what = f"{count - points:,} images" + (f" and {points:,} synthetic points" if points else "")
-    return f"{what}{of} of {len(np.unique(found.embeddings.labels)):,} classes"
+    images = f"{len(found.points) - points:,} images"
+    return f"{images} and {points:,} synthetic points" if points else images
 
 
 def draw_map(found: TsneMap, figure: Figure, *, by_kind: bool = False) -> None:
@@ -151,13 +151,15 @@ def draw_maps(found: Sequence[TsneMap], figure: Figure, *, by_kind: bool = False
     grid = figure.subplots(-(-len(found) // columns), columns, squeeze=False)
     for axes, one in zip(grid.flat, found, strict=False):
         _draw_points(axes, one, by_kind)
-        axes.set_title(caption(one.embeddings.name), fontsize=11)
+        axes.set_title(f"{caption(one.embeddings.name)}\n{_counts(one)}", fontsize=10)
     for axes in grid.flat[len(found) :]:
         axes.remove()
-    figure.suptitle(f"t-SNE of {_content(found[0])}: neighbours have similar embeddings", fontsize=12)
+    figure.suptitle("t-SNE: neighbours have similar embeddings", fontsize=12)
     pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid.flat[: len(found)]]
     entries = {label: handle for each in pairs for handle, label in each}
-    figure.legend(entries.values(), entries, loc="outside lower center", frameon=False, fontsize=10, ncols=5)
+    figure.legend(
+        entries.values(), entries, loc="outside lower center", frameon=False, fontsize=10, ncols=columns
+    )
 
 
 def map_columns(count: int) -> int:
