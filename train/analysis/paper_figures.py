@@ -84,11 +84,10 @@ FIGURES = (
         "S5",
         "t-SNE of the training images with LoOp's points",
         (
-            "lookalike analyze synthetic RUN --data cars196:ROOT --split train --negatives optimal "
-            "--points points.npz --out synthetic.svg",
-            "lookalike analyze tsne points.npz --out map.svg",
+            "lookalike analyze tsne RUN --data cars196:ROOT --split train --synthetic optimal "
+            "--every-checkpoint --out maps.svg",
         ),
-        "one checkpoint of a run",
+        "RUN was trained with checkpoints.at or checkpoints.every",
     ),
     PaperFigure(
         "SCT",
@@ -185,8 +184,11 @@ FIGURES = (
         "Symm",
         "6",
         "Recall@1 of images and synthetic points, over training",
-        ("lookalike analyze synthetic RUN --data cars196:ROOT --out synthetic.svg",),
-        "one checkpoint of a run",
+        (
+            "lookalike analyze synthetic RUN --data cars196:ROOT --split both --every-checkpoint "
+            "--out synthetic.svg",
+        ),
+        "RUN was trained with checkpoints.every",
     ),
     PaperFigure(
         "Symm",
@@ -199,11 +201,10 @@ FIGURES = (
         "8",
         "t-SNE of images and synthetic points",
         (
-            "lookalike analyze synthetic RUN --data cars196:ROOT --split train --points points.npz "
-            "--out synthetic.svg",
-            "lookalike analyze tsne points.npz --out map.svg",
+            "lookalike analyze tsne RUN --data cars196:ROOT --split train --synthetic symmetric "
+            "--every-checkpoint --out maps.svg",
         ),
-        "one checkpoint of a run",
+        "RUN was trained with checkpoints.at or checkpoints.every",
     ),
     PaperFigure("DCDL", "1", "the method", note="a diagram of the method, not of data"),
     PaperFigure(
