@@ -27,6 +27,8 @@ _PANELS = {
     "hard_share": ("Hard among what the loss compares", "%"),
     "active_share": ("Active terms of the loss", "%"),
     "synthetic_share": ("Synthetic among the selected points", "%"),
+    "gradient_ratio": ("Gradient of the regularizers over that of the loss", "ratio"),
+    "kernel_active": ("Kernel value of the nearest sample", "0 to 1"),
     "mean_positive": ("Mean similarity of positive pairs", "cosine"),
     "mean_negative": ("Mean similarity of negative pairs", "cosine"),
     "lr": ("Learning rate", "value"),

@@ -46,4 +46,5 @@ def _entry_facts(entry: Entry) -> dict[str, Any]:
         "source": entry.source,
         "parameters": {name: str(parameter) for name, parameter in entry.parameters.items()},
         **({"negatives": entry.negatives, "mining": entry.mining} if entry.kind == "loss" else {}),
+        **({"default_weight": 1.0, "mean_weight": entry.mean_weight} if entry.kind == "regularizer" else {}),
     }

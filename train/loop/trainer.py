@@ -30,6 +30,8 @@ from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
 
 _LOG_EVERY = 10
 _COLLAPSED = 0.99  # mean cosine between the embeddings of a batch
+_INERT = 0.01  # kernel with the nearest embedding: the gradient is a few per cent of that of the loss
+_INERT_RECORDS = 10  # in a row
 
 
 class Trainer:
@@ -88,6 +90,7 @@ class Trainer:
         )
         self.epoch, self.step, self.best, self.since_best = 0, 0, -1.0, 0
         self.collapsed_at: int | None = None
+        self.inert_records = 0
 
     def _check_steps(self) -> None:
         beyond = [step for step in self.config.checkpoints.at if step > self.total_steps]
@@ -150,6 +153,8 @@ class Trainer:
             lr = self._set_learning_rates()
             labels = torch.from_numpy(self.data.share_labels(batch)).to(device, non_blocking=True)
             pixels = loaded.pixels.to(device, non_blocking=True)
+            ends = loaded.number + 1 == len(batches)
+            self.loss.measures_gradients = ends or (self.step + 1) % _LOG_EVERY == 0
             with self._explain_errors(lr):
                 value, embeddings = self.take_step(pixels, labels, self.step)
             if self.ema is not None:
@@ -157,7 +162,6 @@ class Trainer:
             self.step += 1
             throughput.images += len(batch)
             pending.append(value)
-            ends = loaded.number + 1 == len(batches)
             saves = interruption.requested or (self.step % config.save_every == 0 and not ends)
             if ends or saves or self.step % _LOG_EVERY == 0:  # reading the values waits for the device
                 with self._explain_errors(lr):
@@ -165,6 +169,7 @@ class Trainer:
                 tracker.log(record)
                 pending.clear()
                 progress.update(0, f"epoch {self.epoch + 1}/{config.epochs}, {_status(record)}")
+                self._detect_inert_kernel(record, progress)
                 if ends:
                     self._detect_collapse(record["mean_similarity"], progress)
             progress.update(1)
@@ -238,6 +243,16 @@ class Trainer:
                 f"collapsed: at step {self.step} all embeddings are nearly equal (mean cosine "
                 f"{mean_similarity:.4f}); the hardest negatives can cause this with a triplet loss: mine "
                 "semi-hard ones, use the sct loss, or lower optimizer.lr"
+            )
+
+    def _detect_inert_kernel(self, record: dict[str, Any], progress: Progress) -> None:
+        active = record.get("kernel_active")
+        self.inert_records = self.inert_records + 1 if active is not None and active < _INERT else 0
+        if self.inert_records == _INERT_RECORDS:
+            progress.write(
+                f"inert kernel: up to step {self.step} the kernel of a regularizer is near 0 ({active:.0e}), "
+                "also between nearest embeddings, so it has almost no gradient; raise its sigma, or set "
+                "several, as [0.05, 0.2, 0.8]"
             )
 
     @property

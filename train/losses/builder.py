@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -11,8 +11,9 @@ from retrieval.errors import did_you_mean
 from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.objective import Objective
 from train.losses.registry import Entry, check_parameters, entries, find, require, signature
+from train.losses.view import NormalizationGradient
 
-_PARTS = ("name", "negatives", "mining", "regularizers", "memory")
+_PARTS = ("name", "negatives", "mining", "regularizers", "memory", "normalization_gradient")
 
 
 def build(
@@ -23,9 +24,10 @@ def build(
     Args:
         spec: `name` and the loss's own parameters; `negatives`, the name of a source (with its parameters
             beside it, or both as a mapping); `mining`, the parameters of a miner, or null for none;
-            `regularizers`, a list of mappings with `name`, `weight` (default 1) and own parameters; `memory`,
-            the number of past embeddings to keep (0 for none) or a mapping with `size` and `warmup`. Without
-            `name` there must be regularizers. A name `pml:Class` builds that loss of pytorch-metric-learning.
+            `regularizers`, a list of mappings with `name`, `weight` and own parameters; `memory`, the number
+            of past embeddings to keep (0 for none) or a mapping with `size` and `warmup`;
+            `normalization_gradient`, exact or ignored (see Objective). Without `name` there must be
+            regularizers. A name `pml:Class` builds that loss of pytorch-metric-learning.
         num_classes: Number of training classes; required by losses with proxies and by classifiers.
         embedding_dim: Embedding dimension; required by those and by a memory.
 
@@ -51,15 +53,20 @@ def build(
     name = spec.pop("name", None)
     regularizers = [_regularizer(part, supplied) for part in _list(spec.pop("regularizers", None))]
     memory = _memory(spec.pop("memory", None), embedding_dim)
-    if name is None:
-        if spec:
-            raise ValueError(f"{', '.join(map(repr, spec))} given without the `name` of a loss")
-        return Objective(None, regularizers, memory)
+    gradient = spec.pop("normalization_gradient", "exact")
+    if gradient not in get_args(NormalizationGradient):
+        hint = did_you_mean(str(gradient), get_args(NormalizationGradient))
+        raise ValueError(f"normalization_gradient is {gradient!r}; {hint}")
+    term: nn.Module | None = None
+    if name is None and spec:
+        raise ValueError(f"{', '.join(map(repr, spec))} given without the `name` of a loss")
     if isinstance(name, str) and name.startswith("pml:"):
         from train.losses.pml import build_pml
 
-        return Objective(build_pml(name, spec), regularizers, memory)
-    return Objective(_term(find("loss", name), spec, supplied), regularizers, memory)
+        term = build_pml(name, spec)
+    elif name is not None:
+        term = _term(find("loss", name), spec, supplied)
+    return Objective(term, regularizers, memory, gradient)
 
 
 def _list(parts: Any) -> Sequence[Any]:
@@ -124,7 +131,7 @@ def _regularizer(part: Any, supplied: Mapping[str, int | None]) -> tuple[float, 
         raise ValueError(f"{part!r} is no regularizer; it must be a mapping with `name` and `weight`")
     own = dict(part)
     entry = find("regularizer", own.pop("name"))
-    weight = own.pop("weight", 1.0)
+    weight = own.pop("weight", entry.default_weight(own))
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ValueError(f"weight of regularizer {entry.name!r} is {weight!r}; it must be a number")
     return float(weight), entry.cls(**check_parameters(entry, own, ["weight"]), **_supply(entry, supplied))
@@ -157,6 +164,13 @@ def _memory(given: Any, embedding_dim: int | None) -> CrossBatchMemory | None:
         raise ValueError("a memory stores embeddings; pass embedding_dim to build")
     return CrossBatchMemory(embedding_dim=embedding_dim, **own) if own["size"] else None
 
+
+_OF_EVERY_LOSS = """Of every loss
+
+regularizers: List of the regularizers above, each with its `weight`.
+memory: Number of embeddings of past batches that are compared, too (cross-batch memory); 0 for none.
+normalization_gradient: exact, or ignored to use the gradient by the unit vectors as that of the embeddings \
+(SCT, section 4); refused by losses on raw embeddings."""
 
 TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
 
@@ -202,4 +216,5 @@ def describe(*wanted: str) -> str:
         kind: Names({name: entry for name, entry in of_kind.items() if not wanted or name in wanted})
         for kind, of_kind in known.items()
     }
-    return "\n\n".join(f"{TITLES[kind]}\n\n{of_kind}" for kind, of_kind in chosen.items() if of_kind)
+    parts = [f"{TITLES[kind]}\n\n{of_kind}" for kind, of_kind in chosen.items() if of_kind]
+    return "\n\n".join(parts if wanted else [*parts, _OF_EVERY_LOSS])

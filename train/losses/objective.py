@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from train.losses.checks import check_batch, check_finite
 from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.ops import masked_mean, ratio
-from train.losses.view import Table, View
+from train.losses.view import NormalizationGradient, Table, View
 
 
 class Objective(nn.Module):
@@ -29,6 +29,22 @@ class Objective(nn.Module):
             of the triplets or pairs, synthetic_share of the points that a source of negatives selected,
             transport_cost, transport_iterations, transport_error, transport_converged, and kernel_active
             (`mmd-laplacian`).
+        measures_gradients: Also report gradient_ratio, the norm of the gradient of the weighted regularizers
+            over that of the loss, both with respect to the embeddings. This costs a second backward pass of
+            the loss and of the regularizers, not of the network; the trainer does it in the steps it logs.
+
+    Args:
+        term: The loss; None for the regularizers alone.
+        regularizers: Weights and regularizers.
+        memory: Cross-batch memory, or None.
+        normalization_gradient: Exact, or ignored: the value is that of the unit vectors z, and dL/dz, with L
+            a function of their cosines, is used as the gradient by the raw embeddings. This is the update
+            that SCT analyses as its first problem: its part along z changes the length alone, and is lost
+            when the vectors are normalised again.
+
+    Raises:
+        ValueError: Nothing to minimise, a memory without effect, or an ignored normalization that the loss
+            does not have.
     """
 
     def __init__(
@@ -36,12 +52,16 @@ class Objective(nn.Module):
         term: nn.Module | None,
         regularizers: Sequence[tuple[float, nn.Module]] = (),
         memory: CrossBatchMemory | None = None,
+        normalization_gradient: NormalizationGradient = "exact",
     ) -> None:
         super().__init__()
         if term is None and not regularizers:
             raise ValueError("an objective needs a loss or a regularizer")
         if memory is not None and not getattr(term, "uses_references", term is not None):
             raise ValueError("memory: this objective compares no samples, so a memory has no effect")
+        if normalization_gradient == "ignored":
+            _require_normalized(term, [module for _, module in regularizers])
+        self.normalization_gradient = normalization_gradient
         self.term = term
         self.regularizers = nn.ModuleList(module for _, module in regularizers)
         self.weights = [weight for weight, _ in regularizers]
@@ -50,6 +70,7 @@ class Objective(nn.Module):
         wide = bool(getattr(getattr(term, "negatives", None), "wide", False))
         self._precision = torch.float64 if wide else torch.float32
         self.diagnostics: dict[str, Tensor] = {}
+        self.measures_gradients = False
 
     def forward(
         self,
@@ -88,7 +109,13 @@ class Objective(nn.Module):
             if references is not None:
                 references = (references[0].to(dtype), references[1], references[2])
                 check_finite(references[0], "ref_embeddings")
-            view = View(points, labels, *(references or ()), paired=self.paired)
+            view = View(
+                points,
+                labels,
+                *(references or ()),
+                paired=self.paired,
+                normalization_gradient=self.normalization_gradient,
+            )
             value = self.evaluate(view)
         if self.memory is not None and self.training:
             self.memory.write(embeddings, labels)
@@ -97,10 +124,14 @@ class Objective(nn.Module):
 
     def evaluate(self, view: View) -> Tensor:
         """Return the objective of a view."""
-        value: Tensor | None = None if self.term is None else self.term(view)
+        loss: Tensor | None = None if self.term is None else self.term(view)
+        penalty: Tensor | None = None
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
             term = weight * regularizer(view)
-            value = term if value is None else value + term
+            penalty = term if penalty is None else penalty + term
+        if self.measures_gradients and loss is not None and penalty is not None:
+            view.report["gradient_ratio"] = _gradient_ratio(penalty, loss, view.embeddings)
+        value = loss if penalty is None else penalty if loss is None else loss + penalty
         with torch.no_grad():
             table = view.within
             view.report["mean_positive"] = masked_mean(table.cosine, table.positive)
@@ -138,6 +169,29 @@ class Objective(nn.Module):
         usable = torch.cat([torch.ones_like(given[1], dtype=torch.bool), usable])
         points = torch.cat([given[0], stored.to(given[0].dtype)])
         return points, torch.cat([given[1], stored_labels]), usable
+
+
+def _require_normalized(term: nn.Module | None, regularizers: Sequence[nn.Module]) -> None:
+    """Raise ValueError unless the loss, or without one a regularizer, compares unit vectors."""
+    # Modules without the attribute compare cosines.
+    measures = [getattr(module, "measure", "cosine") for module in ([term] if term else regularizers)]
+    if "cosine" not in measures:
+        raise ValueError(
+            "normalization_gradient is 'ignored', but this objective compares raw embeddings, which are not "
+            "normalised; leave it out or choose a loss on unit vectors, as triplet-nca"
+        )
+
+
+def _gradient_ratio(penalty: Tensor, loss: Tensor, embeddings: Tensor) -> Tensor:
+    """Return |gradient of the penalty| / |gradient of the loss|; 0 if neither depends on the embeddings."""
+    norms = []
+    for value in (penalty, loss):
+        gradient = None
+        if value.requires_grad and embeddings.requires_grad:
+            (gradient,) = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
+        norms.append(value.new_zeros(()) if gradient is None else gradient.norm())
+    # Finite, and huge, where the loss alone has no gradient.
+    return norms[0] / norms[1].clamp(min=torch.finfo(embeddings.dtype).tiny ** 0.5)
 
 
 def _hard_anchor_share(table: Table) -> Tensor:

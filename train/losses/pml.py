@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import did_you_mean
-from train.losses.view import View
+from train.losses.view import Measure, View
 
 
 class PMLTerm(nn.Module):
     """Loss of pytorch-metric-learning as a term of an objective."""
 
     paired = False
+    measure: Measure = "dot"  # takes raw embeddings; whether it normalises them is up to it
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()

@@ -42,6 +42,7 @@ class Entry:
         mining: Accepted miners.
         default_mining: Miner used if the specification names none.
         refusal: Reason why other sources or miners are not accepted.
+        mean_weight: For a regularizer that takes `classes`: its default weight with `classes: mean`.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Entry:
     mining: tuple[str, ...] = ()
     default_mining: Mapping[str, Any] | None = None
     refusal: str = ""
+    mean_weight: float | None = None
 
     def __str__(self) -> str:
         parameters = ", ".join(f"{name}={p}" for name, p in self.parameters.items())
@@ -64,7 +66,14 @@ class Entry:
             lines.append(
                 f"negatives: {', '.join(self.negatives)}; mining: {', '.join(self.mining) or 'none'}"
             )
+        if self.kind == "regularizer":
+            mean = "" if self.mean_weight is None else f"; {self.mean_weight:g} with classes: mean"
+            lines.append(f"default weight: 1{mean}")
         return "\n    ".join(lines)
+
+    def default_weight(self, given: Mapping[str, Any]) -> float:
+        """Return the weight of a regularizer with these parameters if the specification names none."""
+        return self.mean_weight if self.mean_weight is not None and given.get("classes") == "mean" else 1.0
 
 
 _ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining": {}, "regularizer": {}}

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from train.losses.checks import check_classes
 from train.losses.ops import masked_sum, ratio
 from train.losses.registry import register
-from train.losses.view import View
+from train.losses.view import Measure, View
 
 
 @register("regularizer", "cross-entropy", source="DCDL (2022), section 5")
@@ -17,6 +17,8 @@ class CrossEntropy(nn.Module):
 
     The classifier is a parameter of the module; labels must be 0 .. num_classes - 1.
     """
+
+    measure: Measure = "dot"
 
     def __init__(self, *, num_classes: int, embedding_dim: int) -> None:
         super().__init__()

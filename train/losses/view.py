@@ -11,6 +11,8 @@ from torch import Tensor
 from train.losses.ops import ratio, safe_sqrt
 from train.losses.pairs import PairLayout, alternate_pairs
 
+NormalizationGradient = Literal["exact", "ignored"]
+
 Measure = Literal["cosine", "distance", "dot"]
 """Similarity measure: the cosine, minus half the squared distance of the raw embeddings (so that squared
 distances are -2 times it), or the dot product of the raw embeddings."""
@@ -52,6 +54,11 @@ def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
     directed = square > torch.finfo(x.dtype).tiny
     norm = torch.where(directed, square, 1.0).sqrt()
     return x * torch.where(directed, 1 / norm, 0.0)[:, None], torch.where(directed, norm, 0.0)
+
+
+def as_if_unit(unit: Tensor, x: Tensor) -> Tensor:
+    """Return the unit vectors with the identity as their derivative by x: dL/dx is dL/dz (SCT, section 4)."""
+    return unit.detach() + (x - x.detach())
 
 
 class _SelfProduct(torch.autograd.Function):
@@ -168,6 +175,7 @@ class View:
         usable: [M] bool; references marked False are ignored.
         paired: Also form the alternate pairs.
         cosine: [B, B] similarities to use instead of those of the embeddings.
+        normalization_gradient: Exact, or ignored: the gradient by the unit vectors is that of the embeddings.
     """
 
     def __init__(
@@ -180,6 +188,7 @@ class View:
         *,
         paired: bool = False,
         cosine: Tensor | None = None,
+        normalization_gradient: NormalizationGradient = "exact",
     ) -> None:
         self.embeddings, self.labels = embeddings, labels
         self.batch, self.dim = embeddings.shape
@@ -198,6 +207,8 @@ class View:
         self.usable = usable  # [C] bool, or None for all
         self._layout = alternate_pairs(point_labels, self.batch, usable) if paired else None
         unit, norm = normalize(points)
+        if normalization_gradient == "ignored":
+            unit = as_if_unit(unit, points)
         place = torch.arange(len(points), device=points.device)
         samples = Samples(place, point_labels, norm, usable)
         self.unit = unit[: self.batch]
