@@ -104,7 +104,9 @@ class SweepPlan:
 
     def swept_number(self) -> SweptNumber | None:
         """Return the setting that the variants differ in: the only one, a number, of at least 3 variants."""
-        found = {name: settings.setting_values(config) for name, config in self.configs().items()}
+        # The unchanged recipe has published values, which its variants have not.
+        configs = {n: c.model_copy(update={"published": None}) for n, c in self.configs().items()}
+        found = {name: settings.setting_values(config) for name, config in configs.items()}
         settings_of_all = dict.fromkeys(key for values in found.values() for key in values)
         differing = [
             key for key in settings_of_all if len({values.get(key) for values in found.values()}) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ import pytest
 
 from retrieval.cli import cli
 from tests.conftest import lookalike_here
+from train import settings
 from train.analysis.paper_figures import FIGURES, figures_page
 
 COMMANDS = [command for figure in FIGURES for command in figure.commands]
@@ -32,8 +34,10 @@ def test_commands_and_their_options_exist(line: str) -> None:
         assert found is not None, words[0]
         command, words = found, words[1:]
     command.make_context(command.name, words)  # parses without running
-    files = [word for word in words if word.startswith("docs/")]
-    assert all(Path(file).is_file() for file in files)
+    assert all(Path(word).is_file() for word in words if word.startswith("docs/"))
+    for option, word in pairwise(words):
+        if option == "--recipe":
+            settings.read_recipe(word)
 
 
 def test_figures_are_listed_once_and_explained() -> None:

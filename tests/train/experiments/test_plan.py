@@ -175,3 +175,12 @@ def test_swept_number_is_the_only_difference(
         assert found is not None
         assert found.setting == setting
         assert found.values == dict(zip("abc", values, strict=True))
+
+
+def test_swept_number_of_a_published_recipe() -> None:
+    """The unchanged recipe has published values, which its changed variants have not."""
+    experiment = Experiment("cars196:none", "symm/table2/symm-n-pair-cars196")
+    changes = ["a", "b:loss.l2_reg=0.01", "c:loss.l2_reg=0.02"]
+    found = SweepPlan(experiment, parse_variants(changes), (0,), "a").swept_number()
+    assert found is not None
+    assert found.setting == "loss.l2_reg"
