@@ -110,6 +110,22 @@ def test_batch_norm_statistics_are_updated_once() -> None:
     torch.testing.assert_close(chunked["body.1.running_mean"], model.body[1].running_mean)
 
 
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_embeddings_are_those_of_the_step_and_change_nothing(chunk: int | None) -> None:
+    model, loss, optimizer = parts(SPECS[1], nn.BatchNorm2d(6), nn.Dropout(0.5))
+    step = Step(model, loss, optimizer, HERE, chunk=chunk)
+    before = copy.deepcopy(model.state_dict())
+    embeddings = step.embed(pixels(), 7)
+    assert not embeddings.requires_grad
+    for name, value in model.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert torch.equal(value, before[name]), name
+    assert not torch.equal(embeddings, step.embed(pixels(), 8))  # other dropout
+    _, of_step = step(pixels(), LABELS, 7)
+    torch.testing.assert_close(embeddings, of_step)
+    assert not torch.equal(embeddings, step.embed(pixels(), 7))  # the step has been taken
+
+
 def test_only_the_network_uses_half_precision() -> None:
     seen = []
     model, loss, optimizer = parts(SPECS[0])
