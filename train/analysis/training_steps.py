@@ -23,7 +23,7 @@ from train.config import Config
 from train.data import DataSet
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates
 from train.loop.process_group import ProcessGroup, join_process_group
-from train.loop.run_folder import initial_model
+from train.loop.run_folder import Run, initial_model
 from train.loop.step import Step
 from train.loop.training_data import TrainingData
 from train.losses import Objective
@@ -91,19 +91,22 @@ def training_steps(
     specs: Mapping[str, str],
     at: Sequence[int],
     *,
+    checkpoint: tuple[Run, str] | None = None,
     show_progress: bool = False,
 ) -> list[BatchStep]:
     """Train one network per loss side by side and record the given steps.
 
-    All networks start with the initial weights of a run with this configuration, and take its batches and its
-    optimizer. Only the loss differs. The embeddings are those of training mode: batch norms use the
-    statistics of the batch.
+    All networks start with the initial weights of a run with this configuration, or with those of a
+    checkpoint, and take the batches of the run that follow. The optimizer is that of the run, with a new
+    state. Only the loss differs. The embeddings are those of training mode: batch norms use the statistics of
+    the batch.
 
     Args:
         config: Configuration of a run.
         dataset: Its data set.
         specs: Specifications of the losses, by name.
-        at: Numbers of the steps to record, from 0.
+        at: Numbers of the steps to record, counted from the first one, 0.
+        checkpoint: Run, and the name of its checkpoint to start from; `None` for the initial weights.
         show_progress: Report progress on stderr.
 
     Returns:
@@ -115,29 +118,37 @@ def training_steps(
     if min(at) < 0:
         raise InputError(f"step {min(at)}: steps are numbered from 0; give 0 or more")
     group = join_process_group(config.device)
+    first = checkpoint[0].checkpoint_state(checkpoint[1])["step"] if checkpoint else 0
+    wanted = {first + number for number in at}
     found: dict[str, list[BatchStep]] = {name: [] for name in specs}
     with TemporaryDirectory() as folder:
         data = TrainingData(dataset, config, group, Path(folder))
         size = config.model.embedding_dim
         losses = read_losses(tuple(specs.values()), num_classes=data.classes, embedding_dim=size)
-        trained = {name: _build_step(config, of.loss, group) for name, of in zip(specs, losses, strict=True)}
-        last, per_epoch = max(at), data.sampler.per_epoch
+        steps = {
+            name: _build_step(config, of.loss, group, checkpoint)
+            for name, of in zip(specs, losses, strict=True)
+        }
+        last, per_epoch = first + max(at), data.sampler.per_epoch
         epochs = max(config.epochs, last // per_epoch + 1)  # a run may have fewer, even none
-        with Progress("training", last + 1, "steps", show=show_progress) as progress:
-            for number, (pixels, labels) in enumerate(_batches(data, group, last + 1)):
+        with Progress("training", last + 1 - first, "steps", show=show_progress) as progress:
+            for number, pixels, labels in _batches(data, group, first, last):
                 factor = rate_factor(config.schedule, number, per_epoch, epochs)
-                for name, step in trained.items():
+                for name, step in steps.items():
                     set_learning_rates(step.optimizer, factor)
                     value, embeddings = step(pixels, labels, number)
-                    if number in at:
+                    if number in wanted:
                         after = step.embed(pixels, number)
                         found[name].append(_compare(name, number, value, labels, embeddings, after))
                 progress.update(1)
-    return [one for steps in found.values() for one in steps]
+    return [one for recorded in found.values() for one in recorded]
 
 
-def _build_step(config: Config, loss: Objective, group: ProcessGroup) -> Step:
-    model, loss = initial_model(config).to(group.device), loss.to(group.device)
+def _build_step(
+    config: Config, loss: Objective, group: ProcessGroup, checkpoint: tuple[Run, str] | None
+) -> Step:
+    model = initial_model(config) if checkpoint is None else checkpoint[0].trained(checkpoint[1]).train()
+    model, loss = model.to(group.device), loss.to(group.device)
     optimizer = build_optimizer(model, loss, config.optimizer)
     return Step(
         model,
@@ -150,15 +161,21 @@ def _build_step(config: Config, loss: Objective, group: ProcessGroup) -> Step:
     )
 
 
-def _batches(data: TrainingData, group: ProcessGroup, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pixels and labels of the first batches of a run, on the device."""
-    loader = data.loader()
+def _batches(
+    data: TrainingData, group: ProcessGroup, first: int, last: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield number, pixels and labels of the batches of a run from the first to the last, on the device."""
+    loader, per_epoch = data.loader(), data.sampler.per_epoch
     try:
-        for epoch in range(-(-count // data.sampler.per_epoch)):
-            batches = list(data.sampler.epoch(epoch))[: count - epoch * data.sampler.per_epoch]
-            for loaded in loader.epoch(epoch, batches):
+        for epoch in range(first // per_epoch, last // per_epoch + 1):
+            batches = list(data.sampler.epoch(epoch))[: last + 1 - epoch * per_epoch]
+            for loaded in loader.epoch(epoch, batches, max(0, first - epoch * per_epoch)):
                 labels = torch.from_numpy(data.share_labels(batches[loaded.number]))
-                yield loaded.pixels.to(group.device), labels.to(group.device)
+                yield (
+                    epoch * per_epoch + loaded.number,
+                    loaded.pixels.to(group.device),
+                    labels.to(group.device),
+                )
     finally:
         loader.close()
 

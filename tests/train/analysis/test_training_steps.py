@@ -18,7 +18,8 @@ from train import losses, settings
 from train.analysis.training_steps import HN_SHN_SCT, training_steps
 from train.config import Config
 from train.loop.process_group import ProcessGroup
-from train.loop.run_folder import initial_model
+from train.loop.run_folder import Run, initial_model
+from train.loop.trainer import Trainer
 from train.loop.training_data import TrainingData
 
 SETTINGS = {
@@ -103,6 +104,23 @@ def test_all_losses_start_from_the_same_embeddings_and_differ_later() -> None:
     assert len({one.before.tobytes() for one in later}) == 3
 
 
+def test_steps_from_a_checkpoint_continue_the_run(tmp_path: Path) -> None:
+    """Without momentum, a run of 2 + 2 steps equals one of 4, also in its second epoch."""
+    config = configuration(
+        optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.0},
+        loss={"name": "sct"},
+        batch=SETTINGS["batch"] | {"per_epoch": 2},  # type: ignore[operator]
+        epochs=1,
+    )
+    dataset = data_sets.load("digits")
+    Trainer(Run.start(tmp_path, config), dataset).train()
+    (expected,) = training_steps(config, dataset, {"sct": "sct"}, [3])
+    checkpoint = (Run.open(tmp_path), "last")
+    (found,) = training_steps(config, dataset, {"sct": "sct"}, [1], checkpoint=checkpoint)
+    assert found.step == expected.step == 3
+    np.testing.assert_allclose(found.after, expected.after, atol=1e-4)
+
+
 def test_negative_steps_are_refused() -> None:
     with pytest.raises(InputError, match="step -1: steps are numbered from 0"):
         training_steps(configuration(), data_sets.load("digits"), HN_SHN_SCT, [-1, 2])
@@ -130,5 +148,7 @@ def test_step_command(tmp_path: Path) -> None:
         (("--loss", "raw") * 5, "at most 4"),
         (("--at", "1.5"), "expected whole numbers"),
         (("--at", "x"), "expected numbers"),
+        (("--which", "last"), "no such checkpoint"),
+        (("--which", "last", "--set", "model.embedding_dim=3"), "leave the settings of model"),
     ):
         assert message in lookalike_here(*words, *more, code=2).stderr

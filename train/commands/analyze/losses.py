@@ -120,27 +120,41 @@ def _parse_numbers(option: str, given: str) -> list[float]:
     default="0,4,8,12",
     show_default=True,
     metavar="N[,N...]",
-    help="Steps to draw, from 0; one column each, at most 4.",
+    help="Steps to draw, counted from 0; one column each, at most 4.",
+)
+@click.option(
+    "--which",
+    metavar="best|last|STEP",
+    help="Checkpoint of the run to start from; by default its initial weights.",
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
 )
-def step(run: Path, data: str | None, specs: tuple[str, ...], at: str, overrides: tuple[str, ...]) -> Drawing:
+def step(
+    run: Path,
+    data: str | None,
+    specs: tuple[str, ...],
+    at: str,
+    which: str | None,
+    overrides: tuple[str, ...],
+) -> Drawing:
     """Draw how one training step of a loss moves images.
 
     SCT, fig. 5. For each loss, a network with the initial weights of the run takes the run's first steps,
     with its batches and its optimizer. A triplet is an image of the batch, its most similar image of the
     same class and its most similar image of another class. x: cosine with the positive. y: cosine with the
-    negative. Red is before the step, blue is the same triplet after it. Hard triplets are above the diagonal.
+    negative. Orange is before the step, blue is the same triplet after it. Hard triplets are above the
+    diagonal; their share after the step is that of the same triplets, and that of the triplets mined again.
 
     The default losses are NCA triplets with hard negatives (HN) and with semi-hard negatives (SHN), and
-    selectively contrastive triplets (SCT). With hard negatives all images may move towards (1, 1), since the
-    network moves similar images together; compare `analyze gradients`, which moves them freely.
+    selectively contrastive triplets (SCT). With hard negatives all images may move towards (1, 1): a network
+    moves similar images together. `analyze gradients` shows the steps without a network. The released code
+    of SCT has a temperature of 0.1, which makes the steps ten times larger.
 
     \b
       lookalike train --data folder:shop --set epochs=0 --out run
       lookalike analyze step run --out fig5.svg
-      lookalike analyze step run --set optimizer.lr=1e-3 --loss sct --loss raw --at 0,10,20 --out step.svg
+      lookalike analyze step run --loss "{name: sct, temperature: 0.1}" --at 0,10,20 --out step.svg
     """
     from train import data as data_sets
     from train import settings
@@ -153,10 +167,20 @@ def step(run: Path, data: str | None, specs: tuple[str, ...], at: str, overrides
     if any(number != int(number) for number in numbers):
         raise InputError(f"--at {at}: expected whole numbers, as in 0,4,8,12")
     changes = settings.parse_changes(overrides)
-    config = settings.configure(data, str(Run.open(run).folder / "config.yaml"), changes)
+    opened = Run.open(run)
+    config = settings.configure(data, str(opened.folder / "config.yaml"), changes)
+    if which is not None and config.model != opened.config.model:
+        raise InputError("--which: the checkpoint is of the run's network; leave the settings of model as is")
     dataset = data_sets.load(config.data)
     losses = {spec: spec for spec in specs} or analysis.HN_SHN_SCT
-    steps = analysis.training_steps(config, dataset, losses, list(map(int, numbers)), show_progress=True)
+    steps = analysis.training_steps(
+        config,
+        dataset,
+        losses,
+        list(map(int, numbers)),
+        checkpoint=None if which is None else (opened, which),
+        show_progress=True,
+    )
     table = [["loss", "step", "hard", "→", "mined again", "cosine with positive", "→", "with negative", "→"]]
     table += [_step_row(one.to_dict()) for one in steps]
     return Drawing(
