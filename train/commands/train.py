@@ -73,6 +73,7 @@ def train(
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
     from train.experiments import linear_probe
+    from train.experiments.recipe_fit import check_recipe_fits
     from train.loop.process_group import join_process_group
     from train.loop.run_folder import Run
     from train.loop.trainer import Trainer
@@ -80,6 +81,7 @@ def train(
     if resume:
         config = Run.open(out).config
         images = data_sets.load(config.data)
+    check_recipe_fits(recipe, config, images)
     linear_probe.check_before_training(config, images)
     group = join_process_group(config.device)
     if group.is_main and not resume:

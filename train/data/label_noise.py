@@ -34,18 +34,26 @@ def with_wrong_labels(
     Only `label` changes; `coarse` keeps the true value.
 
     Raises:
-        InputError: There is only one class.
+        InputError: There is only one class, or no class has a transition.
     """
     classes = sorted({image.label for image in images})
     if not config.rate or not images:
         return list(images)
     if len(classes) < 2:
-        raise InputError(f"noise.rate={config.rate:g} needs at least two classes, there is {len(classes)}")
+        raise InputError(
+            f"noise.rate={config.rate:g}: wrong labels need two classes, got {len(classes)}; set it to 0"
+        )
     random = np.random.default_rng([seed, _STREAM])
     if config.kind == "symmetric":
         given = _symmetric(images, classes, config, random)
     else:
-        given = _asymmetric(images, _targets(classes, transitions), config.rate, random)
+        targets = _targets(classes, transitions)
+        if not targets:
+            raise InputError(
+                f"noise.kind=asymmetric: none of the {len(classes)} classes is mistaken for another here; "
+                "set noise.kind=symmetric"
+            )
+        given = _asymmetric(images, targets, config.rate, random)
     return [
         dataclasses.replace(image, label=given[i]) if i in given else image for i, image in enumerate(images)
     ]

@@ -43,8 +43,12 @@ def check_before_training(config: Config, dataset: DataSet) -> None:
         InputError: It can be measured on neither.
     """
     holds_out = config.split.by == "images" and (config.split.validation or config.split.folds)
-    if config.linear_probe is not None and not holds_out:
-        check_closed_set(dataset)
+    problem = _open_set_problem(dataset)
+    if config.linear_probe is not None and not holds_out and problem:
+        raise InputError(
+            f"{dataset.name}: {problem}; set linear_probe=null, or hold out images with split.by=images and "
+            "split.validation=0.1"
+        )
 
 
 def probe_labels(config: Mapping[str, Any], dataset: DataSet) -> ProbeLabels | None:

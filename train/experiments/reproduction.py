@@ -14,6 +14,7 @@ from retrieval.files import now, write_texts
 from retrieval.metrics.statistics import Summary, summarize
 from retrieval.reports.text_tables import mean_and_std
 from train import data, settings
+from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.sweep import SweepTrial, run_trials
 from train.recipes import BY_COARSE, RecipeRow, column_title
 from train.settings import Changes, data_set_name
@@ -128,10 +129,13 @@ def run_rows(
 
     for name, of_data in trials.items():
         log(f"{specs[name]}: {text.pluralize(len(of_data), 'run')}")
+        dataset = data.load(specs[name])
+        for trial in of_data:
+            check_recipe_fits(trial.row.name, trial.config, dataset)
         run_trials(
             folder / name,
             of_data,
-            data.load(specs[name]),
+            dataset,
             lambda: collect().save(folder),
             log,
             show_progress=show_progress,

@@ -24,6 +24,7 @@ from train.experiments.comparison import Outcome, SweepComparison, compare_varia
 from train.experiments.evaluation import evaluate_target
 from train.experiments.linear_probe import check_closed_set
 from train.experiments.plan import SweepPlan
+from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.trainer import Trainer
@@ -111,6 +112,8 @@ def run_sweep(
         for name in plan.variants
     ]
     dataset = data.load(plan.experiment.config().data)
+    for config in configs.values():
+        check_recipe_fits(plan.experiment.recipe, config, dataset)
 
     def save() -> None:
         plan.save(folder)

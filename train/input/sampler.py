@@ -36,7 +36,10 @@ class ClassBatchSampler:
         self._labels = labels
         self._of_class = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=-1)) + 1)]
         if len(self._of_class) < 2:
-            raise InputError(f"training needs images of at least two classes, got {len(self._of_class)}")
+            raise InputError(
+                f"training needs images of two classes or more, got {len(self._of_class)}; add classes, or "
+                "hold out fewer (split.validation)"
+            )
         self.classes = min(config.classes, len(self._of_class))
         self.per_class = config.per_class
         self._layout = config.layout

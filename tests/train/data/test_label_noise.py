@@ -121,8 +121,13 @@ def test_zero_rate_changes_nothing_and_one_class_is_refused() -> None:
     before = images(["a", "a"])
     assert with_wrong_labels(before, NoiseConfig(kind="symmetric", rate=0.0), 0, {}) == before
     for kind in ("symmetric", "asymmetric"):
-        with pytest.raises(InputError, match=r"noise\.rate=0\.5 needs at least two classes"):
+        with pytest.raises(InputError, match=r"noise\.rate=0\.5: wrong labels need two classes, got 1"):
             with_wrong_labels(before, NoiseConfig(kind=kind, rate=0.5), 0, {})
+
+
+def test_asymmetric_noise_without_a_class_to_replace_is_refused() -> None:
+    with pytest.raises(InputError, match=r"noise\.kind=asymmetric: none of the 2 classes .* set noise\.kind"):
+        with_wrong_labels(images(["a", "b"]), NoiseConfig(kind="asymmetric", rate=0.5), 0, {"c": "a"})
 
 
 def test_noise_file_lists_the_wrong_labels_only(tmp_path: Path) -> None:
