@@ -126,14 +126,15 @@ FIGURES = (
         "5",
         "hard negative triplets of a batch before and after steps 0, 4, 8 and 12 under HN, SHN and SCT",
         ("lookalike analyze step RUN --at 0,4,8,12 --out step.svg",),
+        "trains the three networks itself, from the initial weights of RUN",
     ),
     PaperFigure(
         "SCT",
         "6",
         "left: share of hard triplets in a batch; right: Recall@1",
         ("lookalike analyze training RUN... --out training.svg",),
-        "left: the share of anchors whose hardest negative in the batch is closer than their easiest "
-        "positive, in every tenth batch",
+        "left: anchors whose hardest negative in the batch is closer than their easiest positive, in every "
+        "tenth batch; right: the panels of Recall@1, with the setting `watch` also of test images",
     ),
     PaperFigure(
         "SCT",
@@ -151,8 +152,8 @@ FIGURES = (
     PaperFigure(
         "SCT",
         "9",
-        "gradient fields of the NCA and the margin loss",
-        ("lookalike analyze gradients --loss nca --loss margin --entanglement 0.5,1 --out gradients.svg",),
+        "gradient fields of the NCA and the margin loss, without and with entanglement",
+        ("lookalike analyze gradients --loss nca --loss margin --out gradients.svg",),
     ),
     PaperFigure(
         "RAW",

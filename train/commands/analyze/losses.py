@@ -67,7 +67,7 @@ def gradients(
 
     \b
       lookalike analyze gradients --out fig2.svg
-      lookalike analyze gradients --loss nca --loss margin --entanglement 0.5,1 --out fig9.svg
+      lookalike analyze gradients --loss nca --loss margin --out fig9.svg
       lookalike analyze gradients --loss nca --loss sct --gamma 0,0.7 --out sct.svg
     """
     from train.analysis.gradients import TripletStep, field_size, gradient_field, gradient_field_figure
