@@ -183,6 +183,28 @@ FIGURES = (
     ),
     PaperFigure(
         "Symm",
+        "4",
+        "Recall@1 over training for other angles and lengths of the mirrored point",
+        (
+            "lookalike sweep --data cars196:ROOT --recipe symm/table2/symm-n-pair-cars196 "
+            "--variants docs/figures/symm-figure4.yaml --baseline n-pair "
+            "--set 'watch={split: test, every: 500}' --out DIR",
+        ),
+        "DIR/curves.svg",
+    ),
+    PaperFigure(
+        "Symm",
+        "5",
+        "Recall@1 over training with the k-th hardest pair of points",
+        (
+            "lookalike sweep --data cars196:ROOT --recipe symm/table2/symm-n-pair-cars196 "
+            "--variants docs/figures/symm-figure5.yaml --baseline n-pair "
+            "--set 'watch={split: test, every: 500}' --out DIR",
+        ),
+        "DIR/curves.svg; the paper does not print its values of k",
+    ),
+    PaperFigure(
+        "Symm",
         "6",
         "Recall@1 of images and synthetic points, over training",
         (

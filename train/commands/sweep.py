@@ -69,7 +69,8 @@ def sweep(
     DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline, the
     seconds of a training step and a figure; DIR/results.json has all numbers; DIR/NAME/seed-0 is an ordinary
     run. If at least three variants differ in one number only, such as a margin, the figure also has a curve
-    of Recall@1 over this number.
+    of Recall@1 over this number. If `watch` is set, DIR/curves.svg has Recall@1 of the watched images over
+    training; docs/figures has the variants of two figures of a paper.
     """
     from train import settings
     from train.experiments.comparison import sweep_table

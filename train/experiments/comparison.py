@@ -18,6 +18,7 @@ from retrieval.files import now, write_texts
 from retrieval.metrics.statistics import Summary, Welch, summarize
 from retrieval.reports.figures import COLOURS, render_figure
 from retrieval.reports.text_tables import mean_and_std, p_value, points
+from train.experiments.curves import WatchedCurve, watched_figure
 from train.experiments.plan import SweptNumber
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class SweepComparison:
         notes: Remarks for readers, one sentence each.
         bad_files: Path and reason of each image that could not be read and was left out of some run.
         swept: The setting that the variants differ in, if it is the only one and a number.
+        curves: Recall@1 of watched images over training; empty if none were watched.
     """
 
     data: str
@@ -117,6 +119,7 @@ class SweepComparison:
     notes: list[str]
     bad_files: list[tuple[str, str]]
     swept: SweptNumber | None = None
+    curves: list[WatchedCurve] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -137,13 +140,16 @@ class SweepComparison:
             "notes": self.notes,
             "bad_files": self.bad_files,
             "swept": None if self.swept is None else asdict(self.swept),
+            "curves": [curve.to_dict() for curve in self.curves],
         }
 
     def save(self, folder: Path) -> None:
-        """Write results.json, results.md and, once a run is finished, results.svg."""
+        """Write results.json, results.md, results.svg once a run is finished, and curves.svg if any."""
         files = {"results.json": json.dumps(self.to_dict(), indent=2), "results.md": sweep_markdown(self)}
         if any(row.recalls for row in self.rows):
             files["results.svg"] = sweep_figure(self)
+        if self.curves:
+            files["curves.svg"] = watched_figure(self.curves)
         write_texts(folder, files)
 
 
@@ -206,6 +212,8 @@ def sweep_markdown(comparison: SweepComparison) -> str:
     lines += [paragraph for note in _notes(comparison) for paragraph in (note, "")]
     if any(row.recalls for row in comparison.rows):
         lines += ["![Recall@1 of every run](results.svg)", ""]
+    if comparison.curves:
+        lines += ["![Recall@1 of the watched images over training](curves.svg)", ""]
     for row in comparison.rows:
         lines.append(f"- **{row.name}**: {', '.join(f'`{c}`' for c in row.changes) or 'nothing changed'}")
     return "\n".join([*lines, "", "```sh", comparison.command, "```", ""])

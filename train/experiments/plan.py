@@ -245,8 +245,8 @@ def parse_variants(texts: Sequence[str], file: Path | None = None) -> dict[str, 
 
     Args:
         texts: Values of --variant: NAME, NAME:key=value, or NAME:key=value;key=value.
-        file: YAML file, name -> settings, nested or with dots in their names. A `loss` with a `name` replaces
-            the experiment's loss; without one it changes some of its keys.
+        file: YAML file, name -> settings, nested or with dots in their names. A `loss` (or `loss.negatives`
+            and the like) with a `name` replaces the experiment's; without one it changes some of its keys.
 
     Raises:
         InputError: A text or a file that cannot be parsed.
@@ -291,7 +291,8 @@ def _flat(values: Mapping[str, Any]) -> Changes:
     """Return nested settings with dotted names; a section changes only the keys that it names."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and not (key == "loss" and "name" in value):
+        names_part = str(key).partition(".")[0] == "loss" and isinstance(value, Mapping) and "name" in value
+        if isinstance(value, Mapping) and not names_part:
             found |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
             found[str(key)] = value

@@ -21,6 +21,7 @@ from train import data, settings
 from train.config import Config
 from train.data import DataSet
 from train.experiments.comparison import Outcome, SweepComparison, compare_variants
+from train.experiments.curves import watched_curves
 from train.experiments.evaluation import evaluate_target
 from train.experiments.linear_probe import check_closed_set
 from train.experiments.plan import SweepPlan
@@ -249,6 +250,9 @@ def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Swe
         notes=list(notes),
         bad_files=sorted({bad for report in reports for bad in report.bad_files}),
         swept=plan.swept_number(),
+        curves=watched_curves(
+            {name: [Run(t.folder).watched() for t in trials if t.variant == name] for name in plan.variants}
+        ),
     )
 
 

@@ -47,6 +47,17 @@ def test_loss_with_a_name_replaces_the_experiment_loss(tmp_path: Path) -> None:
     assert DIGITS.config(found["plain"]) == DIGITS.config()
 
 
+def test_part_of_a_loss_with_a_name_replaces_that_part(tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text(
+        "far: {loss.negatives: {name: symmetric, alpha: 2.5}}\nnested: {loss: {negatives: {name: batch}}}\n"
+    )
+    found = parse_variants([], file)
+    base = {"name": "triplet", "margin": 0.4}
+    assert DIGITS.config(found["far"]).loss == {**base, "negatives": {"name": "symmetric", "alpha": 2.5}}
+    assert DIGITS.config(found["nested"]).loss == {**base, "negatives": {"name": "batch"}}
+
+
 def test_key_of_the_default_loss_can_be_changed() -> None:
     config = Experiment("digits").config({"loss.margin": 0.3})
     assert config.loss == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
