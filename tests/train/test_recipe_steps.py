@@ -1,6 +1,6 @@
 """Every recipe of the papers takes two steps on a small tree in the layout of its data set.
 
-For speed, the backbone is conv4, images are small, batches are at most 6 classes x 4 images, and recipes that
+For speed, the backbone is conv4, images are small, batches are at most 8 classes x 4 images, and recipes that
 differ in data set or label noise alone are represented by one of them. One step at full size runs for each
 backbone, with random weights.
 """
@@ -27,7 +27,7 @@ from train.loop.trainer import Trainer
 from train.yaml_files import to_line
 
 ROWS = [row for row in recipes.all_rows() if row.reason is None]
-CLASSES, IMAGES, SIZE = 6, 4, 16  # of a small tree, and of its batches
+CLASSES, IMAGES, SIZE = 8, 4, 16  # of a small tree, and of its batches
 
 
 # ---- small trees
