@@ -183,6 +183,7 @@ def test_default_losses_are_those_of_the_paper(tmp_path: Path) -> None:
     [
         (["--positives", "0.5,x"], "--positives 0.5,x: expected cosines"),
         (["--data", "folder:shop"], "belong to a run or a model"),
+        (["--per-class", "4"], "--per-class belongs to the batch of a run"),
         (["--loss", "raw"] * 7, "give at most 6"),
     ],
 )

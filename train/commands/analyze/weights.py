@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from retrieval import text
 from retrieval.errors import InputError
@@ -70,6 +71,7 @@ def weights(
 
     chosen = specs or LOSSES
     if source is None:
+        _refuse_batch_options()
         return _curves(chosen, positives, negatives)
     if positives is not None or negatives is not None:
         raise InputError(
@@ -96,6 +98,14 @@ def weights(
         facts=[one.to_dict() for one in found],
         text="\n".join([count, *text.align_columns(rows, right=range(1, 6))]),
     )
+
+
+def _refuse_batch_options() -> None:
+    context = click.get_current_context()
+    for name in ("classes", "per_class", "seed"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} belongs to the batch of a run or a model; name it first")
 
 
 def _curves(specs: tuple[str, ...], positives: str | None, negatives: str | None) -> Drawing:
