@@ -232,6 +232,15 @@ FIGURES = (
     PaperFigure("DCDL", "1", "the method", note="a diagram of the method, not of data"),
     PaperFigure(
         "DCDL",
+        "2",
+        "transition matrices of label noise",
+        (
+            "lookalike analyze noise --data cifar10:ROOT --rate 0.3 --out symmetric.svg",
+            "lookalike analyze noise --data cifar10:ROOT --kind asymmetric --rate 0.2 --out asymmetric.svg",
+        ),
+    ),
+    PaperFigure(
+        "DCDL",
         "3",
         "images of the data sets",
         note="photos of CUB-200-2011 and Cars196; `lookalike datasets` shows how to fetch the sets",

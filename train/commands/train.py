@@ -72,6 +72,7 @@ def train(
     elif data or recipe or overrides:
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
+    from train.data.label_noise import noise_note
     from train.experiments import linear_probe
     from train.experiments.recipe_fit import check_recipe_fits
     from train.loop.process_group import join_process_group
@@ -83,7 +84,10 @@ def train(
         images = data_sets.load(config.data)
     check_recipe_fits(recipe, config, images)
     linear_probe.check_before_training(config, images)
+    note = noise_note(images, config.noise)
     group = join_process_group(config.device)
+    if group.is_main and note is not None:
+        print_status(note)
     if group.is_main and not resume:
         Run.start(out, config)
     group.barrier()

@@ -66,6 +66,7 @@ class Inspection:
         unusable: Errors of missing or unreadable files.
         duplicates: Groups of identical files, worst first.
         single: Classes with one image, by split (for queries: with none in the gallery).
+        transitions: Wrong class by true class for asymmetric label noise; empty if undefined.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Inspection:
     unusable: list[ImageError]
     duplicates: list[Duplicate]
     single: dict[str, list[str]]
+    transitions: Mapping[str, str]
 
 
 def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspection:
@@ -98,6 +100,7 @@ def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspect
         unusable=unusable,
         duplicates=duplicates,
         single=_single(splits),
+        transitions=dataset.transitions,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.errors import InputError
 from retrieval.files import atomic_write
 from train.config import NoiseConfig
-from train.data import LabelledImage
+from train.data import KNOWN, DataSet, LabelledImage
 
 _STREAM = 1  # random stream, distinct from others with the same seed
 
@@ -47,7 +47,7 @@ def with_wrong_labels(
     if config.kind == "symmetric":
         given = _symmetric(images, classes, config, random)
     else:
-        targets = _targets(classes, transitions)
+        targets = wrong_classes(classes, transitions)
         if not targets:
             raise InputError(
                 f"noise.kind=asymmetric: none of the {len(classes)} classes is mistaken for another here; "
@@ -57,6 +57,17 @@ def with_wrong_labels(
     return [
         dataclasses.replace(image, label=given[i]) if i in given else image for i, image in enumerate(images)
     ]
+
+
+def noise_note(dataset: DataSet, config: NoiseConfig) -> str | None:
+    """Return a note for users on asymmetric noise whose transitions the data set does not define."""
+    if config.kind == "symmetric" or not config.rate or dataset.transitions:
+        return None
+    *names, last = (name for name, known in KNOWN.items() if known.transitions)
+    return (
+        f"asymmetric noise: {dataset.name} defines no transitions, as {', '.join(names)} and {last} do; each "
+        "class is mistaken for the next one in sorted order, the last for the first, alike or not"
+    )
 
 
 def write_noise(file: Path, before: Sequence[LabelledImage], after: Sequence[LabelledImage]) -> None:
@@ -100,8 +111,13 @@ def _asymmetric(
     return given
 
 
-def _targets(classes: list[str], transitions: Mapping[str, str]) -> dict[str, str]:
-    """Return the wrong class for each class, among the classes present."""
+def wrong_classes(classes: list[str], transitions: Mapping[str, str]) -> dict[str, str]:
+    """Return the class that asymmetric noise mistakes each class for; classes without one stay clean.
+
+    Args:
+        classes: Sorted names of the classes that are present.
+        transitions: Wrong class by true class, as the data set defines them; empty if it does not.
+    """
     if not transitions:
         return dict(zip(classes, [*classes[1:], classes[0]], strict=True))
     there, found = set(classes), {}

@@ -20,6 +20,7 @@ from retrieval.reports.folder import save_report
 from train import data, settings
 from train.config import Config
 from train.data import DataSet
+from train.data.label_noise import noise_note
 from train.experiments.comparison import Outcome, SweepComparison, compare_variants
 from train.experiments.curves import watched_curves
 from train.experiments.evaluation import evaluate_target
@@ -154,6 +155,9 @@ def run_trials(
     def refuse(_: object) -> NoReturn:
         raise LookalikeError(f"{folder}: another process is running this; wait for it to finish") from None
 
+    for note in dict.fromkeys(noise_note(dataset, trial.config.noise) for trial in waiting):
+        if note is not None:
+            log(note)
     with file_lock(folder / "LOCK", refuse):
         save()
         began = time.monotonic()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import draw, lookalike_here, unzip_shared
 from train import data
@@ -46,6 +49,20 @@ def test_good_data_has_no_problems(shop: Path) -> None:
     done = lookalike_here("datasets", "info", f"folder:{shop}")
     assert "24 images of 3 classes" in done.stdout
     assert "No problems found." in done.stdout
+
+
+def test_transitions_of_label_noise_are_printed(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = lookalike_here("datasets", "info", f"folder:{shop}")
+    assert "Transitions" not in plain.stdout
+    defined = replace(data.load(f"folder:{shop}"), transitions=data.KNOWN["cifar10"].transitions)
+    monkeypatch.setattr(data, "load", lambda _: defined)
+    text = lookalike_here("datasets", "info", "cifar10").stdout
+    assert (
+        "Transitions of asymmetric label noise (the other classes stay clean):\n"
+        "  truck -> automobile, bird -> airplane, deer -> horse, cat -> dog, dog -> cat\n"
+    ) in text
+    facts = json.loads(lookalike_here("datasets", "info", "cifar10", "--json").stdout)
+    assert facts["transitions"]["truck"] == "automobile"
 
 
 def test_queries_and_gallery(shop: Path, tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ _COMMANDS = {
     "step": (f"{_LOSSES}:step", "Draw how one training step of a loss moves images."),
     "training": (f"{_LOSSES}:training", "Draw the metrics recorded during training."),
     "synthetic": (f"{_LOSSES}:synthetic", "Draw the Recall@K of synthetic points."),
+    "noise": (
+        "train.commands.analyze.noise:noise",
+        "Draw how often each true label is given as another.",
+    ),
 }
 
 
@@ -61,6 +65,7 @@ def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
       Where does one training step move the images?            step
       How did loss and hard triplets change in training?       training
       Are synthetic points as good as real images?             synthetic
+      Which labels does label noise confuse?                   noise
 
     `lookalike analyze --list` prints every figure of the five papers with the command that draws it.
 
