@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1)
 @json_option
 def losses(names: tuple[str, ...], as_json: bool) -> None:
-    """List losses, negatives, miners and regularizers, or describe the named ones.
+    """List losses, negatives, miners and regularizers, or describe the named ones in detail.
+
+    \b
+    Published forms, defaults and the meaning of each parameter:
+      lookalike losses triplet rand-disjoint
 
     \b
     They can be combined in the `loss` setting of a recipe or of --set:
@@ -43,6 +47,7 @@ def _entry_facts(entry: Entry) -> dict[str, Any]:
         "kind": entry.kind,
         "name": entry.name,
         "summary": entry.summary,
+        "details": entry.details,
         "source": entry.source,
         "parameters": {name: str(parameter) for name, parameter in entry.parameters.items()},
         **({"negatives": entry.negatives, "mining": entry.mining} if entry.kind == "loss" else {}),

@@ -10,7 +10,15 @@ from torch import nn
 from retrieval.errors import did_you_mean
 from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.objective import Objective
-from train.losses.registry import Entry, check_parameters, entries, find, require, signature
+from train.losses.registry import (
+    Entry,
+    check_effects,
+    check_parameters,
+    entries,
+    find,
+    require,
+    signature,
+)
 from train.losses.view import NormalizationGradient
 
 _PARTS = ("name", "negatives", "mining", "regularizers", "memory", "normalization_gradient")
@@ -86,7 +94,9 @@ def _term(entry: Entry, spec: dict[str, Any], supplied: Mapping[str, int | None]
         if (part := {"negatives": source, "mining": miner}.get(p.name))
     }
     also = [*_PARTS, *(source_entry.parameters if source_entry else ())]
-    term: nn.Module = entry.cls(**check_parameters(entry, spec, also), **parts, **_supply(entry, supplied))
+    own = check_parameters(entry, spec, also)
+    check_effects(entry, own, {"negatives": source, "mining": miner})
+    term: nn.Module = entry.cls(**own, **parts, **_supply(entry, supplied))
     if source is not None:
         source.check(getattr(term, "measure", "cosine"))  # losses without the attribute compare cosines
     return term
@@ -98,6 +108,11 @@ def _source(entry: Entry, spec: dict[str, Any]) -> tuple[Any, Entry | None]:
     own = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = own.pop("name", None)
     if name == "batch":
+        if own:
+            raise ValueError(
+                f"negatives: {', '.join(own)} has no effect on the samples of the batch; leave it out, or "
+                "name a source of synthetic negatives"
+            )
         return None, None
     source = find("negatives", name)
     _check_accepted(entry, "negatives", name, entry.negatives)
@@ -118,7 +133,8 @@ def _miner(entry: Entry, spec: dict[str, Any]) -> Any:
     name = own.pop("name", "triplet")
     miner = find("mining", name)
     _check_accepted(entry, "mining", name, entry.mining)
-    return miner.cls(**check_parameters(miner, own))
+    check_effects(miner, check_parameters(miner, own))
+    return miner.cls(**own)
 
 
 def _check_accepted(entry: Entry, what: str, name: str, taken: tuple[str, ...]) -> None:
@@ -201,7 +217,10 @@ def names(kind: str = "loss") -> Names:
 
 
 def describe(*wanted: str) -> str:
-    """Return a terminal text on losses, sources of negatives, miners and regularizers: all, or those named.
+    """Return a terminal text on losses, sources of negatives, miners and regularizers.
+
+    Args:
+        wanted: Names to describe in detail; if there are none, everything is listed with its summary.
 
     Raises:
         ValueError: A name is unknown; the message suggests similar names.
@@ -216,5 +235,10 @@ def describe(*wanted: str) -> str:
         kind: Names({name: entry for name, entry in of_kind.items() if not wanted or name in wanted})
         for kind, of_kind in known.items()
     }
-    parts = [f"{TITLES[kind]}\n\n{of_kind}" for kind, of_kind in chosen.items() if of_kind]
+    texts = {
+        kind: "\n\n".join(entry.describe() for entry in of_kind.values()) if wanted else str(of_kind)
+        for kind, of_kind in chosen.items()
+        if of_kind
+    }
+    parts = [f"{TITLES[kind]}\n\n{text}" for kind, text in texts.items()]
     return "\n\n".join(parts if wanted else [*parts, _OF_EVERY_LOSS])

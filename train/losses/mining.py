@@ -10,7 +10,7 @@ from torch import Tensor
 from train.losses.batch_all import FEW, compact_columns
 from train.losses.ops import masked_max, masked_min
 from train.losses.pairs import alternate_pairs
-from train.losses.registry import register
+from train.losses.registry import Inert, register
 
 PositiveRule = Literal["easy", "hard", "all", "random"]
 NegativeRule = Literal["hard", "semi-hard", "all", "random", "distance-weighted"]
@@ -32,7 +32,10 @@ class Mined(NamedTuple):
 
 
 @register(
-    "mining", "triplet", source="SCT (ECCV 2020), section 3; FaceNet (CVPR 2015); Wu et al. (ICCV 2017)"
+    "mining",
+    "triplet",
+    source="SCT (ECCV 2020), section 3; FaceNet (CVPR 2015); Wu et al. (ICCV 2017)",
+    inert=(Inert("fallback", lambda o: o["negative"] != "semi-hard", "without negative: semi-hard"),),
 )
 class TripletMiner:
     """Choose the positives and the negatives of every anchor.

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train.losses.mining import PairMiner
+from train.losses.mining import PairMiner, VariableThresholdMiner
 from train.losses.negatives import NegativeSource
 from train.losses.ops import masked_logsumexp, masked_sum, ratio
-from train.losses.registry import register, require
+from train.losses.registry import Inert, register, require
 from train.losses.triplet import SOURCES
 from train.losses.view import View
 
@@ -163,6 +163,14 @@ class EqualWeight(PairTerm):
     negatives=SOURCES,
     mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},
+    inert=(
+        Inert("positive_rule", lambda o: o["negatives"] is None, "without a source of negatives"),
+        Inert(
+            "positive_rule",
+            lambda o: not isinstance(o["mining"], VariableThresholdMiner),
+            "without the miner vthm",
+        ),
+    ),
     refusal="it weights all pairs of an anchor together, and rand-disjoint draws one triplet",
 )
 class MultiSimilarity(PairTerm):
@@ -176,8 +184,8 @@ class MultiSimilarity(PairTerm):
     Args:
         alpha, beta: Slopes, above 0.
         threshold: Cosine that separates positives from negatives.
-        positive_rule: With a source, the negatives that the miner compares positives with: the synthetic
-            ones (optimal) or the samples (batch).
+        positive_rule: With a source and the miner vthm, the negatives that it compares positives with: the
+            synthetic ones (optimal) or the samples (batch).
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from train.losses.checks import check_classes
 from train.losses.ops import masked_logsumexp, ratio
 from train.losses.pairwise import log_one_plus_sum_exp
-from train.losses.registry import register, require
+from train.losses.registry import Inert, register, require
 from train.losses.view import View, normalize
 
 REFUSAL = "compares samples with proxies, not with samples: there are no pairs to mine or to synthesise from"
@@ -96,7 +96,13 @@ class ProxyAnchor(ProxyTerm):
         return ratio(pull.sum(), own.any(1).sum()) + push.mean()
 
 
-@register("loss", "soft-triple", source="Qian et al. (ICCV 2019), eq. 8", refusal=f"soft-triple {REFUSAL}")
+@register(
+    "loss",
+    "soft-triple",
+    source="Qian et al. (ICCV 2019), eq. 8",
+    refusal=f"soft-triple {REFUSAL}",
+    inert=(Inert("gamma", lambda o: o["centers"] == 1, "with one center for each class"),),
+)
 class SoftTriple(ProxyTerm):
     """Cross-entropy of scale (S_c - margin [c = y]), S_c = Σ_k softmax_k(s_ck / gamma) s_ck.
 
@@ -134,6 +140,7 @@ class SoftTriple(ProxyTerm):
     "normalized-softmax",
     source="Zhai and Wu (BMVC 2019); CosFace, ArcFace (CVPR 2018, 2019)",
     refusal=f"normalized-softmax {REFUSAL}",
+    inert=(Inert("margin_type", lambda o: o["margin"] == 0, "with margin 0"),),
 )
 class NormalizedSoftmax(ProxyTerm):
     """Cross-entropy of scale times the cosines with the class weights, the own cosine reduced by a margin.

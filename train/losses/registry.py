@@ -28,6 +28,22 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Inert:
+    """Parameter that has no effect under some of the other options.
+
+    Attributes:
+        parameter: Name of the parameter.
+        when: Whether it has no effect, given the options: the values of all parameters and, for a loss, the
+            built `negatives` and `mining` (None for samples and for no miner).
+        reason: Why, to complete "has no effect".
+    """
+
+    parameter: str
+    when: Callable[[Mapping[str, Any]], bool]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """Registered loss, source of negatives, miner or regularizer.
 
@@ -36,6 +52,7 @@ class Entry:
         name: Name in a specification.
         cls: Class that implements it.
         summary: First paragraph of the class's docstring.
+        details: The other paragraphs.
         source: Paper and equation.
         parameters: Parameters by name.
         negatives: Accepted sources of negatives ("batch" is the samples themselves).
@@ -43,12 +60,14 @@ class Entry:
         default_mining: Miner used if the specification names none.
         refusal: Reason why other sources or miners are not accepted.
         mean_weight: For a regularizer that takes `classes`: its default weight with `classes: mean`.
+        inert: Parameters that are refused where they have no effect.
     """
 
     kind: Kind
     name: str
     cls: type = field(repr=False)
     summary: str
+    details: str
     source: str
     parameters: Mapping[str, Parameter]
     negatives: tuple[str, ...] = ("batch",)
@@ -56,10 +75,17 @@ class Entry:
     default_mining: Mapping[str, Any] | None = None
     refusal: str = ""
     mean_weight: float | None = None
+    inert: tuple[Inert, ...] = ()
 
     def __str__(self) -> str:
+        return self.describe(details=False)
+
+    def describe(self, *, details: bool = True) -> str:
+        """Return a readable text: the summary, the details, the parameters and the accepted parts."""
         parameters = ", ".join(f"{name}={p}" for name, p in self.parameters.items())
         lines = [f"{self.name}: {self.summary} [{self.source}]"]
+        if details and self.details:
+            lines += ["", *self.details.splitlines(), ""]
         if parameters:
             lines.append(f"parameters: {parameters}")
         if self.kind == "loss":
@@ -69,7 +95,7 @@ class Entry:
         if self.kind == "regularizer":
             mean = "" if self.mean_weight is None else f"; {self.mean_weight:g} with classes: mean"
             lines.append(f"default weight: 1{mean}")
-        return "\n    ".join(lines)
+        return "\n".join(f"    {line}" if line and place else line for place, line in enumerate(lines))
 
     def default_weight(self, given: Mapping[str, Any]) -> float:
         """Return the weight of a regularizer with these parameters if the specification names none."""
@@ -91,9 +117,10 @@ def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T
             for p in signature(cls)
             if p.name not in _SUPPLIED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         }
-        summary = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        summary, _, details = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+        summary = summary.replace("\n", " ")
         for name in names:
-            _ENTRIES[kind][name] = Entry(kind, name, cls, summary, source, parameters, **traits)
+            _ENTRIES[kind][name] = Entry(kind, name, cls, summary, details, source, parameters, **traits)
         return cls
 
     return enter
@@ -147,6 +174,26 @@ def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str]
                 f"{entry.kind} {entry.name!r}: {key} is {value!r}; {_expected(value, annotation)}"
             )
     return dict(given)
+
+
+def check_effects(entry: Entry, given: Mapping[str, Any], parts: Mapping[str, Any] | None = None) -> None:
+    """Check that each given parameter can change the result.
+
+    Args:
+        entry: Entry of the parameters.
+        given: Values that the specification names.
+        parts: Built `negatives` and `mining` of a loss.
+
+    Raises:
+        ValueError: A parameter has no effect, given the other options.
+    """
+    defaults = {name: parameter.default for name, parameter in entry.parameters.items()}
+    options = {**defaults, **given, **(parts or {})}
+    for inert in entry.inert:
+        if inert.parameter in given and inert.when(options):
+            raise ValueError(
+                f"{entry.kind} {entry.name!r}: {inert.parameter} has no effect {inert.reason}; leave it out"
+            )
 
 
 def require(condition: bool, name: str, value: object, expected: str) -> None:

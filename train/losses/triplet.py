@@ -12,7 +12,7 @@ from train.losses.batch_all import AllTriplets, hinge_over_triplets, sum_over_tr
 from train.losses.mining import Mined, PositiveRule, RandomDisjointMiner, TripletMiner
 from train.losses.negatives import NegativeSource
 from train.losses.ops import ratio, safe_sqrt
-from train.losses.registry import register, require
+from train.losses.registry import Inert, register, require
 from train.losses.view import Measure, View
 
 Reduction = Literal["mean", "mean-active", "sum"]
@@ -65,6 +65,12 @@ def resolve_measure(
     return measure
 
 
+def never_hard(mining: TripletMiner | RandomDisjointMiner | None) -> bool:
+    """Return whether a miner selects only negatives that are less similar than the positive."""
+    semi_hard = isinstance(mining, TripletMiner) and mining.negative == "semi-hard"
+    return semi_hard and mining.fallback == "drop"
+
+
 class TripletTerm(nn.Module):
     """Base class of the triplet losses: selection of triplets and averaging of their losses.
 
@@ -98,6 +104,17 @@ class TripletTerm(nn.Module):
                 f"mining.positive is {mining.positive!r}, but with synthetic negatives the positive of a "
                 "sample is the other member of its pair; leave `positive` out"
             )
+        if mining is not None and mining.duplicate_above is not None:
+            if negatives is not None:
+                raise ValueError(
+                    "mining: duplicate_above has no effect with synthetic negatives, where the positive of a "
+                    "sample is the other member of its pair; leave it out"
+                )
+            if measure != "cosine":
+                raise ValueError(
+                    "mining: duplicate_above is a cosine, but this loss works on raw embeddings; leave it "
+                    "out or set normalize: true"
+                )
         if measure != "cosine" and mining is not None and mining.negative == "distance-weighted":
             raise ValueError(
                 "distance-weighted mining is defined on the unit sphere; this loss works on raw embeddings"
@@ -205,6 +222,31 @@ class _Hinge(TripletTerm):
     negatives=SOURCES,
     mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
+    inert=(
+        Inert(
+            "pairs",
+            lambda o: o["negatives"] is None and o["mining"] is not None,
+            "with `mining`, where every sample is an anchor",
+        ),
+        Inert(
+            "pairs",
+            lambda o: o["negatives"] is not None and o["pairs"] != "alternate",
+            "with synthetic negatives, which come from alternate pairs",
+        ),
+        Inert(
+            "negative_reduction",
+            lambda o: o["mining"] is not None,
+            "with `mining`, which averages over the mined triplets",
+        ),
+        Inert(
+            "negative_reduction",
+            lambda o: (
+                (o["reduction"], o["negative_reduction"])
+                in (("sum", "mean"), ("mean-active", "mean"), ("mean-active", "sum"))
+            ),
+            "with reduction sum or mean-active, which are taken over all triplets",
+        ),
+    ),
 )
 class Triplet(_Hinge):
     """Margin on the distances of triplets: [d(a, p) - d(a, n) + margin]_+.
@@ -332,6 +374,15 @@ class TripletNCA(TripletTerm):
     mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
     default_mining={"negative": "hard"},
+    inert=(
+        Inert("temperature", lambda o: o["base"] == "margin", "with base margin"),
+        Inert("margin", lambda o: o["base"] == "nca", "with base nca"),
+        Inert(
+            "weight",
+            lambda o: o["gate"] is None and never_hard(o["mining"]),
+            "with mining negative: semi-hard, which selects no hard negative",
+        ),
+    ),
 )
 class SelectivelyContrastive(TripletTerm):
     """Push hard negatives away instead of comparing them: weight * s(a, n) where s(a, n) > s(a, p), else the

@@ -29,6 +29,16 @@ def test_all_losses_are_listed() -> None:
         assert f"\n{name}: " in text
 
 
+def test_named_entries_are_described_in_detail() -> None:
+    """The published forms of the triplet loss, and which of them is the default."""
+    text = losses.describe("triplet", "rand-disjoint")
+    assert "negative_reduction: min" in text
+    assert "only with\n      `squared: true`" in text
+    assert "every sample occurs at most once" in text
+    assert "Args:" not in losses.describe()
+    assert "binomial" not in text
+
+
 @pytest.mark.parametrize("kind", ["loss", "negatives", "mining", "regularizer"])
 def test_entries_are_complete(kind: Any) -> None:
     for name, entry in losses.names(kind).items():
