@@ -63,6 +63,13 @@ CONTENDERS = [
     Contender("triplet", {"name": "triplet"}),
     Contender("triplet optimal", {"name": "triplet", "negatives": "optimal"}),
     Contender("triplet optimal-segment", {"name": "triplet", "negatives": "optimal-segment"}),
+    Contender(
+        "triplet optimal-segment chord",
+        {"name": "triplet", "negatives": "optimal-segment", "normalize": True},
+    ),
+    Contender(
+        "triplet optimal min", {"name": "triplet", "negatives": "optimal", "negative_reduction": "min"}
+    ),
     Contender("triplet symmetric", {"name": "triplet", "negatives": "symmetric"}),
     Contender("triplet interpolated", {"name": "triplet", "negatives": "interpolated"}),
     Contender(
@@ -84,6 +91,7 @@ CONTENDERS = [
         {"name": "triplet", "mining": _all_mining("hard", "hard")},
         lambda pml: _triplet(pml, pml.miners.BatchHardMiner(), margin=0.2),
     ),
+    Contender("triplet rand-disjoint", {"name": "triplet", "mining": {"name": "rand-disjoint"}}),
     Contender("triplet-cosine", {"name": "triplet-cosine"}),
     Contender("triplet-nca", {"name": "triplet-nca"}),
     Contender("sct", {"name": "sct"}),
@@ -100,6 +108,8 @@ CONTENDERS = [
     Contender("binomial-deviance", {"name": "binomial-deviance"}),
     Contender("multi-similarity", {"name": "multi-similarity"}, _multi_similarity),
     Contender("multi-similarity optimal", {"name": "multi-similarity", "negatives": "optimal"}),
+    Contender("raw semi-hard", {"name": "raw", "mining": _all_mining("all", "semi-hard")}),
+    Contender("raw distance-weighted", {"name": "raw", "mining": _all_mining("all", "distance-weighted")}),
     Contender("equal-weight", {"name": "equal-weight"}),
     Contender("margin", {"name": "margin"}, _margin, 512),
     Contender("n-pair", {"name": "n-pair"}, lambda pml: pml.losses.NPairsLoss()),
@@ -231,7 +241,7 @@ def build(spec: dict[str, Any], classes: int, dim: int) -> torch.nn.Module:
 def print_row(row: dict[str, Any]) -> None:
     peer = f"{row['to_peer']:8.3f}x {row['peer_mib']:8.1f}" if "to_peer" in row else ""
     aim = f"{row['goal']:5.1f}x{'   ' if row['to_limit'] <= row['goal'] else ' no'}" if row["goal"] else ""
-    ours = f"{row['loss']:26}{row['ms']:10.2f}{row['to_limit']:9.2f}x{aim:9}"
+    ours = f"{row['loss']:30}{row['ms']:10.2f}{row['to_limit']:9.2f}x{aim:9}"
     print(f"{ours}{row['mib']:9.1f}{row['memory_to_limit']:9.2f}x  {peer}", flush=True)
 
 
@@ -305,7 +315,7 @@ def main() -> None:
     for device in devices:
         for size, dim in sizes:
             print(f"\n{device}, batch {size}, dimension {dim}, {torch.get_num_threads()} threads")
-            print(f"{'':26}{'ms':>10}{'to limit':>10}{'goal':>6}{'':3}", end="")
+            print(f"{'':30}{'ms':>10}{'to limit':>10}{'goal':>6}{'':3}", end="")
             print(f"{'MiB':>9}{'to limit':>10}  {'to PML':>9} {'PML MiB':>8}")
             rows += run(size, dim, device, chosen, args.seconds or (0.5 if args.quick else 2.0))
     solver = transport(1.0 if args.quick else 5.0)

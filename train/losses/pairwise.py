@@ -159,7 +159,7 @@ class EqualWeight(PairTerm):
     "loss",
     "raw",
     "multi-similarity",
-    source="RAW eq. 17; multi-similarity (CVPR 2019) eq. 15; LoOp section 4.3",
+    source="RAW eq. 17; multi-similarity (CVPR 2019) eq. 15; LoOp section 3.3.4",
     negatives=SOURCES,
     mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},

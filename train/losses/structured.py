@@ -55,7 +55,11 @@ class HardPairTerm(nn.Module):
 
 
 @register(
-    "loss", "hphn-triplet", source="LoOp section 4.3", negatives=SOURCES, refusal=f"no miner: {BY_DEFINITION}"
+    "loss",
+    "hphn-triplet",
+    source="LoOp section 3.3.2",
+    negatives=SOURCES,
+    refusal=f"no miner: {BY_DEFINITION}",
 )
 class HardPositiveHardNegative(HardPairTerm):
     """Per alternate pair (i, j), [max(h_i, h_j) + margin - nearest negative of either]_+, h the distance of

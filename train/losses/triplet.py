@@ -65,10 +65,11 @@ def resolve_measure(
     return measure
 
 
-def never_hard(mining: TripletMiner | RandomDisjointMiner | None) -> bool:
+def never_hard(mining: object) -> bool:
     """Return whether a miner selects only negatives that are less similar than the positive."""
-    semi_hard = isinstance(mining, TripletMiner) and mining.negative == "semi-hard"
-    return semi_hard and mining.fallback == "drop"
+    if not isinstance(mining, TripletMiner):
+        return False
+    return mining.negative == "semi-hard" and mining.fallback == "drop"
 
 
 class TripletTerm(nn.Module):
