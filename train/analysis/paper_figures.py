@@ -55,6 +55,61 @@ FIGURES = (
     ),
     PaperFigure(
         "LoOp",
+        "3a",
+        "Recall@1 over the batch size",
+        (
+            "lookalike sweep --recipe loop/table2/loop-hphn-cars196@paper --data cars196:ROOT "
+            "--variants docs/figures/loop-figure3a.yaml --baseline batch-32 --out figure-3a",
+        ),
+    ),
+    PaperFigure(
+        "LoOp",
+        "3b",
+        "Recall@1 over the margin",
+        (
+            "lookalike sweep --recipe loop/table2/loop-ls-cub200@paper --data cub200:ROOT "
+            "--variants docs/figures/loop-figure3b.yaml --baseline margin-0.2 --out figure-3b",
+        ),
+    ),
+    PaperFigure(
+        "LoOp",
+        "3c",
+        "Recall@1 over epsilon",
+        (
+            "lookalike sweep --recipe loop/table2/loop-ms-cars196@paper --data cars196:ROOT "
+            "--set batch.classes=2 --set batch.per_class=4 --set loss.threshold=0.5 "
+            "--variants docs/figures/loop-figure3c.yaml --baseline epsilon-minus-0.02 --out figure-3c",
+        ),
+    ),
+    PaperFigure(
+        "LoOp",
+        "3d",
+        "Recall@1 over lambda",
+        (
+            "lookalike sweep --recipe loop/table2/loop-ms-cars196@paper --data cars196:ROOT "
+            "--set batch.classes=2 --set batch.per_class=4 "
+            "--set 'loss.mining={name: vthm, margin: -0.02}' "
+            "--variants docs/figures/loop-figure3d.yaml --baseline lambda-0.5 --out figure-3d",
+        ),
+    ),
+    PaperFigure(
+        "LoOp",
+        "4",
+        "triplet loss with closest points on arcs, and on segments",
+        ("lookalike recipes run loop/figure4 --data cars196:ROOT --out figure-4",),
+    ),
+    PaperFigure(
+        "LoOp",
+        "section 4.3",
+        "time of a training step",
+        (
+            "lookalike sweep --recipe loop/table2/ms-cars196@paper --data cars196:ROOT --set epochs=1 "
+            "--seeds 1 --variants docs/figures/loop-section4.3.yaml --out section-4.3",
+        ),
+        "column s/step",
+    ),
+    PaperFigure(
+        "LoOp",
         "S1",
         "eigenvalues of four classes, after PCA per class",
         ("lookalike analyze spectrum RUN --data cub200:ROOT --out spectrum.svg",),
