@@ -42,7 +42,8 @@ class Tracker:
         if not active:
             return
         run.drop_metrics_after(step)
-        self._board = SummaryWriter(str(run.folder), purge_step=step)
+        # TensorBoard drops earlier events from this step on; the records of `step` itself stay in the file.
+        self._board = SummaryWriter(str(run.folder), purge_step=step + 1 if step else 0)
         if config.wandb:
             try:
                 import wandb

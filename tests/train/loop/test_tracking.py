@@ -43,6 +43,24 @@ def test_repeated_steps_of_a_resumed_run_are_logged_once(tmp_path: Path) -> None
     log_records(run, RECORDS)
     log_records(run, RECORDS[2:], step=2)
     assert run.metrics() == RECORDS
+    board = EventAccumulator(str(run.folder))
+    board.Reload()
+    assert [event.step for event in board.Scalars("loss")] == [1, 2, 3]
+
+
+def test_watched_images_have_names_of_their_own(tmp_path: Path) -> None:
+    run = begin(tmp_path / "run")
+    validated = {"step": 1, "epoch": 0, "recall_at_1": 0.25}
+    watched = {"step": 1, "watched": "test", "recall_at_1": 0.75}
+    log_records(run, [validated, watched])
+    assert (run.metrics(), run.watched()) == ([validated], [watched])
+    board = EventAccumulator(str(run.folder))
+    board.Reload()
+    (own,), (other,) = (
+        board.Scalars(tag)
+        for tag in ("recall_at_1", "watched test images, not to be selected on/recall_at_1")
+    )
+    assert (own.value, other.value) == (0.25, 0.75)
 
 
 def test_only_the_main_process_logs(tmp_path: Path) -> None:
