@@ -27,8 +27,8 @@ _PANELS = {
     "hard_share": ("Hard among what the loss compares", "%"),
     "active_share": ("Active terms of the loss", "%"),
     "synthetic_share": ("Synthetic among the selected points", "%"),
-    "gradient_ratio": ("Gradient of the regularizers over that of the loss", "ratio"),
-    "kernel_active": ("Kernel value of the nearest sample", "0 to 1"),
+    "gradient_ratio": ("Gradient: regularizers / loss", "ratio of norms"),
+    "kernel_active": ("Kernel of the nearest sample", "0 to 1"),
     "mean_positive": ("Mean similarity of positive pairs", "cosine"),
     "mean_negative": ("Mean similarity of negative pairs", "cosine"),
     "lr": ("Learning rate", "value"),
@@ -157,6 +157,9 @@ def _plot_panel(histories: Sequence[History], key: str, width: int, axes: Axes) 
         axes.plot(steps, drawn, label=caption(found.name), **look)
     axes.set_title(title, fontsize=11)
     axes.set_ylabel(unit)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5))
+    if key == "gradient_ratio":
+        axes.set_yscale("log")  # 1e-6 to 1e4 in one run
+    else:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5))
     axes.margins(x=0.02)
     axes.grid(alpha=0.3)

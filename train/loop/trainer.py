@@ -190,6 +190,7 @@ class Trainer:
         for step, value in enumerate(values, self.step - len(values) + 1):
             if not math.isfinite(value):
                 self._fail(f"the loss is {value}", step, lr)
+        diagnostics = {name: float(number) for name, number in self.loss.diagnostics.items()}
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -198,7 +199,8 @@ class Trainer:
             **throughput.read(len(values)),
             # Mean cosine over all pairs of a batch, self-pairs included: a product of two vectors.
             "mean_similarity": normalize(embeddings).mean(0).square().sum().item(),
-            **{name: float(number) for name, number in self.loss.diagnostics.items()},
+            # A gradient ratio is not finite if the loss had no gradient.
+            **{name: number for name, number in diagnostics.items() if math.isfinite(number)},
         }
 
     def _fail(self, problem: str, step: int, lr: float, hint: str = "lower optimizer.lr") -> NoReturn:

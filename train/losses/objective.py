@@ -32,6 +32,7 @@ class Objective(nn.Module):
         measures_gradients: Also report gradient_ratio, the norm of the gradient of the weighted regularizers
             over that of the loss, both with respect to the embeddings. This costs a second backward pass of
             the loss and of the regularizers, not of the network; the trainer does it in the steps it logs.
+            Not finite where the loss has no gradient, as without active triplets.
 
     Args:
         term: The loss; None for the regularizers alone.
@@ -183,15 +184,14 @@ def _require_normalized(term: nn.Module | None, regularizers: Sequence[nn.Module
 
 
 def _gradient_ratio(penalty: Tensor, loss: Tensor, embeddings: Tensor) -> Tensor:
-    """Return |gradient of the penalty| / |gradient of the loss|; 0 if neither depends on the embeddings."""
+    """Return |gradient of the penalty| / |gradient of the loss|; infinite or NaN if that of the loss is 0."""
     norms = []
     for value in (penalty, loss):
         gradient = None
         if value.requires_grad and embeddings.requires_grad:
             (gradient,) = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
         norms.append(value.new_zeros(()) if gradient is None else gradient.norm())
-    # Finite, and huge, where the loss alone has no gradient.
-    return norms[0] / norms[1].clamp(min=torch.finfo(embeddings.dtype).tiny ** 0.5)
+    return norms[0] / norms[1]
 
 
 def _hard_anchor_share(table: Table) -> Tensor:
