@@ -194,7 +194,7 @@ def _compare(
 def steps_size(steps: Sequence[BatchStep]) -> tuple[float, float]:
     """Return width and height of `training_steps_figure` in inches."""
     rows, columns = len({s.loss for s in steps}), len({s.step for s in steps})
-    return 0.6 + 3.0 * columns, 1.3 + 3.3 * rows
+    return 0.6 + 3.0 * columns, 1.5 + 3.0 * rows
 
 
 def training_steps_figure(steps: Sequence[BatchStep], figure: Figure) -> None:
