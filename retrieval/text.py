@@ -1,4 +1,4 @@
-"""Text output: aligned columns, counts with their noun."""
+"""Text output: aligned columns, counts with their noun, published values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> 
         ).rstrip()
         for row in rows
     ]
+
+
+def printed(percents: float) -> str:
+    """Return a published value with all its digits, at least one after the point: "57.5", "66.85", "70.0"."""
+    unrounded, rounded = f"{percents:.6g}", f"{percents:.1f}"
+    return rounded if float(unrounded) == float(rounded) else unrounded
 
 
 def pluralize(number: int, noun: str) -> str:

@@ -157,10 +157,7 @@ class RecipeRow:
     @property
     def published_values(self) -> dict[str, float]:
         """Published values in percent by metric key; BY_COARSE precedes those by the coarse labels."""
-        if self.published is None:
-            return {}
-        coarse = self.published.percents(coarse=True)
-        return {**self.published.percents(), **{BY_COARSE + key: value for key, value in coarse.items()}}
+        return {} if self.published is None else percents_by_key(self.published)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, without the settings."""
@@ -197,6 +194,12 @@ class RecipeTable:
     source: str
     rows: Mapping[str, RecipeRow] = field(repr=False)
     note: str | None = None
+
+
+def percents_by_key(published: Published) -> dict[str, float]:
+    """Return published values in percent by metric key; BY_COARSE precedes those by the coarse labels."""
+    coarse = published.percents(coarse=True)
+    return {**published.percents(), **{BY_COARSE + key: value for key, value in coarse.items()}}
 
 
 def column_title(key: str) -> str:

@@ -30,12 +30,14 @@ class Result:
             results have only some of them.
         by: Name of the labels if they are not the classes, such as "chain".
         intervals: Key of the metric -> 95% confidence interval by the bootstrap over queries.
+        as_printed: The values are those of a publication, which tables show with all their digits.
     """
 
     name: str
     values: dict[str, float] = field(default_factory=dict)
     by: str | None = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    as_printed: bool = False
 
     @property
     def title(self) -> str:

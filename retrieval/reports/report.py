@@ -43,7 +43,8 @@ def _cell(column: MetricColumn, result: Result, results: list[Result]) -> dict[s
     value = result.values.get(column.key)
     rivals = [rival.values.get(column.key) for rival in results if rival.by == result.by]
     best = value is not None and len(rivals) > 1 and value == max(v for v in rivals if v is not None)
-    return {"value": value, "interval": result.intervals.get(column.key), "best": best}
+    interval = result.intervals.get(column.key)
+    return {"value": value, "as_printed": result.as_printed, "interval": interval, "best": best}
 
 
 # ---- mistakes

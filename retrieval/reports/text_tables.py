@@ -15,7 +15,7 @@ def report_table(report: Report) -> str:
     columns = shown_columns(keys, report.ks, brief=True)
     head = ["", *(column.short for column in columns)]
     rows = [
-        [result.title, *(percent(result.values.get(column.key)) for column in columns)]
+        [result.title, *(percent(result.values.get(column.key), result.as_printed) for column in columns)]
         for result in report.results
     ]
     lines = text.align_columns([head, *rows], right=range(1, len(head)))
@@ -71,9 +71,11 @@ def row_p_value(comparison: Comparison, row: GroupSummary) -> str:
     return "" if test is None else p_value(test.p)
 
 
-def percent(share: float | None) -> str:
-    """Format a share in percent with one digit; "-" for `None`."""
-    return "-" if share is None else f"{100 * share:.1f}"
+def percent(share: float | None, as_printed: bool = False) -> str:
+    """Format a share in percent with one digit, or with all digits of a published value; "-" for `None`."""
+    if share is None:
+        return "-"
+    return text.printed(100 * share) if as_printed else f"{100 * share:.1f}"
 
 
 def points(difference: float | None) -> str:

@@ -192,7 +192,7 @@ def _row_tables(rows: Iterable[RecipeRow]) -> list[str]:
         cells = [("recipe", "row", "setting", *map(column_title, columns))]
         for row in members:
             values = row.published_values
-            cells.append((row.name, row.row, row.setting, *(f"{values[c]:g}" for c in columns)))
+            cells.append((row.name, row.row, row.setting, *(text.printed(values[c]) for c in columns)))
         block = text.align_columns(cells, right=range(3, 3 + len(columns)))
         for number, row in enumerate(members, 1):
             block[number] += f"   (not run here: {row.reason})" if row.reason else ""

@@ -27,8 +27,13 @@ from train.experiments.linear_probe import check_closed_set, probe_images, probe
 from train.experiments.targets import Candidate, baseline, open_target
 from train.settings import data_set_name
 
-# Values of K that papers on these data sets report, instead of 1, 2, 4 and 8.
-_CUSTOMARY_KS = {"sop": (1, 10, 100, 1000), "inshop": (1, 10, 20, 30), "hotels50k": (1, 10, 100)}
+# Values of K that papers on these data sets report, instead of 1, 2, 4 and 8; for Hotels-50K those of hotels
+# (1, 10, 100) and of chains (1, 3, 5).
+_CUSTOMARY_KS = {
+    "sop": (1, 10, 100, 1000),
+    "inshop": (1, 10, 20, 30, 40, 50),
+    "hotels50k": (1, 3, 5, 10, 100),
+}
 
 
 def evaluate_target(
@@ -43,7 +48,8 @@ def evaluate_target(
     """Evaluate a target and baselines on the test split of a data set.
 
     With a run or a model file, each test image searches all others, or the gallery of the data set if it has
-    one. If a recipe with published results for this data set was used in training, the report includes them.
+    one. If a recipe with published results for this data set was used in training, the report includes them,
+    and ours for the same values of K.
 
     Args:
         target: Folder of a run or of a gallery, or a model file. A gallery is itself searched, and keeps the
@@ -65,8 +71,9 @@ def evaluate_target(
     elif opened.gallery is None:
         linear_probe = probe_labels(opened.config, dataset)
     probed, probe_note = probe_images(opened.config, dataset, linear_probe) if linear_probe else ([], "")
-    published = [] if opened.gallery else _published_results(opened.config, dataset)
-    results = [*published]
+    published = None if opened.gallery else _published(opened.config, dataset)
+    results = [] if published is None else _published_results(published, dataset)
+    shown_ks, ks = _ks(dataset, published)
     findings: Findings | None = None
     bad: dict[str, str] = {}
 
@@ -79,12 +86,12 @@ def evaluate_target(
         queries = embed(candidate, dataset.test)
         if opened.gallery is not None and candidate in opened.candidates:
             scored, findings = _search_gallery(
-                candidate.name, dataset, opened.gallery, queries, show_progress
+                candidate.name, dataset, opened.gallery, queries, ks, show_progress
             )
         else:
             searched = queries if dataset.gallery is None else embed(candidate, dataset.gallery)
             is_last = candidate is opened.candidates[-1]
-            scored, findings = _score(candidate.name, dataset, queries, searched, is_last, show_progress)
+            scored, findings = _score(candidate.name, dataset, queries, searched, ks, is_last, show_progress)
         if linear_probe is not None:
             scored[0] = _add_linear_probe(scored[0], embed(candidate, probed), queries)
         results += scored
@@ -96,7 +103,7 @@ def evaluate_target(
         fingerprint=opened.fingerprint,
         results=results,
         bad_files=sorted(bad.items()),
-        ks=_CUSTOMARY_KS.get(data_set_name(dataset.name), KS),
+        ks=shown_ks,
         notes=(*_notes(opened.config, dataset, published), *filter(None, [probe_note])),
         seed=opened.config.get("seed"),
         findings=findings,
@@ -106,15 +113,20 @@ def evaluate_target(
     return report
 
 
-def _published_results(config: Mapping[str, Any], dataset: DataSet) -> list[Result]:
-    """Return the published results of the recipe by class and by coarse label, if they are for this data."""
+def _published(config: Mapping[str, Any], dataset: DataSet) -> Published | None:
+    """Return what the recipe's paper reports, if it is for this data set."""
     if not config.get("published") or data_set_name(config["data"]) != data_set_name(dataset.name):
-        return []
+        return None
     # In a model file the settings are JSON, and the numbers K are texts.
-    published = Published.model_validate(config["published"], strict=False)
+    return Published.model_validate(config["published"], strict=False)
+
+
+def _published_results(published: Published, dataset: DataSet) -> list[Result]:
+    """Return the published results by class and by coarse label."""
     found = [(None, published.percents()), (dataset.coarse_name, published.percents(coarse=True))]
+    name = f"published ({published.source})"
     return [
-        Result(f"published ({published.source})", {key: value / 100 for key, value in percents.items()}, by)
+        Result(name, {key: value / 100 for key, value in percents.items()}, by, as_printed=True)
         for by, percents in found
         if percents
     ]
@@ -150,6 +162,7 @@ def _score(
     dataset: DataSet,
     queries: _EmbeddedImages,
     searched: _EmbeddedImages,
+    ks: Sequence[int],
     with_findings: bool,
     show_progress: bool,
 ) -> tuple[list[Result], Findings | None]:
@@ -161,7 +174,7 @@ def _score(
         own = labelled if dataset.gallery is None else None  # a query is no result of itself
         vectors = queries.found.vectors[labelled]
         sides = (vectors, numbers[labelled], searched.found.vectors, searched_numbers, own)
-        return evaluate(name, *sides, ks=_ks(dataset), by=by, show_progress=show_progress)
+        return evaluate(name, *sides, ks=ks, by=by, show_progress=show_progress)
 
     evaluation = score([i.label for i in queries.images], [i.label for i in searched.images])
     results = [evaluation.result]
@@ -173,7 +186,12 @@ def _score(
 
 
 def _search_gallery(
-    name: str, dataset: DataSet, gallery: Gallery, queries: _EmbeddedImages, show_progress: bool
+    name: str,
+    dataset: DataSet,
+    gallery: Gallery,
+    queries: _EmbeddedImages,
+    ks: Sequence[int],
+    show_progress: bool,
 ) -> tuple[list[Result], Findings | None]:
     stored = gallery.embeddings()
     vectors, labels, contents, ids = stored.vectors, stored.labels, stored.contents, stored.ids.tolist()
@@ -190,7 +208,7 @@ def _search_gallery(
         raise InputError(f"{gallery.folder}: none of the data set's labels occurs in the gallery: {examples}")
     query_labels, gallery_labels = _class_numbers(ours, labels)
     sides = (queries.found.vectors, query_labels, vectors, gallery_labels, own)
-    evaluation = evaluate(name, *sides, ks=_ks(dataset), show_progress=show_progress)
+    evaluation = evaluate(name, *sides, ks=ks, show_progress=show_progress)
     items = gallery.items(ids)
     searched = ImageSet([Path(items[i].path) for i in ids], labels)
     return [evaluation.result], find_mistakes(evaluation, queries.image_set, searched)
@@ -202,9 +220,12 @@ def _add_linear_probe(result: Result, train: _EmbeddedImages, test: _EmbeddedIma
     return dataclasses.replace(result, values={**result.values, "linear_probe": accuracy})
 
 
-def _ks(dataset: DataSet) -> Sequence[int]:
-    """Return the values of K to compute."""
-    return _CUSTOMARY_KS.get(data_set_name(dataset.name), CURVE_KS)
+def _ks(dataset: DataSet, published: Published | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the values of K to show, with all those of the published results, and those to compute."""
+    customary = _CUSTOMARY_KS.get(data_set_name(dataset.name))
+    theirs = {*published.recall, *published.coarse_recall} if published else set()
+    shown = tuple(sorted({*(customary or KS), *theirs}))
+    return shown, shown if customary else tuple(sorted({*CURVE_KS, *theirs}))
 
 
 def _class_numbers(*sides: Sequence[str | None]) -> list[np.ndarray]:
@@ -225,11 +246,11 @@ def _protocol(dataset: DataSet, gallery: Gallery | None) -> str:
     return "each searched for among all the others"
 
 
-def _notes(config: Mapping[str, Any], dataset: DataSet, published: list[Result]) -> tuple[str, ...]:
+def _notes(config: Mapping[str, Any], dataset: DataSet, published: Published | None) -> tuple[str, ...]:
     notes = []
     if dataset.test == dataset.train and config.get("data") == dataset.name:
         notes.append("Training has seen these images: the data set has no test split.")
-    if published and config["published"].get("note"):
-        notes.append(f"On the published results: {config['published']['note']}")
+    if published is not None and published.note:
+        notes.append(f"On the published results: {published.note}")
     effort = effort_note(len(dataset.test), len({image.label for image in dataset.test}))
     return tuple([*notes, effort] if effort else notes)

@@ -246,7 +246,7 @@ def _cell(result: RowResult, key: str) -> str:
     """Return our mean and deviation, with the published value in parentheses."""
     theirs = result.theirs.get(key)
     ours = mean_and_std(result.ours.get(key))
-    return ours if theirs is None else f"{ours} ({theirs:g})"
+    return ours if theirs is None else f"{ours} ({text.printed(theirs)})"
 
 
 def _notes(found: Reproduction) -> list[str]:

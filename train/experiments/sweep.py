@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from retrieval import text
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
@@ -30,6 +31,7 @@ from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.trainer import Trainer
+from train.recipes import column_title, percents_by_key
 
 _FAILURE = "failure.txt"
 
@@ -242,7 +244,8 @@ def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Swe
     config = plan.experiment.config()
     notes = dict.fromkeys(note for report in reports for note in report.notes)
     if config.published is not None:
-        numbers = [f"Recall@{k} {percent}" for k, percent in config.published.recall.items()]
+        found = percents_by_key(config.published).items()
+        numbers = [f"{column_title(key)} {text.printed(percents)}" for key, percents in found]
         notes[f"For the unchanged recipe, {config.published.source} reports {', '.join(numbers)}."] = None
     return SweepComparison(
         data=config.data,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import InputError
+from retrieval import InputError, text
 from retrieval.evaluation.findings import (
     Classes,
     Findings,
@@ -120,6 +120,24 @@ def test_missing_values_are_gaps(with_published: Report, tmp_path: Path) -> None
     assert lines[4] == "They crop <b>."
     save_report(with_published, tmp_path)
     assert Report.load(tmp_path) == with_published
+
+
+def test_published_values_are_not_rounded(with_published: Report) -> None:
+    first, *others = with_published.results
+    first = dataclasses.replace(first, values={"recall_at_1": 0.6685, "recall_at_10": 0.7}, as_printed=True)
+    report = dataclasses.replace(with_published, results=[first, *others])
+    assert report_table(report).splitlines()[1].split()[-6:-2] == ["paper)", "66.85", "70.0", "-"]
+    cell = re.search(r">Recall@1<.*?<td[^>]*>([\d.]+)", render_report(report))
+    assert cell is not None
+    assert cell[1] == "66.85"
+
+
+@pytest.mark.parametrize(
+    ("percents", "expected"),
+    [(66.85, "66.85"), (100 * 0.6685, "66.85"), (70, "70.0"), (57.5, "57.5"), (55.03, "55.03"), (0.0, "0.0")],
+)
+def test_published_value_has_all_its_digits(percents: float, expected: str) -> None:
+    assert text.printed(percents) == expected
 
 
 def test_best_result_with_the_same_labels_is_bold(with_published: Report) -> None:

@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from export.model_file import export_run
 from retrieval import Embedder, Gallery, InputError
 from retrieval.evaluation.report import Report, kept_reports
-from retrieval.evaluation.score import CURVE_KS
+from retrieval.evaluation.score import CURVE_KS, KS
 from retrieval.metrics import clustering
 from retrieval.metrics.table import by_k
 from retrieval.reports.folder import save_report
@@ -91,7 +91,7 @@ def test_queries_search_the_gallery_of_the_data_set(model_file: Path, images: li
     theirs = DataSet("inshop:somewhere", [], queries, gallery, "hotel chain")
     ours = evaluate_target(model_file, theirs, ["pixels"])
     assert ours.protocol == "each searched for in the data set's gallery of 24 images"
-    assert (ours.images, ours.classes, ours.ks) == (12, 6, (1, 10, 20, 30))
+    assert (ours.images, ours.classes, ours.ks) == (12, 6, (1, 10, 20, 30, 40, 50))
     titles = [result.title for result in ours.results]
     assert titles == [
         "raw pixels",
@@ -153,6 +153,37 @@ def test_published_recall_by_coarse_label_and_accuracy_are_shown(
     assert [result.by for result in ours.results] == [None, "group", None, "group"]
     assert ours.results[0].values == pytest.approx({"recall_at_1": 0.6685, "linear_probe": 0.804})
     assert ours.results[1].values == pytest.approx({"recall_at_3": 0.575})
+
+
+PRINTED = [1, 2, 4, 8, 16, 32]  # RAW, table 2
+CHAINS = {"recall": {1: 21.5, 10: 34.9, 100: 51.8}, "coarse_recall": {1: 50.3, 3: 61.0, 5: 65.9}}  # SCT
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "ks"),
+    [
+        ("cub200:x", None, KS),
+        ("cub200:x", {"recall": dict.fromkeys(PRINTED, 66.85)}, PRINTED),
+        ("cub200:x", {"recall": {3: 50.0}, "coarse_recall": {5: 50.0}}, [1, 2, 3, 4, 5, 8]),
+        ("inshop:x", {"recall": {1: 89.64, 50: 99.2}}, [1, 10, 20, 30, 40, 50]),
+        ("hotels50k:x", CHAINS, [1, 3, 5, 10, 100]),
+    ],
+)
+def test_values_of_k_include_the_published_ones(
+    name: str,
+    published: dict[str, object] | None,
+    ks: Sequence[int],
+    run_with: Callable[..., Path],
+    images: list[LabelledImage],
+) -> None:
+    run = run_with(published=published and {"source": "a paper", **published}, data=name)
+    ours = evaluate_target(run, DataSet(name, [], images, coarse_name="chain"))
+    head, *lines = report_table(ours).splitlines()
+    assert head.split()[: len(ks)] == [f"R@{k}" for k in ks]
+    assert list(ours.ks) == list(ks)
+    measured = [line for line in lines if line.startswith("after training")]
+    assert len(measured) == 2
+    assert all("-" not in line.split()[-len(ks) :] for line in measured)
 
 
 def test_evaluation_on_training_images_is_noted(

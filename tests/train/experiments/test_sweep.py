@@ -303,5 +303,11 @@ def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> Non
         sweep(tmp_path / "open", f"folder:{folder}", ("plain",), overrides=overrides)
 
 
+def test_published_values_are_noted_as_printed(twins: str, tmp_path: Path) -> None:
+    published = "published={source: a paper, recall: {1: 66.85}, coarse_recall: {3: 57}, nmi: 59.9}"
+    found = sweep(tmp_path, twins, ["plain"], (0,), overrides=(*SMALL, "epochs=1", published))
+    assert "For the unchanged recipe, a paper reports R@1 66.85, NMI 59.9, coarse R@3 57.0." in found.notes
+
+
 def test_linear_probe_has_no_columns_where_it_is_not_measured(finished: Path) -> None:
     assert "robe" not in (finished / "results.md").read_text()
