@@ -172,7 +172,7 @@ def test_weights_command(tmp_path: Path) -> None:
 
 
 def test_default_losses_are_those_of_the_paper(tmp_path: Path) -> None:
-    words = ["--positives", "0.5", "--negatives", "0.5,0.2", "--json", "--out", str(tmp_path / "weights.svg")]
+    words = ["--positives", "0.5", "--negatives", "0.5,0.2", "--json", "--out", str(tmp_path / "w.svg")]
     facts = json.loads(click.testing.CliRunner().invoke(command, words, catch_exceptions=False).stdout)
     assert tuple(fact["loss"] for fact in facts) == weight_curves.LOSSES
     assert facts[0]["batch"] == {"positives": [0.5], "negatives": [0.5, 0.2]}
