@@ -314,7 +314,7 @@ class WatchConfig(StrictModel):
         default=None,
         ge=8,
         description="Largest number of images, as many of each class and at least 4, drawn with the seed. "
-        "Recall@K is higher than among all images. null: all.",
+        "Recall@K among fewer images differs from that among all. null: all.",
     )
     ks: tuple[int, ...] = Field(
         default=(1, 2, 4, 8), strict=False, description="Values of K; 1 is always recorded."

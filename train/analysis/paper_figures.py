@@ -161,10 +161,11 @@ FIGURES = (
         "3",
         "example triplets at the start of training, with the negatives of SCT (hard) and SHN (semi-hard)",
         (
-            "lookalike analyze examples RUN_AT_START --data cars196:ROOT --split train --positive random "
+            "lookalike analyze examples RUN --which 0 --data cars196:ROOT --split train --positive random "
             "--negative hard --negative semi-hard --out examples.svg",
         ),
-        "RUN_AT_START is a run with epochs=0; negatives come from the whole split, in the paper from a batch",
+        "RUN was trained with checkpoints.at=[0]; negatives come from the whole split, in the paper from a "
+        "batch",
     ),
     PaperFigure(
         "SCT",

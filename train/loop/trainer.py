@@ -285,6 +285,7 @@ class Trainer:
 
     def _watch(self, tracker: Tracker, progress: Progress) -> None:
         assert self.watcher is not None
+        self._check_weights()
         record = self.watcher.record(self.validated_model, self.step)
         self.model.train()
         tracker.log(record)

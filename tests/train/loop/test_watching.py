@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from retrieval import InputError, metrics
+from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import CHECKOUT, SCRIPT, draw
@@ -124,6 +124,15 @@ def test_run_that_stops_early_is_watched_at_its_end_once(tmp_path: Path, splits:
     assert ours.run.watched()[-1]["recall_at_1"] == facts["recall_at_1_last"]
     Trainer(ours.run, data.load(ours.config.data)).train(resume=True)
     assert [record["step"] for record in ours.run.watched()] == [0, facts["steps"]]
+
+
+def test_diverged_network_is_not_watched(tmp_path: Path, splits: Path) -> None:
+    """The curve ends before the step after which the weights are not finite, with the usual message."""
+    ours = trainer(tmp_path / "run", f"folder:{splits}", *WATCHED[:-1], "watch={split: test, every: 1}")
+    ours.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 1 else 1.0))
+    with pytest.raises(LookalikeError, match="weights are no longer finite at step 2"):
+        ours.train()
+    assert [record["step"] for record in ours.run.watched()] == [0, 1]
 
 
 def test_training_images_are_watched_with_true_labels(tmp_path: Path, splits: Path) -> None:
