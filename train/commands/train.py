@@ -114,6 +114,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     if facts["linear_probe"] is not None:
         labels = facts["linear_probe_labels"]
         text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"
+    elif facts["linear_probe_labels"] is not None:
+        text += "; `lookalike evaluate` measures the linear probe, on the test images"
     if facts["watched"]:
         watched = facts["watched"]
         before, last = watched["recall_at_1_before"], watched["recall_at_1_last"]

@@ -161,6 +161,14 @@ def _initialise(head: nn.Linear, how: str) -> None:
 
     default: torch's own; uniform: U(-1 / sqrt(C), 1 / sqrt(C)); xavier: uniform, Glorot & Bengio (2010);
     kaiming: normal by fan-out, He et al. (2015), as in Proxy Anchor. The last three have zero bias.
+
+    There is no U[0, 1] for all layers, which Roy et al. (2022, Learning Deep Optimal Embeddings with Sinkhorn
+    Divergences, section 4) state: taken literally it cannot be trained. Positive weights of that size make
+    the features of vgg9 reach 3e23, their squares overflow, and the unit embeddings and all gradients are 0.
+    With batch norm (vgg9-bn, every parameter drawn from U[0, 1]) the embeddings begin with a mean cosine of
+    0.9997 and a gradient 1e-5 times that of torch's default; after 120 steps of Adam at 5e-4 the triplet loss
+    with margin 0.5 was 0.4997, that of the default 0.44 after 10 steps (CIFAR images of 16 pixels, 10 x 5).
+    Only with batch norm left at scale 1 and shift 0 did the loss fall, while most pairs shared one embedding.
     """
     if how == "default":
         return

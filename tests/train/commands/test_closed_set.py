@@ -52,6 +52,12 @@ def test_train_prints_the_probe_of_the_held_out_images(run: Path) -> None:
     assert f"linear probe from noisy labels, on the same images: {facts['linear_probe']:.3f}" in printed
 
 
+def test_train_without_held_out_images_says_where_the_probe_is_measured(closed: str, tmp_path: Path) -> None:
+    words = changes("split.validation=0", "linear_probe=clean", "epochs=0")
+    done = lookalike_here("train", "--data", closed, "--out", str(tmp_path / "run"), *words)
+    assert "`lookalike evaluate` measures the linear probe, on the test images" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "which"),
     [
