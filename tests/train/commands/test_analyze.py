@@ -280,6 +280,10 @@ def test_synthetic_curves_are_those_of_each_checkpoint(tmp_path: Path, kept_run:
     (one,) = json.loads(analyze_here("synthetic", *words, "--split", "train", "--which", "4")[0])
     for name, values in curves[0]["recall_at_1"].items():
         assert values[2] == one["recall"][name]["1"]
+    panels = json.loads(analyze_here("synthetic", *words, "--baseline", "untrained")[0])
+    assert [panel["name"] for panel in panels] == ["before training", "run"]
+    refused = analyze_here("synthetic", *words, "--baseline", "untrained", "--every-checkpoint", code=2)[1]
+    assert "before training: not a checkpoint of a run" in refused
 
 
 def test_maps_of_checkpoints_with_synthetic_points(tmp_path: Path, kept_run: Path, splits: str) -> None:

@@ -281,6 +281,11 @@ def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | Non
 
     parts = [(source, split) for source in sources for split in source.splits]
     over_training = any(len(_steps(sources, source.target)) > 1 for source in sources)
+    for source in sources if over_training else ():
+        if source.step is None:
+            raise InputError(
+                f"{source.name}: not a checkpoint of a run, which curves over training need; leave it out"
+            )
     panels = len({source.target for source in sources}) if over_training else len(parts)
     most = _MOST_PANELS if points is None else 1
     if panels > most or (points is not None and len(parts) > 1):
@@ -299,8 +304,8 @@ def synthetic(sources: list[EmbeddingSource], negatives: Any, points: Path | Non
     return _synthetic_panels(found, [points] if points is not None else [])
 
 
-def _steps(sources: Sequence[EmbeddingSource], target: str) -> set[int | None]:
-    return {source.step for source in sources if source.target == target}
+def _steps(sources: Sequence[EmbeddingSource], target: str) -> set[int]:
+    return {s.step for s in sources if s.target == target and s.step is not None}
 
 
 def _synthetic_panels(found: Sequence[SyntheticRecalls], files: Sequence[Path]) -> Drawing:
@@ -329,8 +334,7 @@ def _synthetic_curves(
     curves: dict[tuple[str, str], SyntheticCurves] = {}
     ordered = sorted(zip(parts, found, strict=True), key=lambda each: each[0][0].step or 0)
     for (source, split), recalls in ordered:
-        if source.step is None:
-            raise InputError(f"{source.name}: no checkpoint of a run; curves over training are of runs alone")
+        assert source.step is not None
         curve = curves.setdefault((source.target, split), SyntheticCurves(source.target, split, [], []))
         curve.steps.append(source.step)
         curve.found.append(recalls)

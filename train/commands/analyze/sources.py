@@ -34,7 +34,7 @@ class EmbeddingSource:
         splits: Splits to draw: "train", "test", or "all" if the images have no splits.
         embed: Returns the embeddings of a split.
         target: Name of the run, model, gallery or file that it belongs to.
-        step: Step of the network in its run; `None` if it is not of a run.
+        step: Step of the checkpoint of a run; `None` if it is none.
         bad: Path -> reason, of images that could not be read; filled while embedding.
         is_baseline: Whether this is the untrained network of the source that follows.
     """
@@ -113,7 +113,7 @@ def open_sources(
         if untrained:
             config = run.config.to_dict() if run else open_target(target, None).config
             before = partial(baseline, "untrained", config)
-            source = _embedding_source("before training", before, images, name, 0)
+            source = _embedding_source("before training", before, images, name)
             sources.append(replace(source, is_baseline=True))
         if run is None:
             sources.append(_embedding_source(name, partial(_only_candidate, target, None), images, name))
