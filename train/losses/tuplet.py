@@ -16,6 +16,7 @@ from train.losses.structured import BY_DEFINITION
 from train.losses.triplet import SOURCES, resolve_measure
 from train.losses.view import View
 
+Candidates = Literal["all", "positives"]
 Combinations = Literal["all", "released"]
 
 
@@ -111,7 +112,7 @@ class NPair(PairAgainstAll):
 
     def __init__(
         self,
-        candidates: Literal["all", "positives"] = "all",
+        candidates: Candidates = "all",
         anchors: Literal["first", "both"] = "first",
         normalize: bool | None = None,
         l2_reg: float = 0.0,
@@ -167,6 +168,7 @@ class Angular(PairAgainstAll):
 
     Args:
         angle: Angle a in degrees, between 0 and 90.
+        candidates: See n-pair; positives in the code of Symm's authors.
         anchors: First or both; the loss is symmetric in i and j, so both give the same value.
         normalize, l2_reg: See n-pair.
         combinations: With mirrored points, all 24, or the 12 of the authors' code, which pools the positive
@@ -176,6 +178,7 @@ class Angular(PairAgainstAll):
     def __init__(
         self,
         angle: float = 45.0,
+        candidates: Candidates = "all",
         anchors: Literal["first", "both"] = "first",
         normalize: bool | None = None,
         l2_reg: float = 0.0,
@@ -185,7 +188,9 @@ class Angular(PairAgainstAll):
     ) -> None:
         super().__init__(normalize, l2_reg, negatives, combinations)
         require(0 < angle < 90, "angle", angle, "between 0 and 90 degrees")
-        self.anchors = anchors
+        if negatives is not None and candidates != "all":
+            raise ValueError("with synthetic negatives a pair is compared as a whole; leave out candidates")
+        self.candidates, self.anchors = candidates, anchors
         self.slope = math.tan(math.radians(angle)) ** 2
 
     def terms(self, view: View) -> Tensor:
@@ -209,6 +214,9 @@ class Angular(PairAgainstAll):
         elif self.negatives is not None:
             closest, mask = self.negatives.closest(view, self.measure)
             negative = 2 * closest
+        elif self.candidates == "positives":
+            tables = view.pair_tables(normalized=self.measure == "cosine")
+            negative, mask = tables.il + tables.jl, view.pair_negative  # [P, Q]
         else:
             first, second = view.members.similarity(self.measure).unflatten(0, (2, -1)).unbind(0)
             negative, mask = first + second, view.members.negative[: len(positive)]  # [P, C]
@@ -247,7 +255,7 @@ class AngularNPair(nn.Module):
         super().__init__()
         self.negatives, self.angular_weight = negatives, angular_weight
         self.n_pair = NPair(anchors=anchors, normalize=normalize, l2_reg=l2_reg, negatives=negatives)
-        self.angular = Angular(angle, anchors, normalize, negatives=negatives)
+        self.angular = Angular(angle, anchors=anchors, normalize=normalize, negatives=negatives)
         self.measure = self.n_pair.measure
 
     def forward(self, view: View) -> Tensor:

@@ -85,6 +85,7 @@ def test_every_source_and_miner_is_accepted_or_refused_with_a_reason() -> None:
         ({"name": "raw", "mining": {"name": "vhtm"}}, "'vthm'"),
         ({"name": "raw", "mining": "vthm"}, "mapping"),
         ({"name": "n-pair", "candidates": "positive"}, "'positives'"),
+        ({"name": "angular", "negatives": "symmetric", "candidates": "positives"}, "leave out candidates"),
         ({"name": "triplet", "margin": "wide"}, "number"),
         ({"name": "triplet", "margin": True}, "number"),
         ({"name": "triplet", "squared": 1}, "true or false"),

@@ -262,6 +262,11 @@ SYMM = [
     ),
     Variant("angular", {"name": "angular", "angle": 45, "negatives": "batch"}, symmetrical.angular),
     Variant(
+        "angular_mc",
+        {"name": "angular", "angle": 45, "candidates": "positives"},
+        partial(symmetrical.angular, candidates="positives"),
+    ),
+    Variant(
         "symm_angular",
         {"name": "angular", "angle": 45, "negatives": "symmetric"},
         symmetrical.symm_angular,
