@@ -20,6 +20,7 @@ Pca = Literal["class", "global"]
 _DIRECTIONS = 3
 _FEWEST = _DIRECTIONS + 1  # images of a class whose covariance has three eigenvalues above 0
 _SHOWN = 4  # classes in the figure of the paper
+_COLUMNS = 4  # sources side by side
 _COLLAPSED = 1e-10  # variance of equal unit vectors in float32, by rounding
 _AT_ONCE = 8192
 
@@ -161,12 +162,17 @@ def draw_spectra(spectra: Sequence[Spectrum], figure: Figure, *, seed: int = 0) 
         figure: Empty figure.
         seed: Seed of the four classes.
     """
-    upper, lower = figure.subfigures(2, 1, squeeze=False)[:, 0]
+    rows, columns = _grid(len(spectra))
+    upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=[rows, 1.15])[:, 0]
     figure.suptitle("Variance of the embeddings", fontsize=13)
-    row = upper.subplots(1, len(spectra), sharey=True, squeeze=False)[0]
-    for axes, found in zip(row, spectra, strict=True):
-        _draw_picked(found, found.pick(seed), axes)
-    row[0].set_ylabel("eigenvalue × 100")
+    grid = upper.subplots(rows, columns, sharey=True, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place < len(spectra):
+            _draw_picked(spectra[place], spectra[place].pick(seed), axes)
+        else:
+            axes.set_axis_off()
+    for first in grid[:, 0]:
+        first.set_ylabel("eigenvalue × 100")
     inside, overall = lower.subplots(1, 2)
     _draw_classes(spectra, inside)
     _draw_explained(spectra, overall)
@@ -175,7 +181,13 @@ def draw_spectra(spectra: Sequence[Spectrum], figure: Figure, *, seed: int = 0) 
 
 def spectra_size(spectra: Sequence[Spectrum]) -> tuple[float, float]:
     """Return the width and height of the figure in inches."""
-    return max(11, 3.4 * len(spectra)), 8.6 + 0.12 * len(spectra)
+    rows, columns = _grid(len(spectra))
+    return max(11, 3.4 * columns), 4 * (rows + 1.15) + 0.12 * len(spectra)
+
+
+def _grid(sources: int) -> tuple[int, int]:
+    columns = min(sources, _COLUMNS)
+    return -(-sources // columns), columns
 
 
 def _draw_picked(found: Spectrum, rows: Sequence[int], axes: Axes) -> None:
@@ -196,7 +208,7 @@ def _draw_picked(found: Spectrum, rows: Sequence[int], axes: Axes) -> None:
 def _label_eigenvalues(axes: Axes, pca: Pca) -> None:
     axes.set_xticks(range(_DIRECTIONS), ["largest", "middle", "smallest"])
     where = {"class": "PCA per class", "global": "global PCA, not the paper's"}[pca]
-    axes.set_xlabel(f"eigenvalue of a class in 3 dimensions ({where})")
+    axes.set_xlabel(f"eigenvalue ({where})")
     axes.grid(axis="y", alpha=0.3)
 
 
