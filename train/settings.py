@@ -86,25 +86,29 @@ def altered_settings(recipe: str | None, config: Config) -> list[str]:
 
 def differences(before: Config, now: Config) -> list[str]:
     """Return the settings that differ, as "epochs 3, not 5", in the order of the settings."""
-    old, new = setting_values(before), setting_values(now)
+    old, new = dict(_leaves(before.to_dict())), dict(_leaves(now.to_dict()))
     return [
-        f"{key} {old.get(key, 'unset')}, not {new.get(key, 'unset')}"
+        f"{key} {_text(old, key)}, not {_text(new, key)}"
         for key in {**old, **new}
-        if old.get(key) != new.get(key)
+        if key not in old or key not in new or old[key] != new[key]
     ]
+
+
+def _text(values: Mapping[str, Any], key: str) -> str:
+    return to_line(values[key]) if key in values else "unset"
 
 
 def setting_values(config: Config) -> dict[str, str]:
     """Return every setting with a dotted name, as in "loss.margin", and its value as on the command line."""
-    return dict(_leaves(config.to_dict()))
+    return {key: to_line(value) for key, value in _leaves(config.to_dict())}
 
 
-def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{where}{key}.")
         else:
-            yield f"{where}{key}", to_line(value)
+            yield f"{where}{key}", value
 
 
 def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
