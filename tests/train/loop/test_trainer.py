@@ -217,14 +217,14 @@ def test_regularizer_without_gradient_is_reported_once(
 ) -> None:
     """With a tiny sigma, and with a list of widths."""
     for sigma, epochs, warnings in (("1e-6", 12, 1), ("[0.05, 0.2, 0.8]", 2, 0)):
-        loss = f"{{name: triplet, regularizers: [{{name: mmd-laplacian, weight: 0.2, sigma: {sigma}}}]}}"
+        part = f"{{name: mmd-laplacian, weight: 0.2, sigma: {sigma}}}"
+        loss = f"{{name: n-pair, normalize: true, regularizers: [{part}]}}"
         overrides = [*SMALL, f"epochs={epochs}", f"loss={loss}"]
         folder = tmp_path / str(warnings)
         run = Run.start(folder, settings.resolve(f"folder:{shop}", None, overrides))
         Trainer(run, data.load(run.config.data), show_progress=True).train()
         assert capsys.readouterr().err.count("inert kernel: up to step") == warnings
         records = [record for record in run.metrics() if "loss" in record]
-        assert all("gradient_ratio" in record for record in records)
         assert (max(record["gradient_ratio"] for record in records) > 1e-3) == (warnings == 0)
 
 
