@@ -84,7 +84,7 @@ def batch_weights(batch: Embeddings, of: NamedLoss, *, seed: int = 0) -> BatchWe
     vectors, labels = torch.from_numpy(batch.vectors).double(), torch.from_numpy(batch.classes)
     unit = torch.nn.functional.normalize(vectors)
     cosine = (unit @ unit.T).fill_diagonal_(1.0)
-    (weight,) = drawn_weights(of, cosine, labels, seed=seed)
+    (weight,) = drawn_weights(of, cosine, labels, dim=unit.shape[1], seed=seed)
     same = (labels[:, None] == labels[None, :]).numpy()
     positive = same & ~np.eye(len(same), dtype=bool)
     return BatchWeights(of.name, cosine.numpy(), weight.numpy(), positive, ~same)

@@ -122,9 +122,17 @@ def _weight(of: NamedLoss, positives: Sequence[float], negatives: Sequence[float
 
 
 def drawn_weights(
-    of: NamedLoss, cosines: Tensor, labels: Tensor, draws: int = 1, *, seed: int = 0
+    of: NamedLoss,
+    cosines: Tensor,
+    labels: Tensor,
+    draws: int = 1,
+    *,
+    dim: int | None = None,
+    seed: int = 0,
 ) -> list[Tensor]:
     """Return the weights of all pairs of a batch, [B, B], for several draws of a random miner.
+
+    `dim` is the embedding dimension, on which distance-weighted mining depends; B by default.
 
     Raises:
         InputError: A loss that does not compare pairs of samples.
@@ -132,7 +140,7 @@ def drawn_weights(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return [pair_weights(of.loss, cosines, labels) for _ in range(draws)]
+            return [pair_weights(of.loss, cosines, labels, dim=dim) for _ in range(draws)]
     except ValueError as error:
         hint = "choose a built-in loss that compares samples with each other"
         raise InputError(f"{of.name}: {error}; {hint}") from error

@@ -9,7 +9,7 @@ from train.losses.objective import Objective
 from train.losses.view import View
 
 
-def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor) -> Tensor:
+def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor, *, dim: int | None = None) -> Tensor:
     """Return the weight that a loss puts on each pair, by automatic differentiation by the similarities.
 
     The gradient of any pair loss is that of Σ_i (Σ over negatives w_ij s_ij - Σ over positives w_ij s_ij) / B
@@ -20,6 +20,7 @@ def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor) -> Tenso
         loss: Built loss over pairs, triplets or tuplets of samples.
         similarities: [B, B] cosines; a symmetric matrix with ones on its diagonal.
         labels: [B] integers.
+        dim: Embedding dimension, on which distance-weighted mining depends; B by default.
 
     Returns:
         [B, B] weights, 0 on the diagonal, in the precision of the similarities.
@@ -43,6 +44,7 @@ def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor) -> Tenso
     leaf = similarities.detach().clone().requires_grad_()
     directions = torch.eye(len(leaf), dtype=leaf.dtype, device=leaf.device)  # stand for unit vectors
     view = View(directions, labels, paired=loss.paired, cosine=leaf)
+    view.dim = dim or view.dim
     value = loss.evaluate(view)
     (gradient,) = torch.autograd.grad(value, leaf, allow_unused=True) if value.requires_grad else (None,)
     if gradient is None:

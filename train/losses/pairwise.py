@@ -143,7 +143,8 @@ class BinomialDeviance(PairTerm):
 class EqualWeight(PairTerm):
     """Per anchor, mean of 1 - s over the selected positives plus mean of s over the selected negatives.
 
-    The mean over all anchors. Selects by vthm by default.
+    The mean over all anchors. Selects by vthm by default: the row "VTHM" of RAW, table 1, whose text says
+    "equal weights" and gives no formula; this is that of the authors' code.
     """
 
     def __init__(self, *, mining: PairMiner | None = None) -> None:
@@ -180,6 +181,9 @@ class MultiSimilarity(PairTerm):
     The mean over all anchors; selects by vthm (margin 0.1) by default. With a source of negatives, the mean
     over the alternate pairs p = (i, k): positives are the samples of their class that either member is
     compared with, negatives the closest points of p and the pairs of other classes.
+
+    Rows of RAW, table 1: "RAW+VTHM" is the default, "RAW" is `mining: null`, "RAW+DW" is `mining: {positive:
+    all, negative: distance-weighted}`, "RAW+SemiHard" is `mining: {positive: all, negative: semi-hard}`.
 
     Args:
         alpha, beta: Slopes, above 0.

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from train import losses
+from train.losses.mining import TripletMiner
 
 Y = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
 B = len(Y)
@@ -151,6 +152,34 @@ def test_weights_are_the_gradient_of_unit_embeddings(name: str, negatives_from: 
     gradient = x.grad - (x.grad * x.detach()).sum(1, keepdim=True) * x.detach()
     torch.testing.assert_close(gradient, tangent, rtol=1e-7, atol=1e-9)
     assert gradient.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("negative", ["semi-hard", "distance-weighted"])
+def test_raw_on_the_pairs_of_triplets(negative: str) -> None:
+    """RAW+SemiHard and RAW+DW: eqs. 15 and 16 over the selected pairs, 0 for the others."""
+    alpha, beta, gamma = 2.0, 50.0, 0.5
+    torch.manual_seed(0)
+    y = torch.tensor(Y)
+    x = torch.nn.functional.normalize(torch.randn(B, 24, dtype=torch.float64), dim=1)
+    s = (x @ x.T).fill_diagonal_(1.0)
+    same = (y[:, None] == y) & ~torch.eye(B, dtype=torch.bool)
+    miner = TripletMiner("all", negative)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    kept, opposed = miner.select(s, same, s, y[:, None] != y, dim=24)
+    torch.manual_seed(1)
+    module = losses.build({"name": "raw", "mining": {"positive": "all", "negative": negative}})
+    weights = losses.pair_weights(module, s, y, dim=24).numpy()
+    expected = np.zeros((B, B))
+    for i in range(B):
+        chosen = np.flatnonzero(kept[i]), np.flatnonzero(opposed[i])
+        for j in chosen[0]:
+            others = sum(math.exp(alpha * (s[i, j] - s[i, k])) for k in chosen[0])
+            expected[i, j] = 1 / (others + math.exp(alpha * (s[i, j] - gamma)))
+        for j in chosen[1]:
+            others = sum(math.exp(-beta * (s[i, j] - s[i, k])) for k in chosen[1])
+            expected[i, j] = 1 / (others + math.exp(-beta * (s[i, j] - gamma)))
+    np.testing.assert_allclose(weights, expected, rtol=1e-9, atol=1e-14)
+    assert 0 < opposed.sum() < (~same).sum() / 2
 
 
 def test_losses_without_pairs_are_refused() -> None:

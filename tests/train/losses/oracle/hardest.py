@@ -27,7 +27,7 @@ def _pool(distances: Sequence[float], pooling: str) -> float:
 def hphn_triplet(
     x: np.ndarray, y: Labels, margin: float = 0.2, source: str = "batch", points: int = 2
 ) -> float:
-    """1/|𝒫| Σ [max(h_i, h_j) + m − min d]_+, h the distance to the farthest positive (LoOp section 4.1)."""
+    """1/|𝒫| Σ [max(h_i, h_j) + m − min d]_+, h the distance to the farthest positive (LoOp section 3.3.2)."""
     z = embeddings_for(x, source)
     pairs = alternate(y)
     total = 0.0
