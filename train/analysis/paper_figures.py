@@ -187,10 +187,13 @@ FIGURES = (
     PaperFigure(
         "SCT",
         "6",
-        "left: share of hard triplets in a batch; right: Recall@1",
-        ("lookalike analyze training RUN... --out training.svg",),
+        "left: share of hard triplets in a batch; right: Recall@1 of HN, SHN and SCT on five data sets",
+        (
+            "lookalike recipes run sct/figure6 --data cub200:ROOT --data cars196:ROOT --out figure-6",
+            "lookalike analyze training RUN... --out training.svg",
+        ),
         "left: anchors whose hardest negative in the batch is closer than their easiest positive, in every "
-        "tenth batch; right: the panels of Recall@1, with the setting `watch` also of test images",
+        "tenth batch; right: a table",
     ),
     PaperFigure(
         "SCT",

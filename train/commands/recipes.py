@@ -88,7 +88,9 @@ def show(name: str, full: bool, as_json: bool) -> None:
         table = load_table(name)
         rows = list(table.rows.values())
         lines = [f"{PAPERS[table.paper]}", f"{table.source}: {table.title}", ""]
-        lines += ["\n\n".join(_row_tables(rows)), "", f"# To run it: {_table_command(table)}"]
+        lines += ["\n\n".join(_row_tables(rows)), ""]
+        lines += [f"# {table.note}"] if table.note else []
+        lines.append(f"# To run it: {_table_command(table)}")
         print_result([row.to_dict() for row in rows], as_json, "\n".join(lines))
         return
     row = find_row(name) if recipe_file(name) is None else None

@@ -43,6 +43,15 @@ def test_list_as_json_has_every_row() -> None:
     assert facts["demo"].keys() == facts[ROW].keys()
 
 
+def test_show_prints_the_remark_on_a_table() -> None:
+    *_, note, command = invoke("show", "sct/figure6").splitlines()
+    assert note.startswith(
+        "# by the README of github.com/littleredxh/HardNegative, HN collapses on CUB-200-2011"
+    )
+    data = "--data cub200:ROOT --data cars196:ROOT --data sop:ROOT --data inshop:ROOT --data hotels50k:ROOT"
+    assert command == f"# To run it: lookalike recipes run sct/figure6 {data} --out DIR"
+
+
 def test_list_selects_a_table_of_a_paper() -> None:
     facts = json.loads(invoke("list", "--paper", "dcdl", "--table", "1", "--json"))
     assert len(facts) == 120
