@@ -87,8 +87,8 @@ class ModelConfig(StrictModel):
 
     backbone: str = Field(
         default="conv4",
-        description="conv4, vgg9, vgg9-bn (with batch norm, without which embeddings begin as nearly one "
-        "point), bn-inception, the name of a torchvision classifier, or timm:NAME "
+        description="conv4, vgg9 (without batch norm: embeddings begin as nearly one point), vgg9-bn (with "
+        "it), bn-inception, the name of a torchvision classifier, or timm:NAME "
         "(timm:NAME:key=value,... passes options to the architecture).",
     )
     weights: str | None = Field(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_WITH_NUMBERS = 25  # classes in a figure with a number in every cell
 _MOST_IN_TEXT = 12  # classes in a matrix on a terminal
+_WIDEST = 90  # characters of a matrix with named columns; wider ones have numbers
 _MOST_LISTED = 20  # transitions listed instead
 
 
@@ -133,9 +134,13 @@ def transitions_text(found: LabelTransitions) -> str:
     """Return the rates in percent as a table; of many classes, the most frequent transitions."""
     if len(found.classes) <= _MOST_IN_TEXT:
         heading = f"{found.title}: {found.summary}; in percent:"
-        rows = [("true \\ given", *found.classes)]
-        for label, rates in zip(found.classes, found.rates, strict=True):
-            rows.append((label, *(f"{100 * rate:.1f}" if rate else "-" for rate in rates)))
+        columns, names = found.classes, found.classes
+        if sum(len(name) + 2 for name in columns) > _WIDEST:
+            columns = [f"{number}" for number in range(1, len(names) + 1)]
+            names = [f"{number} {name}" for number, name in zip(columns, names, strict=True)]
+        rows = [("true \\ given", *columns)]
+        for name, rates in zip(names, found.rates, strict=True):
+            rows.append((name, *(f"{100 * rate:.1f}" if rate else "-" for rate in rates)))
     else:
         heading = f"{found.title}: {found.summary}; the most frequent in percent:"
         others = found.rates * (1 - np.eye(len(found.classes)))

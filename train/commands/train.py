@@ -96,7 +96,8 @@ def train(
     group.close()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
     if group.is_main:
-        accuracy = linear_probe.held_out_accuracy(trainer.run, images, show_progress=True)
+        device = trainer.group.device
+        accuracy = linear_probe.held_out_accuracy(trainer.run, images, device, show_progress=True)
         facts |= {"linear_probe": accuracy, "linear_probe_labels": config.linear_probe}
         print_result(facts, as_json, _summary(out, facts))
     if trainer.bad_files:

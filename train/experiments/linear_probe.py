@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from retrieval import metrics
 from retrieval.errors import InputError
@@ -86,17 +87,20 @@ def probe_images(
     return images, f"The linear probe is learnt on {len(images):,} training images {which}."
 
 
-def held_out_accuracy(run: Run, dataset: DataSet, *, show_progress: bool = False) -> float | None:
+def held_out_accuracy(
+    run: Run, dataset: DataSet, device: str | torch.device = "cpu", *, show_progress: bool = False
+) -> float | None:
     """Return the accuracy of the linear probe on the held-out images of a run, for its best checkpoint.
 
-    Returns `None` without `linear_probe`, or if no images of the training classes are held out.
+    The network runs on `device`. Returns `None` without `linear_probe`, or if no images of the training
+    classes are held out.
     """
     config = run.config
     held_out = divide(dataset, config).held_out
     if config.linear_probe is None or config.split.by == "classes" or not held_out:
         return None
     learnt_from, _ = probe_images(config.to_dict(), dataset, config.linear_probe)
-    images, embed = [*learnt_from, *held_out], pixel_embedder(run.trained("best"))
+    images, embed = [*learnt_from, *held_out], pixel_embedder(run.trained("best").to(device))
     with Progress("linear probe", len(images), show=show_progress) as progress:
         found = embed_files([image.path for image in images], config.preprocess, embed, progress)
     labels = np.array([images[i].label for i in found.positions])

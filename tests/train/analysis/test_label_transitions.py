@@ -61,6 +61,12 @@ def test_text_is_a_matrix_or_the_most_frequent_transitions() -> None:
         "cifar10:somewhere, asymmetric noise, rate 0.2: 50 of 500 labels wrong (10.0%); in percent:"
     )
     assert few.splitlines()[-1].split() == ["truck", "-", "20.0", *["-"] * 7, "80.0"]
+    long = tuple(f"a class with a long name {letter}" for letter in "abcd")
+    dataset = DataSet("csv:x.csv", labelled(long, 10), labelled(long, 10))
+    wide = transitions_text(drawn_transitions(dataset, NoiseConfig(kind="asymmetric", rate=0.3), 0))
+    assert wide.splitlines()[1].split() == ["true", "\\", "given", "1", "2", "3", "4"]
+    assert wide.splitlines()[4].split()[0] == "3"
+    assert max(map(len, wide.splitlines())) < 110
     names = tuple(f"c{number:02d}" for number in range(30))
     many = DataSet("csv:x.csv", labelled(names, 10), labelled(names, 10))
     found = drawn_transitions(many, NoiseConfig(kind="asymmetric", rate=0.3), 0)
