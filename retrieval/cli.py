@@ -22,7 +22,10 @@ COMMANDS = {
     "datasets": ("train.commands.datasets:datasets", "List, fetch and inspect data sets."),
     "losses": ("train.commands.losses:losses", "List losses, negatives, miners and regularizers."),
     "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
-    "recipes": ("train.commands.recipes:recipes", "List the experiments that come with Lookalike."),
+    "recipes": (
+        "train.commands.recipes:recipes",
+        "List, show and run experiments: the tables of five papers, and good defaults.",
+    ),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "export": ("export.commands:export", "Export a training run or a pretrained backbone to one ONNX file."),
     "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),

@@ -207,7 +207,7 @@ def test_unusable_input_is_one_line_and_exit_code_2(
         (("triplets", some, model_file, *out), "needs images to embed; give --data"),
         (("triplets", some, tmp_path / "other.npz", "--moves", *out), "not of the same images in the same"),
         (("triplets", some, "--out", tmp_path / "x.pdf"), "call it x.svg"),
-        (("tsne", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),
+        (("selection", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),
         (("examples", model_file, "--data", splits, "--split", "both", *out), "choose train or test"),
         (("embed", gallery, "--out", tmp_path / "x.txt"), "call it x.npz"),
         (("heatmap", gallery, shop, shop, *out), "a folder, not a model file"),
