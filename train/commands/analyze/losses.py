@@ -206,8 +206,8 @@ def _step_row(facts: dict[str, Any]) -> list[str]:
 def training(runs: tuple[Path, ...]) -> Drawing:
     """Draw the metrics recorded during training.
 
-    SCT, fig. 6, and Symm, figs. 4, 5 and 7. One panel for every metric in metrics.jsonl, against the step, and
-    one line for every run. Metrics of a batch are those of every tenth batch:
+    SCT, fig. 6, and Symm, figs. 4, 5 and 7. One panel for every metric in metrics.jsonl, against the step,
+    and one line for every run. Metrics of a batch are those of every tenth batch:
 
     \b
       the loss, the learning rate, and Recall@1 of the held-out images
