@@ -54,7 +54,7 @@ class Wasserstein(nn.Module):
             11), lower by a constant; sharp, <T, D> alone; exact, the linear program without regularisation
             (eq. 10), which is solved on the CPU and waits for the device in every step.
         debias: Subtract half the cost of each set with itself (Sinkhorn divergence, eq. 13).
-        classes: Sum over the classes (the paper), or mean, with a default weight of 10; see the module.
+        classes: Sum over the classes (the paper), or mean, at weight 10 by default (docs/regularizers.md).
         tolerance: L1 marginal error at which a class has converged; null for 1e-5 (1e-10 in float64).
         max_iterations: Newton steps at most; diagnostics hold the number used and the remaining error.
     """
@@ -195,7 +195,7 @@ class LaplacianMMD(_ScaledKernel):
             meaning. With the paper's 0.05 the gradient vanishes once classes have separated, with batch norm
             from the first step. [0.05, 0.2, 0.8] covers all distances of unit vectors.
         half: Multiply by 1/2 (as in GeomLoss).
-        classes: Sum over the classes (the paper), or mean, with a default weight of 10; see the module.
+        classes: Sum over the classes (the paper), or mean, at weight 10 by default (docs/regularizers.md).
     """
 
     def of_width(self, view: View, width: float) -> Tensor:
@@ -209,7 +209,7 @@ class GaussianMMD(_ScaledKernel):
     Args:
         sigma: Kernel width or widths, see mmd-laplacian.
         half: Multiply by 1/2 (as in GeomLoss).
-        classes: Sum over the classes (the paper), or mean, with a default weight of 10; see the module.
+        classes: Sum over the classes (the paper), or mean, at weight 10 by default (docs/regularizers.md).
     """
 
     def of_width(self, view: View, width: float) -> Tensor:
@@ -223,7 +223,7 @@ class Energy(_Kernel):
     Args:
         power: 2 for D = ‖u - v‖² / 2, as in the transport cost; 1 for ‖u - v‖, which distinguishes
             distributions with equal means.
-        classes: Sum over the classes (the paper), or mean, with a default weight of 10; see the module.
+        classes: Sum over the classes (the paper), or mean, at weight 10 by default (docs/regularizers.md).
     """
 
     def __init__(self, power: Literal[1, 2] = 2, classes: Classes = "sum") -> None:

@@ -29,6 +29,12 @@ def specs() -> list[dict[str, Any]]:
     found += [{"regularizers": [{"name": name}]} for name in losses.names("regularizer")]
     for options in ({"form": "sharp"}, {"debias": True}):  # a graph as long as its iterations: once all 30
         found.append({"regularizers": [{"name": "wasserstein", "max_iterations": 4, **options}]})
+    found.append({"regularizers": [{"name": "mmd-laplacian", "sigma": [0.05, 0.5]}]})
+    found.append({"name": "triplet-nca", "normalization_gradient": "ignored"})
+    found += [
+        {"name": name, "negatives": {"name": "symmetric", "alpha": 1.5, "top_k": 3}}
+        for name in ("n-pair", "angular")
+    ]
     found += [{"name": "raw", "memory": 10}, {"name": "triplet", "negatives": "optimal", "memory": 10}]
     return found
 
