@@ -20,6 +20,7 @@ import torchvision
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
+from torchvision.models import ResNet50_Weights
 
 from retrieval import InputError, LookalikeError, Preprocess, load_image, metrics
 from tests.conftest import SHARED, unzip_shared
@@ -318,28 +319,28 @@ def test_unknown_weights_name_those_of_the_backbone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "file"),
+    ("weights", "theirs"),
     [
-        ("imagenet", "resnet50-11ad3fa6"),
-        ("IMAGENET1K_V1", "resnet50-0676ba61"),
-        ("imagenet1k_v2", "resnet50-11ad3fa6"),
+        ("imagenet", ResNet50_Weights.IMAGENET1K_V2),
+        ("IMAGENET1K_V1", ResNet50_Weights.IMAGENET1K_V1),
+        ("imagenet1k_v1", ResNet50_Weights.IMAGENET1K_V1),
+        ("imagenet1k_v2", ResNet50_Weights.IMAGENET1K_V2),
     ],
 )
 def test_named_weights_are_those_of_torchvision(
-    weights: str, file: str, monkeypatch: pytest.MonkeyPatch
+    weights: str, theirs: ResNet50_Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files that torchvision documents for V1 and V2."""
-    theirs = with_batch_statistics(torchvision.models.resnet50(weights=None)).state_dict()
+    state = with_batch_statistics(torchvision.models.resnet50(weights=None)).state_dict()
     asked: list[str] = []
 
     def download(url: str, **_: bool) -> dict[str, Tensor]:
         asked.append(url)
-        return theirs
+        return state
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
     ours = build_backbone("resnet50", weights, 32).network.state_dict()
-    assert asked == [f"https://download.pytorch.org/models/{file}.pth"]
-    assert torch.equal(ours["layer4.2.bn3.running_mean"], theirs["layer4.2.bn3.running_mean"])
+    assert asked == [theirs.url]
+    assert torch.equal(ours["layer4.2.bn3.running_mean"], state["layer4.2.bn3.running_mean"])
 
 
 def test_classifier_may_be_missing(tmp_path: Path) -> None:
