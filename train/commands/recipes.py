@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def recipes() -> None:
 
 @recipes.command("list")
 @click.option("--paper", type=click.Choice(list(PAPERS)), help="Only the tables of this paper.")
-@click.option("--table", help="Only this table: 1, 3a, 3 (all of 3a to 3c), supp-1.")
+@click.option("--table", help="Only this table: 1, 3a, 3 (all of 3a to 3c), supp1, fig4.")
 @json_option
 def list_recipes(paper: str | None, table: str | None, as_json: bool) -> None:
     """List the recipes; with --paper or --table, the rows of these tables.
@@ -160,8 +161,11 @@ def run(
 
 
 def _is_numbered(number: str, wanted: str | None) -> bool:
-    """Return whether a table has a number: "3a" is also found by "3"."""
-    return wanted is None or number.lower() in (wanted.lower(), *(f"{wanted.lower()}{c}" for c in "abc"))
+    """Return whether a table has a number; "3" is also 3a, and "supp1" and "table supp 1" are "Supp. 1"."""
+    if wanted is None:
+        return True
+    ours, theirs = (re.sub(r"[^a-z0-9]|table", "", text.lower()) for text in (number, wanted))
+    return ours == theirs or re.fullmatch(rf"{theirs}[a-c]", ours) is not None
 
 
 def _plain_facts(name: str) -> dict[str, Any]:

@@ -58,6 +58,14 @@ def test_list_selects_a_table_of_a_paper() -> None:
     text = invoke("list", "--paper", "dcdl", "--table", "1")
     line = next(line for line in text.splitlines() if line.startswith(ROW))
     assert line.split() == [ROW, "NP", "+", "L^W", "sym", "0.3", "51.4"]
+    for wanted, tables in (
+        ("3", {"3a", "3b", "3c"}),
+        ("3B", {"3b"}),
+        ("supp1", {"Supp. 1"}),
+        ("Supp. Table 1", {"Supp. 1"}),
+    ):
+        facts = json.loads(invoke("list", "--paper", "loop", "--table", wanted, "--json"))
+        assert {fact["table"] for fact in facts} == tables
     failed = CliRunner().invoke(recipes, ["list", "--table", "99"])
     assert "there is no such table" in str(failed.exception)
 
