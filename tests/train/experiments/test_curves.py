@@ -15,7 +15,7 @@ from train.experiments.sweep import run_sweep
 from train.loop.run_folder import Run, initial_loss
 from train.settings import parse_changes
 
-FILES = sorted(Path(CHECKOUT, "docs", "figures").glob("*.yaml"))
+FILES = sorted(Path(CHECKOUT, "docs", "figures").glob("symm-*.yaml"))
 
 
 def records(*recalls: float, split: str = "test") -> list[dict[str, object]]:

@@ -298,7 +298,7 @@ def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> Non
     expected = ttest_ind(noisy, plain, equal_var=False)
     assert row.tests["linear_probe"].p == pytest.approx(expected.pvalue)
     head = (tmp_path / "out" / "results.md").read_text().splitlines()[2]
-    assert head.endswith("| Linear probe | probe vs. plain | p of probe |")
+    assert head.endswith("| Linear probe | probe vs. plain | p of probe | s/step |")
     with pytest.raises(InputError, match="a linear probe needs training images apart from the test images"):
         sweep(tmp_path / "open", f"folder:{folder}", ("plain",), overrides=overrides)
 
