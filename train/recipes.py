@@ -210,6 +210,22 @@ def column_title(key: str) -> str:
     return by + metric_columns([key.removeprefix(BY_COARSE)])[0].short
 
 
+def group_by_columns(rows: Sequence[RecipeRow]) -> dict[tuple[str, ...], list[RecipeRow]]:
+    """Group rows by the keys of their published values, for one text table each.
+
+    A row that lacks some of the values of another joins it, first of all one on its own data set.
+    """
+    data: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        data.setdefault(tuple(row.published_values), set()).add(row.data)
+    widest = [keys for keys in data if not any(set(keys) < set(others) for others in data)]
+    groups: dict[tuple[str, ...], list[RecipeRow]] = {keys: [] for keys in widest}
+    for row in rows:
+        fitting = [keys for keys in widest if set(row.published_values) <= set(keys)]
+        groups[next((keys for keys in fitting if row.data in data[keys]), fitting[0])].append(row)
+    return groups
+
+
 def recipe_names() -> list[str]:
     """Return the names of the recipes that are files of settings, sorted."""
     return [name for name in _files() if not _is_table(name)]

@@ -23,6 +23,7 @@ from train.recipes import (
     column_title,
     find_row,
     find_rows,
+    group_by_columns,
     load_table,
     read_recipe,
     recipe_file,
@@ -91,7 +92,7 @@ def show(name: str, full: bool, as_json: bool) -> None:
         lines = [f"{PAPERS[table.paper]}", f"{table.source}: {table.title}", ""]
         lines += ["\n\n".join(_row_tables(rows)), ""]
         lines += [f"# {table.note}"] if table.note else []
-        lines.append(f"# To run it: {_table_command(table)}")
+        lines.append(_table_command(table))
         print_result([row.to_dict() for row in rows], as_json, "\n".join(lines))
         return
     row = find_row(name) if recipe_file(name) is None else None
@@ -188,17 +189,16 @@ def _overview() -> str:
 
 
 def _row_tables(rows: Iterable[RecipeRow]) -> list[str]:
-    """Return rows as text, one block for each table and set of columns."""
-    blocks: dict[tuple[str, tuple[str, ...]], list[RecipeRow]] = {}
+    """Return rows as text, one block for each table and set of columns; "-" for a missing value."""
+    tables: dict[tuple[str, str], list[RecipeRow]] = {}
     for row in rows:
-        columns = tuple(row.published_values)
-        blocks.setdefault((row.table, columns), []).append(row)
+        tables.setdefault((row.paper, row.table), []).append(row)
     lines = []
-    for (_, columns), members in blocks.items():
+    for columns, members in (block for table in tables.values() for block in group_by_columns(table).items()):
         cells = [("recipe", "row", "setting", *map(column_title, columns))]
         for row in members:
-            values = row.published_values
-            cells.append((row.name, row.row, row.setting, *(text.printed(values[c]) for c in columns)))
+            values = {key: text.printed(value) for key, value in row.published_values.items()}
+            cells.append((row.name, row.row, row.setting, *(values.get(key, "-") for key in columns)))
         block = text.align_columns(cells, right=range(3, 3 + len(columns)))
         for number, row in enumerate(members, 1):
             block[number] += f"   (not run here: {row.reason})" if row.reason else ""
@@ -221,7 +221,10 @@ def _settings_text(name: str, row: RecipeRow | None, values: Mapping[str, Any], 
 
 def _table_command(table: RecipeTable) -> str:
     data = dict.fromkeys(row.data for row in table.rows.values() if row.reason is None)
-    return " ".join(["lookalike recipes run", table.name, *(f"--data {d}:ROOT" for d in data), "--out DIR"])
+    if not data:
+        return "# None of its rows can be run here."
+    specs = " ".join(f"--data {name}:ROOT" for name in data)
+    return f"# To run it: lookalike recipes run {table.name} {specs} --out DIR"
 
 
 def _data_argument(data: str | None) -> str:

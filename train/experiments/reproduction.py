@@ -16,7 +16,7 @@ from retrieval.reports.text_tables import mean_and_std
 from train import data, settings
 from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.sweep import SweepTrial, run_trials
-from train.recipes import BY_COARSE, RecipeRow, column_title
+from train.recipes import BY_COARSE, RecipeRow, column_title, group_by_columns
 from train.settings import Changes, data_set_name
 
 FORMAT_VERSION = 1
@@ -226,12 +226,10 @@ def reproduction_markdown(found: Reproduction) -> str:
 
 
 def _blocks(found: Reproduction) -> Iterator[list[list[str]]]:
-    """Yield head and rows of each table; rows with the same published metrics share one."""
-    groups: dict[tuple[str, ...], list[RowResult]] = {}
-    for result in found.rows:
-        groups.setdefault(tuple(result.row.published_values), []).append(result)
-    for keys, results in groups.items():
-        shown = keys or ("recall_at_1",)
+    """Yield head and rows of each table, see `group_by_columns`."""
+    by_name = {result.row.name: result for result in found.rows}
+    for keys, rows in group_by_columns([result.row for result in found.rows]).items():
+        shown, results = keys or ("recall_at_1",), [by_name[row.name] for row in rows]
         yield [
             ["recipe", "row", "runs", *map(column_title, shown)],
             *([r.row.name, r.row.row, _runs(r), *(_cell(r, key) for key in shown)] for r in results),

@@ -92,6 +92,20 @@ def test_show_marks_choices_that_the_paper_leaves_open() -> None:
     assert "# ours: optimizer.momentum: " in invoke("show", ROW)
 
 
+def test_rows_with_fewer_values_join_those_of_their_data_set() -> None:
+    sop, inshop, _ = (block.splitlines() for block in invoke("show", "raw/table3").split("\n\n")[1:])
+    assert sop[0].split() == ["recipe", "row", "setting", "R@1", "R@10", "R@100", "R@1000"]
+    assert inshop[0].split()[3:] == ["R@1", "R@10", "R@20", "R@30", "R@40", "R@50"]
+    assert [line.split()[:7] for line in sop if "Proxy-NCA" in line] == [
+        ["raw/table3/proxy-nca-sop@paper", "Proxy-NCA", "clean", "73.7", "-", "-", "-"]
+    ]
+    assert (len(sop), len(inshop)) == (1 + 7, 1 + 4)
+
+
+def test_table_without_a_row_to_run_has_no_command() -> None:
+    assert invoke("show", "dcdl/table7").endswith("# None of its rows can be run here.\n")
+
+
 def test_listing_needs_no_torch() -> None:
     program = (
         "import sys; from retrieval.cli import cli; "
