@@ -54,16 +54,19 @@ def _miners(kinds: tuple[str, ...], source: str) -> Iterator[dict[str, Any] | No
 
 
 def advertised() -> Iterator[Combination]:
-    """Name × source × miner, as listed by losses.names()."""
+    """Name × source × miner, as listed by losses.names(); of a second name of a loss its default alone."""
+    known: set[type] = set()
     for name, entry in losses.names().items():
-        for source in entry.negatives:
+        second = entry.cls in known
+        known.add(entry.cls)
+        for source in ("batch",) if second else entry.negatives:
             spec = {"name": name, "negatives": source}
             default_random = name == "margin"  # draws distance-weighted negatives by default
             pairs = source != "batch" or name in ALTERNATE
             one_sided = name in ONE_SIDED
             mines_nothing = name in ("contrastive", "binomial-deviance")
             yield Combination(spec, default_random, pairs, one_sided and mines_nothing)
-            for mining in _miners(entry.mining, source):
+            for mining in () if second else _miners(entry.mining, source):
                 drawn = mining is not None and bool(RANDOM & set(mining.values()))
                 mined = {**spec, "mining": mining}
                 yield Combination(mined, drawn, source != "batch", one_sided and mining is None)
