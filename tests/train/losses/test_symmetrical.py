@@ -220,7 +220,7 @@ def triplet_product(ours: Any, theirs: Any, t: Selection) -> float:
             [(u, v, v) for u, v in itertools.permutations(range(4), 2)],
         ),
     ],
-    ids=str,
+    ids=["n-pair", "angular", "n-pair-released", "angular-released"],
 )
 def test_share_counts_points(spec: dict[str, Any], value: Any, types: Any) -> None:
     for batch in (BATCH, BATCHES["irregular-iid-raw"]):
