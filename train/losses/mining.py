@@ -186,10 +186,10 @@ class VariableThresholdMiner:
     """Keep negatives above the least similar positive - margin, and positives below the most similar
     negative + margin."""
 
+    random = False
+
     def __init__(self, margin: float = 0.1) -> None:
         self.margin = margin
-
-    random = False
 
     def select(
         self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor, *, dim: int

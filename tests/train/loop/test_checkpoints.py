@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ from safetensors.torch import load_file
 
 from retrieval import Embedder, InputError
 from tests.conftest import lookalike_here
-from tests.train.loop.test_trainer import trainer
+from tests.train.loop.test_trainer import train_until_interrupted, trainer
 from train import data
-from train.loop.interruption import Interrupted
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.models.embedding_model import EmbeddingModel
@@ -67,16 +65,7 @@ def test_nothing_is_kept_by_default(tmp_path: Path, shop: Path) -> None:
 @pytest.mark.parametrize("after", [3, 4], ids=["in the middle of an epoch", "between epochs"])
 def test_resumed_run_keeps_the_same_checkpoints(tmp_path: Path, shop: Path, kept: Run, after: int) -> None:
     stopped = trainer(tmp_path / "parts", f"folder:{shop}", *KEEPING)
-    forward = stopped.loss.forward
-
-    def interrupted(*arguments: object, **more: object) -> object:
-        if stopped.step == after - 1:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*arguments, **more)
-
-    stopped.loss.forward = interrupted
-    with pytest.raises(Interrupted):
-        stopped.train()
+    train_until_interrupted(stopped, after)
     run = Run.open(tmp_path / "parts")
     assert run.kept_steps == [step for step in kept.kept_steps if step <= after]
     Trainer(run, data.load(run.config.data)).train(resume=True)

@@ -52,6 +52,20 @@ def trainer(folder: Path, spec: str, *overrides: str) -> Trainer:
     return Trainer(run, data.load(run.config.data))
 
 
+def train_until_interrupted(ours: Trainer, after: int) -> None:
+    """Train and press Ctrl-C during step `after`."""
+    forward = ours.loss.forward
+
+    def interrupted(*arguments: object, **more: object) -> object:
+        if ours.step == after - 1:
+            signal.raise_signal(signal.SIGINT)
+        return forward(*arguments, **more)
+
+    ours.loss.forward = interrupted
+    with pytest.raises(Interrupted, match=f"after step {after}, checkpoint saved; --resume"):
+        ours.train()
+
+
 def test_training_reduces_the_loss(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=12", "loss={name: n-pair}")
     ours.train()
@@ -91,16 +105,7 @@ def test_interrupted_and_resumed_run_is_bit_identical(
     chosen = ["epochs=4", *settings_of_run]
     trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
     stopped = trainer(tmp_path / "parts", f"folder:{shop}", *chosen)
-    forward = stopped.loss.forward
-
-    def interrupted(*arguments: object, **more: object) -> object:
-        if stopped.step == after - 1:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*arguments, **more)
-
-    stopped.loss.forward = interrupted
-    with pytest.raises(Interrupted, match=f"after step {after}, checkpoint saved; --resume"):
-        stopped.train()
+    train_until_interrupted(stopped, after)
     run = Run.open(tmp_path / "parts")
     Trainer(run, data.load(run.config.data)).train(resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")

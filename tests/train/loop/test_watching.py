@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +17,9 @@ from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import CHECKOUT, SCRIPT, draw
-from tests.train.loop.test_trainer import ONE_THREAD, SMALL, many, trainer
+from tests.train.loop.test_trainer import ONE_THREAD, SMALL, many, train_until_interrupted, trainer
 from train import data
 from train.data import DataSet, LabelledImage
-from train.loop.interruption import Interrupted
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.loop.validation import _sample
@@ -101,16 +99,7 @@ def test_resumed_run_has_the_same_records(tmp_path: Path, splits: Path, after: i
     whole = trainer(tmp_path / "whole", f"folder:{splits}", *WATCHED)
     whole.train()
     stopped = trainer(tmp_path / "parts", f"folder:{splits}", *WATCHED)
-    forward = stopped.loss.forward
-
-    def interrupted(*arguments: object, **more: object) -> object:
-        if stopped.step == after - 1:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*arguments, **more)
-
-    stopped.loss.forward = interrupted
-    with pytest.raises(Interrupted):
-        stopped.train()
+    train_until_interrupted(stopped, after)
     run = Run.open(tmp_path / "parts")
     Trainer(run, data.load(run.config.data)).train(resume=True)
     assert run.watched() == whole.run.watched()
