@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,9 +30,12 @@ class Server:
         """Return the ids of the worker processes."""
         own = self.process.pid
         children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-        return {
-            int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-        }
+        found = set()
+        for child in children:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.add(int(child))
+        return found
 
     def stop(self) -> tuple[int, str]:
         """Send SIGINT. Return the exit code and stderr."""
