@@ -2,13 +2,12 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# One more process than cores, because tests of servers and of the browser wait a lot.
-TESTERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+CORES  := $(shell getconf _NPROCESSORS_ONLN)
 
 # Rooms whose tests take about a minute together, on two cores.
 QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrieval/,images metrics storage) \
           $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: env demo test quick lint bench
 env: $(VENV)/.ready
