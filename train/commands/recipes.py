@@ -165,7 +165,7 @@ def _is_numbered(number: str, wanted: str | None) -> bool:
     """Return whether a table has a number; "3" is also 3a, and "supp1" and "table supp 1" are "Supp. 1"."""
     if wanted is None:
         return True
-    ours, theirs = (re.sub(r"[^a-z0-9]|table", "", text.lower()) for text in (number, wanted))
+    ours, theirs = (re.sub(r"[^a-z0-9]|table", "", name.lower()) for name in (number, wanted))
     return ours == theirs or re.fullmatch(rf"{theirs}[a-c]", ours) is not None
 
 

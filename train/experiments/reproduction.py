@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +114,18 @@ def run_rows(
     if "seed" in changes:
         raise InputError("--set seed: a table sets the seed of every run; use --seeds")
     trials = {name: list(_trials(folder, rows, name, spec, changes, seeds)) for name, spec in specs.items()}
-    altered: dict[str, None] = {}
-    for of_data in trials.values():
-        for trial in of_data:
-            found = settings.altered_settings(trial.row.name, trial.config)
-            altered |= dict.fromkeys(found)
+    by_row: dict[str, list[_RowTrial]] = {row.name: [] for row in rows}
+    for trial in chain.from_iterable(trials.values()):
+        by_row[trial.row.name].append(trial)
+    altered = dict.fromkeys(  # the trials of a row differ in the seed alone
+        change
+        for name, own in by_row.items()
+        if own
+        for change in settings.altered_settings(name, own[0].config)
+    )
 
     def collect() -> Reproduction:
-        by_row: dict[str, list[_RowTrial]] = {}
-        for of_data in trials.values():
-            for trial in of_data:
-                by_row.setdefault(trial.row.name, []).append(trial)
-        found = [_row_result(row, by_row.get(row.name, []), bool(altered)) for row in rows]
+        found = [_row_result(row, by_row[row.name], bool(altered)) for row in rows]
         return Reproduction(found, list(altered))
 
     for name, of_data in trials.items():
