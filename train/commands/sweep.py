@@ -66,14 +66,15 @@ def sweep(
     Repeat the command to resume an interrupted sweep and to retry failed runs. Variants and seeds can be
     added to a sweep, as in the second example; the other settings are fixed.
 
-    DIR/results.md has mean and standard deviation over the seeds, Welch's t-test against the baseline, the
-    seconds of a training step and a figure; DIR/results.json has all numbers; DIR/NAME/seed-0 is an ordinary
-    run. If at least three variants differ in one number only, such as a margin, the figure also has a curve
-    of Recall@1 over this number. If `watch` is set, DIR/curves.svg has Recall@1 of the watched images over
-    training; docs/figures has the variants of two figures of a paper.
+    DIR/results.md has mean and standard deviation over the seeds, the paired difference of every variant to
+    the baseline with its 95% interval, p corrected for the number of variants (Holm), the number of seeds
+    that would show half of the difference, the time of a step and the peak memory. DIR/results.json has all
+    numbers; DIR/NAME/seed-0 is an ordinary run. If at least three variants differ in one number only, such as
+    a margin, results.svg also has a curve of Recall@1 over this number. DIR/curves.svg has the loss and
+    Recall@1 of held-out and of watched images over training; docs/figures has the variants of two figures of
+    a paper. `--set watch.split=test` adds the best epoch on the test images as an oracle.
     """
     from train import settings
-    from train.experiments.comparison import sweep_table
     from train.experiments.plan import Experiment, make_sweep_plan, parse_seeds, parse_variants
     from train.experiments.sweep import run_sweep
 
@@ -85,7 +86,7 @@ def sweep(
         baseline,
     )
     found = run_sweep(out, plan, print_status, show_progress=True)
-    print_result(found.to_dict(), as_json, sweep_table(found))
+    print_result(found.to_dict(), as_json, found.to_text())
     print_status(f"results: {out / 'results.md'}")
     if found.failed:
         count = f"{len(found.failed)} of {len(found.outcomes)} runs failed"

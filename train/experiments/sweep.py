@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from retrieval import text
 from retrieval.errors import InputError, LookalikeError
-from retrieval.evaluation.report import Report
+from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
 from retrieval.files import atomic_write, file_lock
 from retrieval.reports.folder import save_report
@@ -22,18 +24,22 @@ from train import data, settings
 from train.config import Config
 from train.data import DataSet
 from train.data.label_noise import noise_note
-from train.experiments.comparison import Outcome, SweepComparison, compare_variants
-from train.experiments.curves import watched_curves
+from train.experiments.comparison import Outcome, compare_variants
+from train.experiments.curves import learning_curves
 from train.experiments.evaluation import evaluate_target
 from train.experiments.linear_probe import check_closed_set
+from train.experiments.memory import PeakMemory
 from train.experiments.plan import SweepPlan
 from train.experiments.recipe_fit import check_recipe_fits
+from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.trainer import Trainer
 from train.recipes import column_title, percents_by_key
 
 _FAILURE = "failure.txt"
+_SAVING_SHARE = 30  # the results are saved after 30 times as long as saving takes
+_PEAK_MEMORY = "peak_memory"  # key in metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,14 @@ class SweepTrial:
     def __str__(self) -> str:
         return f"{self.variant}, seed {self.seed}"
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has a report.json, which is written last."""
+        return (self.folder / REPORT_FILE).is_file()
+
     def report(self) -> Report | None:
-        """Return the report; `None` if the run is unfinished, because report.json is written last."""
-        return Report.load(self.folder) if (self.folder / "report.json").is_file() else None
+        """Return the report without the mistakes of the network; `None` if the run is unfinished."""
+        return _finished(self.folder).report if self.is_finished else None
 
     def results(self) -> list[Result]:
         """Return the results of the best epoch on held-out images, or else of the last, by all labels."""
@@ -66,36 +77,90 @@ class SweepTrial:
         names = {result.name for result in found}
         return [result for result in found if result.name == (BEST_EPOCH if BEST_EPOCH in names else AFTER)]
 
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Return the records of metrics.jsonl that learning curves show, so far."""
+        return _finished(self.folder).records if self.is_finished else _records(Run(self.folder))
+
     def outcome(self) -> Outcome:
         """Read the outcome from the folder of the run."""
-        report, failure = self.report(), self.folder / _FAILURE
-        if report is None:
+        if not self.is_finished:
+            failure = self.folder / _FAILURE
             error = failure.read_text().partition("\n")[0] if failure.is_file() else None
             return Outcome(self.variant, self.seed, error=error)
-        rows = {result.name: result for result in report.results if result.by is None}
-        held_out = any("recall_at_1" in record for record in Run(self.folder).metrics())
-        results = {
-            "before": rows.get(BEFORE),
-            "last": rows.get(LAST_EPOCH) or rows[AFTER],
-            "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
-        }
-        scores = {which: result for which, result in results.items() if result is not None}
-        return Outcome(self.variant, self.seed, scores, seconds_per_step=self._seconds_per_step())
+        found = _finished(self.folder)
+        return Outcome(
+            self.variant,
+            self.seed,
+            found.scores,
+            seconds_per_step=found.seconds_per_step,
+            peak_memory=found.peak_memory,
+        )
 
-    def _seconds_per_step(self) -> float | None:
-        """Return the median time of a training step, with waiting for data; `None` if it was not recorded."""
-        times = [r["seconds_per_step"] for r in Run(self.folder).metrics() if "seconds_per_step" in r]
-        steady = times[1:] or times  # the first steps warm up caches and kernels
-        return statistics.median(steady) if steady else None
+
+@dataclass(frozen=True)
+class _Finished:
+    """What a sweep reads from the folder of a finished run; see `Outcome`.
+
+    Attributes:
+        report: Report without findings, which are large.
+        records: Records of learning curves.
+    """
+
+    report: Report
+    records: Sequence[Mapping[str, Any]]
+    scores: Mapping[str, Result]
+    seconds_per_step: float | None
+    peak_memory: int | None
+
+
+def _finished(folder: Path) -> _Finished:
+    """Read a finished run, once for all calls until its report is replaced."""
+    return _read_finished(folder, (folder / REPORT_FILE).stat().st_mtime_ns)
+
+
+@functools.cache
+def _read_finished(folder: Path, changed: int) -> _Finished:
+    report, run = dataclasses.replace(Report.load(folder), findings=None), Run(folder)
+    metrics, watched = run.metrics(), run.watched()
+    rows = {result.name: result for result in report.results if result.by is None}
+    held_out = [record["recall_at_1"] for record in metrics if "recall_at_1" in record]
+    tested = [record["recall_at_1"] for record in watched if record["watched"] == "test"]
+    results = {
+        "before": rows.get(BEFORE),
+        "last": rows.get(LAST_EPOCH) or rows[AFTER],
+        "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
+        "validation": Result("validation", {"recall_at_1": max(held_out)}) if held_out else None,
+        "oracle": Result("oracle", {"recall_at_1": max(tested)}) if tested else None,
+    }
+    times = [record["seconds_per_step"] for record in metrics if "seconds_per_step" in record]
+    steady = times[1:] or times  # the first steps warm up caches and kernels
+    peaks = [record[_PEAK_MEMORY] for record in metrics if record.get(_PEAK_MEMORY)]
+    return _Finished(
+        report=report,
+        records=_records(run),
+        scores={which: result for which, result in results.items() if result is not None},
+        seconds_per_step=statistics.median(steady) if steady else None,
+        peak_memory=max(peaks, default=None),
+    )
+
+
+def _records(run: Run) -> Sequence[Mapping[str, Any]]:
+    """Return step, loss and Recall@1 of the records of a run that have one of them."""
+    shown = ("loss", "recall_at_1")
+    return [
+        {key: record[key] for key in ("step", "watched", *shown) if key in record}
+        for record in (*run.metrics(), *run.watched())
+        if any(key in record for key in shown)
+    ]
 
 
 def run_sweep(
     folder: Path, plan: SweepPlan, log: Callable[[str], None], *, show_progress: bool = False
-) -> SweepComparison:
+) -> SweepResults:
     """Execute the unfinished runs of a sweep, one after the other, seed by seed.
 
     A failed run is recorded and does not stop the others; the next call retries it. results.json, results.md
-    and results.svg are updated after every run.
+    and the figures are updated as runs finish.
 
     Args:
         folder: Folder of the sweep.
@@ -142,7 +207,7 @@ def run_trials(
         folder: Folder that all trials are in; locked meanwhile.
         trials: Trials of one data set.
         dataset: Data set of the trials.
-        save: Saves the results so far; called before the first trial and after each.
+        save: Saves the results so far; called before the first trial, at the end, and in between.
         log: Receives a message when a run starts or fails.
         show_progress: Show the progress of each run on stderr.
 
@@ -150,7 +215,7 @@ def run_trials(
         InputError: Settings that cannot be used; all are checked before the first run.
         LookalikeError: Another process runs these trials.
     """
-    waiting = [trial for trial in trials if trial.report() is None]
+    waiting = [trial for trial in trials if not trial.is_finished]
     _check(trials, waiting, dataset)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -160,8 +225,7 @@ def run_trials(
     for note in dict.fromkeys(noise_note(dataset, trial.config.noise) for trial in waiting):
         if note is not None:
             log(note)
-    with file_lock(folder / "LOCK", refuse):
-        save()
+    with file_lock(folder / "LOCK", refuse), _saving(save) as save_if_due:
         began = time.monotonic()
         for count, trial in enumerate(waiting):
             number = len(trials) - len(waiting) + count + 1
@@ -175,7 +239,29 @@ def run_trials(
             except Exception as error:
                 log(f"  failed: {_record_failure(trial, error)}")
             gc.collect()  # frees the device memory of this run before the next one starts
-            save()
+            save_if_due()
+
+
+@contextmanager
+def _saving(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Save at the begin and at the end, and in between when called if it costs little of the time since."""
+
+    def save_and_time() -> tuple[float, float]:
+        began = time.monotonic()
+        save()
+        return time.monotonic(), time.monotonic() - began
+
+    saved, cost = save_and_time()
+
+    def save_if_due() -> None:
+        nonlocal saved, cost
+        if time.monotonic() - saved > _SAVING_SHARE * cost:
+            saved, cost = save_and_time()
+
+    try:
+        yield save_if_due
+    finally:
+        save()
 
 
 def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset: DataSet) -> None:
@@ -207,7 +293,9 @@ def _run(trial: SweepTrial, trials: Sequence[SweepTrial], dataset: DataSet, show
     run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
     (trial.folder / _FAILURE).unlink(missing_ok=True)
     trainer = Trainer(run, dataset, show_progress=show_progress)
+    memory = PeakMemory(trainer.group.device)
     trainer.train(resume=begun)
+    run.log({"step": trainer.step, _PEAK_MEMORY: memory.read()})
     untrained = _untrained(trial, trials)
     baselines = [] if untrained else ["untrained"]
     report = evaluate_target(trial.folder, dataset, baselines, show_progress=show_progress)
@@ -238,7 +326,7 @@ def _record_failure(trial: SweepTrial, error: Exception) -> str:
     return message
 
 
-def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> SweepComparison:
+def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> SweepResults:
     reports = [report for trial in trials if (report := trial.report()) is not None]
     outcomes = [trial.outcome() for trial in trials]
     config = plan.experiment.config()
@@ -247,7 +335,7 @@ def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Swe
         found = percents_by_key(config.published).items()
         numbers = [f"{column_title(key)} {text.printed(percents)}" for key, percents in found]
         notes[f"For the unchanged recipe, {config.published.source} reports {', '.join(numbers)}."] = None
-    return SweepComparison(
+    return SweepResults(
         data=config.data,
         protocol=f"{reports[0].images} images, {reports[0].protocol}" if reports else "",
         command=plan.command(folder),
@@ -257,8 +345,8 @@ def _compare(folder: Path, plan: SweepPlan, trials: Sequence[SweepTrial]) -> Swe
         notes=list(notes),
         bad_files=sorted({bad for report in reports for bad in report.bad_files}),
         swept=plan.swept_number(),
-        curves=watched_curves(
-            {name: [Run(t.folder).watched() for t in trials if t.variant == name] for name in plan.variants}
+        curves=learning_curves(
+            {name: [t.records() for t in trials if t.variant == name] for name in plan.variants}
         ),
     )
 

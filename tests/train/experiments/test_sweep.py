@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_rel
 
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from tests.conftest import draw, lookalike_here
-from train.experiments.comparison import SweepComparison
 from train.experiments.plan import Experiment, make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
+from train.experiments.sweep_results import SweepResults
 from train.loop.run_folder import Run
 from train.models.embedding_model import pixel_embedder
 from train.settings import parse_changes
@@ -59,7 +59,7 @@ def sweep(
     seeds: Sequence[int] | None = SEEDS,
     baseline: str | None = None,
     overrides: Sequence[str] = SMALL,
-) -> SweepComparison:
+) -> SweepResults:
     experiment = Experiment(data, None, parse_changes(overrides)) if data else Experiment()
     plan = make_sweep_plan(folder, experiment, parse_variants(variants), seeds, baseline)
     return run_sweep(folder, plan, lambda message: None)
@@ -119,6 +119,10 @@ def test_best_epoch_is_compared_if_classes_were_held_out(finished: Path) -> None
                 assert summary["mean"] == pytest.approx(statistics.mean(values))
                 assert summary["std"] == pytest.approx(statistics.stdev(values))
         assert variant["recalls"] == [run["scores"]["best"]["recall_at_1"] for run in runs]
+        records = [Run(finished / run["variant"] / f"seed-{run['seed']}").metrics() for run in runs]
+        held_out = [max(record.get("recall_at_1", 0) for record in of_run) for of_run in records]
+        assert [run["scores"]["validation"]["recall_at_1"] for run in runs] == held_out
+        assert "oracle" not in variant["scores"], "no test images are watched"
     assert "the best epoch on held-out images" in (finished / "results.md").read_text()
     assert (finished / "results.svg").read_text().startswith("<?xml")
 
@@ -222,7 +226,7 @@ def test_failed_run_is_recorded_and_the_others_continue(tmp_path: Path, twins: s
     assert "Traceback" in failure
     assert message in (tmp_path / "results.md").read_text()
     (plain,) = [variant for variant in results["variants"] if variant["name"] == "plain"]
-    assert plain["differences"] == {}, "there is nothing to compare with"
+    assert plain["paired"] == {}, "there is nothing to compare with"
 
 
 @pytest.mark.slow
@@ -294,11 +298,12 @@ def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> Non
         [runs[name, seed]["best"].values["linear_probe"] for seed in SEEDS] for name in ("noisy", "plain")
     )
     row = found.rows[1]
-    assert row.differences["linear_probe"] == pytest.approx(np.mean(noisy) - np.mean(plain))
-    expected = ttest_ind(noisy, plain, equal_var=False)
-    assert row.tests["linear_probe"].p == pytest.approx(expected.pvalue)
-    head = (tmp_path / "out" / "results.md").read_text().splitlines()[2]
-    assert head.endswith("| Linear probe | probe vs. plain | p of probe | s/step |")
+    assert row.paired["linear_probe"].difference == pytest.approx(np.mean(noisy) - np.mean(plain))
+    if np.ptp(np.subtract(noisy, plain)) > 0:
+        assert row.paired["linear_probe"].p == pytest.approx(ttest_rel(noisy, plain).pvalue)
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert page.splitlines()[2].endswith("| probe | s/step | memory |")
+    assert "\n| Linear probe | noisy | 2 | " in page
     with pytest.raises(InputError, match="a linear probe needs training images apart from the test images"):
         sweep(tmp_path / "open", f"folder:{folder}", ("plain",), overrides=overrides)
 

@@ -1,0 +1,33 @@
+"""Peak memory of a part of the program, against an allocation of known size."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from train.experiments import memory
+from train.experiments.memory import PeakMemory
+
+MIB = 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_peak_counts_memory_that_was_freed_meanwhile_but_not_before() -> None:
+    before = np.ones(400 * MIB, np.uint8)
+    del before
+    measured = PeakMemory(torch.device("cpu"))
+    begun = measured.read()
+    block = np.ones(200 * MIB, np.uint8)
+    del block
+    peak = measured.read()
+    assert begun is not None
+    assert peak is not None
+    assert 190 * MIB < peak - begun < 300 * MIB
+
+
+def test_peak_is_unknown_where_it_cannot_be_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(memory, "_CLEAR", memory.Path(str(tmp_path)))
+    assert PeakMemory(torch.device("cpu")).read() is None
