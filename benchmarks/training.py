@@ -106,7 +106,7 @@ def loader_alone(config: Config, trainer: Trainer, dataset: data.DataSet, folder
         loading = iter(loader.epoch(0, batches))
         next(loading)
         start = time.perf_counter()
-        count = sum(len(loaded.pixels) for loaded in loading)
+        count = sum(len(loaded.inputs) for loaded in loading)
         return count / (time.perf_counter() - start)
 
 

@@ -64,6 +64,11 @@ def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
             draft.write_text(content)
 
 
+def user_cache(name: str) -> Path:
+    """Return the folder of a cache of this user: below $XDG_CACHE_HOME, or else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike" / name
+
+
 def folder_size(folder: Path) -> int:
     """Return the total size of all files below a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -82,8 +82,12 @@ class NoiseConfig(StrictModel):
         return self
 
 
+# Initializations of the embedding layer that are computed from the features of the training images.
+FITTED_INITS = ("pca", "pca-whitened", "lda")
+
+
 class ModelConfig(StrictModel):
-    """Network: backbone, pooling and a linear embedding layer."""
+    """Network: backbone, pooling, and a head that maps the pooled features to the embedding."""
 
     backbone: str = Field(
         default="conv4",
@@ -103,9 +107,16 @@ class ModelConfig(StrictModel):
         description="mean, gem (generalized mean with a learned power), cls (class token of a transformer), "
         "or spatial (a separate linear map for each location, for aligned images of one object).",
     )
-    init: Literal["default", "uniform", "xavier", "kaiming"] = Field(
+    hidden: int | None = Field(
+        default=None,
+        ge=1,
+        description="Width of a hidden layer with ReLU before the embedding layer (an MLP head). null: none.",
+    )
+    init: Literal["default", "uniform", "xavier", "kaiming", "pca", "pca-whitened", "lda"] = Field(
         default="default",
-        description="Initialization of the embedding layer: default (torch's), uniform, xavier or kaiming.",
+        description="Initialization of the embedding layer: default (torch's), uniform, xavier, kaiming; or "
+        "from the features of the training images: pca (their principal components), pca-whitened (with "
+        "equal variances) or lda (the directions that separate the training classes best).",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate before the embedding layer.")
     batch_norm: Literal["train", "frozen", "sync"] = Field(
@@ -117,8 +128,16 @@ class ModelConfig(StrictModel):
         default=None,
         ge=0,
         description="Number of backbone stages to train, counted from the last. null: all; 0: only the "
-        "embedding layer.",
+        "head, on features that are computed once if augmentation allows it (see loader.features).",
     )
+
+    @model_validator(mode="after")
+    def _check_init(self) -> ModelConfig:
+        if self.init in FITTED_INITS and self.hidden is not None:
+            raise InputError(
+                f"model.init: {self.init} is for a linear head; leave model.hidden out, or use init=default"
+            )
+        return self
 
 
 class PreprocessConfig(StrictModel):
@@ -189,6 +208,24 @@ class AugmentConfig(StrictModel):
         description="1, or 4: rotations by 90, 180 and 270 degrees become three more classes (Santoro et al. "
         "2016), or 8: their mirror images too.",
     )
+    views: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of fixed random views of each image, the same in all runs: every use of an image "
+        "takes one of them. null: a new random view at every use.",
+    )
+
+    @model_validator(mode="after")
+    def _check_views(self) -> AugmentConfig:
+        if self.views is not None and self.symmetries > 1:
+            raise InputError("augment.views: cannot be combined with augment.symmetries; leave one out")
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two uses of an image can differ."""
+        varied = (self.flip, self.color, self.rotate, self.scale, self.shear, self.shift)
+        return self.crop != "center" or self.symmetries > 1 or any(varied)
 
 
 class BatchConfig(StrictModel):
@@ -268,7 +305,13 @@ class LoaderConfig(StrictModel):
         description="Folder for decoded, resized images: built once for each set of files and scale, shared "
         "by all runs, never deleted automatically. null: images that take less than 1 GiB as squares (and "
         "less than half the free disk) are decoded once into a temporary file in the run's folder; more are "
-        "decoded in every epoch.",
+        "decoded in every epoch. Features are cached there, too (null: in ~/.cache/lookalike/features).",
+    )
+    features: Literal["auto", "never"] = Field(
+        default="auto",
+        description="auto: if only the head learns (model.trainable=0, pooling other than gem) and each "
+        "image has one view or augment.views of them, run the backbone once per view, keep the features in "
+        "the cache and train on them. never: run the backbone in every step.",
     )
 
 

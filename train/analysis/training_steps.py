@@ -19,8 +19,9 @@ from retrieval.errors import InputError
 from retrieval.progress import Progress
 from retrieval.reports.figures import COLOURS, caption
 from train.analysis.specs import read_losses
-from train.config import Config
+from train.config import FITTED_INITS, Config
 from train.data import DataSet
+from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates
 from train.loop.process_group import ProcessGroup, join_process_group
 from train.loop.run_folder import Run, initial_model
@@ -126,7 +127,7 @@ def training_steps(
         size = config.model.embedding_dim
         losses = read_losses(tuple(specs.values()), num_classes=data.classes, embedding_dim=size)
         steps = {
-            name: _build_step(config, of.loss, group, checkpoint)
+            name: _build_step(config, of.loss, group, data, checkpoint)
             for name, of in zip(specs, losses, strict=True)
         }
         last, per_epoch = first + max(at), data.sampler.per_epoch
@@ -145,10 +146,16 @@ def training_steps(
 
 
 def _build_step(
-    config: Config, loss: Objective, group: ProcessGroup, checkpoint: tuple[Run, str] | None
+    config: Config,
+    loss: Objective,
+    group: ProcessGroup,
+    data: TrainingData,
+    checkpoint: tuple[Run, str] | None,
 ) -> Step:
     model = initial_model(config) if checkpoint is None else checkpoint[0].trained(checkpoint[1]).train()
     model, loss = model.to(group.device), loss.to(group.device)
+    if checkpoint is None and config.model.init in FITTED_INITS:
+        fit_initial_head(model, FrozenBackbone(model, config), data)
     optimizer = build_optimizer(model, loss, config.optimizer)
     return Step(
         model,
@@ -173,7 +180,7 @@ def _batches(
                 labels = torch.from_numpy(data.share_labels(batches[loaded.number]))
                 yield (
                     epoch * per_epoch + loaded.number,
-                    loaded.pixels.to(group.device),
+                    loaded.inputs.to(group.device),
                     labels.to(group.device),
                 )
     finally:

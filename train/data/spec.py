@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from retrieval.errors import InputError, did_you_mean
+from retrieval.files import user_cache
 from train.data import custom
 from train.data.dataset import DataSet
 from train.data.fetcher import fetch
@@ -40,12 +40,8 @@ def load(spec: str) -> DataSet:
     facts = KNOWN[name]
     if not location and not facts.bundled:
         raise InputError(f"data {spec!r}: no folder given; write {name}:ROOT")
-    root = Path(location) if location else _cache() / name
+    root = Path(location) if location else user_cache(name)
     if not location:
         fetch(name, root)
     splits = read_known(name, root)
     return DataSet(spec, *splits, coarse_name=facts.coarse_name, transitions=facts.transitions)
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike"

@@ -17,9 +17,8 @@ from retrieval.evaluation.gallery import gallery_protocol
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.gallery import Gallery
-from retrieval.images.decode import EmbeddedFiles, embed_files
+from retrieval.images.decode import EmbeddedFiles
 from retrieval.metrics.clustering import effort_note
-from retrieval.progress import Progress
 from retrieval.reports.folder import keep_report
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
@@ -77,12 +76,14 @@ def evaluate_target(
     findings: Findings | None = None
     bad: dict[str, str] = {}
 
-    def embed(candidate: Candidate, images: list[LabelledImage]) -> _EmbeddedImages:
-        embedded = _embed(candidate, images, show_progress)
+    def embed(
+        candidate: Candidate, images: list[LabelledImage], split: list[LabelledImage] | None = None
+    ) -> _EmbeddedImages:
+        embedded = _embed(candidate, images, split or images, show_progress)
         bad.update({error.source: error.detail for error in embedded.found.bad})
         return embedded
 
-    for candidate in [*(baseline(name, opened.config) for name in baselines), *opened.candidates]:
+    for candidate in [*(baseline(name, opened) for name in baselines), *opened.candidates]:
         queries = embed(candidate, dataset.test)
         if opened.gallery is not None and candidate in opened.candidates:
             scored, findings = _search_gallery(
@@ -93,7 +94,7 @@ def evaluate_target(
             is_last = candidate is opened.candidates[-1]
             scored, findings = _score(candidate.name, dataset, queries, searched, ks, is_last, show_progress)
         if linear_probe is not None:
-            scored[0] = _add_linear_probe(scored[0], embed(candidate, probed), queries)
+            scored[0] = _add_linear_probe(scored[0], embed(candidate, probed, dataset.train), queries)
         results += scored
     report = Report(
         data=dataset.name,
@@ -148,9 +149,11 @@ class _EmbeddedImages:
         return ImageSet([image.path for image in self.images], labels, self.found.contents)
 
 
-def _embed(candidate: Candidate, images: list[LabelledImage], show_progress: bool) -> _EmbeddedImages:
-    with Progress(f"embedding ({candidate.name})", len(images), show=show_progress) as progress:
-        found = embed_files([i.path for i in images], candidate.preprocess, candidate.embed, progress)
+def _embed(
+    candidate: Candidate, images: list[LabelledImage], split: list[LabelledImage], show_progress: bool
+) -> _EmbeddedImages:
+    paths, files = [image.path for image in images], [image.path for image in split]
+    found = candidate.embed(paths, files, f"embedding ({candidate.name})", show_progress=show_progress)
     readable = [images[i] for i in found.positions]
     if not readable:
         raise InputError("none of the data set's images could be read; check its files")

@@ -16,13 +16,11 @@ import torch
 
 from retrieval import metrics
 from retrieval.errors import InputError
-from retrieval.images.decode import embed_files
-from retrieval.progress import Progress
 from train.config import Config, NoiseConfig, ProbeLabels
 from train.data import DataSet, LabelledImage
 from train.data.splits import divide
+from train.experiments.targets import model_candidate
 from train.loop.run_folder import Run
-from train.models.embedding_model import pixel_embedder
 from train.settings import parse_config
 
 
@@ -100,9 +98,11 @@ def held_out_accuracy(
     if config.linear_probe is None or config.split.by == "classes" or not held_out:
         return None
     learnt_from, _ = probe_images(config.to_dict(), dataset, config.linear_probe)
-    images, embed = [*learnt_from, *held_out], pixel_embedder(run.trained("best").to(device))
-    with Progress("linear probe", len(images), show=show_progress) as progress:
-        found = embed_files([image.path for image in images], config.preprocess, embed, progress)
+    images, model = [*learnt_from, *held_out], run.trained("best").to(device)
+    paths, split = ([image.path for image in of] for of in (images, dataset.train))
+    found = model_candidate("linear probe", model, config).embed(
+        paths, split, "linear probe", show_progress=show_progress
+    )
     labels = np.array([images[i].label for i in found.positions])
     ours = found.positions < len(learnt_from)
     return metrics.linear_probe(found.vectors[ours], labels[ours], found.vectors[~ours], labels[~ours])

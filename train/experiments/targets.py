@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
+from retrieval.images.decode import EmbeddedFiles, embed_files
 from retrieval.images.preprocess import Preprocess
+from retrieval.progress import Progress
+from train import settings
+from train.config import FITTED_INITS, Config
+
+if TYPE_CHECKING:
+    from train.models.embedding_model import EmbeddingModel  # imports torch
 
 _PIXELS_SIDE = 32
 # Names of results. A run whose last epoch is not its best has the latter two instead of AFTER.
@@ -27,12 +35,31 @@ class Candidate:
     Attributes:
         name: Name of its result.
         preprocess: Preprocessing of images.
-        embed: Maps preprocessed images, uint8 [N, H, W, 3], to unit vectors, float32 [N, D].
+        embed_pixels: Maps preprocessed images, uint8 [N, H, W, 3], to unit vectors, float32 [N, D].
+        embed_cached: Embeds files (the first argument) from the cached features of a frozen backbone, which
+            are those of all files of their split (the second); `None` for other networks.
     """
 
     name: str
     preprocess: Preprocess
-    embed: Callable[[np.ndarray], np.ndarray]
+    embed_pixels: Callable[[np.ndarray], np.ndarray]
+    embed_cached: Callable[[Sequence[Path], Sequence[Path]], EmbeddedFiles] | None = None
+
+    def embed(
+        self, paths: Sequence[Path], split: Sequence[Path], title: str, *, show_progress: bool = True
+    ) -> EmbeddedFiles:
+        """Embed image files.
+
+        Args:
+            paths: Image files.
+            split: All files of their split, or the same files.
+            title: Title of the progress.
+            show_progress: Report progress on stderr.
+        """
+        if self.embed_cached is not None:
+            return self.embed_cached(paths, split)
+        with Progress(title, len(paths), show=show_progress) as progress:
+            return embed_files(paths, self.preprocess, self.embed_pixels, progress)
 
 
 @dataclass(frozen=True)
@@ -42,12 +69,14 @@ class Target:
     Attributes:
         candidates: Its networks; several for a run with different checkpoints.
         config: Settings of its training run, as plain values; empty if there was none.
+        untrained: Builds the network before training; `None` if there was no training.
         fingerprint: SHA-256 of the model file; `None` for a run.
         gallery: The gallery, if it is one.
     """
 
     candidates: list[Candidate]
     config: Mapping[str, Any]
+    untrained: Callable[[], Candidate] | None = None
     fingerprint: str | None = None
     gallery: Gallery | None = None
 
@@ -75,12 +104,12 @@ def open_target(target: Path, which: str | None) -> Target:
     if "source" in embedder.provenance:  # a published backbone without training
         name, config = "off the shelf", {}
     candidate = Candidate(name, embedder.preprocess, embedder.embed_pixels)
-    return Target([candidate], config, embedder.fingerprint, gallery)
+    before = partial(_initial_candidate, config) if config else None
+    return Target([candidate], config, before, embedder.fingerprint, gallery)
 
 
 def _open_run(folder: Path, which: str | None) -> Target:
     from train.loop.run_folder import Run
-    from train.models.embedding_model import pixel_embedder
 
     run = Run.open(folder)
     config = run.config
@@ -92,32 +121,50 @@ def _open_run(folder: Path, which: str | None) -> Target:
         if best["recall_at_1"] is not None and best["step"] != last["step"]:
             chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
     candidates = [
-        Candidate(name, config.preprocess, pixel_embedder(run.trained(checkpoint)))
-        for checkpoint, name in chosen.items()
+        model_candidate(name, run.trained(checkpoint), config) for checkpoint, name in chosen.items()
     ]
-    return Target(candidates, config.to_dict())
+    return Target(candidates, config.to_dict(), lambda: model_candidate(BEFORE, run.untrained(), config))
 
 
-def baseline(name: str, config: Mapping[str, Any]) -> Candidate:
+def _initial_candidate(values: Mapping[str, Any]) -> Candidate:
+    """Return the network before training of a model file."""
+    from train.loop.run_folder import initial_model
+
+    config = settings.parse_config(values)
+    if config.model.init in FITTED_INITS:
+        raise InputError(
+            f"--baseline untrained: the embedding layer began with model.init={config.model.init}, fitted to "
+            "the training images; evaluate the run instead of its model file, or leave it out"
+        )
+    return model_candidate(BEFORE, initial_model(config), config)
+
+
+def model_candidate(name: str, model: EmbeddingModel, config: Config) -> Candidate:
+    """Return a network with its configuration as a candidate."""
+    from train.loop.frozen_backbone import FrozenBackbone
+    from train.models.embedding_model import pixel_embedder
+
+    embed_cached = None
+    if model.is_frozen_below_head and config.loader.features == "auto":
+        embed_cached = partial(FrozenBackbone(model, config, show_progress=True).embed, model)
+    return Candidate(name, config.preprocess, pixel_embedder(model), embed_cached)
+
+
+def baseline(name: str, target: Target) -> Candidate:
     """Return a baseline to compare a target with.
 
     Args:
         name: "pixels" or "untrained".
-        config: Settings that the target was trained with.
+        target: The target.
 
     Raises:
         InputError: The target was not trained, so there is no network before training.
     """
     if name == "pixels":
         return Candidate("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
-    if not config:
+    if target.untrained is None:
         raise InputError("--baseline untrained: this model does not come from a training run; leave it out")
-    from train import settings
-    from train.loop.run_folder import initial_model
-    from train.models.embedding_model import pixel_embedder
-
-    before = settings.parse_config(config)
-    return Candidate(BEFORE, before.preprocess, pixel_embedder(initial_model(before)))
+    return target.untrained()
 
 
 def _raw_pixels(pixels: np.ndarray) -> np.ndarray:

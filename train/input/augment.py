@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,6 +35,29 @@ def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[
         steps.append(v2.ColorJitter(config.color, config.color, config.color))
     transform: Callable[[Tensor], Tensor] = v2.Compose(steps)
     return transform
+
+
+def augment_each(
+    images: Iterable[np.ndarray], config: AugmentConfig, preprocess: Preprocess, seeds: Sequence[int]
+) -> Tensor:
+    """Crop and jitter images uint8 [h, w, 3], each with its own seed; return uint8 [b, S, S, 3]."""
+    transform = image_transform(config, preprocess)
+    if transform is None:
+        return torch.from_numpy(np.stack(list(images)))
+    done = []
+    with torch.random.fork_rng(devices=[]):
+        for image, seed in zip(images, seeds, strict=True):
+            torch.default_generator.manual_seed(seed)
+            done.append(transform(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0))
+    return torch.stack(done)
+
+
+def batch_seeds(seed: int, epoch: int, number: int, count: int) -> list[int]:
+    """Return the seeds of a batch: one of the whole batch, then one of each of its `count` images."""
+    found: list[int] = (
+        np.random.SeedSequence(seed, spawn_key=(epoch, number)).generate_state(1 + count).tolist()
+    )
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,17 @@ A cache file is written once and then memory-mapped by every process that reads 
     bad        JSON: position, reason and detail of each unreadable file
     length     of bad in bytes, as 8 bytes (all numbers are little-endian)
 
-A file in a cache folder is named by the fingerprint of its inputs and gets this name only once it is complete
-(atomic rename). Other files in the folder belong to other runs and are left alone. Deleting a file costs
-only the time to decode the images again.
+See `train.input.cache_file` for its name and for concurrent processes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -30,15 +25,14 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from retrieval.errors import ImageError, LookalikeError
-from retrieval.files import atomic_write, file_lock
+from retrieval.errors import ImageError
 from retrieval.images.decode import decode_ahead
-from retrieval.images.load import DECODE_POLICY, load_image
+from retrieval.images.load import load_image
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
 from train.config import Config, LoaderConfig
+from train.input.cache_file import cache_file, explain_write_errors, fingerprint
 
-_FORMAT = 1
 _SIZES = np.dtype("<i4")
 _TEMPORARY_LIMIT = 2**30  # bytes of a temporary cache file; larger sets need `loader.cache`
 
@@ -150,27 +144,12 @@ def open_cache(
     Raises:
         LookalikeError: The folder cannot be written, or its disk is full.
     """
-    file = folder / f"{fingerprint(paths, resize)}.pictures"
-
-    def waiting(_: object) -> None:
-        if show_progress:
-            print(f"{folder}: waiting for another process that fills this cache", file=sys.stderr)
-
-    with _explain_write_errors(folder):
-        found = _open(file, paths)
-        if found is not None:
-            return found
-        folder.mkdir(parents=True, exist_ok=True)
-        with file_lock(folder / "LOCK", waiting):
-            found = _open(file, paths)
-            if found is None:
-                for leftover in folder.glob("*.tmp-*"):  # of a killed process: we hold the lock
-                    leftover.unlink()
-                with atomic_write(file) as draft, draft.open("wb") as target:
-                    _write(target, paths, resize, show_progress)
-                found = _open(file, paths)
-    assert found is not None, f"{file} was written but is incomplete"
-    return found
+    return cache_file(
+        folder / f"{fingerprint(paths, resize.fingerprint)}.pictures",
+        lambda file: _map(file, paths),
+        lambda file: _write(file, paths, resize, show_progress),
+        show_progress=show_progress,
+    )
 
 
 def temporary_cache(
@@ -181,28 +160,12 @@ def temporary_cache(
     Raises:
         LookalikeError: The folder cannot be written, or its disk is full.
     """
-    with _explain_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
+    with explain_write_errors(folder), tempfile.TemporaryFile(dir=folder) as file:
         _write(file, paths, resize, show_progress)
         file.flush()
         cached = _map(file, paths)
     assert cached is not None, "the file was written but is incomplete"
     return cached
-
-
-def fingerprint(paths: Sequence[Path], resize: Resize) -> str:
-    """Return a cache key of 32 hexadecimal digits.
-
-    It covers the path, size and modification time of every file, the resizing, and the decoder's version.
-    """
-    digest = hashlib.sha256(json.dumps([_FORMAT, DECODE_POLICY, *resize.fingerprint]).encode())
-    for path in paths:
-        try:
-            status = os.stat(path)
-            stamp = f"{status.st_size} {status.st_mtime_ns}"
-        except (OSError, ValueError):
-            stamp = "unreadable"
-        digest.update(b"\0" + os.fsencode(os.path.abspath(path)) + b"\0" + stamp.encode())
-    return digest.hexdigest()[:32]
 
 
 class ValidationImages:
@@ -264,14 +227,6 @@ def _write(file: IO[bytes], paths: Sequence[Path], resize: Resize, show_progress
     file.write(sizes.tobytes() + errors + len(errors).to_bytes(8, "little"))
 
 
-def _open(file: Path, paths: Sequence[Path]) -> CachedImages | None:
-    try:
-        with file.open("rb") as opened:
-            return _map(opened, paths)
-    except FileNotFoundError:
-        return None
-
-
 def _map(file: IO[bytes], paths: Sequence[Path]) -> CachedImages | None:
     """Map a cache file; `None` if it is incomplete, as after a power failure."""
     if os.fstat(file.fileno()).st_size < 8:
@@ -290,14 +245,3 @@ def _map(file: IO[bytes], paths: Sequence[Path]) -> CachedImages | None:
     rows = json.loads(mapped[end:-8].tobytes())
     bad = {number: ImageError(str(paths[number]), reason, detail) for number, reason, detail in rows}
     return CachedImages(mapped, np.concatenate([[0], ends[:-1]]), sizes, bad)
-
-
-@contextmanager
-def _explain_write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        detail = f"decoded images cannot be cached there ({error.strerror})"
-        raise LookalikeError(
-            f"{folder}: {detail}; free disk space, or set loader.cache to a folder on another disk"
-        ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.images.decode import cores
 from train.config import Config
-from train.input.augment import apply_transform, image_transform, random_transform
+from train.input.augment import apply_transform, augment_each, batch_seeds, random_transform
 from train.input.cache import DecodedImages, UncachedImages, decoded_images, training_resize
+from train.input.views import drawn_views, render_view
 
 _MOST_WORKERS = 8
 
@@ -30,7 +31,7 @@ class LoadedBatch(NamedTuple):
     """A batch, or this process's share of it."""
 
     number: int  # number of the batch in its epoch
-    pixels: Tensor  # uint8 [b, S, S, 3]
+    inputs: Tensor  # pixels uint8 [b, S, S, 3], or features float32 [b, C]
     bad: list[tuple[int, str, str]]  # image, reason and detail of each unreadable file
 
 
@@ -39,7 +40,7 @@ class Loader:
 
     The content of a batch depends on the seed, the epoch and the number of the batch alone: it is the same
     for any number of workers, and after resuming within an epoch. An unreadable image is replaced by the
-    next readable one of its class.
+    next readable one of its class. With `augment.views`, an image is one of its fixed random views.
 
     Args:
         paths: The N training images.
@@ -75,7 +76,7 @@ class Loader:
         source = decoded_images(
             paths, resize, config.loader, folder=folder, world_size=world_size, show_progress=show
         )
-        batches = _BatchDataset(source, labels, config, rank, world_size)
+        batches = _BatchDataset(source, paths, labels, config, rank, world_size)
         self._paths, self._bad = paths, dict(source.bad)
         for image in source.bad:
             batches.readable(image, {})
@@ -186,6 +187,7 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
     """Dataset of whole batches, which runs in the workers."""
 
     images: DecodedImages
+    paths: Sequence[Path]
     labels: np.ndarray
     config: Config
     rank: int
@@ -202,50 +204,63 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
             return _Failure(message, False, traceback.format_exc())
 
     def _load(self, request: _Request) -> LoadedBatch:
-        augment, size = self.config.augment, self.config.preprocess.size
-        count = len(request.positions)
-        share = slice(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
-        # Random values are drawn for the whole batch, whatever the number of processes.
-        random = np.random.SeedSequence(self.config.seed, spawn_key=(request.epoch, request.number))
-        first, *seeds = random.generate_state(1 + count).tolist()
+        share = batch_share(len(request.positions), self.rank, self.world_size)
         turns, images = np.divmod(request.positions, len(self.labels))
-        transform = random_transform(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
         tried: dict[int, ImageError] = {}
-        chosen = (self.readable(image, tried) for image in images[share].tolist())
-        per_image = image_transform(augment, self.config.preprocess)
-        if per_image is None:
-            squares = torch.from_numpy(np.stack(list(chosen)))
-        else:
-            squares = _apply_to_each(chosen, per_image, seeds[share])
+        chosen = [self.readable(image, tried) for image in images[share].tolist()]
         bad = [(image, error.reason, error.detail) for image, error in tried.items()]
-        return LoadedBatch(request.number, apply_transform(squares, transform[share], size), bad)
+        augmented = self._views if self.config.augment.views else self._new
+        return LoadedBatch(request.number, augmented(request, turns, share, chosen), bad)
 
-    def readable(self, image: int, tried: dict[int, ImageError]) -> np.ndarray:
-        """Return the pixels of an image, or of the next readable one of its class; errors go to `tried`."""
-        pixels = self.images[image]
-        if not isinstance(pixels, ImageError):
-            return pixels
-        tried[image] = pixels
-        members = np.flatnonzero(self.labels == self.labels[image])
-        for other in np.roll(members, -np.searchsorted(members, image))[1:].tolist():
-            instead = self.images[other]
-            if not isinstance(instead, ImageError):
-                return instead
-            tried[other] = instead
-        detail = f"none of the {len(members)} images of its class can be read"
-        raise InputError(f"{pixels}; {detail}; repair them, or remove the class of {pixels.source}")
+    def _new(
+        self, request: _Request, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
+    ) -> Tensor:
+        """Return a new random view of each image of the share, uint8 [b, S, S, 3]."""
+        augment = self.config.augment
+        # Random values are drawn for the whole batch, whatever the number of processes.
+        first, *seeds = batch_seeds(self.config.seed, request.epoch, request.number, len(turns))
+        transform = random_transform(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
+        squares = augment_each((p for _, p in chosen), augment, self.config.preprocess, seeds[share])
+        return apply_transform(squares, transform[share], self.config.preprocess.size)
+
+    def _views(
+        self, request: _Request, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
+    ) -> Tensor:
+        """Return one of the fixed views of each image of the share, uint8 [b, S, S, 3]."""
+        config = self.config
+        assert config.augment.views is not None
+        drawn = drawn_views(config.augment.views, config.seed, request.epoch, request.number, len(turns))
+        views = [
+            render_view(pixels, self.paths[image], view, config.augment, config.preprocess)
+            for (image, pixels), view in zip(chosen, drawn[share], strict=True)
+        ]
+        return torch.cat(views)
+
+    def readable(self, image: int, tried: dict[int, ImageError]) -> tuple[int, np.ndarray]:
+        """Return an image, or the next readable one of its class, with its pixels; errors go to `tried`."""
+        for other in successors(image, self.labels):
+            pixels = self.images[other]
+            if not isinstance(pixels, ImageError):
+                return other, pixels
+            tried[other] = pixels
+        raise unreadable_class(tried[image], len(successors(image, self.labels)))
 
 
-def _apply_to_each(
-    images: Iterable[np.ndarray], function: Callable[[Tensor], Tensor], seeds: Sequence[int]
-) -> Tensor:
-    """Apply a function to images uint8 [h, w, 3], each with its own seed; return uint8 [b, S, S, 3]."""
-    done = []
-    with torch.random.fork_rng(devices=[]):
-        for image, seed in zip(images, seeds, strict=True):
-            torch.default_generator.manual_seed(seed)
-            done.append(function(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0))
-    return torch.stack(done)
+def batch_share(count: int, rank: int, world_size: int) -> slice:
+    """Return the part of a batch of `count` images that a process loads."""
+    return slice(count * rank // world_size, count * (rank + 1) // world_size)
+
+
+def successors(image: int, labels: np.ndarray) -> list[int]:
+    """Return the images of the class of an image in their order, beginning with it and going round."""
+    members = np.flatnonzero(labels == labels[image])
+    return np.roll(members, -np.searchsorted(members, image)).tolist()
+
+
+def unreadable_class(error: ImageError, count: int) -> InputError:
+    """Return the error for a class of `count` images of which none can be read."""
+    detail = f"none of the {count} images of its class can be read"
+    return InputError(f"{error}; {detail}; repair them, or remove the class of {error.source}")
 
 
 def _init_worker(number: int) -> None:

@@ -5,6 +5,7 @@
                                      a key `watched`, which names the split
     checkpoints/last|best/state.safetensors
     checkpoints/step-000012/state.safetensors    kept by `checkpoints.at` and `checkpoints.every`
+    checkpoints/backbone.safetensors             a frozen backbone; the other files then have only the head
     events.out.tfevents.*            TensorBoard events
 
 A checkpoint is one safetensors file: tensors of the model, the loss and the optimizer, everything else as
@@ -25,13 +26,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, sha256_of
 from train import losses, settings
-from train.config import Config
+from train.config import FITTED_INITS, Config
 from train.losses import Objective
 from train.models.embedding_model import EmbeddingModel
 
@@ -61,6 +62,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         for step in run.kept_steps:  # of a run that ended before its first checkpoint
             shutil.rmtree(run._checkpoint(str(step)).parent)
+        run._backbone.unlink(missing_ok=True)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(configuration.to_yaml())
         return run
@@ -81,15 +83,44 @@ class Run:
         return settings.load_config(self.folder / "config.yaml")
 
     def untrained(self) -> EmbeddingModel:
-        """Return the network as it was before the first step."""
-        return initial_model(self.config)
+        """Return the network as it was before the first step, in evaluation mode."""
+        config = self.config
+        if config.model.init in FITTED_INITS:  # kept by the trainer: it depends on the training images
+            return self.trained("0")
+        return initial_model(config).eval()
 
     def trained(self, which: str = "best") -> EmbeddingModel:
         """Load the network of a checkpoint (its EMA weights if there are any), in evaluation mode."""
         model = initial_model(self.config, pretrained=False)
         part = "average" if self.config.ema else "model"
-        self.load_checkpoint(which, optimizer=None, **{part: model})
+        self.load_checkpoint(which, optimizer=None, **{part: self.checkpointed(model)})
+        if self._backbone.is_file():
+            with _explain_mismatch(self._backbone):
+                model.backbone.load_state_dict(load_file(self._backbone))
         return model.eval()
+
+    # ---- the weights of a frozen backbone
+
+    def keep_backbone(self, weights: Path) -> None:
+        """Keep the weights of a frozen backbone, so that checkpoints need only the head.
+
+        Args:
+            weights: File to link to, or to copy from another disk.
+        """
+        self._backbone.parent.mkdir(parents=True, exist_ok=True)
+        self._backbone.unlink(missing_ok=True)
+        try:
+            self._backbone.hardlink_to(weights)
+        except OSError:
+            shutil.copyfile(weights, self._backbone)
+
+    def checkpointed(self, model: EmbeddingModel) -> nn.Module:
+        """Return the part of a model that the checkpoints of this run hold."""
+        return model.learned if self._backbone.is_file() else model
+
+    @property
+    def _backbone(self) -> Path:
+        return self.folder / "checkpoints" / "backbone.safetensors"
 
     # ---- checkpoints, named "best", "last", or by their step: "12" or "step-12"
 
@@ -170,11 +201,8 @@ class Run:
         path = self._checkpoint(which)
         if not path.is_file():
             raise InputError(f"{self.folder}: there is no such checkpoint: {which}; {self._available()}")
-        try:
-            with safe_open(path, "pt") as file:
-                yield file
-        except (SafetensorError, RuntimeError) as error:
-            raise InputError(f"{path}: does not belong to this run's network ({error})") from error
+        with _explain_mismatch(path), safe_open(path, "pt") as file:
+            yield file
 
     def _checkpoint(self, which: str) -> Path:
         """Return the path of a checkpoint.
@@ -223,6 +251,14 @@ class Run:
         kept = [record for record in self._records() if record["step"] <= step]
         with atomic_write(self.folder / "metrics.jsonl") as draft:
             draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+@contextmanager
+def _explain_mismatch(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        raise InputError(f"{path}: does not belong to this run's network ({error})") from error
 
 
 def initial_model(configuration: Config, *, pretrained: bool = True) -> EmbeddingModel:

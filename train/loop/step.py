@@ -25,7 +25,8 @@ class Step:
     mode normalises each share (or chunk) separately.
 
     Args:
-        model: Network from pixels uint8 [b, H, W, 3] to raw embeddings [b, D], on its device.
+        model: Network from pixels uint8 [b, H, W, 3], or head from features float32 [b, C], to raw embeddings
+            [b, D], on its device.
         loss: Loss of embeddings [B, D] and labels [B].
         optimizer: Optimizer over the parameters of both.
         group: Processes that train together.
@@ -56,11 +57,11 @@ class Step:
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=precision == "fp16")
         self.chunk, self.seed = chunk, seed
 
-    def __call__(self, pixels: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Take one step.
 
         Args:
-            pixels: This process's share of the batch, uint8 [b, H, W, 3], on its device.
+            inputs: This process's share of the batch, on its device: pixels or features.
             labels: Labels of that share, int64 [b], on its device.
             number: Step number; all randomness depends on it and the seed alone.
 
@@ -68,26 +69,26 @@ class Step:
             The loss and the embeddings [B, D] of the global batch, both detached.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        chunks = pixels.split(self.chunk or len(pixels))
+        chunks = inputs.split(self.chunk or len(inputs))
         backward = self._whole_batch if len(chunks) == 1 else self._with_gradient_cache
         value, embeddings = backward(chunks, labels, number)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value, embeddings
 
-    def embed(self, pixels: Tensor, number: int) -> Tensor:
+    def embed(self, inputs: Tensor, number: int) -> Tensor:
         """Return the raw embeddings of a batch as step `number` computes them, without taking the step.
 
         In training mode, with the dropout of that step; the running statistics of batch norms stay.
 
         Args:
-            pixels: uint8 [b, H, W, 3], on the model's device.
+            inputs: Pixels or features of the batch, on the model's device.
             number: Step number.
 
         Returns:
             float32 [b, D], without gradient.
         """
-        return self._embed_chunks(pixels.split(self.chunk or len(pixels)), number)
+        return self._embed_chunks(inputs.split(self.chunk or len(inputs)), number)
 
     def _whole_batch(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
         value, gathered = self._evaluate(self._embed(chunks[0], number), labels, number)
@@ -113,10 +114,10 @@ class Step:
         with _frozen_statistics(self.model):
             return torch.cat([self._embed(chunk, number, i) for i, chunk in enumerate(chunks)])
 
-    def _embed(self, pixels: Tensor, number: int, chunk: int = 0) -> Tensor:
+    def _embed(self, inputs: Tensor, number: int, chunk: int = 0) -> Tensor:
         _seed(self.seed, number, self.group.rank + 1, chunk)
         with torch.autocast(self.group.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            embeddings: Tensor = self.network(pixels).float()
+            embeddings: Tensor = self.network(inputs).float()
             return embeddings
 
     def _evaluate(self, embeddings: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,17 @@ from torch.nn.functional import normalize
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.progress import Progress
-from train.config import Config
+from train.config import FITTED_INITS, Config
 from train.data import DataSet
+from train.input.feature_loader import FeatureLoader
+from train.input.loader import Loader
+from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_loss, initial_model
+from train.loop.shared_images import ImageSource
 from train.loop.step import Step
 from train.loop.tracking import WATCHED, Throughput, Tracker
 from train.loop.training_data import TrainingData
@@ -32,6 +36,10 @@ _LOG_EVERY = 10
 _COLLAPSED = 0.99  # mean cosine between the embeddings of a batch
 _INERT = 0.01  # kernel with the nearest embedding: the gradient is a few per cent of that of the loss
 _INERT_RECORDS = 10  # in a row
+_PIXELS_HINT = (
+    "only the head learns, but every step runs the backbone: set augment.views=8 (fixed random views of each "
+    "image), or no augmentation, to compute its features once"
+)
 
 
 class Trainer:
@@ -65,12 +73,18 @@ class Trainer:
 
         self.loss = initial_loss(config, self.data.classes).to(device)
         self.model = _build_model(config, device)
+        backbone = FrozenBackbone(self.model, config, show_progress=self.show)
+        if config.model.init in FITTED_INITS:
+            fit_initial_head(self.model, backbone, self.data)
+        self.on_features = trains_on_features(config, self.model)
+        if self.model.is_frozen_below_head and self.group.is_main and not run.has_checkpoint("last"):
+            run.keep_backbone(backbone.weights())
         self.ema = copy.deepcopy(self.model).requires_grad_(False) if config.ema else None
         self.optimizer = build_optimizer(self.model, self.loss, config.optimizer, fused=device.type == "cuda")
         if config.compile:
             self.model.compile()
         self.take_step = Step(
-            self.model,
+            self.model.projection if self.on_features else self.model,
             self.loss,
             self.optimizer,
             self.group,
@@ -79,15 +93,16 @@ class Trainer:
             seed=config.seed,
         )
 
-        self.loader = self.data.loader(show_progress=self.show)
-        self.validator = Validator(
-            self.data.validation, config, self.group, run.folder, show_progress=self.show
+        self.loader: Loader | FeatureLoader
+        if self.on_features:
+            self.loader = self.data.feature_loader(backbone.views(self.data.files))
+        else:
+            self.loader = self.data.loader(show_progress=self.show)
+        source = ImageSource(
+            config, self.group, run.folder, backbone if self.on_features else None, self.show
         )
-        self.watcher = (
-            Watcher(dataset, self.data, config, self.group, run.folder, show_progress=self.show)
-            if config.watch.split
-            else None
-        )
+        self.validator = Validator(self.data, source)
+        self.watcher = Watcher(dataset, self.data, source) if config.watch.split else None
         self.epoch, self.step, self.best, self.since_best = 0, 0, -1.0, 0
         self.collapsed_at: int | None = None
         self.inert_records = 0
@@ -128,6 +143,8 @@ class Trainer:
             Tracker(self.run, self.config, self.step, active=self.group.is_main) as tracker,
             Progress("training", self.total_steps, "steps", begun=self.step, show=self.show) as progress,
         ):
+            if self._runs_backbone_in_vain:
+                progress.write(_PIXELS_HINT)
             if not resume:
                 self._observe(tracker, progress)
                 self._end_epoch(tracker, progress)
@@ -136,6 +153,11 @@ class Trainer:
                 self.epoch += 1
                 self._end_epoch(tracker, progress)
         return {"seconds": round(time.monotonic() - began, 1), **self._summary()}
+
+    @property
+    def _runs_backbone_in_vain(self) -> bool:
+        asked = self.config.loader.features == "auto"
+        return asked and self.model.is_frozen_below_head and not self.on_features
 
     @property
     def _stopped_early(self) -> bool:
@@ -152,13 +174,13 @@ class Trainer:
             batch = batches[loaded.number]
             lr = self._set_learning_rates()
             labels = torch.from_numpy(self.data.share_labels(batch)).to(device, non_blocking=True)
-            pixels = loaded.pixels.to(device, non_blocking=True)
+            inputs = loaded.inputs.to(device, non_blocking=True)
             ends = loaded.number + 1 == len(batches)
             self.loss.measures_gradients = ends or (self.step + 1) % _LOG_EVERY == 0
             with self._explain_errors(lr):
-                value, embeddings = self.take_step(pixels, labels, self.step)
+                value, embeddings = self.take_step(inputs, labels, self.step)
             if self.ema is not None:
-                update_ema(self.ema, self.model, config.ema, self.step)
+                update_ema(self.ema.learned, self.model.learned, config.ema, self.step)
             self.step += 1
             throughput.images += len(batch)
             pending.append(value)
@@ -278,7 +300,8 @@ class Trainer:
 
     def _observe(self, tracker: Tracker, progress: Progress) -> None:
         """Keep a checkpoint and evaluate the watched images if they are due after this step."""
-        if self.config.checkpoints.keeps(self.step):
+        fitted = self.step == 0 and self.config.model.init in FITTED_INITS
+        if fitted or self.config.checkpoints.keeps(self.step):
             self._keep_checkpoint()
         if self.watcher is not None and self.watcher.is_due(self.step):
             self._watch(tracker, progress)
@@ -331,8 +354,8 @@ class Trainer:
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
-        modules: dict[str, nn.Module] = {"model": self.model, "loss": self.loss}
-        return modules | ({"average": self.ema} if self.ema is not None else {})
+        modules: dict[str, nn.Module] = {"model": self.run.checkpointed(self.model), "loss": self.loss}
+        return modules | ({"average": self.run.checkpointed(self.ema)} if self.ema is not None else {})
 
     def _summary(self) -> dict[str, Any]:
         recalls = [r["recall_at_1"] for r in self.run.metrics() if "recall_at_1" in r]
@@ -341,6 +364,7 @@ class Trainer:
             "epochs": self.epoch,
             "steps": self.step,
             "training_images": len(self.data.images),
+            "cached_features": self.on_features,
             "validation_classes": len({image.label for image in self.data.validation}),
             "validation_images": len(self.data.validation),
             "recall_at_1_before": recalls[0] if recalls else None,

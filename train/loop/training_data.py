@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from train.config import Config
 from train.data import DataSet, class_numbers
 from train.data.label_noise import write_noise
 from train.data.splits import divide
+from train.input.feature_loader import FeatureLoader
+from train.input.features import FeatureSet
 from train.input.loader import Loader
 from train.input.sampler import ClassBatchSampler
 from train.loop.process_group import ProcessGroup
@@ -35,6 +38,7 @@ class TrainingData:
         labels: int64 [symmetries * N], class numbers.
         classes: Number of classes, symmetries included.
         sampler: Sampler of batches.
+        files: All images of the training split, held-out ones included, whatever the seed.
 
     Raises:
         InputError: Too few classes, `patience` without held-out images, or an indivisible batch.
@@ -42,6 +46,7 @@ class TrainingData:
 
     def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
         self._config, self._group, self._folder = config, group, folder
+        self.files = [image.path for image in dataset.train]
         self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
@@ -85,6 +90,16 @@ class TrainingData:
             world_size=self._group.size,
             show_progress=show_progress,
         )
+
+    def feature_loader(self, views: Sequence[FeatureSet]) -> FeatureLoader:
+        """Build the loader of cached features, for this process's share of each batch.
+
+        Args:
+            views: Features of `files`, a set for each view.
+        """
+        paths = [image.path for image in self.images]
+        rank, size = self._group.rank, self._group.size
+        return FeatureLoader(views, paths, self._numbers, self._config.seed, rank=rank, world_size=size)
 
 
 def _share_of(size: int, group: ProcessGroup) -> slice:

@@ -3,87 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from retrieval import metrics
 from retrieval.errors import ImageError, InputError
 from train.config import Config
 from train.data import DataSet, LabelledImage
-from train.input.cache import ValidationImages
 from train.loop.knn import neighbour_search
-from train.loop.process_group import ProcessGroup
+from train.loop.shared_images import ImageSource
 from train.loop.training_data import TrainingData
-from train.models.embedding_model import EmbeddingModel, pixel_embedder
+from train.models.embedding_model import EmbeddingModel
 
-_T = TypeVar("_T")
 _FEWEST_OF_A_CLASS = 4  # fewer leave almost nothing to find
-
-
-class SharedImages:
-    """Images that all processes embed together, a share each.
-
-    Args:
-        images: Labelled images.
-        config: Configuration of the run.
-        group: Processes that train together.
-        folder: Folder for a temporary cache of decoded images.
-        show_progress: Show the progress of decoding.
-    """
-
-    def __init__(
-        self,
-        images: Sequence[LabelledImage],
-        config: Config,
-        group: ProcessGroup,
-        folder: Path,
-        *,
-        show_progress: bool = False,
-    ) -> None:
-        self._group = group
-        self._share = images[group.rank :: group.size]
-        self._pixels = ValidationImages(
-            [image.path for image in self._share],
-            config.preprocess,
-            config.loader,
-            folder=folder,
-            show_progress=show_progress,
-        )
-
-    @property
-    def bad(self) -> list[ImageError]:
-        """Errors of unreadable images, complete after the first evaluation."""
-        return self._pixels.bad
-
-    def embed(self, model: EmbeddingModel) -> tuple[list[str], np.ndarray]:
-        """Return labels and unit vectors float32 [N, D] of the readable images, the same in all processes.
-
-        Raises:
-            InputError: None of the images can be read.
-        """
-        if self._group.size > 1:  # batch-norm statistics differ between processes
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)
-        embed = pixel_embedder(model)
-        parts = [
-            ([self._share[i].label for i in positions], embed(pixels))
-            for positions, pixels in self._pixels.batches()
-        ]
-        found = [part for parts in self._gather(parts) for part in parts]
-        if not found:
-            raise InputError("split: none of the images to evaluate can be read; check the data set's files")
-        return [label for names, _ in found for label in names], np.concatenate([v for _, v in found])
-
-    def _gather(self, own: _T) -> list[_T]:
-        if self._group.size == 1:
-            return [own]
-        everyone: list[Any] = [None] * self._group.size
-        dist.all_gather_object(everyone, own)
-        return everyone
 
 
 class Validator:
@@ -92,23 +26,13 @@ class Validator:
     The training images are not searched: their labels may be wrong, and embedding them takes an epoch.
 
     Args:
-        images: Held-out images; if empty, there is no validation.
-        config, group, folder, show_progress: See `SharedImages`.
+        data: Training data of the run; if no images are held out, there is no validation.
+        source: Source of the images.
     """
 
-    def __init__(
-        self,
-        images: Sequence[LabelledImage],
-        config: Config,
-        group: ProcessGroup,
-        folder: Path,
-        *,
-        show_progress: bool = False,
-    ) -> None:
-        self._device = group.device
-        self._images = (
-            SharedImages(images, config, group, folder, show_progress=show_progress) if images else None
-        )
+    def __init__(self, data: TrainingData, source: ImageSource) -> None:
+        self._device = source.group.device
+        self._images = source.share(data.validation, data.files) if data.validation else None
 
     @property
     def bad(self) -> list[ImageError]:
@@ -134,31 +58,21 @@ class Watcher:
     Args:
         dataset: Data set of the run.
         data: Its training data.
-        config: Configuration of the run, with `watch.split`.
-        group, folder, show_progress: See `SharedImages`.
+        source: Source of the images, with a configuration that has `watch.split`.
 
     Raises:
         InputError: The data set has no such images.
     """
 
-    def __init__(
-        self,
-        dataset: DataSet,
-        data: TrainingData,
-        config: Config,
-        group: ProcessGroup,
-        folder: Path,
-        *,
-        show_progress: bool = False,
-    ) -> None:
-        self._watch, self._device = config.watch, group.device
+    def __init__(self, dataset: DataSet, data: TrainingData, source: ImageSource) -> None:
+        config = source.config
+        self._watch, self._device = config.watch, source.group.device
         self._every = config.watch.every or data.sampler.per_epoch
         queries, gallery = _watched_images(dataset, data, config)
-        self._sides = [
-            SharedImages(side, config, group, folder, show_progress=show_progress)
-            for side in (queries, gallery)
-            if side is not None
-        ]
+        files = [i.path for i in dataset.test] if config.watch.split == "test" else data.files
+        self._sides = [source.share(queries, files)]
+        if gallery is not None:
+            self._sides.append(source.share(gallery, [image.path for image in dataset.gallery or ()]))
 
     @property
     def bad(self) -> list[ImageError]:

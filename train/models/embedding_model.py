@@ -13,15 +13,16 @@ from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
 from train.config import ModelConfig
 from train.models.backbones import build_backbone
+from train.models.heads import build_head
 
 
 class EmbeddingModel(nn.Module):
-    """Pixel normalisation, backbone, pooling, and a linear embedding layer.
+    """Pixel normalisation, backbone, pooling, and a head: a linear embedding layer, or an MLP.
 
-    With mean and spatial pooling, the embedding is the mean over all locations of a linear map of their
-    features (one map for all locations, or one per location), so there is an embedding map. Generalised
-    mean (GeM) pooling follows Radenović et al. (2018, Fine-tuning CNN Image Retrieval with No Human
-    Annotation, equation 3).
+    With mean and spatial pooling and a linear head, the embedding is the mean over all locations of a linear
+    map of their features (one map for all locations, or one per location), so there is an embedding map.
+    Generalised mean (GeM) pooling follows Radenović et al. (2018, Fine-tuning CNN Image Retrieval with No
+    Human Annotation, equation 3).
 
     Args:
         config: Model configuration.
@@ -45,8 +46,8 @@ class EmbeddingModel(nn.Module):
             raise InputError(f"model.pooling: {config.backbone} has no class token; use mean or gem")
         self.locations = self.backbone.side**2 if config.pooling == "spatial" else 1
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(self.locations * self.backbone.channels, config.embedding_dim)
-        _initialise(self.head, config.init)
+        width = self.locations * self.backbone.channels
+        self.head = build_head(width, config.embedding_dim, config.hidden, config.init)
         self.power = nn.Parameter(torch.tensor(3.0)) if config.pooling == "gem" else None
         self.register_buffer("mean", 255 * torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
@@ -57,8 +58,23 @@ class EmbeddingModel(nn.Module):
 
     @property
     def has_map(self) -> bool:
-        """Whether the embedding is the mean of an embedding map; not for gem and cls pooling."""
-        return self.config.pooling in ("mean", "spatial")
+        """Whether the embedding is the mean of an embedding map; not for gem and cls pooling, or an MLP."""
+        return self.config.pooling in ("mean", "spatial") and self.config.hidden is None
+
+    @property
+    def is_frozen_below_head(self) -> bool:
+        """Whether only the head learns: an image always has the same pooled features."""
+        return self.config.trainable == 0 and self.power is None
+
+    @property
+    def learned(self) -> nn.Module:
+        """The part whose weights change in training, with the same names as in the model."""
+        return nn.ModuleDict({"head": self.head}) if self.is_frozen_below_head else self
+
+    @property
+    def projection(self) -> nn.Module:
+        """The layers from pooled features to raw embeddings: dropout and head."""
+        return nn.Sequential(self.dropout, self.head)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the backbone's features: uint8 [N, H, W, 3] -> [N, C, h, w]."""
@@ -67,8 +83,18 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return raw embeddings, uint8 [N, H, W, 3] -> [N, D]; the losses normalise them."""
-        embeddings: Tensor = self.head(self.dropout(self._pooled(images)))
+        embeddings: Tensor = self.head(self.dropout(self.pooled(images)))
         return embeddings
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """Return pooled features, uint8 [N, H, W, 3] -> [N, C], or [N, h w C] for spatial pooling."""
+        if self.config.pooling == "cls":
+            return self.backbone.class_token(self._planes(images))
+        features = self.features(images)  # [N, C, h, w]
+        if self.power is not None:
+            raised = features.float().clamp(min=1e-6) ** self.power
+            return raised.mean((2, 3)) ** (1 / self.power)
+        return features.mean((2, 3)) if self.config.pooling == "mean" else features.flatten(2).mT.flatten(1)
 
     def maps(self, images: Tensor) -> Tensor:
         """Return embeddings per location, uint8 [N, H, W, 3] -> [N, h, w, D].
@@ -80,6 +106,7 @@ class EmbeddingModel(nn.Module):
             embeddings: Tensor = self.head(features)
             return embeddings
         height, width = features.shape[1:3]
+        assert isinstance(self.head, nn.Linear)
         weight = self.head.weight.view(-1, height, width, features.shape[3])  # [D, h, w, C]
         return self.locations * torch.einsum("nhwc,dhwc->nhwd", features, weight) + self.head.bias
 
@@ -88,7 +115,7 @@ class EmbeddingModel(nn.Module):
         return self.backbone.stages()
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the embedding layer and of pooling."""
+        """Return the parameters of the head and of pooling."""
         return [*self.head.parameters(), *([] if self.power is None else [self.power])]
 
     def train(self, mode: bool = True) -> EmbeddingModel:
@@ -101,16 +128,6 @@ class EmbeddingModel(nn.Module):
     def _planes(self, images: Tensor) -> Tensor:
         planes = images.permute(0, 3, 1, 2).to(self.mean.dtype)  # [N, 3, H, W]
         return (planes - self.mean) / self.std
-
-    def _pooled(self, images: Tensor) -> Tensor:
-        """Return pooled features [N, C], or [N, h w C] for spatial pooling."""
-        if self.config.pooling == "cls":
-            return self.backbone.class_token(self._planes(images))
-        features = self.features(images)  # [N, C, h, w]
-        if self.power is not None:
-            raised = features.float().clamp(min=1e-6) ** self.power
-            return raised.mean((2, 3)) ** (1 / self.power)
-        return features.mean((2, 3)) if self.config.pooling == "mean" else features.flatten(2).mT.flatten(1)
 
     def _freeze(self) -> None:
         stages, learning = self.stages(), self.config.trainable
@@ -154,32 +171,6 @@ def _freeze_modes(module: nn.Module, learns: bool, batch_norm_frozen: bool) -> N
         return
     for child in module.children():
         _freeze_modes(child, learns, batch_norm_frozen)
-
-
-def _initialise(head: nn.Linear, how: str) -> None:
-    """Initialise the embedding layer with C inputs.
-
-    default: torch's own; uniform: U(-1 / sqrt(C), 1 / sqrt(C)); xavier: uniform, Glorot & Bengio (2010);
-    kaiming: normal by fan-out, He et al. (2015), as in Proxy Anchor. The last three have zero bias.
-
-    There is no U[0, 1] for all layers, which Roy et al. (2022, Learning Deep Optimal Embeddings with Sinkhorn
-    Divergences, section 4) state: taken literally it cannot be trained. Positive weights of that size make
-    the features of vgg9 reach 3e23, their squares overflow, and the unit embeddings and all gradients are 0.
-    With batch norm (vgg9-bn, every parameter drawn from U[0, 1]) the embeddings begin with a mean cosine of
-    0.9997 and a gradient 1e-5 times that of torch's default; after 120 steps of Adam at 5e-4 the triplet loss
-    with margin 0.5 was 0.4997, that of the default 0.44 after 10 steps (CIFAR images of 16 pixels, 10 x 5).
-    Only with batch norm left at scale 1 and shift 0 did the loss fall, while most pairs shared one embedding.
-    """
-    if how == "default":
-        return
-    if how == "uniform":
-        bound = head.in_features**-0.5
-        nn.init.uniform_(head.weight, -bound, bound)
-    elif how == "xavier":
-        nn.init.xavier_uniform_(head.weight)
-    else:
-        nn.init.kaiming_normal_(head.weight, mode="fan_out")
-    nn.init.zeros_(head.bias)
 
 
 def pixel_embedder(model: EmbeddingModel) -> Callable[[np.ndarray], np.ndarray]:

@@ -74,7 +74,7 @@ def test_steps_are_those_of_a_plain_training_loop(tmp_path: Path, chunk: int | N
         batches = list(data.sampler.epoch(epoch))
         for loaded in loader.epoch(epoch, batches):
             labels = data.labels[batches[loaded.number]]
-            before = model(loaded.pixels)
+            before = model(loaded.inputs)
             value = loss(before, torch.from_numpy(labels))
             optimizer.zero_grad()
             value.backward()
@@ -82,7 +82,7 @@ def test_steps_are_those_of_a_plain_training_loop(tmp_path: Path, chunk: int | N
             expected = next((one for one in found[2:] if one.step == number), None)
             if expected is not None:
                 start, end = (
-                    normalize(x).detach().numpy() for x in (before, model(loaded.pixels))
+                    normalize(x).detach().numpy() for x in (before, model(loaded.inputs))
                 )  # the second forward pass changes running statistics, which training mode does not use
                 rows = hardest(start, labels)
                 for vectors, cosines in ((start, expected.before), (end, expected.after)):

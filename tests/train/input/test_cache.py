@@ -84,14 +84,18 @@ def test_cache_is_rewritten_when_a_file_changes(tmp_path: Path, paths: list[Path
 
 
 def test_fingerprint_covers_exactly_what_pixels_depend_on(tmp_path: Path, paths: list[Path]) -> None:
-    seen = [fingerprint(paths, WHOLE), fingerprint(paths[::-1], WHOLE), fingerprint(paths[:4], WHOLE)]
+    seen = [
+        fingerprint(paths, WHOLE.fingerprint),
+        fingerprint(paths[::-1], WHOLE.fingerprint),
+        fingerprint(paths[:4], WHOLE.fingerprint),
+    ]
     others = [Preprocess(size=20, resize=25), Preprocess(size=20, resize=24, interpolation="bilinear")]
-    seen += [fingerprint(paths, Resize(other, whole=True)) for other in others]
-    seen += [fingerprint(paths, Resize(Preprocess(size=size, resize=24))) for size in (20, 21)]
+    seen += [fingerprint(paths, Resize(other, whole=True).fingerprint) for other in others]
+    seen += [fingerprint(paths, Resize(Preprocess(size=size, resize=24)).fingerprint) for size in (20, 21)]
     assert len(set(seen)) == len(seen)
     same = Preprocess(size=10, resize=24, mean=(0, 0, 0))
     relative = [Path(os.path.relpath(path)) for path in paths]
-    assert fingerprint(relative, Resize(same, whole=True)) == seen[0]
+    assert fingerprint(relative, Resize(same, whole=True).fingerprint) == seen[0]
 
 
 def test_truncated_cache_file_is_rewritten(tmp_path: Path, paths: list[Path]) -> None:
@@ -163,7 +167,7 @@ def test_full_disk_is_reported(tmp_path: Path, paths: list[Path]) -> None:
 
 def test_cache_folder_below_a_file_is_refused(tmp_path: Path, paths: list[Path]) -> None:
     shutil.copyfile(paths[0], tmp_path / "file")
-    with pytest.raises(LookalikeError, match="cannot be cached there"):
+    with pytest.raises(LookalikeError, match="cannot be written there"):
         open_cache(paths, WHOLE, tmp_path / "file" / "cache")
 
 

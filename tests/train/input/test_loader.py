@@ -67,7 +67,7 @@ def load(ours: Loader, augment: AugmentConfig, start: int = 0) -> list[torch.Ten
     for epoch in range(2):
         loaded = list(ours.epoch(epoch, batches(epoch, symmetries=augment.symmetries), start))
         assert [one.number for one in loaded] == list(range(start, 5))
-        found += [one.pixels for one in loaded]
+        found += [one.inputs for one in loaded]
     return found
 
 
@@ -106,7 +106,7 @@ def test_augmentation_varies_and_leaves_the_global_generator_alone(
     before = torch.get_rng_state()
     same = np.zeros(2, np.int64)
     with loader(paths, augment, workers=0) as ours:
-        seen = [one.pixels for epoch in range(3) for one in ours.epoch(epoch, [same] * 4)]
+        seen = [one.inputs for epoch in range(3) for one in ours.epoch(epoch, [same] * 4)]
     images = {image.numpy().tobytes() for batch in seen for image in batch}
     assert len(images) > 20, "of 24"
     assert torch.equal(torch.get_rng_state(), before)
@@ -117,7 +117,7 @@ def test_without_augmentation_pixels_equal_the_central_crop(paths: list[Path]) -
     with loader(paths, workers=0) as ours:
         [loaded] = ours.epoch(0, [np.arange(12)])
     scaled = dataclasses.replace(PREPROCESS, size=24)
-    for image, path in zip(loaded.pixels, paths, strict=True):
+    for image, path in zip(loaded.inputs, paths, strict=True):
         np.testing.assert_array_equal(image, scaled(load_image(path))[2:22, 2:22])
 
 
@@ -125,8 +125,8 @@ def test_position_encodes_image_and_symmetry(paths: list[Path]) -> None:
     augment = NOTHING.model_copy(update={"symmetries": 8})
     with loader(paths, augment, workers=0) as ours:
         [plain, turned] = ours.epoch(0, [np.arange(12), np.arange(12) + 5 * 12])
-    mirrored = torch.rot90(plain.pixels.flip(2), 1, (1, 2))
-    assert torch.equal(turned.pixels, mirrored)
+    mirrored = torch.rot90(plain.inputs.flip(2), 1, (1, 2))
+    assert torch.equal(turned.inputs, mirrored)
 
 
 def test_skipped_batches_are_not_read(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +140,9 @@ def test_skipped_batches_are_not_read(paths: list[Path], monkeypatch: pytest.Mon
 
 def test_unfinished_epoch_is_dropped(paths: list[Path]) -> None:
     with loader(paths, RANDOM, workers=2) as ours:
-        expected = [one.pixels for one in ours.epoch(1, batches(1, 20))]
+        expected = [one.inputs for one in ours.epoch(1, batches(1, 20))]
         next(ours.epoch(0, batches(0, 20)))
-        again = [one.pixels for one in ours.epoch(1, batches(1, 20))]
+        again = [one.inputs for one in ours.epoch(1, batches(1, 20))]
     assert torch.equal(torch.stack(again), torch.stack(expected))
 
 
@@ -164,9 +164,9 @@ def test_unreadable_images_are_replaced_by_one_of_their_class(
             (str(paths[7]), "missing"),
         ]
     for one in loaded:
-        assert torch.equal(one.pixels[3], one.pixels[1]), "the next in turn"
-        assert torch.equal(one.pixels[4], one.pixels[1])
-        assert not torch.equal(one.pixels[0], one.pixels[1])
+        assert torch.equal(one.inputs[3], one.inputs[1]), "the next in turn"
+        assert torch.equal(one.inputs[4], one.inputs[1])
+        assert not torch.equal(one.inputs[0], one.inputs[1])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

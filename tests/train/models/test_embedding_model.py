@@ -78,7 +78,7 @@ def test_generalised_mean(power: float, seed: int) -> None:
     model.backbone = Given(features)
     with torch.no_grad():
         model.power.fill_(power)
-        pooled = model._pooled(images(8, 2))
+        pooled = model.pooled(images(8, 2))
     expected = nn.functional.lp_pool2d(features, power, 4)[:, :, 0, 0] / 16 ** (1 / power)
     torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-6)
     assert (pooled >= features.amin((2, 3)) - 1e-5).all()

@@ -13,8 +13,6 @@ import numpy as np
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
-from retrieval.images.decode import embed_files
-from retrieval.progress import Progress
 from train import data as data_sets
 from train.data import LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
@@ -111,9 +109,7 @@ def open_sources(
         images = {ALL: test} if dataset.test == dataset.train else {"train": dataset.train, "test": test}
         run = _open_run(target) if is_run else None
         if untrained:
-            config = run.config.to_dict() if run else open_target(target, None).config
-            before = partial(baseline, "untrained", config)
-            source = _embedding_source("before training", before, images, name)
+            source = _embedding_source("before training", partial(_untrained, target), images, name)
             sources.append(replace(source, is_baseline=True))
         if run is None:
             sources.append(_embedding_source(name, partial(_only_candidate, target, None), images, name))
@@ -147,6 +143,10 @@ def _only_candidate(target: Path, which: str | None) -> Candidate:
     return open_target(target, which).candidates[-1]
 
 
+def _untrained(target: Path) -> Candidate:
+    return baseline("untrained", open_target(target, None))
+
+
 def _stored_source(target: Path, name: str) -> EmbeddingSource:
     def embed(split: str) -> Embeddings:
         if target.suffix == ".npz":
@@ -172,9 +172,8 @@ def _embedding_source(
 
     def embed(split: str) -> Embeddings:
         wanted, candidate = images[split], load()
-        with Progress(f"embedding {split} images ({name})", len(wanted)) as progress:
-            paths = [image.path for image in wanted]
-            found = embed_files(paths, candidate.preprocess, candidate.embed, progress)
+        paths = [image.path for image in wanted]
+        found = candidate.embed(paths, paths, f"embedding {split} images ({name})")
         bad.update({error.source: error.detail for error in found.bad})
         kept = [wanted[position] for position in found.positions]
         if not kept:

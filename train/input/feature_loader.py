@@ -1,0 +1,80 @@
+"""Feature loader: batches of cached features in place of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retrieval.errors import ImageError
+from train.input.features import FeatureSet
+from train.input.loader import LoadedBatch, batch_share, successors, unreadable_class
+from train.input.views import drawn_views
+
+
+class FeatureLoader:
+    """Loads the batches of an epoch from cached features, with the interface of `Loader`.
+
+    It draws the same views, and replaces unreadable images by the same others, as `Loader` does.
+
+    Args:
+        views: Features of the data set's images: a set for each view, of the same files.
+        paths: The N training images, all among those files.
+        labels: int64 [N], their classes.
+        seed: Seed of the run.
+        rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
+            batch.
+
+    Attributes:
+        bad: Errors of the unreadable training images.
+
+    Raises:
+        InputError: A class without a readable image.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[FeatureSet],
+        paths: Sequence[Path],
+        labels: np.ndarray,
+        seed: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        rows, errors = views[0].rows(paths), views[0].bad
+        self.bad: list[ImageError] = [errors[row] for row in rows.tolist() if row in errors]
+        for image in [i for i, row in enumerate(rows.tolist()) if row in errors]:
+            others = successors(image, labels)
+            readable = [other for other in others if int(rows[other]) not in errors]
+            if not readable:
+                raise unreadable_class(errors[int(rows[image])], len(others))
+            rows[image] = rows[readable[0]]
+        self._views, self._rows, self._seed = views, rows, seed
+        self._rank, self._world_size = rank, world_size
+
+    def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[LoadedBatch]:
+        """Load one epoch.
+
+        Args:
+            number: Number of the epoch.
+            batches: All batches of the epoch, positions int64 [B].
+            start: Number of batches to skip.
+        """
+        for batch, positions in islice(enumerate(batches), start, None):
+            count = len(positions)
+            share = batch_share(count, self._rank, self._world_size)
+            rows = self._rows[positions[share]]
+            features = self._views[0].vectors[rows]  # a copy
+            if len(self._views) > 1:
+                drawn = np.array(drawn_views(len(self._views), self._seed, number, batch, count))[share]
+                for view, others in enumerate(self._views[1:], 1):
+                    of_view = drawn == view
+                    features[of_view] = others.vectors[rows[of_view]]
+            yield LoadedBatch(batch, torch.from_numpy(features), [])
+
+    def close(self) -> None:
+        """Do nothing: there are no worker processes."""

@@ -1,0 +1,176 @@
+"""Cached features: what a frozen backbone computes from each image, in a memory-mapped file.
+
+    vectors    float32 [N, C]: the features of each image; nan for a file that could not be read
+    contents   32 bytes each: SHA-256 of the image files; zeros for a file that could not be read
+    facts      JSON: the number of features, and position, reason and detail of each unreadable file
+    length     of facts in bytes, as 8 bytes (all numbers are little-endian)
+
+See `train.input.cache_file` for its name and for concurrent processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from retrieval.errors import ImageError
+from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.progress import Progress
+from train.config import AugmentConfig
+from train.input.cache import Resize
+from train.input.cache_file import cache_file, fingerprint
+from train.input.views import render_view
+
+_BATCH = 64
+_DIGEST = 32  # bytes of a SHA-256
+
+
+@dataclass(frozen=True)
+class View:
+    """One fixed random view of the images.
+
+    Attributes:
+        number: Number of the view, from 0.
+        augment: Augmentation settings.
+    """
+
+    number: int
+    augment: AugmentConfig
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Features of image files, memory-mapped.
+
+    Attributes:
+        paths: The N files.
+        vectors: float32 [N, C]; nan for an unreadable file.
+        contents: SHA-256 of each file, [N]; zeros for an unreadable file.
+        bad: Errors of unreadable files, by position.
+    """
+
+    paths: Sequence[Path]
+    vectors: np.ndarray
+    contents: list[str]
+    bad: dict[int, ImageError]
+
+    def rows(self, paths: Sequence[Path]) -> np.ndarray:
+        """Return the positions of some of the files, int64 [n]."""
+        place = {path: row for row, path in enumerate(self.paths)}
+        return np.array([place[path] for path in paths], np.int64)
+
+
+def cached_features(
+    paths: Sequence[Path],
+    resize: Resize,
+    view: View | None,
+    extract: Callable[[np.ndarray], np.ndarray],
+    inputs: Sequence[object],
+    folder: Path,
+    *,
+    show_progress: bool = False,
+) -> FeatureSet:
+    """Open the features of image files, or compute them.
+
+    Args:
+        paths: Image files.
+        resize: Resizing that precedes the view, or the preprocessing of the model if there is none.
+        view: View of each image; `None` for the image as the model sees it outside training.
+        extract: Frozen network, pixels uint8 [n, S, S, 3] to features float32 [n, C].
+        inputs: Everything that the network and its preprocessing depend on, as JSON values.
+        folder: Folder of the cache.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        LookalikeError: The folder cannot be written, or its disk is full.
+    """
+    drawn = [] if view is None else [view.number, view.augment.model_dump(exclude={"views"})]
+    return cache_file(
+        folder / f"{fingerprint(paths, [*resize.fingerprint, *drawn, *inputs])}.features",
+        lambda file: _map(file, paths),
+        lambda file: _write(file, _features(paths, resize, view, extract, show_progress)),
+        show_progress=show_progress,
+    )
+
+
+def _features(
+    paths: Sequence[Path],
+    resize: Resize,
+    view: View | None,
+    extract: Callable[[np.ndarray], np.ndarray],
+    show_progress: bool,
+) -> Iterator[tuple[list[Decoded | ImageError], np.ndarray]]:
+    """Yield batches of files with the features of the readable ones, float32 [n, C]."""
+    title = "features" if view is None else f"features of view {view.number + 1}"
+    files = zip(paths, decode_ahead(paths, resize, side=resize.preprocess.scaled), strict=True)
+    with Progress(title, len(paths), show=show_progress) as progress:
+        while batch := list(islice(files, _BATCH)):
+            squares = [_seen(path, file, view, resize) for path, file in batch if isinstance(file, Decoded)]
+            vectors = extract(np.stack(squares)) if squares else np.empty((0, 0), np.float32)
+            yield [file for _, file in batch], vectors
+            progress.update(len(batch))
+
+
+def _seen(path: Path, file: Decoded, view: View | None, resize: Resize) -> np.ndarray:
+    """Return what the network sees of a file, uint8 [S, S, 3]."""
+    if view is None:
+        return file.pixels
+    image = np.require(file.pixels, requirements="W")  # torch requires writable memory
+    seen: np.ndarray = render_view(image, path, view.number, view.augment, resize.preprocess)[0].numpy()
+    return seen
+
+
+def _write(file: IO[bytes], batches: Iterator[tuple[list[Decoded | ImageError], np.ndarray]]) -> None:
+    """Write the features; those of unreadable files become known with the first readable one."""
+    digests, bad, width, waiting = bytearray(), [], 0, 0
+    for files, vectors in batches:
+        width = width or vectors.shape[1]
+        rows = iter(vectors)
+        for one in files:
+            if isinstance(one, ImageError):
+                bad.append([len(digests) // _DIGEST, one.reason, one.detail])
+                waiting += 1
+                digests += bytes(_DIGEST)
+                continue
+            file.write(np.full((waiting, width), np.nan, "<f4").tobytes())
+            file.write(np.ascontiguousarray(next(rows), "<f4").data)
+            waiting = 0
+            digests += bytes.fromhex(one.content_sha256)
+    file.write(np.full((waiting, width), np.nan, "<f4").tobytes())
+    facts = json.dumps({"features": width, "bad": bad}).encode()
+    file.write(bytes(digests) + facts + len(facts).to_bytes(8, "little"))
+
+
+def _map(file: IO[bytes], paths: Sequence[Path]) -> FeatureSet | None:
+    """Map a cache file; `None` if it is incomplete."""
+    size = os.fstat(file.fileno()).st_size
+    if size < 8:
+        return None
+    # "c": torch requires writable memory; a private mapping never writes back.
+    mapped = np.asarray(np.memmap(file, np.uint8, "c"))
+    end = size - 8
+    begin = end - int.from_bytes(mapped[end:].tobytes(), "little")
+    if begin < 0:
+        return None
+    try:
+        facts = json.loads(mapped[begin:end].tobytes())
+    except ValueError:
+        return None
+    middle, width = begin - _DIGEST * len(paths), facts["features"]
+    if middle != 4 * len(paths) * width:
+        return None
+    digests = mapped[middle:begin].tobytes()
+    bad = {row: ImageError(str(paths[row]), reason, detail) for row, reason, detail in facts["bad"]}
+    return FeatureSet(
+        paths,
+        mapped[:middle].view("<f4").reshape(len(paths), width),
+        [digests[_DIGEST * row :][:_DIGEST].hex() for row in range(len(paths))],
+        bad,
+    )

@@ -1,0 +1,144 @@
+"""Frozen backbone: runs once over the images, whose features all runs with the same backbone share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from retrieval.files import user_cache
+from retrieval.images.decode import EmbeddedFiles
+from train.config import Config
+from train.input.cache import Resize, training_resize
+from train.input.cache_file import cache_file
+from train.input.features import FeatureSet, View, cached_features
+from train.loop.training_data import TrainingData
+from train.models.embedding_model import EmbeddingModel
+from train.models.heads import fit_head
+
+
+def trains_on_features(config: Config, model: EmbeddingModel) -> bool:
+    """Return whether a run can be trained on cached features; see `loader.features`."""
+    views = config.augment.views is not None or not config.augment.is_random
+    return config.loader.features == "auto" and model.is_frozen_below_head and views
+
+
+class FrozenBackbone:
+    """Backbone and pooling of a model whose features are computed once per image and view.
+
+    Args:
+        model: Model on its device; only its backbone is used.
+        config: Configuration of the run.
+        show_progress: Report progress on stderr.
+    """
+
+    def __init__(self, model: EmbeddingModel, config: Config, *, show_progress: bool = False) -> None:
+        self._model, self._config, self._show = model, config, show_progress
+        self._folder = Path(config.loader.cache) if config.loader.cache else user_cache("features")
+
+    @cached_property
+    def _digest(self) -> str:
+        """Fingerprint of all weights and statistics, 32 hexadecimal digits."""
+        digest = hashlib.sha256()
+        for name, value in sorted(_tensors(self._model.backbone).items()):
+            digest.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
+            digest.update(value.numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def weights(self) -> Path:
+        """Return a file with the weights of the backbone, in the cache."""
+        file = self._folder / f"{self._digest}.safetensors"
+        return cache_file(
+            file,
+            lambda _: file,
+            lambda target: target.write(save(_tensors(self._model.backbone))),
+            show_progress=self._show,
+        )
+
+    def features(self, paths: Sequence[Path]) -> FeatureSet:
+        """Return the features of images as the model sees them outside training.
+
+        Raises:
+            LookalikeError: The cache cannot be written.
+        """
+        return self._cached(paths, Resize(self._config.preprocess), None)
+
+    def views(self, paths: Sequence[Path]) -> list[FeatureSet]:
+        """Return the features of the views of training images: `augment.views` sets, or one.
+
+        Raises:
+            LookalikeError: The cache cannot be written.
+        """
+        augment = self._config.augment
+        if augment.views is None:
+            return [self.features(paths)]
+        resize = training_resize(self._config)
+        return [self._cached(paths, resize, View(number, augment)) for number in range(augment.views)]
+
+    def embed(self, model: EmbeddingModel, paths: Sequence[Path], split: Sequence[Path]) -> EmbeddedFiles:
+        """Return unit vectors of the readable images.
+
+        Args:
+            model: Model with this backbone.
+            paths: Image files.
+            split: All files of their split, whose features are cached together.
+        """
+        found = self.features(split)
+        rows = found.rows(paths).tolist()
+        readable = [place for place, row in enumerate(rows) if row not in found.bad]
+        kept = [rows[place] for place in readable]
+        return EmbeddedFiles(
+            embed_features(model, found.vectors[kept]),
+            np.array(readable, np.int64),
+            [found.contents[row] for row in kept],
+            [found.bad[row] for row in rows if row in found.bad],
+        )
+
+    def _cached(self, paths: Sequence[Path], resize: Resize, view: View | None) -> FeatureSet:
+        config = self._config
+        model, preprocess = config.model, config.preprocess
+        inputs = [model.backbone, model.pooling, *preprocess.mean, *preprocess.std, self._digest]
+        return cached_features(
+            paths, resize, view, self._extract, inputs, self._folder, show_progress=self._show
+        )
+
+    @torch.inference_mode()
+    def _extract(self, pixels: np.ndarray) -> np.ndarray:
+        model = self._model
+        training = model.training
+        model.eval()
+        features: np.ndarray = model.pooled(torch.from_numpy(pixels).to(model.mean.device)).cpu().numpy()
+        model.train(training)
+        return features
+
+
+def fit_initial_head(model: EmbeddingModel, backbone: FrozenBackbone, data: TrainingData) -> None:
+    """Set the head to the projection that `model.init` names, fitted to the training images of a run.
+
+    Raises:
+        InputError: There are too few images or features for it.
+    """
+    found = backbone.features(data.files)
+    rows = found.rows([image.path for image in data.images])
+    readable = [place for place, row in enumerate(rows.tolist()) if row not in found.bad]
+    labels = data.labels[: len(rows)][readable]
+    fit_head(model.head, model.config.init, found.vectors[rows[readable]], labels)
+
+
+@torch.inference_mode()
+def embed_features(model: EmbeddingModel, features: np.ndarray) -> np.ndarray:
+    """Return unit vectors float32 [N, D] of pooled features [N, C], in evaluation mode."""
+    model.eval()
+    raw = model.projection(torch.from_numpy(features).to(model.mean.device))
+    vectors: np.ndarray = nn.functional.normalize(raw).cpu().numpy()
+    return vectors
+
+
+def _tensors(backbone: nn.Module) -> dict[str, Tensor]:
+    return {name: value.cpu().contiguous() for name, value in backbone.state_dict().items()}
