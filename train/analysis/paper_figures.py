@@ -58,7 +58,7 @@ FIGURES = (
         "3a",
         "Recall@1 over the batch size",
         (
-            "lookalike sweep --recipe loop/table2/loop-hphn-cars196@paper --data cars196:ROOT "
+            "lookalike sweep --no-baselines --recipe loop/table2/loop-hphn-cars196@paper --data cars196:ROOT "
             "--variants docs/figures/loop-figure3a.yaml --baseline batch-32 --out figure-3a",
         ),
     ),
@@ -67,7 +67,7 @@ FIGURES = (
         "3b",
         "Recall@1 over the margin",
         (
-            "lookalike sweep --recipe loop/table2/loop-ls-cub200@paper --data cub200:ROOT "
+            "lookalike sweep --no-baselines --recipe loop/table2/loop-ls-cub200@paper --data cub200:ROOT "
             "--variants docs/figures/loop-figure3b.yaml --baseline margin-0.2 --out figure-3b",
         ),
     ),
@@ -76,7 +76,7 @@ FIGURES = (
         "3c",
         "Recall@1 over epsilon",
         (
-            "lookalike sweep --recipe loop/table2/loop-ms-cars196@paper --data cars196:ROOT "
+            "lookalike sweep --no-baselines --recipe loop/table2/loop-ms-cars196@paper --data cars196:ROOT "
             "--set batch.classes=2 --set batch.per_class=4 --set loss.threshold=0.5 "
             "--variants docs/figures/loop-figure3c.yaml --baseline epsilon-minus-0.02 --out figure-3c",
         ),
@@ -86,7 +86,7 @@ FIGURES = (
         "3d",
         "Recall@1 over lambda",
         (
-            "lookalike sweep --recipe loop/table2/loop-ms-cars196@paper --data cars196:ROOT "
+            "lookalike sweep --no-baselines --recipe loop/table2/loop-ms-cars196@paper --data cars196:ROOT "
             "--set batch.classes=2 --set batch.per_class=4 "
             "--set 'loss.mining={name: vthm, margin: -0.02}' "
             "--variants docs/figures/loop-figure3d.yaml --baseline lambda-0.5 --out figure-3d",
@@ -103,8 +103,8 @@ FIGURES = (
         "section 4.3",
         "time of a training step",
         (
-            "lookalike sweep --recipe loop/table2/ms-cars196@paper --data cars196:ROOT --set epochs=1 "
-            "--seeds 1 --variants docs/figures/loop-section4.3.yaml --out section-4.3",
+            "lookalike sweep --no-baselines --recipe loop/table2/ms-cars196@paper --data cars196:ROOT "
+            "--set epochs=1 --seeds 1 --variants docs/figures/loop-section4.3.yaml --out section-4.3",
         ),
         "column s/step",
     ),
@@ -245,7 +245,7 @@ FIGURES = (
         "4",
         "Recall@1 over training for other angles and lengths of the mirrored point",
         (
-            "lookalike sweep --data cars196:ROOT --recipe symm/table2/symm-n-pair-cars196 "
+            "lookalike sweep --no-baselines --data cars196:ROOT --recipe symm/table2/symm-n-pair-cars196 "
             "--variants docs/figures/symm-figure4.yaml --baseline n-pair "
             "--set 'watch={split: test, every: 500}' --out DIR",
         ),
@@ -256,7 +256,7 @@ FIGURES = (
         "5",
         "Recall@1 over training with the k-th hardest pair of points",
         (
-            "lookalike sweep --data cars196:ROOT --recipe symm/table2/symm-n-pair-cars196 "
+            "lookalike sweep --no-baselines --data cars196:ROOT --recipe symm/table2/symm-n-pair-cars196 "
             "--variants docs/figures/symm-figure5.yaml --baseline n-pair "
             "--set 'watch={split: test, every: 500}' --out DIR",
         ),

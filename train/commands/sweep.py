@@ -34,6 +34,11 @@ from train.commands import DATA_HELP
     help="YAML file: names of variants, each with its settings as in a recipe.",
 )
 @click.option("--baseline", help="Variant to compare the others with; by default the first.")
+@click.option(
+    "--no-baselines",
+    is_flag=True,
+    help="Do not add baselines: batch-all and semi-hard triplet, normalised softmax, proxy anchor.",
+)
 @click.option("--seeds", help="Number of seeds, by default 3, or a list of seeds: 0,1,2.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the sweep.")
 @json_option
@@ -46,6 +51,7 @@ def sweep(
     variants: tuple[str, ...],
     variants_file: Path | None,
     baseline: str | None,
+    no_baselines: bool,
     seeds: str | None,
     out: Path,
     as_json: bool,
@@ -62,6 +68,10 @@ def sweep(
 
     `loss.margin=0.4` changes one key of the loss, `loss={...}` replaces it. The seed determines the batches,
     the initial embedding layer, the held-out images and the label noise.
+
+    A new sweep also trains the usual losses with the same settings, as variants baseline-triplet (all
+    triplets of a batch), baseline-semi-hard, baseline-softmax (normalised) and baseline-proxy-anchor, unless
+    a variant equals one of them. --no-baselines leaves them out.
 
     Repeat the command to resume an interrupted sweep and to retry failed runs. Variants and seeds can be
     added to a sweep, as in the second example; the other settings are fixed.
@@ -84,6 +94,7 @@ def sweep(
         parse_variants(variants, variants_file),
         parse_seeds(seeds) if seeds else None,
         baseline,
+        with_baselines=not no_baselines,
     )
     found = run_sweep(out, plan, print_status, show_progress=True)
     print_result(found.to_dict(), as_json, found.to_text())

@@ -16,6 +16,7 @@ from retrieval.errors import InputError, did_you_mean
 from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
+from train.experiments.baselines import baseline_changes
 from train.settings import Changes
 from train.yaml_files import read_yaml
 
@@ -72,12 +73,14 @@ class SweepPlan:
         variants: Name -> settings that the variant changes.
         seeds: Seeds that every variant is trained with.
         baseline: Variant that the others are compared with.
+        added: Names of the variants that were added as trained baselines by default.
     """
 
     experiment: Experiment
     variants: Mapping[str, Changes]
     seeds: tuple[int, ...]
     baseline: str
+    added: tuple[str, ...] = ()
 
     def configs(self) -> dict[str, Config]:
         """Return the settings of every variant.
@@ -103,9 +106,16 @@ class SweepPlan:
         return found
 
     def swept_number(self) -> SweptNumber | None:
-        """Return the setting that the variants differ in: the only one, a number, of at least 3 variants."""
+        """Return the setting that the variants differ in: the only one, a number, of at least 3 variants.
+
+        Baselines that were added by default do not count.
+        """
         # The unchanged recipe has published values, which its variants have not.
-        configs = {n: c.model_copy(update={"published": None}) for n, c in self.configs().items()}
+        configs = {
+            name: config.model_copy(update={"published": None})
+            for name, config in self.configs().items()
+            if name not in self.added
+        }
         found = {name: settings.setting_values(config) for name, config in configs.items()}
         settings_of_all = dict.fromkeys(key for values in found.values() for key in values)
         differing = [
@@ -132,7 +142,10 @@ class SweepPlan:
         words += ["--recipe", experiment.recipe] if experiment.recipe else []
         words += [word for change in overrides for word in ("--set", change)]
         for name, changes in self.variant_settings().items():
+            if name in self.added:
+                continue
             words += ["--variant", f"{name}:{'; '.join(changes)}" if changes else name]
+        words += [] if self.added else ["--no-baselines"]
         words += ["--baseline", self.baseline, "--seeds", ",".join(map(str, self.seeds))]
         words[-1] += "," if len(self.seeds) == 1 else ""  # one number alone would be a count
         return shlex.join([*words, "--out", str(folder)])
@@ -146,6 +159,7 @@ class SweepPlan:
             "variants": {name: list(words) for name, words in self.variant_settings().items()},
             "seeds": list(self.seeds),
             "baseline": self.baseline,
+            "added": list(self.added),
         }
         with atomic_write(folder / PLAN) as draft:
             draft.write_text(yaml.safe_dump(values, sort_keys=False))
@@ -164,7 +178,8 @@ class SweepPlan:
                 str(name): settings.parse_changes(changes, f"variant {name}:")
                 for name, changes in values["variants"].items()
             }
-            return cls(experiment, variants, tuple(map(int, values["seeds"])), values["baseline"])
+            seeds, added = tuple(map(int, values["seeds"])), tuple(values.get("added", ()))
+            return cls(experiment, variants, seeds, values["baseline"], added)
         except (yaml.YAMLError, InputError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{file}: not a readable sweep ({error}); choose another --out") from error
 
@@ -175,6 +190,8 @@ def make_sweep_plan(
     variants: Mapping[str, Changes],
     seeds: Sequence[int] | None,
     baseline: str | None,
+    *,
+    with_baselines: bool | None = None,
 ) -> SweepPlan:
     """Combine a requested sweep with the one that a folder holds: variants and seeds are only added.
 
@@ -184,6 +201,8 @@ def make_sweep_plan(
         variants: Variants to add, or to run again with the same settings.
         seeds: Seeds to add; `None` keeps those of the folder, or takes three.
         baseline: Variant to compare with; `None` keeps the one of the folder, or takes the first variant.
+        with_baselines: Add the trained baselines that no variant equals to a new sweep. A sweep that was
+            begun keeps those it has; False refuses one with baselines.
 
     Raises:
         InputError: Settings that differ from those in the folder, or no variants.
@@ -193,6 +212,7 @@ def make_sweep_plan(
         if not variants:
             raise InputError("no variants to compare; name them, as in --variant loop:loss.margin=0.3")
         plan = SweepPlan(experiment, variants, tuple(seeds or _SEEDS), baseline or next(iter(variants)))
+        plan = _add_baselines(plan) if with_baselines else plan
     else:
         requested = Experiment(
             experiment.data or kept.experiment.data,
@@ -204,6 +224,11 @@ def make_sweep_plan(
         for name in set(variants) & set(kept.variants):
             before, now = (kept.experiment.config(plan[name]) for plan in (kept.variants, variants))
             _refuse_change(f"{folder}: variant {name}", before, now)
+        if with_baselines is False and kept.added:
+            names = ", ".join(kept.added)
+            raise InputError(
+                f"{folder}: begun with {names}; leave --no-baselines out, or choose another --out"
+            )
         plan = replace(
             kept,
             variants={**kept.variants, **variants},
@@ -214,6 +239,17 @@ def make_sweep_plan(
         others = f"the variants are {', '.join(plan.variants)}"
         raise InputError(f"--baseline {plan.baseline}: {did_you_mean(plan.baseline, plan.variants, others)}")
     return plan
+
+
+def _add_baselines(plan: SweepPlan) -> SweepPlan:
+    """Add the trained baselines whose name and settings no variant has."""
+    known = list(plan.configs().values())
+    added = {
+        name: changes
+        for name, changes in baseline_changes(plan.experiment.config()).items()
+        if name not in plan.variants and plan.experiment.config(changes) not in known
+    }
+    return replace(plan, variants={**plan.variants, **added}, added=tuple(added))
 
 
 def _refuse_change(where: str, before: Config, now: Config) -> None:

@@ -29,7 +29,7 @@ from train.experiments.curves import learning_curves
 from train.experiments.evaluation import evaluate_target
 from train.experiments.linear_probe import check_closed_set
 from train.experiments.memory import PeakMemory
-from train.experiments.plan import SweepPlan
+from train.experiments.plan import PLAN, SweepPlan
 from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
@@ -188,6 +188,8 @@ def run_sweep(
         plan.save(folder)
         _compare(folder, plan, trials).save(folder)
 
+    if plan.added and not (folder / PLAN).exists():
+        log(f"added as baselines: {', '.join(plan.added)}; --no-baselines leaves them out")
     run_trials(folder, trials, dataset, save, log, show_progress=show_progress)
     return _compare(folder, plan, trials)
 

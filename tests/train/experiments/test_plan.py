@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 from retrieval import InputError
 from train.experiments.plan import Experiment, SweepPlan, make_sweep_plan, parse_seeds, parse_variants
+from train.loop.run_folder import initial_loss
 
 DIGITS = Experiment(
     "digits", None, {"epochs": 3, "loss": {"name": "triplet", "margin": 0.4, "negatives": "batch"}}
@@ -119,6 +121,54 @@ def test_plan_is_saved_and_extended(tmp_path: Path) -> None:
     assert grown.seeds == (0, 1, 2, 7)
     assert list(grown.variants) == ["a", "b", "c"]
     assert grown.baseline == "b"
+
+
+def test_baselines_are_added_to_a_new_sweep_and_kept(tmp_path: Path) -> None:
+    variants = parse_variants(
+        [
+            "a",
+            "b:loss.margin=0.1",
+            "c:loss.margin=0.2",
+            "mine:loss={name: proxy-anchor}; optimizer.loss_lr=0.01",
+        ]
+    )
+    plan = make_sweep_plan(tmp_path, DIGITS, variants, None, None, with_baselines=True)
+    assert plan.added == ("baseline-triplet", "baseline-semi-hard", "baseline-softmax"), "one is in mine"
+    assert list(plan.variants) == [*variants, *plan.added]
+    assert plan.baseline == "a"
+    configs = plan.configs()
+    for name in plan.added:
+        own = configs[name].model_copy(update={"loss": configs["a"].loss})
+        expected = 0.01 if name == "baseline-softmax" else None
+        assert own.optimizer.loss_lr == expected
+        assert own.model_copy(update={"optimizer": configs["a"].optimizer}) == configs["a"]
+        initial_loss(configs[name], 10)
+    plan.save(tmp_path)
+    assert make_sweep_plan(tmp_path, Experiment(), {}, None, None) == plan
+    assert make_sweep_plan(tmp_path, DIGITS, variants, None, None, with_baselines=True) == plan
+    with pytest.raises(InputError, match=r"begun with baseline-triplet, .*; leave --no-baselines out"):
+        make_sweep_plan(tmp_path, Experiment(), {}, None, None, with_baselines=False)
+    words = shlex.split(plan.command(tmp_path))
+    assert words.count("--variant") == 4
+    assert "--no-baselines" not in words
+    assert "--no-baselines" in shlex.split(replace(plan, added=()).command(tmp_path))
+
+
+def test_sweep_begun_without_baselines_gets_none(tmp_path: Path) -> None:
+    make_sweep_plan(tmp_path, DIGITS, {"a": {}}, None, None, with_baselines=False).save(tmp_path)
+    again = make_sweep_plan(tmp_path, DIGITS, {}, None, None, with_baselines=True)
+    assert (list(again.variants), again.added) == (["a"], ())
+
+
+def test_baselines_keep_a_rate_of_the_proxies_and_are_no_points_of_a_curve(tmp_path: Path) -> None:
+    experiment = Experiment("digits", None, {"optimizer.loss_lr": 0.5})
+    variants = parse_variants([f"m{margin}:loss.margin=0.{margin}" for margin in (1, 2, 3)])
+    plan = make_sweep_plan(tmp_path, experiment, variants, None, None, with_baselines=True)
+    assert len(plan.added) == 4
+    assert {config.optimizer.loss_lr for config in plan.configs().values()} == {0.5}
+    swept = plan.swept_number()
+    assert swept is not None
+    assert swept.values == {"m1": 0.1, "m2": 0.2, "m3": 0.3}
 
 
 def test_invalid_plan_is_refused(tmp_path: Path) -> None:
