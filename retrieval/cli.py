@@ -27,6 +27,10 @@ COMMANDS = {
         "List, show and run experiments: the tables of five papers, and good defaults.",
     ),
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
+    "tune": (
+        "train.commands.tune:tune",
+        "Search hyper-parameters on held-out classes, then measure them on the test split.",
+    ),
     "export": ("export.commands:export", "Export a training run or a pretrained backbone to one ONNX file."),
     "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
     "index": ("retrieval.commands.index:index", "Build and maintain a gallery."),

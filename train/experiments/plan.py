@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -276,59 +276,68 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def parse_variants(texts: Sequence[str], file: Path | None = None) -> dict[str, Changes]:
+def parse_variants(
+    texts: Sequence[str],
+    file: Path | None = None,
+    *,
+    option: str = "--variant",
+    is_value: Callable[[Any], bool] = lambda value: False,
+) -> dict[str, Changes]:
     """Return the variants of --variant and --variants by name; a repeated name adds settings.
 
     Args:
         texts: Values of --variant: NAME, NAME:key=value, or NAME:key=value;key=value.
         file: YAML file, name -> settings, nested or with dots in their names. A `loss` (or `loss.negatives`
             and the like) with a `name` replaces the experiment's; without one it changes some of its keys.
+        option: Option of the texts; the option of the file has an s at the end.
+        is_value: Whether a mapping is the value of one setting, not a section of settings.
 
     Raises:
         InputError: A text or a file that cannot be parsed.
     """
-    found = _read_variants(file) if file else {}
+    found = _read_variants(file, option, is_value) if file else {}
     for value in texts:
         name, colon, text = value.partition(":")
-        where = f"--variant {value}"
-        _check_name(name, where)
+        where = f"{option} {value}"
+        _check_name(name, where, option)
         parts = [part.strip() for part in _NEXT_SETTING.split(text) if part.strip()]
         for part in parts:
             if not part.partition("=")[0].strip() or "=" not in part:
                 raise InputError(f"{where}: expected NAME:key=value, got {part!r} after the name")
         if colon and not parts:
             raise InputError(f"{where}: expected key=value after the colon")
-        changes = settings.parse_changes(parts, f"--variant {name}:")
+        changes = settings.parse_changes(parts, f"{option} {name}:")
         found[name] = settings.merge_changes(found.get(name, {}), changes)
     return found
 
 
-def _check_name(name: str, where: str) -> None:
+def _check_name(name: str, where: str, option: str) -> None:
     if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
-        example = "as in --variant wide:loss.margin=0.3"
-        raise InputError(f"{where}: {name!r} cannot name a variant (letters, digits and . _ + -), {example}")
+        what, example = option.removeprefix("--"), f"as in {option} wide:loss.margin=0.3"
+        raise InputError(f"{where}: {name!r} cannot name a {what} (letters, digits and . _ + -), {example}")
 
 
-def _read_variants(file: Path) -> dict[str, Changes]:
-    values = read_yaml(file, f"--variants {file}")
+def _read_variants(file: Path, option: str, is_value: Callable[[Any], bool]) -> dict[str, Changes]:
+    where = f"{option}s {file}"
+    values = read_yaml(file, where)
     if not isinstance(values, Mapping) or not values:
-        raise InputError(f"--variants {file}: expected variant names, each with its settings")
+        raise InputError(f"{where}: expected {option.removeprefix('--')} names, each with its settings")
     found: dict[str, Changes] = {}
     for name, section in values.items():
-        _check_name(str(name), f"--variants {file}")
+        _check_name(str(name), where, option)
         if not isinstance(section, Mapping | None):
             example = "as in loss: {margin: 0.3}"
-            raise InputError(f"--variants {file}: {name}: expected settings, {example}, got {section!r}")
-        found[str(name)] = _flat(section or {})
+            raise InputError(f"{where}: {name}: expected settings, {example}, got {section!r}")
+        found[str(name)] = _flat(section or {}, is_value)
     return found
 
 
-def _flat(values: Mapping[str, Any]) -> Changes:
+def _flat(values: Mapping[str, Any], is_value: Callable[[Any], bool]) -> Changes:
     """Return nested settings with dotted names; a section changes only the keys that it names."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         names_part = str(key).partition(".")[0] == "loss" and isinstance(value, Mapping) and "name" in value
-        if isinstance(value, Mapping) and not names_part:
+        if isinstance(value, Mapping) and not names_part and not is_value(value):
             found |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
             found[str(key)] = value

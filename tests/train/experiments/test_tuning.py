@@ -1,0 +1,277 @@
+"""Hyper-parameter search: budget, held-out classes, resumption, and the final runs on the test split."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrieval import InputError
+from tests.conftest import draw, lookalike_here
+from train.experiments.plan import Experiment, parse_variants
+from train.experiments.search import Search, Trial, best_trial
+from train.experiments.search_space import is_space, parse_space
+from train.experiments.tuning import run_tuning
+from train.experiments.tuning_plan import TuningPlan, make_tuning_plan
+from train.loop.run_folder import Run
+from train.settings import load_config, parse_changes
+
+SMALL = (
+    "preprocess.size=24",
+    "model.embedding_dim=8",
+    "batch.classes=2",
+    "batch.per_class=4",
+    "epochs=2",
+    "loader.workers=0",
+)
+TRIPLET = "triplet:loss={name: triplet, negatives: batch, margin: {low: 0.05, high: 0.5, log: true}}"
+PROXY = "proxy:loss={name: proxy-anchor}; optimizer.lr={choices: [0.01, 0.001]}"
+TRIALS, SEEDS = 5, (1,)
+
+
+@pytest.fixture(scope="module")
+def hues(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six training classes and three test classes of six images."""
+    folder = tmp_path_factory.mktemp("hues")
+    for hue in range(9):
+        home = folder / ("train" if hue < 6 else "test") / f"{hue}"
+        home.mkdir(parents=True)
+        for seed in range(6):
+            draw(seed, hue=hue).save(home / f"{seed}.png")
+    return folder
+
+
+def plan(
+    folder: Path,
+    data: Path,
+    methods: Sequence[str] = (TRIPLET, PROXY),
+    overrides: Sequence[str] = SMALL,
+    **options: Any,
+) -> TuningPlan:
+    experiment = Experiment(f"folder:{data}", None, parse_changes(overrides))
+    found = parse_variants(methods, option="--method", is_value=is_space)
+    return make_tuning_plan(folder, experiment, found, **{"trials": TRIALS, "seeds": SEEDS, **options})
+
+
+def ignore(message: str) -> None:
+    pass
+
+
+def search_only(folder: Path, chosen: TuningPlan) -> dict[str, Any]:
+    """Search without the final runs; return tune.json with the messages."""
+    messages: list[str] = []
+
+    def stop(message: str) -> None:
+        messages.append(message)
+        if message.startswith("run 1 of"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tuning(folder, chosen, stop)
+    return {**json.loads((folder / "tune.json").read_text()), "messages": messages}
+
+
+def without_times(tree: Any) -> Any:
+    """Return JSON values without times, commands and folders."""
+    if isinstance(tree, dict):
+        return {k: without_times(v) for k, v in tree.items() if k not in ("seconds", "created", "command")}
+    return [without_times(item) for item in tree] if isinstance(tree, list) else tree
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, hues: Path) -> Path:
+    """A finished search of two methods, with its final runs."""
+    folder = tmp_path_factory.mktemp("tuned") / "out"
+    run_tuning(folder, plan(folder, hues), ignore)
+    return folder
+
+
+def test_every_method_gets_the_same_budget(finished: Path) -> None:
+    result = json.loads((finished / "tune.json").read_text())
+    assert [m["budget"]["trials"] for m in result["methods"]] == [TRIALS, TRIALS]
+    for method in result["methods"]:
+        history = method["history"]
+        assert [trial["number"] for trial in history] == list(range(TRIALS))
+        values = [trial["value"] for trial in history]
+        assert method["best"]["value"] == max(values)
+        assert method["chosen"] == history[values.index(max(values))]["settings"]
+        assert method["budget"]["seconds"] == pytest.approx(sum(trial["seconds"] for trial in history))
+        for trial in history:
+            assert trial["value"] == trial["curves"][0][-1] if trial["repeats"] is None else True, (
+                "last epoch"
+            )
+    proxy = result["methods"][1]
+    assert proxy["repeated"] == TRIALS - 2, "there are two settings"
+    assert [trial["repeats"] for trial in proxy["history"][:2]] == [None, None]
+    assert list(proxy["space"]) == ["optimizer.lr"], "its own space replaces the common one"
+    assert (result["training"]["classes"], result["held_out"]["classes"]) == (4, 2)
+
+
+def test_final_runs_have_the_chosen_settings_all_classes_and_equal_steps(finished: Path) -> None:
+    result = json.loads((finished / "tune.json").read_text())
+    chosen = {method["name"]: method["chosen"] for method in result["methods"]}
+    for name in ("triplet", "proxy"):
+        config = load_config(finished / "test" / name / "seed-1" / "config.yaml")
+        assert config.optimizer.lr == chosen[name]["optimizer.lr"]
+        assert config.seed == 1
+        assert config.split.validation == 0
+        steps = {t["steps"] for m in result["methods"] for t in m["history"] if t["repeats"] is None}
+        assert {Run(finished / "test" / name / "seed-1").metrics()[-1]["step"]} == steps
+    assert (
+        load_config(finished / "test/triplet/seed-1/config.yaml").loss["margin"]
+        == chosen["triplet"]["loss.margin"]
+    )
+    assert not list(finished.glob("search/**/*.safetensors")), "checkpoints of trials are deleted"
+    assert "![Search of triplet](triplet.svg)" in (finished / "tune.md").read_text()
+
+
+def test_interrupted_search_makes_the_same_choice(finished: Path, hues: Path, tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    def interrupt(message: str) -> None:
+        messages.append(message)
+        if len(messages) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tuning(tmp_path, plan(tmp_path, hues), interrupt)
+    assert len(list(tmp_path.glob("search/*/trial-*.json"))) == 3
+    assert not (tmp_path / "test").exists()
+    kept = (tmp_path / "search/triplet/trial-002.json").read_bytes()
+    ours = search_only(tmp_path, plan(tmp_path, hues))
+    assert (tmp_path / "search/triplet/trial-002.json").read_bytes() == kept
+    theirs = json.loads((finished / "tune.json").read_text())
+    assert without_times({**ours, "messages": None}) == without_times({**theirs, "messages": None})
+
+
+def test_search_loads_no_test_image(hues: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train").symlink_to(hues / "train")
+    for name in ("6", "7"):
+        (tmp_path / "data/test" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "data/test" / name / f"{number}.png").write_bytes(b"no image")
+    out = tmp_path / "out"
+    watching = (*SMALL, "watch={split: test}", "epochs=1")
+    result, comparison = run_tuning(out, plan(out, tmp_path / "data", [TRIPLET], watching, trials=2), ignore)
+    assert [trial.error for trial in result.methods[0].trials] == [None, None]
+    assert comparison is not None
+    assert "can be read" in str(comparison.failed[0].error), "the final run does read them"
+
+
+def test_failed_trial_counts_and_the_search_goes_on(hues: Path, tmp_path: Path) -> None:
+    wild = "wild:loss={name: triplet}; optimizer={name: sgd, lr: {choices: [1.0e+30, 0.01]}}"
+    found = search_only(tmp_path, plan(tmp_path, hues, [wild], (*SMALL, "epochs=1"), trials=2))
+    (method,) = found["methods"]
+    first, second = method["history"]
+    assert first["value"] is None
+    assert "lower" in first["error"]
+    assert "/" not in first["error"], "no folder, as it is deleted"
+    assert second["value"] is not None
+    assert method["chosen"] == {"optimizer.lr": 0.01}
+    assert "trial 1 of 2: optimizer.lr=1.0e+30: failed" in found["messages"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a:loss.margin={low: 2, high: 1}"], "method a: loss.margin: expected low below high"),
+        (["a:epochs={low: -2, high: 5}"], "method a: epochs: expected 0 or more, got -2"),
+        (["a:epoch={low: 1, high: 5}"], "method a: epoch: .* did you mean 'epochs'"),
+        (["a:loss.margn={low: 1, high: 5}"], "method a at .*loss: .*did you mean 'margin'"),
+        (["a:seed=3"], "method a: seed: cannot differ between methods; use --seed"),
+        (["a:split.validation={low: 0.1, high: 0.5}"], "method a: split.validation: cannot differ"),
+        ([], "no methods to tune"),
+        (["a", "--set", "patience=2"], "patience: the final runs hold out no classes"),
+        (["a", "--set", "seed=2"], "--set seed"),
+        (["a", "--set", "linear_probe=clean"], "a linear probe needs a closed set"),
+        (["a", "--baseline", "b"], "--baseline b"),
+        (["a", "--space", "optimizer.lr=3"], "--space optimizer.lr: expected a search space, got 3"),
+    ],
+    ids=str,
+)
+def test_unusable_settings_are_refused_before_the_first_trial(
+    hues: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    method = ["--trials", "1", "--seeds", "1", *(["--method", *words] if words else [])]
+    done = lookalike_here(
+        "tune", "--data", f"folder:{hues}", "--out", str(tmp_path / "out"), *settings, *method, code=2
+    )
+    assert re.search(message, done.stderr), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_without_a_test_split_is_refused(hues: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no test split"):
+        run_tuning(tmp_path, plan(tmp_path, hues / "train"), ignore)
+
+
+def test_command_reproduces_the_search_and_changes_are_refused(finished: Path, hues: Path) -> None:
+    kept = json.loads((finished / "tune.json").read_text())
+    before = {p: p.read_bytes() for p in finished.glob("search/**/*.json")}
+    again = json.loads(lookalike_here(*shlex.split(kept["command"])[1:], "--json").stdout)
+    assert again["test"] == {
+        **json.loads((finished / "test/results.json").read_text()),
+        "created": again["test"]["created"],
+    }
+    assert {**again, "created": kept["created"], "test": None} == {**kept, "test": None}
+    assert {p: p.read_bytes() for p in finished.glob("search/**/*.json")} == before
+    for changed in ({"trials": 6}, {"seed": 1}, {"common": {}}, {"overrides": (*SMALL, "epochs=3")}):
+        with pytest.raises(InputError, match=r"begun with .*; methods and seeds may be added"):
+            plan(finished, hues, **changed)
+    with pytest.raises(InputError, match="other settings of triplet"):
+        plan(finished, hues, ["triplet:loss.margin=0.3"])
+    assert plan(finished, hues, ["new"], seeds=(5,)).seeds == (1, 5)
+
+
+# ---- the sampler
+
+
+def quadratic(values: Mapping[str, Any]) -> float:
+    return 1 - (values["x"] - 0.7) ** 2 - (0.3 if values["kind"] != "good" else 0)
+
+
+def searched(budget: int, score: Callable[[Mapping[str, Any]], float], seed: int = 0) -> list[Trial]:
+    search = Search(
+        name="m",
+        folder=Path(),
+        spaces={
+            "x": parse_space({"low": 0.0, "high": 1.0}, ""),
+            "kind": parse_space({"choices": ["bad", "worse", "good"]}, ""),
+        },
+        first={"x": 0.5, "kind": "bad"},
+        budget=budget,
+        seed=seed,
+        epoch="last",
+        metric="recall_at_1",
+        configs=lambda values: [],
+    )
+    trials: list[Trial] = []
+    for number in range(budget):
+        values = search.next_settings(trials)
+        assert search.next_settings(trials) == values, "depends on the trials alone"
+        failed = values["kind"] == "worse"
+        trials.append(
+            Trial(number, values, None if failed else score(values), "diverged" if failed else None)
+        )
+    return trials
+
+
+def test_sampler_concentrates_on_good_settings() -> None:
+    for seed in range(2):
+        trials = searched(24, quadratic, seed)
+        assert trials[0].settings == {"x": 0.5, "kind": "bad"}
+        best = best_trial(trials)
+        assert best is not None
+        assert best.settings["kind"] == "good"
+        assert abs(best.settings["x"] - 0.7) < 0.1
+        kinds = [trial.settings["kind"] for trial in trials[12:]]
+        assert kinds.count("good") > 6, "and away from failures"
+        assert len({str(trial.settings) for trial in trials}) == 24, "nothing is tried twice"
+    assert searched(5, quadratic, 1)[1].settings != searched(5, quadratic, 2)[1].settings

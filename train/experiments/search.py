@@ -1,0 +1,264 @@
+"""Hyper-parameter search of one method: a sampler that continues from saved trials, and the trials."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import shutil
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrieval.errors import LookalikeError
+from retrieval.files import atomic_write
+from train import settings
+from train.config import Config
+from train.data import DataSet
+from train.experiments.search_space import Choices, Interval, Space
+from train.loop.run_folder import Run
+from train.loop.trainer import Trainer
+
+_FEWEST_RANDOM = 3
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of a search: the settings, and what became of them.
+
+    Attributes:
+        number: Number of the trial, from 0.
+        settings: Value of each searched setting.
+        value: Metric on the held-out images, in 0..1; `None` if the trial failed.
+        error: Reason why it failed.
+        seconds: Time of the trial; 0 for a repetition.
+        repeats: Number of the earlier trial with the same settings, whose value was taken over.
+        steps: Training steps of a run.
+        steps_per_epoch: Steps of an epoch.
+        curves: Recall@1 on the held-out images before training and after each epoch, for each fold.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    value: float | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    repeats: int | None = None
+    steps: int | None = None
+    steps_per_epoch: int | None = None
+    curves: list[list[float]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search of one method.
+
+    Attributes:
+        name: Name of the method.
+        folder: Folder of its trials: trial-000.json and so on.
+        spaces: Space by setting.
+        first: Settings of the first trial.
+        budget: Number of trials.
+        seed: Seed of the sampler.
+        epoch: Epoch that is measured, "best" on the held-out images or "last".
+        metric: Metric that is maximized.
+        configs: Returns the settings of a trial's runs, one for each fold.
+    """
+
+    name: str
+    folder: Path
+    spaces: Mapping[str, Space]
+    first: Mapping[str, Any]
+    budget: int
+    seed: int
+    epoch: str
+    metric: str
+    configs: Callable[[Mapping[str, Any]], Sequence[Config]]
+
+    @property
+    def trials(self) -> int:
+        """Number of trials: without a space there is one setting, so one trial."""
+        return self.budget if self.spaces else 1
+
+    def finished(self) -> list[Trial]:
+        """Return the finished trials."""
+        found = []
+        for number in range(self.trials):
+            file = self._file(number)
+            if not file.is_file():
+                break
+            found.append(Trial(**json.loads(file.read_text())))
+        return found
+
+    def next_settings(self, trials: Sequence[Trial]) -> dict[str, Any]:
+        """Return the settings of the next trial.
+
+        The first trial has the defaults, the next quarter of the budget is random, then a tree-structured
+        Parzen estimator proposes (Bergstra et al. 2011; Optuna's, multivariate); what was tried already is
+        replaced by a random proposal. Each proposal depends on the seed, the number of the trial and the
+        finished trials alone, so that a resumed search continues as if it had not been interrupted. A failed
+        trial counts as worse than all others.
+        """
+        if not trials:
+            return dict(self.first)
+        random = max(_FEWEST_RANDOM, math.ceil(self.budget / 4))
+        wanted: dict[str, Any] = {}
+        for attempt in range(_ATTEMPTS):  # a space of few values may be exhausted
+            wanted = self._propose(trials, random if attempt == 0 else len(trials) + 1, attempt)
+            if all(trial.settings != wanted for trial in trials):
+                break
+        return wanted
+
+    def _propose(self, trials: Sequence[Trial], random: int, attempt: int) -> dict[str, Any]:
+        """Return a random proposal if there are fewer trials than `random`, otherwise the estimator's."""
+        import optuna  # slow to import
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        distributions = {name: _distribution(space) for name, space in self.spaces.items()}
+        seed = int(np.random.SeedSequence([self.seed, len(trials), attempt]).generate_state(1)[0])
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random, multivariate=True)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        state = optuna.trial.TrialState
+        study.add_trials(
+            optuna.trial.create_trial(
+                state=state.PRUNED if trial.value is None else state.COMPLETE,
+                value=trial.value,
+                params={name: _encode(self.spaces[name], value) for name, value in trial.settings.items()},
+                distributions=distributions,
+            )
+            for trial in trials
+        )
+        drawn = study.ask(distributions).params
+        return {name: _decode(space, drawn[name]) for name, space in self.spaces.items()}
+
+    def run(self, dataset: DataSet, log: Callable[[str], None], *, show_progress: bool = False) -> None:
+        """Run the unfinished trials, one after the other; a failed one counts, and the search goes on.
+
+        Args:
+            dataset: Data set; only `train` is used.
+            log: Receives a message after each trial.
+            show_progress: Show the progress of each run on stderr.
+        """
+        found = self.finished()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        while len(found) < self.trials:
+            wanted = self.next_settings(found)
+            earlier = next((trial for trial in found if trial.settings == wanted), None)
+            if earlier is not None:
+                origin = earlier.number if earlier.repeats is None else earlier.repeats
+                trial = Trial(len(found), wanted, earlier.value, earlier.error, repeats=origin)
+            else:
+                trial = self._measure(len(found), wanted, dataset, show_progress)
+            with atomic_write(self._file(trial.number)) as draft:
+                draft.write_text(json.dumps(trial.to_dict()))
+            shutil.rmtree(self._runs(trial.number), ignore_errors=True)  # checkpoints would fill the disk
+            found.append(trial)
+            log(self._message(trial, found))
+
+    def _measure(self, number: int, values: dict[str, Any], dataset: DataSet, show_progress: bool) -> Trial:
+        began = time.monotonic()
+        scores, curves, steps, per_epoch, run = [], [], 0, 0, self._runs(number)
+        try:
+            for fold, config in enumerate(self.configs(values)):
+                run = self._runs(number) / f"fold-{fold}"
+                trainer = _train(run, config, dataset, show_progress)
+                records = [record for record in trainer.run.metrics() if "recall_at_1" in record]
+                best = max(records, key=lambda record: record["recall_at_1"])  # the first of equal ones
+                measured = best if self.epoch == "best" else records[-1]
+                scores.append(measured[self.metric])
+                curves.append([record["recall_at_1"] for record in records])
+                steps, per_epoch = trainer.step, trainer.sampler.per_epoch
+                del trainer
+                if torch.cuda.is_available():
+                    gc.collect()  # frees the device memory of this run before the next one starts
+        except KeyboardInterrupt as error:
+            hint = "interrupted; repeat the command to resume"
+            raise KeyboardInterrupt(f"{self.name}, trial {number + 1}: {hint}") from error
+        except Exception as error:
+            reason = _reason(error).replace(f"{run}: ", "")  # the folder is deleted
+            return Trial(number, values, error=reason, seconds=_since(began))
+        return Trial(
+            number,
+            values,
+            statistics.fmean(scores),
+            seconds=_since(began),
+            steps=steps,
+            steps_per_epoch=per_epoch,
+            curves=curves,
+        )
+
+    def _message(self, trial: Trial, found: Sequence[Trial]) -> str:
+        best = best_trial(found)
+        words = ", ".join(settings.format_changes(trial.settings)) or "no searched settings"
+        outcome = f"failed: {trial.error}" if trial.value is None else f"{100 * trial.value:.2f}"
+        leader = f" (best {100 * (best.value or 0):.2f}, trial {best.number + 1})" if best else ""
+        again = f", as in trial {trial.repeats + 1}" if trial.repeats is not None else ""
+        count = f"trial {trial.number + 1} of {self.trials}"
+        return f"{self.name}, {count}: {words}: {outcome}{leader}{again} [{trial.seconds:.1f} s]"
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"trial-{number:03d}.json"
+
+    def _runs(self, number: int) -> Path:
+        return self.folder / f"trial-{number:03d}"
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """Return the trial with the highest value, the first of equal ones; `None` if all have failed."""
+    measured = [trial for trial in trials if trial.value is not None]
+    return max(measured, key=lambda trial: trial.value or 0.0, default=None)
+
+
+def _train(folder: Path, config: Config, dataset: DataSet, show_progress: bool) -> Trainer:
+    """Train a run, or resume the one that an interruption has left."""
+    begun = Run(folder).has_checkpoint("last") and not settings.differences(Run.open(folder).config, config)
+    if not begun:
+        shutil.rmtree(folder, ignore_errors=True)
+    trainer = Trainer(
+        Run.open(folder) if begun else Run.start(folder, config), dataset, show_progress=show_progress
+    )
+    trainer.train(resume=begun)
+    return trainer
+
+
+def _distribution(space: Space) -> Any:
+    from optuna import distributions
+
+    if isinstance(space, Choices):
+        return distributions.CategoricalDistribution(tuple(range(len(space.values))))
+    if space.is_integer:
+        return distributions.IntDistribution(int(space.low), int(space.high), space.log, int(space.step or 1))
+    return distributions.FloatDistribution(space.low, space.high, space.log, space.step)
+
+
+def _encode(space: Space, value: Any) -> Any:
+    """Return a value as Optuna has it: choices, which may be of any kind, by their position."""
+    return space.place(value) if isinstance(space, Choices) else value
+
+
+def _decode(space: Space, drawn: Any) -> Any:
+    return space.rounded(drawn) if isinstance(space, Interval) else space.values[drawn]
+
+
+def _reason(error: Exception) -> str:
+    """Return the message of an error in one line, of an unexpected one with the place in the code."""
+    if isinstance(error, LookalikeError):
+        return " ".join(str(error).split())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return " ".join(f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})".split())
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 3)
