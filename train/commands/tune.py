@@ -11,7 +11,7 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.errors import LookalikeError
 from train.commands import DATA_HELP
 
-METRICS = ("recall_at_1",)
+METRICS = ("map_at_r", "recall_at_1")
 
 
 @click.command()

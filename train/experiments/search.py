@@ -174,11 +174,9 @@ class Search:
             for fold, config in enumerate(self.configs(values)):
                 run = self._runs(number) / f"fold-{fold}"
                 trainer = _train(run, config, dataset, show_progress)
-                records = [record for record in trainer.run.metrics() if "recall_at_1" in record]
-                best = max(records, key=lambda record: record["recall_at_1"])  # the first of equal ones
-                measured = best if self.epoch == "best" else records[-1]
-                scores.append(measured[self.metric])
-                curves.append([record["recall_at_1"] for record in records])
+                scores.append(self._score(trainer))
+                records = trainer.run.metrics()
+                curves.append([record["recall_at_1"] for record in records if "recall_at_1" in record])
                 steps, per_epoch = trainer.step, trainer.sampler.per_epoch
                 del trainer
                 if torch.cuda.is_available():
@@ -198,6 +196,16 @@ class Search:
             steps_per_epoch=per_epoch,
             curves=curves,
         )
+
+    def _score(self, trainer: Trainer) -> float:
+        """Return the metric on the held-out images after the measured epoch."""
+        model = trainer.validated_model
+        if self.epoch == "best":
+            model = trainer.run.trained("best").to(trainer.group.device)
+        measure = {"recall_at_1": trainer.validator.recall_at_1, "map_at_r": trainer.validator.map_at_r}
+        score = measure[self.metric](model)
+        assert score is not None  # images are held out
+        return score
 
     def _message(self, trial: Trial, found: Sequence[Trial]) -> str:
         best = best_trial(found)

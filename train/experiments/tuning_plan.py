@@ -30,7 +30,7 @@ from train.yaml_files import to_line
 
 PLAN = "tune.yaml"
 DEFAULT_TRIALS, DEFAULT_SEEDS = 20, 10
-DEFAULT_METRIC = "recall_at_1"
+DEFAULT_METRIC = "map_at_r"
 _HELD_OUT, _MOST_HELD_OUT = 0.25, 0.5
 _RATES = {"low": 1e-4, "high": 1e-2, "log": True}
 _SHARED = {"seed": "use --seed", "data": "use --data", "split": "use --set, for all methods"}

@@ -49,6 +49,18 @@ class Validator:
             return None
         return _recalls(self._images.embed(model), None, (1,), self._device)[1]
 
+    def map_at_r(self, model: EmbeddingModel) -> float | None:
+        """Return MAP@R of the model on the held-out images; `None` if there are none.
+
+        Raises:
+            InputError: None of the images can be read.
+        """
+        if self._images is None:
+            return None
+        names, vectors = self._images.embed(model)
+        labels = np.unique(names, return_inverse=True)[1]
+        return metrics.map_at_r(vectors, labels, search=neighbour_search(self._device))
+
 
 class Watcher:
     """Computes Recall@K of watched images during training: curves for figures, not for any choice.

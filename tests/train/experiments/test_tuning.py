@@ -9,16 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from retrieval import InputError
 from tests.conftest import draw, lookalike_here
+from train.data import load
+from train.data.splits import hold_out
 from train.experiments.plan import Experiment, parse_variants
 from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
 from train.experiments.tuning import run_tuning
 from train.experiments.tuning_plan import TuningPlan, make_tuning_plan
 from train.loop.run_folder import Run
+from train.loop.trainer import Trainer
+from train.models.embedding_model import pixel_embedder
 from train.settings import load_config, parse_changes
 
 SMALL = (
@@ -101,15 +107,32 @@ def test_every_method_gets_the_same_budget(finished: Path) -> None:
         assert method["best"]["value"] == max(values)
         assert method["chosen"] == history[values.index(max(values))]["settings"]
         assert method["budget"]["seconds"] == pytest.approx(sum(trial["seconds"] for trial in history))
-        for trial in history:
-            assert trial["value"] == trial["curves"][0][-1] if trial["repeats"] is None else True, (
-                "last epoch"
-            )
     proxy = result["methods"][1]
     assert proxy["repeated"] == TRIALS - 2, "there are two settings"
     assert [trial["repeats"] for trial in proxy["history"][:2]] == [None, None]
     assert list(proxy["space"]) == ["optimizer.lr"], "its own space replaces the common one"
     assert (result["training"]["classes"], result["held_out"]["classes"]) == (4, 2)
+
+
+def test_value_of_a_trial_is_map_at_r_of_the_held_out_classes(
+    finished: Path, hues: Path, tmp_path: Path
+) -> None:
+    trial = json.loads((finished / "search/triplet/trial-000.json").read_text())
+    dataset = load(f"folder:{hues}")
+    (config,) = plan(tmp_path, hues).fitted(dataset.train).trial_configs("triplet", trial["settings"])
+    run = Run.start(tmp_path / "run", config)
+    Trainer(run, dataset).train()
+    _, held_out = hold_out(dataset.train, config.split, config.seed)
+    embed = pixel_embedder(run.trained("last"))
+    pixels = [config.preprocess(Image.open(image.path).convert("RGB")) for image in held_out]
+    vectors = embed(np.stack(pixels))
+    precisions = []
+    for i, image in enumerate(held_out):
+        others = sorted((j for j in range(len(held_out)) if j != i), key=lambda j: -(vectors[i] @ vectors[j]))
+        right = [held_out[j].label == image.label for j in others]
+        r = sum(right)
+        precisions.append(sum(sum(right[: k + 1]) / (k + 1) for k in range(r) if right[k]) / r)
+    assert trial["value"] == pytest.approx(np.mean(precisions))
 
 
 def test_final_runs_have_the_chosen_settings_all_classes_and_equal_steps(finished: Path) -> None:
