@@ -48,6 +48,11 @@ METRICS = ("map_at_r", "recall_at_1")
     type=click.Choice(METRICS),
     help=f"Metric on the held-out images to choose by, by default {METRICS[0]}.",
 )
+@click.option(
+    "--folds",
+    type=click.IntRange(min=2),
+    help="Cross-validation over this many folds of the training classes; by default one set is held out.",
+)
 @click.option("--seeds", help="Final runs of each method: a number, by default 10, or a list: 0,1,2.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search, by default 0.")
 @click.option("--baseline", help="Method to compare the others with; by default the first.")
@@ -66,6 +71,7 @@ def tune(
     metric: str | None,
     seeds: str | None,
     seed: int | None,
+    folds: int | None,
     baseline: str | None,
     out: Path,
     as_json: bool,
@@ -95,6 +101,11 @@ def tune(
     search, and the last epoch is measured, in the search too. If --set split.validation=0.2 is given, the
     final runs hold out classes as well, and the best epoch on these is measured in both.
 
+    --folds 4 is the protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020): a trial is the
+    mean over networks that are each trained without one fold of the classes, and measured on it; the final
+    runs train one network per seed and fold. On the test split, NAME is the mean of the networks of a seed,
+    NAME-concatenated one embedding of all their dimensions.
+
     DIR/tune.md and DIR/tune.json have the spaces, trials, seconds and chosen settings. Repeat the command to
     resume: the choice is that of an uninterrupted search. Methods and seeds can be added, the rest is fixed.
     Needs Optuna: pip install 'lookalike[tune]'.
@@ -117,6 +128,7 @@ def tune(
         metric=metric,
         seeds=parse_seeds(seeds) if seeds else None,
         seed=seed,
+        folds=folds,
         baseline=baseline,
     )
     result, comparison = run_tuning(out, plan, print_status, show_progress=True)

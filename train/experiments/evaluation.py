@@ -23,7 +23,7 @@ from retrieval.reports.folder import keep_report
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
 from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels
-from train.experiments.targets import Candidate, baseline, open_target
+from train.experiments.targets import Candidate, Target, baseline, open_target
 from train.settings import data_set_name
 
 # Values of K that papers on these data sets report, instead of 1, 2, 4 and 8; for Hotels-50K those of hotels
@@ -64,7 +64,24 @@ def evaluate_target(
     Raises:
         InputError: The target is none of these, or the data cannot be used.
     """
-    opened = open_target(target, which)
+    return evaluate_opened(
+        open_target(target, which), dataset, baselines, linear_probe=linear_probe, show_progress=show_progress
+    )
+
+
+def evaluate_opened(
+    opened: Target,
+    dataset: DataSet,
+    baselines: Sequence[str] = (),
+    *,
+    linear_probe: ProbeLabels | None = None,
+    show_progress: bool = False,
+) -> Report:
+    """Evaluate an opened target; see `evaluate_target`.
+
+    Raises:
+        InputError: The data cannot be used.
+    """
     if linear_probe is not None:
         check_closed_set(dataset)
     elif opened.gallery is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -148,6 +149,32 @@ def model_candidate(name: str, model: EmbeddingModel, config: Config) -> Candida
     if model.is_frozen_below_head and config.loader.features == "auto":
         embed_cached = partial(FrozenBackbone(model, config, show_progress=True).embed, model)
     return Candidate(name, config.preprocess, pixel_embedder(model), embed_cached)
+
+
+def concatenated(name: str, candidates: Sequence[Candidate]) -> Candidate:
+    """Return networks as one, with the dimensions of all: unit vectors side by side, normalized again.
+
+    The cosine of the result is the mean of the cosines of the networks (Musgrave et al. 2020).
+
+    Args:
+        name: Name of the result.
+        candidates: Networks with the same preprocessing.
+    """
+
+    def join(vectors: Sequence[np.ndarray]) -> np.ndarray:
+        joined: np.ndarray = np.concatenate(vectors, axis=1) / np.float32(np.sqrt(len(vectors)))
+        return joined
+
+    def embed_cached(paths: Sequence[Path], split: Sequence[Path]) -> EmbeddedFiles:
+        found = [one.embed(paths, split, name) for one in candidates]
+        return dataclasses.replace(found[0], vectors=join([files.vectors for files in found]))
+
+    return Candidate(
+        name,
+        candidates[0].preprocess,
+        lambda pixels: join([one.embed_pixels(pixels) for one in candidates]),
+        embed_cached if all(one.embed_cached for one in candidates) else None,
+    )
 
 
 def baseline(name: str, target: Target) -> Candidate:

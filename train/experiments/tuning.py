@@ -13,8 +13,9 @@ from train import data, settings
 from train.config import Config
 from train.data import DataSet
 from train.data.splits import hold_out
+from train.experiments.cross_validation import run_cross_validation
 from train.experiments.linear_probe import check_closed_set
-from train.experiments.plan import make_sweep_plan
+from train.experiments.plan import SweepPlan, make_sweep_plan
 from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.search import Search, best_trial
 from train.experiments.search_space import fill_spaces
@@ -72,14 +73,22 @@ def run_tuning(
         chosen = _chosen(plan, searches, log)
         if not chosen:
             return _result(folder, plan, searches, training), None
-        wanted = plan.final_sweep(chosen)
-        final = make_sweep_plan(
-            folder / TEST, wanted.experiment, wanted.variants, wanted.seeds, wanted.baseline
-        )
-        comparison = run_sweep(folder / TEST, final, log, show_progress=show_progress)
+        comparison = _run_final(folder, plan, plan.final_sweep(chosen), log, show_progress)
     result = _result(folder, plan, searches, training)
     result.save(folder, comparison)
     return result, comparison
+
+
+def _run_final(
+    folder: Path, plan: TuningPlan, wanted: SweepPlan, log: Callable[[str], None], show_progress: bool
+) -> SweepResults:
+    """Train the chosen settings with every seed and measure them on the test split."""
+    test = folder / TEST
+    if plan.folds:
+        command = plan.command(folder)
+        return run_cross_validation(test, wanted, plan.folds, command, log, show_progress=show_progress)
+    final = make_sweep_plan(test, wanted.experiment, wanted.variants, wanted.seeds, wanted.baseline)
+    return run_sweep(test, final, log, show_progress=show_progress)
 
 
 def _training_images_only(dataset: DataSet, plan: TuningPlan) -> DataSet:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from retrieval import InputError
@@ -22,6 +23,7 @@ from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
 from train.experiments.tuning import run_tuning
 from train.experiments.tuning_plan import TuningPlan, make_tuning_plan
+from train.experiments.tuning_results import MethodResult, draw_search
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.models.embedding_model import pixel_embedder
@@ -38,6 +40,17 @@ SMALL = (
 TRIPLET = "triplet:loss={name: triplet, negatives: batch, margin: {low: 0.05, high: 0.5, log: true}}"
 PROXY = "proxy:loss={name: proxy-anchor}; optimizer.lr={choices: [0.01, 0.001]}"
 TRIALS, SEEDS = 5, (1,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn() -> Iterator[None]:
+    """Reports and figures are tested elsewhere; here they would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retrieval.reports.folder.render_report", lambda report: "")
+        for figure in ("sweep_results.results_figure", "sweep_results.curves_figure"):
+            patch.setattr(f"train.experiments.{figure}", lambda *data: "")
+        patch.setattr("train.experiments.tuning_results.search_figure", lambda *data: "")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +264,73 @@ def test_command_reproduces_the_search_and_changes_are_refused(finished: Path, h
     with pytest.raises(InputError, match="other settings of triplet"):
         plan(finished, hues, ["triplet:loss.margin=0.3"])
     assert plan(finished, hues, ["new"], seeds=(5,)).seeds == (1, 5)
+
+
+# ---- cross-validation
+
+
+def test_cross_validation_matches_brute_force(hues: Path, tmp_path: Path) -> None:
+    methods = ["plain:loss={name: triplet, negatives: batch}; optimizer.lr=1e-3"]
+    result, found = run_tuning(tmp_path, plan(tmp_path, hues, methods, trials=3, folds=2), ignore)
+    (trial,) = result.methods[0].trials  # there is nothing to search
+    assert len(trial.curves) == 2
+    assert found is not None
+    dataset = load(f"folder:{hues}")
+    vectors, held_out = [], []
+    for fold in range(2):
+        run = Run.open(tmp_path / f"test/folds/plain.fold-{fold}/seed-1")
+        config = run.config
+        assert (config.split.folds, config.split.fold, config.seed) == (2, fold, 1)
+        held_out.append({i.label for i in hold_out(dataset.train, config.split, config.seed)[1]})
+        pixels = np.stack([config.preprocess(Image.open(i.path).convert("RGB")) for i in dataset.test])
+        vectors.append(pixel_embedder(run.trained("best"))(pixels))
+    assert held_out[0] | held_out[1] == {str(n) for n in range(6)}
+    assert not held_out[0] & held_out[1]
+    labels = np.array([image.label for image in dataset.test])
+    joined = np.concatenate(vectors, axis=1)
+    joined /= np.linalg.norm(joined, axis=1, keepdims=True)
+    separate, concatenated = found.rows
+    assert [row.name for row in found.rows] == ["plain", "plain-concatenated"]
+    expected = np.mean([nearest_is_right(each, labels) for each in vectors])
+    assert separate.recalls == [pytest.approx(expected)]
+    assert concatenated.recalls == [pytest.approx(nearest_is_right(joined, labels))]
+    again = run_tuning(tmp_path, plan(tmp_path, hues, methods, trials=3, folds=2), ignore)[1]
+    assert again is not None
+    assert again.rows == found.rows, "also when read from the reports"
+
+
+def nearest_is_right(vectors: np.ndarray, labels: np.ndarray) -> float:
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -2)
+    return float((labels[cosines.argmax(1)] == labels).mean())
+
+
+# ---- the figure
+
+
+def test_figure_has_the_history_and_a_panel_for_each_space() -> None:
+    spaces = {
+        "optimizer.lr": parse_space({"low": 1e-4, "high": 1e-2, "log": True}, ""),
+        "loss.negatives": parse_space({"choices": ["batch", "optimal"]}, ""),
+    }
+    trials = [
+        Trial(0, {"optimizer.lr": 1e-3, "loss.negatives": "batch"}, 0.5),
+        Trial(1, {"optimizer.lr": 1e-2, "loss.negatives": "batch"}, None, "diverged"),
+        Trial(2, {"optimizer.lr": 2e-3, "loss.negatives": "optimal"}, 0.4),
+        Trial(3, {"optimizer.lr": 5e-4, "loss.negatives": "optimal"}, 0.6),
+    ]
+    figure = Figure()
+    draw_search(MethodResult("m", (), spaces, 4, trials), "map_at_r", figure)
+    history, rates, negatives = figure.axes
+    leaders, measured, failed, best = history.lines
+    assert leaders.get_ydata() == pytest.approx([50, 50, 60])
+    assert list(measured.get_xdata()) == [1, 3, 4]
+    assert list(failed.get_xdata()) == [2]
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (4, 60)
+    assert rates.get_xscale() == "log"
+    assert rates.collections[0].get_offsets().tolist() == [[1e-3, 50], [2e-3, 40], [5e-4, 60]]
+    assert [tick.get_text() for tick in negatives.get_xticklabels()] == ["batch", "optimal"]
+    assert negatives.collections[0].get_offsets().tolist() == [[0, 50], [1, 40], [1, 60]]
 
 
 # ---- the sampler
