@@ -11,7 +11,7 @@ from typing import Any
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings
 from retrieval.evaluation.score import KS, Result
-from retrieval.files import now
+from retrieval.files import now, write_texts
 
 FORMAT_VERSION = 3
 REPORT_FILE = "report.json"
@@ -64,6 +64,10 @@ class Report:
         A result has its name, `by`, and `values` and `intervals` by metric key, such as "recall_at_1".
         """
         return {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
+
+    def save(self, folder: Path) -> None:
+        """Write report.json into a folder."""
+        write_texts(folder, {REPORT_FILE: json_lines(self.to_dict())})
 
     @classmethod
     def load(cls, folder: Path) -> Report:

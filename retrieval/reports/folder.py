@@ -9,7 +9,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.evaluation.comparison import Comparison
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery
-from retrieval.evaluation.report import REPORT_FILE, REPORTS_FOLDER, Report, json_lines
+from retrieval.evaluation.report import REPORTS_FOLDER, Report, json_lines
 from retrieval.files import write_texts
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
@@ -22,7 +22,8 @@ def save_report(report: Report, folder: Path) -> None:
     """Write report.html and report.json into a folder, created if missing; report.json comes last."""
     folder.mkdir(parents=True, exist_ok=True)
     page = document(f"Lookalike: {report.data}", render_report(report))
-    write_texts(folder, {"report.html": page, REPORT_FILE: json_lines(report.to_dict())})
+    write_texts(folder, {"report.html": page})
+    report.save(folder)
 
 
 def save_comparison(comparison: Comparison, folder: Path) -> None:

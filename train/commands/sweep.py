@@ -79,10 +79,10 @@ def sweep(
     DIR/results.md has mean and standard deviation over the seeds, the paired difference of every variant to
     the baseline with its 95% interval, p corrected for the number of variants (Holm), the number of seeds
     that would show half of the difference, the time of a step and the peak memory. DIR/results.json has all
-    numbers; DIR/NAME/seed-0 is an ordinary run. If at least three variants differ in one number only, such as
-    a margin, results.svg also has a curve of Recall@1 over this number. DIR/curves.svg has the loss and
-    Recall@1 of held-out and of watched images over training; docs/figures has the variants of two figures of
-    a paper. `--set watch.split=test` adds the best epoch on the test images as an oracle.
+    numbers; DIR/NAME/seed-0 is an ordinary run with its report.json. If at least three variants differ in one
+    number only, such as a margin, results.svg also has a curve of Recall@1 over this number. DIR/curves.svg
+    has the loss and Recall@1 of held-out and of watched images over training; docs/figures has the variants
+    of two figures of a paper. `--set watch.split=test` adds the best epoch on the test images as an oracle.
     """
     from train import settings
     from train.experiments.plan import Experiment, make_sweep_plan, parse_seeds, parse_variants

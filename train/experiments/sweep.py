@@ -19,7 +19,6 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
 from retrieval.files import atomic_write, file_lock
-from retrieval.reports.folder import save_report
 from train import data, settings
 from train.config import Config
 from train.data import DataSet
@@ -303,7 +302,7 @@ def _run(trial: SweepTrial, trials: Sequence[SweepTrial], dataset: DataSet, show
     report = evaluate_target(trial.folder, dataset, baselines, show_progress=show_progress)
     bad = {*report.bad_files, *((bad.source, bad.detail) for bad in trainer.bad_files)}
     results = [*untrained, *report.results]
-    save_report(dataclasses.replace(report, results=results, bad_files=sorted(bad)), trial.folder)
+    dataclasses.replace(report, results=results, bad_files=sorted(bad)).save(trial.folder)
 
 
 def _untrained(trial: SweepTrial, trials: Sequence[SweepTrial]) -> list[Result]:
