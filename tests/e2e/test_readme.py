@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import draw, restore_signals
+from tests.conftest import draw, lookalike_here, restore_signals
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -59,11 +60,11 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_commands_and_programs_run(workplace: Path) -> None:
     commands_to_run = [
-        command for command in commands() if command.startswith("lookalike") and " serve " not in command
+        command for command in commands() if command.startswith("lookalike ") and " serve " not in command
     ]
     assert len(commands_to_run) >= 10
     for command in commands_to_run:
-        run(command, workplace)
+        lookalike_here(*shlex.split(command)[1:], cwd=workplace)
     assert (workplace / "report" / "report.html").is_file()
     for program in programs(for_the_client=False):
         (workplace / "program.py").write_text(program)
