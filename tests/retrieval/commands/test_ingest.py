@@ -11,7 +11,7 @@ import click
 import pytest
 
 from retrieval.commands.options import parse_size
-from tests.conftest import draw, lookalike
+from tests.conftest import draw, lookalike_here
 from tests.serve.model import write_model
 
 
@@ -29,25 +29,27 @@ def photos(tmp_path: Path) -> Path:
 
 def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
     build = ["index", "build", "g", "photos", "--metadata", "shop.csv", "--model", "m.onnx"]
-    facts = json.loads(lookalike(*build, "--json", "--memory", "1GB", cwd=tmp_path).stdout)
+    facts = json.loads(lookalike_here(*build, "--json", "--memory", "1GB", cwd=tmp_path).stdout)
     assert (facts["added"], facts["unchanged"], facts["columns"]) == (6, 0, ["price"])
-    assert "nothing new to add, 6 unchanged" in lookalike(*build, cwd=tmp_path).stdout
-    found = lookalike("search", "g", "photos/red/0.png", "--where", "price > 10", "--json", cwd=tmp_path)
+    assert "nothing new to add, 6 unchanged" in lookalike_here(*build, cwd=tmp_path).stdout
+    found = lookalike_here("search", "g", "photos/red/0.png", "--where", "price > 10", "--json", cwd=tmp_path)
     assert json.loads(found.stdout)[0]["hits"][0]["key"] == "a"
     (photos / "red" / "1.png").rename(photos / "red" / "other.png")
     (photos / "red" / "2.png").unlink()
-    dry = json.loads(lookalike("index", "sync", "g", "photos", "--dry-run", "--json", cwd=tmp_path).stdout)
+    dry = json.loads(
+        lookalike_here("index", "sync", "g", "photos", "--dry-run", "--json", cwd=tmp_path).stdout
+    )
     assert (dry["new"], dry["changed"], dry["unchanged"], len(dry["gone"])) == (1, 0, 4, 2)
-    done = lookalike("index", "sync", "g", "photos", cwd=tmp_path)
+    done = lookalike_here("index", "sync", "g", "photos", cwd=tmp_path)
     assert "1 moved, 1 removed, 4 unchanged; 5 images in the gallery" in done.stdout
     (photos / "red" / "other.png").unlink()
-    looked = lookalike("index", "update", "g", cwd=tmp_path)
+    looked = lookalike_here("index", "update", "g", cwd=tmp_path)
     assert "1 image whose file is gone (--prune removes them)" in looked.stderr
     write_model(tmp_path / "n.onnx", "new")
-    rebuilt = lookalike("index", "rebuild", "g", "--model", "n.onnx", code=3, cwd=tmp_path)
+    rebuilt = lookalike_here("index", "rebuild", "g", "--model", "n.onnx", code=3, cwd=tmp_path)
     assert "old gallery: " in rebuilt.stderr
-    assert json.loads(lookalike("index", "info", "g.old", "--json", cwd=tmp_path).stdout)["images"] == 5
-    assert json.loads(lookalike("index", "info", "g", "--json", cwd=tmp_path).stdout)["images"] == 4
+    assert json.loads(lookalike_here("index", "info", "g.old", "--json", cwd=tmp_path).stdout)["images"] == 5
+    assert json.loads(lookalike_here("index", "info", "g", "--json", cwd=tmp_path).stdout)["images"] == 4
 
 
 def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:
 def test_unusable_input_creates_no_gallery(
     photos: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    done = lookalike("index", "build", "g", *words, "--model", "m.onnx", code=2, cwd=tmp_path)
+    done = lookalike_here("index", "build", "g", *words, "--model", "m.onnx", code=2, cwd=tmp_path)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "g").exists()

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnxruntime import quantization
 
 from retrieval.commands.model import model
-from tests.conftest import lookalike
+from tests.conftest import lookalike_here
 
 SIDE = 8
 
@@ -98,7 +98,7 @@ def test_control_sequences_in_metadata_are_replaced(tmp_path: Path) -> None:
 
 def test_unusable_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model")
-    done = lookalike("model", "info", "m.onnx", code=2, cwd=tmp_path)
+    done = lookalike_here("model", "info", "m.onnx", code=2, cwd=tmp_path)
     assert done.stdout == ""
     assert done.stderr.startswith("lookalike: m.onnx: not a complete ONNX model")
     assert len(done.stderr.splitlines()) == 1

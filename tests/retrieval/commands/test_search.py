@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery
-from tests.conftest import draw, lookalike
+from tests.conftest import draw, lookalike_here
 from tests.retrieval.reports.html_page import Page
 
 
@@ -27,12 +27,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
 @pytest.fixture(scope="module")
 def gallery(photos: Path, model_file: Path) -> Path:
     folder = photos.with_name("g")
-    lookalike("index", "build", str(folder), str(photos), "--model", str(model_file))
+    lookalike_here("index", "build", str(folder), str(photos), "--model", str(model_file))
     return folder
 
 
 def answers(*words: str, code: int = 0) -> list[dict[str, Any]]:
-    return json.loads(lookalike("search", *words, "--json", code=code).stdout)
+    return json.loads(lookalike_here("search", *words, "--json", code=code).stdout)
 
 
 def keys(answer: dict[str, Any]) -> list[str]:
@@ -42,7 +42,7 @@ def keys(answer: dict[str, Any]) -> list[str]:
 def test_every_option_at_once(gallery: Path, photos: Path, tmp_path: Path) -> None:
     query, sheet = photos / "red" / "3.png", tmp_path / "found.html"
     words = ["--where", "label like 'r%' or label = 'green'", "--exclude", "red/3.png", "--min-score", "-1"]
-    done = lookalike(
+    done = lookalike_here(
         "search", str(gallery), str(query), "-k", "2", *words, "--group-by", "label", "--sheet", str(sheet)
     )
     lines = done.stdout.splitlines()
@@ -109,9 +109,9 @@ def test_unreadable_images_are_reported_and_the_others_answered(
         "nowhere.png": "missing",
         str(broken): "not-an-image",
     }
-    said = lookalike("search", *words, code=3)
+    said = lookalike_here("search", *words, code=3)
     assert "nowhere.png: there is no such file" in said.stderr
-    assert lookalike("search", str(gallery), "nowhere.png", str(broken), code=2).stdout == ""
+    assert lookalike_here("search", str(gallery), "nowhere.png", str(broken), code=2).stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_unreadable_images_are_reported_and_the_others_answered(
 def test_fewer_hits_than_requested_are_explained(
     gallery: Path, photos: Path, words: list[str], why: str
 ) -> None:
-    assert why in lookalike("search", str(gallery), str(photos / "red" / "0.png"), *words).stderr
+    assert why in lookalike_here("search", str(gallery), str(photos / "red" / "0.png"), *words).stderr
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_fewer_hits_than_requested_are_explained(
     ],
 )
 def test_invalid_queries_are_rejected(gallery: Path, photos: Path, words: list[str], message: str) -> None:
-    done = lookalike("search", str(gallery), str(photos / "red" / "0.png"), *words, code=2)
+    done = lookalike_here("search", str(gallery), str(photos / "red" / "0.png"), *words, code=2)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
@@ -153,20 +153,24 @@ def test_invalid_queries_are_rejected(gallery: Path, photos: Path, words: list[s
 
 def test_empty_gallery_hints_at_index_add(tmp_path: Path, model_file: Path, photos: Path) -> None:
     Gallery.create(tmp_path / "empty", model_file)
-    done = lookalike("search", str(tmp_path / "empty"), str(photos / "red" / "0.png"), code=2)
+    done = lookalike_here("search", str(tmp_path / "empty"), str(photos / "red" / "0.png"), code=2)
     assert "the gallery is empty" in done.stderr
-    assert "no near-duplicates among 0 images" in lookalike("duplicates", str(tmp_path / "empty")).stdout
+    assert "no near-duplicates among 0 images" in lookalike_here("duplicates", str(tmp_path / "empty")).stdout
 
 
 def test_duplicates_across_labels(gallery: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "twice.html"
-    shown = lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)).stdout
+    shown = lookalike_here(
+        "duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)
+    ).stdout
     assert shown.startswith("groups of near-duplicates: 1, with 2 of 25 images; across labels: 1")
     assert "2 images, identical files, ACROSS LABELS: green, red" in shown
     assert len(Page(sheet).image_sources) == 2
-    report = json.loads(lookalike("duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout)
+    report = json.loads(
+        lookalike_here("duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout
+    )
     (group,) = report["groups"]
     assert {member["key"] for member in group["members"]} == {"red/3.png", "green/again.png"}
     assert (group["identical"], group["labels"]) == (True, ["green", "red"])
     assert group["lowest"] == pytest.approx(1, abs=1e-5)
-    assert "from -1 to 1" in lookalike("duplicates", str(gallery), "--min-score", "3", code=2).stderr
+    assert "from -1 to 1" in lookalike_here("duplicates", str(gallery), "--min-score", "3", code=2).stderr

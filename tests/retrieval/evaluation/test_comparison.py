@@ -18,7 +18,7 @@ from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import evaluate
 from retrieval.reports.folder import save_comparison, save_report
 from retrieval.reports.text_tables import comparison_table
-from tests.conftest import draw, lookalike
+from tests.conftest import draw, lookalike_here
 
 NAMES = ("cat", "dog", "<i>cow</i>", "hen")
 
@@ -263,8 +263,8 @@ def test_repeated_name_is_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_command_prints_and_writes_the_comparison(runs: Path, tmp_path: Path) -> None:
     words = ["compare", "old=a/report", "sweep/sct/", "--out", str(tmp_path / "c"), "--json"]
-    printed = json.loads(lookalike(*words, cwd=runs).stdout)
+    printed = json.loads(lookalike_here(*words, cwd=runs).stdout)
     assert [(row["name"], row["runs"]) for row in printed["rows"]] == [("old", 1), ("sct", 2)]
     assert json.loads((tmp_path / "c" / "compare.json").read_text()) == printed
     assert (tmp_path / "c" / "compare.html").is_file()
-    assert "no such report" in lookalike("compare", "a", "nowhere", code=2, cwd=runs).stderr
+    assert "no such report" in lookalike_here("compare", "a", "nowhere", code=2, cwd=runs).stderr

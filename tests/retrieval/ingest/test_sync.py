@@ -20,7 +20,7 @@ from retrieval.ingest import rebuild as rebuilding
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.upkeep.verify import verify
-from tests.conftest import draw, lookalike, restore_signals, unzip_shared
+from tests.conftest import draw, lookalike_here, restore_signals, unzip_shared
 from tests.serve.model import write_model
 
 
@@ -313,13 +313,13 @@ def test_ctrl_c_keeps_committed_images(many: Path, tmp_path: Path) -> None:
     done = len(Gallery(folder))
     assert 32 <= done < 600
     assert f"interrupted; {done} images are in the gallery now; run the same command again" in last
-    assert f"{done} unchanged" in lookalike(*words).stdout
+    assert f"{done} unchanged" in lookalike_here(*words).stdout
     assert len(Gallery(folder)) == 600
 
 
 def test_killed_rebuild_keeps_the_old_gallery_and_resumes(many: Path, tmp_path: Path) -> None:
     model, folder = str(write_model(tmp_path / "m.onnx")), tmp_path / "g"
-    lookalike("index", "build", str(folder), str(many), "--model", model)
+    lookalike_here("index", "build", str(folder), str(many), "--model", model)
     words = ["index", "rebuild", str(folder), "--model", str(write_model(tmp_path / "n.onnx", "new"))]
     process = start(tmp_path / ".g.rebuild", *words)
     process.send_signal(signal.SIGKILL)
@@ -327,7 +327,7 @@ def test_killed_rebuild_keeps_the_old_gallery_and_resumes(many: Path, tmp_path: 
     old = Gallery(folder)
     assert len(old) == 600
     assert old.fingerprint == Embedder(model).fingerprint
-    done = lookalike(*words)
+    done = lookalike_here(*words)
     assert "already embedded by an earlier rebuild" in done.stderr
     assert Gallery(folder).fingerprint == Embedder(tmp_path / "n.onnx").fingerprint
 
@@ -337,11 +337,11 @@ def test_build_from_unusual_files(tmp_path: Path) -> None:
     folder = unzip_shared("bad_inputs.zip", tmp_path / "bad")
     model = str(write_model(tmp_path / "m.onnx"))
     words = ["index", "build", str(tmp_path / "g"), str(folder), "--model", model]
-    first = lookalike(*words, code=3)
+    first = lookalike_here(*words, code=3)
     gallery = Gallery(tmp_path / "g")
     assert len(gallery) > 120
     assert len(gallery.bad_files()) > 20
     assert all(bad.reason and bad.detail for bad in gallery.bad_files())
     assert len(first.stderr.splitlines()) < 40, "further files are only counted"
-    assert "nothing new to add" in lookalike(*words, code=3).stdout
+    assert "nothing new to add" in lookalike_here(*words, code=3).stdout
     assert verify(gallery.folder).problems == []

@@ -12,7 +12,7 @@ import pytest
 from retrieval import Gallery, InputError
 from retrieval.ingest.transfer import BATCH, export_vectors, import_vectors
 from retrieval.upkeep.verify import verify
-from tests.conftest import draw, lookalike
+from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import DIM, bare_gallery, commit, contents, unit_vectors
 from tests.serve.model import write_model
 
@@ -152,7 +152,7 @@ def test_origin_of_the_vectors_is_required(gallery: Gallery, tmp_path: Path) -> 
 
 def test_export_and_import_commands(gallery: Gallery, tmp_path: Path) -> None:
     out, new = str(tmp_path / "out.parquet"), str(tmp_path / "new")
-    lookalike("index", "export", str(gallery.folder), out)
-    assert "4 vectors imported" in lookalike("index", "import", new, out, "--embedding", "e").stdout
-    assert "a.jpg" in lookalike("search", new, "--id", "d.jpg").stdout
-    lookalike("index", "import", new, out, "--embedding", "e", "--model", "m", code=2)
+    lookalike_here("index", "export", str(gallery.folder), out)
+    assert "4 vectors imported" in lookalike_here("index", "import", new, out, "--embedding", "e").stdout
+    assert "a.jpg" in lookalike_here("search", new, "--id", "d.jpg").stdout
+    lookalike_here("index", "import", new, out, "--embedding", "e", "--model", "m", code=2)

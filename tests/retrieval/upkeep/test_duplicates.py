@@ -15,7 +15,7 @@ from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, NewItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.duplicates import find_duplicates
-from tests.conftest import lookalike, unzip_shared
+from tests.conftest import lookalike_here, unzip_shared
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -169,8 +169,8 @@ def test_known_duplicates_of_cars(tmp_path: Path, model_file: Path) -> None:
         if not folder.name.startswith(("041", "042", "043", "044")):
             for path in folder.iterdir():
                 path.unlink()
-    lookalike("index", "build", str(tmp_path / "g"), str(cars), "--model", str(model_file))
-    shown = lookalike("duplicates", str(tmp_path / "g"), "--min-score", "0.9999").stdout
+    lookalike_here("index", "build", str(tmp_path / "g"), str(cars), "--model", str(model_file))
+    shown = lookalike_here("duplicates", str(tmp_path / "g"), "--min-score", "0.9999").stdout
     assert "identical files, ACROSS LABELS" in shown
     assert "00050.jpg" in shown
     assert "03436.jpg" in shown
