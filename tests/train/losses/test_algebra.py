@@ -19,6 +19,7 @@ from .oracle.matrix import CLASSES, DIM, MATRIX, REFUSED, Combination, build, ha
 BATCH = make_batch(31, (3, 4, 2, 3), dim=DIM, spread=1.0, raw=True)
 Y = torch.tensor(BATCH.y)
 REGULARIZERS = list(losses.names("regularizer"))
+FREE = [c for c in MATRIX if not c.random and not has_parameters(build(c.spec))]
 every_combination = pytest.mark.parametrize("combination", MATRIX, ids=lambda c: c.label)
 
 
@@ -95,8 +96,7 @@ def test_rotation_invariance(combination: Combination) -> None:
 @given(st.data())
 def test_value_does_not_depend_on_label_values(data: st.DataObject) -> None:
     """Any injective renaming of the classes, negative and huge labels included, changes nothing."""
-    free = [c for c in MATRIX if not c.random and not has_parameters(build(c.spec))]
-    combination = data.draw(st.sampled_from(free))
+    combination = data.draw(st.sampled_from(FREE))
     names = data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=CLASSES, max_size=CLASSES, unique=True))
     module = build(combination.spec)
     expected = evaluate(module, BATCH.x, Y)[0]

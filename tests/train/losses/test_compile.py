@@ -1,5 +1,6 @@
 """Every loss under torch.compile without graph breaks, and without host-device synchronisation."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train import losses
+
+from .oracle.matrix import EVERY_RULE
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +23,9 @@ def specs() -> list[dict[str, Any]]:
     for name, entry in losses.names().items():
         found.append({"name": name})
         if "triplet" in entry.mining:
-            rules = [("all", "semi-hard"), ("all", "all"), ("hard", "hard")]
-            found += [{"name": name, "mining": {"positive": p, "negative": n}} for p, n in rules]
+            found.append({"name": name, "mining": {"positive": "all", "negative": "semi-hard"}})
+    for name, rule in itertools.product(EVERY_RULE, ("all", "hard")):  # one miner for all losses
+        found.append({"name": name, "mining": {"positive": rule, "negative": rule}})
     found.append({"name": "triplet", "mining": {"name": "rand-disjoint"}})
     found += [
         {"name": name, "negatives": source} for name in ("triplet", "lifted", "raw") for source in SOURCES

@@ -1,4 +1,8 @@
-"""Every accepted combination, generated from losses.names(): new losses are covered automatically."""
+"""Combinations of loss, source and miner, generated from losses.names(), so that new losses are included.
+
+All losses share one triplet miner, with 20 pairs of rules. In MATRIX a loss of triplets and a loss of pairs
+have all of them; each other loss has every rule for positives, every rule for negatives and every source.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,6 +16,7 @@ CLASSES = 4
 DIM = 6
 TRIPLET_NEGATIVES = ("hard", "semi-hard", "all", "random", "distance-weighted")
 TRIPLET_POSITIVES = ("easy", "hard", "all", "random")
+EVERY_RULE = ("triplet", "raw")  # losses that are combined with every pair of rules
 RANDOM = {"random", "distance-weighted", "rand-disjoint"}
 # Without a miner these pair the samples of a class in batch order, whatever the source of negatives.
 ALTERNATE = {"triplet", "hphn-triplet", "lifted-hard", "n-pair", "angular", "angular-n-pair"}
@@ -90,9 +95,22 @@ def refused_at(combination: Combination) -> str | None:
     return None
 
 
+def is_chosen(combination: Combination) -> bool:
+    """Whether a combination is in MATRIX: a Latin square of the miner's rules, shifted from loss to loss."""
+    spec = combination.spec
+    mining = spec.get("mining") or {}
+    if spec["name"] in EVERY_RULE or "negative" not in mining or "fallback" in mining:
+        return True
+    names, sources = list(losses.names()), ["batch", *losses.names("negatives")]
+    shift = TRIPLET_NEGATIVES.index(mining["negative"]) + names.index(spec["name"])
+    if "positive" in mining:
+        return (shift + TRIPLET_POSITIVES.index(mining["positive"])) % len(TRIPLET_POSITIVES) == 0
+    return (shift + sources.index(spec["negatives"])) % (len(sources) - 1) == 0
+
+
 ADVERTISED = list(advertised())
 REFUSED = {c.label: when for c in ADVERTISED if (when := refused_at(c))}
-MATRIX = [c for c in ADVERTISED if c.label not in REFUSED]
+MATRIX = [c for c in ADVERTISED if c.label not in REFUSED and is_chosen(c)]
 
 
 def has_parameters(module: nn.Module) -> bool:
