@@ -37,7 +37,14 @@ async () => {
   }
 }
 """
-_SEEN = "s => s.outlineStyle === 'auto' || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2)"
+# Index of the focused control, whether its focus is visible, and the start of any other focused element.
+_FOCUS = """
+() => {
+  const focused = document.activeElement, s = getComputedStyle(focused);
+  const seen = s.outlineStyle === 'auto' || (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) >= 2);
+  return [controls.indexOf(focused), seen, focused === document.body ? '' : focused.outerHTML.slice(0, 200)];
+}
+"""
 _WIDTHS = "all => all.map(e => [e.scrollWidth, e.clientWidth])"
 _HIDDEN = "all => all.filter(e => !e.checkVisibility()).length"
 
@@ -98,17 +105,15 @@ def walk(page: Page) -> list[str]:
     wrong = []
     for _ in range(2 * len(names)):
         page.keyboard.press("Tab")
-        at = page.evaluate("controls.indexOf(document.activeElement)")
+        at, seen, other = page.evaluate(_FOCUS)
         if at in order:
             break
         if at >= 0:
             order.append(at)
-        elif not page.evaluate("document.activeElement === document.body"):
-            wrong.append(
-                f"unexpected focus: {page.evaluate('document.activeElement.outerHTML.slice(0, 200)')}"
-            )
-        if at >= 0 and not page.evaluate(f"({_SEEN})(getComputedStyle(document.activeElement))"):
-            wrong.append(f"focus is not visible: {names[at]}")
+            if not seen:
+                wrong.append(f"focus is not visible: {names[at]}")
+        elif other:
+            wrong.append(f"unexpected focus: {other}")
     start = order.index(min(order)) if order else 0  # a dialog keeps its initial focus
     around = order[start:] + order[:start]
     wrong += [f"not reached: {name}" for at, name in enumerate(names) if at not in order]

@@ -192,7 +192,7 @@ def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> N
 
 
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
-    settings = ["--set", "epochs=100", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
+    settings = ["--set", "epochs=40", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
     command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
     pipes = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": restore_signals}
     with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:
@@ -208,7 +208,7 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
     )
     assert "Traceback" not in stderr
     facts = json.loads(lookalike_here("train", "--out", "run", "--resume", "--json", cwd=tmp_path).stdout)
-    assert facts["epochs"] == 100
+    assert facts["epochs"] == 40
 
 
 def test_failed_start_leaves_no_run_folder(shop: Path, tmp_path: Path) -> None:

@@ -132,11 +132,10 @@ FAMILIES = [
     ("resnet18", "gem", 64),
     ("googlenet", "mean", 64),
     ("mobilenet_v3_small", "mean", 64),
-    ("squeezenet1_0", "mean", 64),
-    ("timm:convnext_atto", "mean", 64),
+    ("timm:test_convnext", "mean", 64),
     ("timm:test_efficientnet:pad_type=same", "gem", 64),
-    ("timm:vit_tiny_patch16_224:depth=2", "cls", 48),
-    ("timm:vit_tiny_patch16_224:depth=2", "mean", 48),
+    ("timm:test_vit:depth=2", "cls", 48),
+    ("timm:test_vit:depth=2", "mean", 48),
 ]
 
 

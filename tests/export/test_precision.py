@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,14 @@ from train.loop.run_folder import Run, initial_model
 from train.models.embedding_model import EmbeddingModel
 
 SINGLE, HALF, SIGNED, UNSIGNED = (getattr(onnx.TensorProto, n) for n in ("FLOAT", "FLOAT16", "INT8", "UINT8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_benchmark() -> Iterator[None]:
+    """The latency of a file is measured with the least number of repetitions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export.cost, "_SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -209,15 +218,11 @@ def test_missing_data_set_needs_explicit_noise_for_int8(untrained_run: Path, tmp
         ("timm:test_efficientnet", "int8"),
     ],
 )
-def test_families_in_smaller_precisions(
-    backbone: str, precision: str, tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_families_in_smaller_precisions(backbone: str, precision: str, tmp_path: Path, shop: Path) -> None:
     torch.manual_seed(0)
     preprocess = Preprocess(size=64)
     model = EmbeddingModel(ModelConfig(backbone=backbone, embedding_dim=16), preprocess)
     calibrate(model, np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)]))
-    # Latency is tested elsewhere.
-    monkeypatch.setattr(export.cost, "measure_latency", lambda embedder, batch, seconds: 1.0)
     samples = SampleImages.load(f"folder:{shop}")
     options = ExportOptions(precision, accept_loss=True)
     exported = export_model(model, preprocess, tmp_path / "m.onnx", {}, samples, options)

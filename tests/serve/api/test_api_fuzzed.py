@@ -67,7 +67,7 @@ def test_no_request_causes_a_server_error(
 ) -> None:
     strategy = described[path][method].as_strategy(generation_mode=mode)
 
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
     @given(case=strategy)
     def attempt(case: schemathesis.Case) -> None:
         case.validate_response(case.call(), checks=CHECKS)
