@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from retrieval import text
 from retrieval.files import now, write_texts
 from retrieval.reports.figures import COLOURS, GREY, render_figure
 from train import settings
 from train.experiments.search import Trial, best_trial
-from train.experiments.search_space import Choices, Space
+from train.experiments.search_space import Choices, Interval, Space
 from train.experiments.sweep_results import SweepResults
 from train.yaml_files import to_line
 
@@ -264,10 +266,24 @@ def _draw_slice(method: MethodResult, name: str, space: Space, axes: Axes) -> No
         labels = [to_line(value) for value in space.values]
         axes.set_xticks(range(len(labels)), labels, rotation=20 if max(map(len, labels)) > 8 else 0)
         axes.set_xlim(-0.5, len(labels) - 0.5)
-    elif space.log:
-        axes.set_xscale("log")
+    else:
+        if space.log:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.set_xticks([float(f"{tick:.2g}") for tick in np.geomspace(space.low, space.high, 4)])
+            axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlim(*_beyond(space))
     axes.set_xlabel(name)
     axes.grid(alpha=0.3)
+
+
+def _beyond(space: Interval) -> tuple[float, float]:
+    """Return the ends of an axis that shows all of an interval."""
+    if space.log:
+        factor = (space.high / space.low) ** 0.05
+        return space.low / factor, space.high * factor
+    margin = 0.05 * (space.high - space.low)
+    return space.low - margin, space.high + margin
 
 
 def _mark_best(method: MethodResult, axes: Axes, place: Any) -> None:
