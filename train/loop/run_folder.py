@@ -94,9 +94,7 @@ class Run:
         model = initial_model(self.config, pretrained=False)
         part = "average" if self.config.ema else "model"
         self.load_checkpoint(which, optimizer=None, **{part: self.checkpointed(model)})
-        if self._backbone.is_file():
-            with _explain_mismatch(self._backbone):
-                model.backbone.load_state_dict(load_file(self._backbone))
+        self.restore_backbone(model)
         return model.eval()
 
     # ---- the weights of a frozen backbone
@@ -113,6 +111,16 @@ class Run:
             self._backbone.hardlink_to(weights)
         except OSError:
             shutil.copyfile(weights, self._backbone)
+
+    def restore_backbone(self, model: EmbeddingModel) -> None:
+        """Load the kept weights of a frozen backbone, if there are any.
+
+        Raises:
+            InputError: They belong to another network.
+        """
+        if self._backbone.is_file():
+            with _explain_mismatch(self._backbone):
+                model.backbone.load_state_dict(load_file(self._backbone))
 
     def checkpointed(self, model: EmbeddingModel) -> nn.Module:
         """Return the part of a model that the checkpoints of this run hold."""

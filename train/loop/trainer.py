@@ -73,6 +73,7 @@ class Trainer:
 
         self.loss = initial_loss(config, self.data.classes).to(device)
         self.model = _build_model(config, device)
+        run.restore_backbone(self.model)  # a resumed run; the file of `model.weights` may have changed
         backbone = FrozenBackbone(self.model, config, show_progress=self.show)
         if config.model.init in FITTED_INITS:
             fit_initial_head(self.model, backbone, self.data)

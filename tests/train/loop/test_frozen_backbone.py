@@ -129,10 +129,16 @@ def test_checkpoints_have_only_the_head(tmp_path: Path, images: Path) -> None:
 
 
 def test_resumed_run_is_the_same(tmp_path: Path, images: Path) -> None:
-    words = [PLAIN, "model.init=pca", "schedule.name=constant"]
+    """Also if the file of the backbone's weights has changed meanwhile."""
+    weights = tmp_path / "weights.safetensors"
+    torch.manual_seed(0)
+    save_file(squeezenet1_1().state_dict(), weights)
+    words = [PLAIN, "model.init=pca", "schedule.name=constant", "model.backbone=squeezenet1_1"]
+    words += [f"model.weights={weights}", "preprocess.size=32"]
     whole = train(images, tmp_path / "whole", *words)
     half = train(images, tmp_path / "half", *words, "epochs=1")
     (tmp_path / "half" / "config.yaml").write_text(whole.config.to_yaml())
+    save_file(squeezenet1_1().state_dict(), weights)
     resumed = Trainer(half.run, data.load(whole.config.data))
     resumed.train(resume=True)
     assert torch.equal(resumed.model.head.weight, whole.model.head.weight)
