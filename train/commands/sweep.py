@@ -71,7 +71,8 @@ def sweep(
 
     A new sweep also trains the usual losses with the same settings, as variants baseline-triplet (all
     triplets of a batch), baseline-semi-hard, baseline-softmax (normalised) and baseline-proxy-anchor, unless
-    a variant equals one of them. --no-baselines leaves them out.
+    a variant equals one of them. --no-baselines leaves them out. For a pretrained backbone the table also has
+    its features without training (off-the-shelf), and their principal components (pca, pca-whitened).
 
     Repeat the command to resume an interrupted sweep and to retry failed runs. Variants and seeds can be
     added to a sweep, as in the second example; the other settings are fixed.

@@ -25,7 +25,7 @@ _SEEDS = (0, 1, 2)
 _FEWEST_POINTS = 3  # of a curve
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NEXT_SETTING = re.compile(r";\s*(?=[A-Za-z_][\w.]*=)")  # a `;` within a value is kept
-_RESERVED = re.compile(r"(sweep|results)\..*", re.IGNORECASE)
+_RESERVED = re.compile(r"(sweep|results|references)\..*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

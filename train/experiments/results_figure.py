@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from retrieval.evaluation.comparison import TESTED
 from retrieval.metrics.statistics import summarize
 from retrieval.reports.figures import COLOURS, render_figure
 from train.experiments.comparison import VariantSummary
 from train.experiments.plan import SweptNumber
+from train.experiments.references import Reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,28 +22,38 @@ if TYPE_CHECKING:
 _BASELINE, _OTHERS = "#555555", COLOURS[0]
 
 
-def results_figure(rows: Sequence[VariantSummary], baseline: str, swept: SweptNumber | None = None) -> str:
+def results_figure(
+    rows: Sequence[VariantSummary],
+    baseline: str,
+    swept: SweptNumber | None = None,
+    references: Sequence[Reference] = (),
+) -> str:
     """Return an SVG of Recall@1 of every run, with mean and 95% interval of each variant.
 
     Args:
         rows: Variants; those without finished runs are left out, some must have one.
         baseline: Name of the variant that the others are compared with.
         swept: The number that the variants differ in, for a curve over it.
+        references: Results without training.
     """
-    height = 1.5 + 0.5 * sum(bool(row.recalls) for row in rows)
+    height = 1.5 + 0.5 * (sum(bool(row.recalls) for row in rows) + len(references))
     size = (7.2, height) if swept is None else (13, max(4.0, height))
-    return render_figure(partial(draw_results, rows, baseline, swept), *size).decode()
+    return render_figure(partial(draw_results, rows, baseline, swept, references), *size).decode()
 
 
 def draw_results(
-    rows: Sequence[VariantSummary], baseline: str, swept: SweptNumber | None, figure: Figure
+    rows: Sequence[VariantSummary],
+    baseline: str,
+    swept: SweptNumber | None,
+    references: Sequence[Reference],
+    figure: Figure,
 ) -> None:
     """Draw a dot plot and, if the variants differ in one number, a curve over it beside the plot."""
     rows = [row for row in rows if row.recalls]
     panels = figure.subplots(1, 1 if swept is None else 2, squeeze=False)[0]
-    _plot_dots(rows, baseline, panels[0])
+    _plot_dots(rows, baseline, references, panels[0])
     if swept is not None:
-        _plot_curve(rows, baseline, swept, panels[1])
+        _plot_curve([row for row in rows if row.name in swept.values], baseline, swept, panels[1])
 
 
 def _plot_curve(rows: Sequence[VariantSummary], baseline: str, swept: SweptNumber, axes: Axes) -> None:
@@ -84,8 +96,11 @@ def _limits(recalls: Sequence[float]) -> tuple[float, float]:
     return max(0.0, min(recalls) - margin), min(100.0, max(recalls) + margin)
 
 
-def _plot_dots(rows: Sequence[VariantSummary], baseline: str, axes: Axes) -> None:
-    every = [100 * recall for row in rows for recall in row.recalls]
+def _plot_dots(
+    rows: Sequence[VariantSummary], baseline: str, references: Sequence[Reference], axes: Axes
+) -> None:
+    untrained = [100 * reference.values[TESTED] for reference in references]
+    every = [*(100 * recall for row in rows for recall in row.recalls), *untrained]
     for place, row in enumerate(rows):
         found, colour = summarize(row.recalls), _OTHERS
         if row.name == baseline:
@@ -96,8 +111,11 @@ def _plot_dots(rows: Sequence[VariantSummary], baseline: str, axes: Axes) -> Non
         axes.plot(100 * found.mean, place, "D", color=colour, ms=7)
         dots = [100 * recall for recall in row.recalls]
         axes.plot(dots, [place - 0.25] * len(dots), "o", color=colour, ms=6, alpha=0.6, mew=0)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.6)
+    for place, recall in enumerate(untrained, len(rows)):
+        axes.plot(recall, place, "D", mfc="white", mec=_BASELINE, ms=7)
+    names = [*(row.name for row in rows), *(reference.name for reference in references)]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.6)
     axes.set_xlim(*_limits(every))
     axes.set_xlabel("Recall@1 on the test split (%)")
     axes.set_title("Dots: runs. Diamonds and lines: their mean and its 95% interval", fontsize=11)

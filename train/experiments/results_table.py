@@ -11,6 +11,7 @@ from retrieval.metrics.statistics import MOST_SEEDS, Paired
 from retrieval.metrics.table import metric_columns
 from retrieval.reports.text_tables import mean_and_std, p_value, points
 from train.experiments.comparison import PAIRED_METRICS, PROBE, VariantSummary
+from train.experiments.references import Reference
 
 _CHECKPOINTS = {"best": "the best epoch on held-out images", "last": "the last epoch"}
 
@@ -23,11 +24,13 @@ class ResultsTable:
         rows: One summary per variant.
         baseline: Name of the variant that the others are compared with.
         protocol: Test images and searched set, in one line.
+        references: Results without training, below the variants.
     """
 
     rows: Sequence[VariantSummary]
     baseline: str
     protocol: str
+    references: Sequence[Reference] = ()
 
     def lines(self) -> list[str]:
         """Return the lines of a table for a terminal, about 120 columns wide."""
@@ -38,12 +41,12 @@ class ResultsTable:
             "p": [_p(found) for found in first.values()],
             "seeds": [_seeds(found) for found in first.values()],
         }
-        cells = _with_head(columns)
+        cells = self._with_head(columns)
         return text.align_columns(cells, right=range(1, len(cells[0])))
 
     def markdown(self) -> list[str]:
         """Return the lines of Markdown tables of the scores and of the paired differences."""
-        tables = [_markdown_table(_with_head(self._columns(brief=False)), texts=1)]
+        tables = [_markdown_table(self._with_head(self._columns(brief=False)), texts=1)]
         differences = list(self._differences())
         if differences:
             head = ["metric", "variant", "pairs", f"vs. {self.baseline}", "95% interval"]
@@ -73,6 +76,11 @@ class ResultsTable:
                 "oracle: highest Recall@1 of the watched test images during training; it selects on the "
                 "test split and is not a result."
             )
+        if self.references:
+            notes.append(
+                "off-the-shelf: features of the pretrained backbone without training; pca, pca-whitened: "
+                "their principal components, fitted to the training images."
+            )
         if any(row.paired for row in self.rows):
             notes.append(
                 f"vs. {self.baseline}: mean difference over shared seeds, with its 95% interval. p: paired "
@@ -92,10 +100,13 @@ class ResultsTable:
 
     def _columns(self, *, brief: bool) -> dict[str, list[str]]:
         rows = self.rows
-        columns = {"variant": [row.name for row in rows], "runs": [_runs(row) for row in rows]}
+        names = [*(row.name for row in rows), *(reference.name for reference in self.references)]
+        columns = {"variant": names, "runs": [_runs(row) for row in rows]}
 
         def add(title: str, metric: str = TESTED, which: str | None = None) -> None:
             found = [row.summary(metric, which) for row in rows]
+            if which is None:
+                found += [reference.summary(metric) for reference in self.references]
             if any(found):
                 columns[title] = [mean_and_std(summary) for summary in found]
 
@@ -121,6 +132,12 @@ class ResultsTable:
                 "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.0f} MiB" for row in rows
             ]
         return columns
+
+    def _with_head(self, columns: dict[str, list[str]]) -> list[list[str]]:
+        """Return the rows of a table; columns without values for the references are filled."""
+        count = len(self.rows) + len(self.references)
+        filled = [[*cells, *["-"] * (count - len(cells))] for cells in columns.values()]
+        return [list(columns), *map(list, zip(*filled, strict=True))]
 
     def _differences(self) -> Iterator[list[str]]:
         titles = {column.key: column.title for column in metric_columns(PAIRED_METRICS)}
@@ -156,10 +173,6 @@ def _seeds(found: Paired | None) -> str:
     if found is None or found.seeds_for_half is None:
         return "-"
     return f"≥{MOST_SEEDS}" if found.seeds_for_half >= MOST_SEEDS else str(found.seeds_for_half)
-
-
-def _with_head(columns: dict[str, list[str]]) -> list[list[str]]:
-    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
 def _markdown_table(cells: Sequence[Sequence[str]], texts: int) -> list[str]:

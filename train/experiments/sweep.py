@@ -30,6 +30,7 @@ from train.experiments.linear_probe import check_closed_set
 from train.experiments.memory import PeakMemory
 from train.experiments.plan import PLAN, SweepPlan
 from train.experiments.recipe_fit import check_recipe_fits
+from train.experiments.references import Reference, find_references
 from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
 from train.loop.run_folder import Run, initial_loss, initial_model
@@ -183,14 +184,22 @@ def run_sweep(
     for config in configs.values():
         check_recipe_fits(plan.experiment.recipe, config, dataset)
 
+    references: list[Reference] = []
+
+    def prepare() -> None:
+        references.extend(find_references(folder, configs, dataset, show_progress=show_progress))
+
+    def compare() -> SweepResults:
+        return dataclasses.replace(_compare(folder, plan, trials), references=references)
+
     def save() -> None:
         plan.save(folder)
-        _compare(folder, plan, trials).save(folder)
+        compare().save(folder)
 
     if plan.added and not (folder / PLAN).exists():
         log(f"added as baselines: {', '.join(plan.added)}; --no-baselines leaves them out")
-    run_trials(folder, trials, dataset, save, log, show_progress=show_progress)
-    return _compare(folder, plan, trials)
+    run_trials(folder, trials, dataset, save, log, prepare=prepare, show_progress=show_progress)
+    return compare()
 
 
 def run_trials(
@@ -200,6 +209,7 @@ def run_trials(
     save: Callable[[], None],
     log: Callable[[str], None],
     *,
+    prepare: Callable[[], None] = lambda: None,
     show_progress: bool = False,
 ) -> None:
     """Execute the unfinished trials, one after the other; a failed one does not stop the others.
@@ -210,6 +220,7 @@ def run_trials(
         dataset: Data set of the trials.
         save: Saves the results so far; called before the first trial, at the end, and in between.
         log: Receives a message when a run starts or fails.
+        prepare: Called once the settings are checked and the folder is locked.
         show_progress: Show the progress of each run on stderr.
 
     Raises:
@@ -226,21 +237,34 @@ def run_trials(
     for note in dict.fromkeys(noise_note(dataset, trial.config.noise) for trial in waiting):
         if note is not None:
             log(note)
-    with file_lock(folder / "LOCK", refuse), _saving(save) as save_if_due:
-        began = time.monotonic()
-        for count, trial in enumerate(waiting):
-            number = len(trials) - len(waiting) + count + 1
-            left = (time.monotonic() - began) / count * (len(waiting) - count) if count else None
-            log(f"run {number} of {len(trials)}: {trial}{_remaining_time(left)}")
-            try:
-                _run(trial, trials, dataset, show_progress)
-            except KeyboardInterrupt as error:
-                detail = "interrupted; repeat the command to resume"
-                raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
-            except Exception as error:
-                log(f"  failed: {_record_failure(trial, error)}")
-            gc.collect()  # frees the device memory of this run before the next one starts
-            save_if_due()
+    with file_lock(folder / "LOCK", refuse):
+        prepare()
+        with _saving(save) as save_if_due:
+            _execute(trials, waiting, dataset, save_if_due, log, show_progress)
+
+
+def _execute(
+    trials: Sequence[SweepTrial],
+    waiting: Sequence[SweepTrial],
+    dataset: DataSet,
+    save_if_due: Callable[[], None],
+    log: Callable[[str], None],
+    show_progress: bool,
+) -> None:
+    began = time.monotonic()
+    for count, trial in enumerate(waiting):
+        number = len(trials) - len(waiting) + count + 1
+        left = (time.monotonic() - began) / count * (len(waiting) - count) if count else None
+        log(f"run {number} of {len(trials)}: {trial}{_remaining_time(left)}")
+        try:
+            _run(trial, trials, dataset, show_progress)
+        except KeyboardInterrupt as error:
+            detail = "interrupted; repeat the command to resume"
+            raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
+        except Exception as error:
+            log(f"  failed: {_record_failure(trial, error)}")
+        gc.collect()  # frees the device memory of this run before the next one starts
+        save_if_due()
 
 
 @contextmanager

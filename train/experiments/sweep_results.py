@@ -12,6 +12,7 @@ from retrieval.files import now, write_texts
 from train.experiments.comparison import Outcome, VariantSummary
 from train.experiments.curves import LearningCurve, curves_figure
 from train.experiments.plan import SweptNumber
+from train.experiments.references import Reference
 from train.experiments.results_figure import results_figure
 from train.experiments.results_table import ResultsTable
 
@@ -33,6 +34,7 @@ class SweepResults:
         bad_files: Path and reason of each image that could not be read and was left out of some run.
         swept: The setting that the variants differ in, if it is the only one and a number.
         curves: Learning curves of the variants.
+        references: Results without training; empty until they are computed.
     """
 
     data: str
@@ -45,6 +47,7 @@ class SweepResults:
     bad_files: list[tuple[str, str]]
     swept: SweptNumber | None = None
     curves: Sequence[LearningCurve] = field(default_factory=list)
+    references: Sequence[Reference] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -54,7 +57,7 @@ class SweepResults:
     @property
     def table(self) -> ResultsTable:
         """The table of the variants."""
-        return ResultsTable(self.rows, self.baseline, self.protocol)
+        return ResultsTable(self.rows, self.baseline, self.protocol, self.references)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of results.json; scores are in 0..1."""
@@ -66,6 +69,7 @@ class SweepResults:
             "command": self.command,
             "baseline": self.baseline,
             "variants": [asdict(row) for row in self.rows],
+            "references": [reference.to_dict() for reference in self.references],
             "runs": [outcome.to_dict() for outcome in self.outcomes],
             "notes": self.notes,
             "bad_files": self.bad_files,
@@ -93,7 +97,7 @@ class SweepResults:
         """Write results.json, results.md, results.svg once a run is finished, and curves.svg if any."""
         files = {"results.json": json.dumps(self.to_dict(), indent=2), "results.md": self.to_markdown()}
         if any(row.recalls for row in self.rows):
-            files["results.svg"] = results_figure(self.rows, self.baseline, self.swept)
+            files["results.svg"] = results_figure(self.rows, self.baseline, self.swept, self.references)
         if self.curves:
             files["curves.svg"] = curves_figure(self.curves)
         write_texts(folder, files)

@@ -13,6 +13,7 @@ from retrieval.evaluation.score import Result
 from retrieval.reports.figures import render_figure
 from train.experiments.comparison import Outcome, compare_variants
 from train.experiments.plan import SweptNumber
+from train.experiments.references import Reference
 from train.experiments.results_figure import draw_results
 from train.experiments.sweep_results import SweepResults
 
@@ -130,21 +131,22 @@ def test_curve_over_the_number_in_which_the_variants_differ() -> None:
     values = {"c": 0.4, "a": 0.1, "b": 0.2}
     runs = [
         outcome(name, seed, last=0.5 - value + 0.01 * seed)
-        for name, value in values.items()
+        for name, value in {**values, "usual": 0.2}.items()
         for seed in (0, 1)
     ]
-    comparison = results(list(values), "b", runs, swept=SweptNumber("loss.margin", values))
+    comparison = results([*values, "usual"], "b", runs, swept=SweptNumber("loss.margin", values))
     assert comparison.to_dict()["swept"] == {"setting": "loss.margin", "values": values}
     assert "s/step" in comparison.to_text().splitlines()[0]
+    references = [Reference("pca", "pca", {"recall_at_1": 0.25, "nmi": 0.5}, {})]
     drawn: list[Figure] = []
 
     def draw(figure: Figure) -> None:
-        draw_results(comparison.rows, comparison.baseline, comparison.swept, figure)
+        draw_results(comparison.rows, comparison.baseline, comparison.swept, references, figure)
         drawn.append(figure)
 
     render_figure(draw, 12, 4)
     dots, curve = drawn[0].axes
-    assert [tick.get_text() for tick in dots.get_yticklabels()] == ["c", "a", "b"]
+    assert [tick.get_text() for tick in dots.get_yticklabels()] == ["c", "a", "b", "usual", "pca"]
     line = curve.get_lines()[0]
     assert list(line.get_xdata()) == [0.1, 0.2, 0.4]
     assert list(line.get_ydata()) == pytest.approx([40.5, 30.5, 10.5])
