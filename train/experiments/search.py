@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 
 _FEWEST_RANDOM = 3
-_ATTEMPTS = 10
+_MOST_LISTED = 10_000  # combinations of values
 
 
 @dataclass(frozen=True)
@@ -106,29 +107,45 @@ class Search:
         """Return the settings of the next trial.
 
         The first trial has the defaults, the next quarter of the budget is random, then a tree-structured
-        Parzen estimator proposes (Bergstra et al. 2011; Optuna's, multivariate); what was tried already is
-        replaced by a random proposal. Each proposal depends on the seed, the number of the trial and the
-        finished trials alone, so that a resumed search continues as if it had not been interrupted. A failed
-        trial counts as worse than all others.
+        Parzen estimator proposes (Bergstra et al. 2011; Optuna's, multivariate). Of a space with few values,
+        what was tried already is replaced by a random one of the rest. A failed trial counts as worse than
+        all others.
+
+        Each proposal depends on the seed, the number of the trial and the finished trials alone, so that a
+        resumed search continues as if it had not been interrupted.
         """
         if not trials:
             return dict(self.first)
-        random = max(_FEWEST_RANDOM, math.ceil(self.budget / 4))
-        wanted: dict[str, Any] = {}
-        for attempt in range(_ATTEMPTS):  # a space of few values may be exhausted
-            wanted = self._propose(trials, random if attempt == 0 else len(trials) + 1, attempt)
-            if all(trial.settings != wanted for trial in trials):
-                break
-        return wanted
+        wanted = self._propose(trials)
+        tried = [trial.settings for trial in trials]
+        if wanted not in tried:
+            return wanted
+        untried = [settings for settings in self._all_settings() if settings not in tried]
+        return untried[self._random_number(trials) % len(untried)] if untried else wanted
 
-    def _propose(self, trials: Sequence[Trial], random: int, attempt: int) -> dict[str, Any]:
-        """Return a random proposal if there are fewer trials than `random`, otherwise the estimator's."""
+    def _all_settings(self) -> list[dict[str, Any]]:
+        """Return every combination of values, if there are not too many, otherwise none."""
+        values = [space.values for space in self.spaces.values()]
+        listed = [each for each in values if each is not None]
+        if len(listed) < len(values) or math.prod(map(len, listed)) > _MOST_LISTED:
+            return []
+        return [dict(zip(self.spaces, combination, strict=True)) for combination in product(*listed)]
+
+    def _random_number(self, trials: Sequence[Trial]) -> int:
+        """Return a number that depends on the seed of the search and the number of the next trial."""
+        return int(np.random.SeedSequence([self.seed, len(trials)]).generate_state(1)[0])
+
+    def _propose(self, trials: Sequence[Trial]) -> dict[str, Any]:
+        """Return a random proposal at the begin, otherwise the estimator's."""
         import optuna  # slow to import
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         distributions = {name: _distribution(space) for name, space in self.spaces.items()}
-        seed = int(np.random.SeedSequence([self.seed, len(trials), attempt]).generate_state(1)[0])
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random, multivariate=True)
+        sampler = optuna.samplers.TPESampler(
+            seed=self._random_number(trials),
+            n_startup_trials=max(_FEWEST_RANDOM, math.ceil(self.budget / 4)),
+            multivariate=True,
+        )
         study = optuna.create_study(direction="maximize", sampler=sampler)
         state = optuna.trial.TrialState
         study.add_trials(
@@ -181,6 +198,8 @@ class Search:
                 del trainer
                 if torch.cuda.is_available():
                     gc.collect()  # frees the device memory of this run before the next one starts
+        except (OSError, MemoryError):  # of the machine, not of the settings
+            raise
         except KeyboardInterrupt as error:
             hint = "interrupted; repeat the command to resume"
             raise KeyboardInterrupt(f"{self.name}, trial {number + 1}: {hint}") from error

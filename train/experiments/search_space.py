@@ -7,7 +7,7 @@ A space is written where a setting has its value, as `{low: 0.05, high: 0.5, log
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,8 +56,16 @@ class Interval:
             if step is None
             else self.low + round((value - self.low) / step) * step
         )
-        near = min(max(near, self.low), self.high)
+        near = min(max(float(f"{near:.12g}"), self.low), self.high)  # 0.1 + 2 * 0.1 is 0.3
         return int(near) if self.is_integer else float(near)
+
+    @property
+    def values(self) -> Sequence[Number] | None:
+        """All values in ascending order; `None` without a step."""
+        step = self.step or (1 if self.is_integer else None)
+        if step is None:
+            return None
+        return [self.rounded(self.low + i * step) for i in range(round((self.high - self.low) / step) + 1)]
 
     @property
     def middle(self) -> Number:

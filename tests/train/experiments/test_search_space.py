@@ -71,6 +71,13 @@ def test_integers_with_a_step(low: int, step: int, steps: int, at: float) -> Non
     assert rounded in values
     assert [v for v in range(low - 1, low + step * steps + 2) if space.contains(v)] == list(values)
     assert not space.contains(low + 0.5)
+    assert space.values == list(values)
+
+
+def test_values_with_a_step_have_no_rounding_error() -> None:
+    space = parse_space({"low": 0.1, "high": 0.5, "step": 0.1}, "")
+    assert space.values == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert parse_space({"low": 0.1, "high": 0.5}, "").values is None
 
 
 def test_middle_of_a_logarithmic_space_is_the_geometric_mean() -> None:

@@ -383,3 +383,21 @@ def test_sampler_concentrates_on_good_settings() -> None:
         assert kinds.count("good") > 6, "and away from failures"
         assert len({str(trial.settings) for trial in trials}) == 24, "nothing is tried twice"
     assert searched(5, quadratic, 1)[1].settings != searched(5, quadratic, 2)[1].settings
+
+
+def test_few_values_are_all_tried() -> None:
+    search = Search(
+        name="m",
+        folder=Path(),
+        spaces={"a": parse_space({"choices": ["x", "y"]}, ""), "b": parse_space({"low": 1, "high": 3}, "")},
+        first={"a": "x", "b": 1},
+        budget=6,
+        seed=0,
+        epoch="last",
+        metric="map_at_r",
+        configs=lambda values: [],
+    )
+    trials: list[Trial] = []
+    for number in range(6):
+        trials.append(Trial(number, search.next_settings(trials), number / 10))
+    assert {tuple(trial.settings.values()) for trial in trials} == {(a, b) for a in "xy" for b in (1, 2, 3)}
