@@ -31,9 +31,10 @@ def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
       lookalike compare sweep/*/
       lookalike compare triplet=t0,t1,t2 "sct=runs/sct-*"
 
-    Groups are compared by Welch's t-test of Recall@1. Single reports are compared query by query, by
-    McNemar's exact test, which is sensitive to small differences on the same images. The HTML page shows the
-    classes that gained and lost most, and the queries that only one of the models gets right.
+    Groups with the same seeds are compared by the paired t-test of Recall@1, others by Welch's t-test. Single
+    reports are compared query by query, by McNemar's exact test, which is sensitive to small differences on
+    the same images. The HTML page shows the classes that gained and lost most, and the queries that only one
+    of the models gets right.
 
     Reports of different data or protocols are refused unless they share queries: the same files with the same
     classes; then a note lists the differences.

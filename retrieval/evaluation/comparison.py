@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from retrieval.errors import InputError
 from retrieval.evaluation.report import REPORT_FILE, Report, kept_reports
 from retrieval.evaluation.score import Result
 from retrieval.files import now
-from retrieval.metrics.statistics import McNemar, Summary, Welch, mcnemar, summarize, welch
+from retrieval.metrics.statistics import McNemar, Paired, Summary, Welch, mcnemar, paired, summarize, welch
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TESTED = "recall_at_1"  # the metric whose tests are shown
 QUERIES = 100  # kept of those that only one of two models gets right, for each model
 _QueryKey = tuple[str, str, str]  # path, content and class of a query
@@ -35,7 +35,10 @@ class GroupSummary:
         seeds: Seeds of the training runs, as far as known.
         numbers: Metric key -> summary over the runs; the metrics that all runs have.
         differences: Metric key -> difference of the means to the reference; empty without a reference.
-        tests: Metric key -> Welch's t-test against the reference; only those with enough runs.
+        paired: Metric key -> differences to the runs of the reference with the same seeds; empty if the seeds
+            of the groups differ.
+        tests: Metric key -> Welch's t-test against the reference if the seeds differ; only those with enough
+            runs.
     """
 
     name: str
@@ -43,31 +46,8 @@ class GroupSummary:
     seeds: list[int]
     numbers: dict[str, Summary]
     differences: dict[str, float] = field(default_factory=dict)
+    paired: dict[str, Paired] = field(default_factory=dict)
     tests: dict[str, Welch] = field(default_factory=dict)
-
-
-def summarize_group(
-    name: str, results: Sequence[Result], seeds: Iterable[int] = (), reference: Sequence[Result] = ()
-) -> GroupSummary:
-    """Summarize the results of runs that differ by their seed, and compare them with a reference group.
-
-    Args:
-        name: Name of the group.
-        results: Result of each run; may be empty.
-        seeds: Seeds of the runs.
-        reference: Result of each run of the reference group; empty for no comparison.
-    """
-    ours, theirs = summarize_results(results), summarize_results(reference)
-    shared = [key for key in ours if key in theirs]
-    tests = {key: welch(values_of(results, key), values_of(reference, key)) for key in shared}
-    return GroupSummary(
-        name=name,
-        runs=len(results),
-        seeds=list(seeds),
-        numbers=ours,
-        differences={key: ours[key].mean - theirs[key].mean for key in shared},
-        tests={key: test for key, test in tests.items() if test is not None},
-    )
 
 
 def summarize_results(results: Sequence[Result]) -> dict[str, Summary]:
@@ -107,6 +87,12 @@ class Contender:
     def seeds(self) -> list[int]:
         """The known seeds of the runs."""
         return [report.seed for report in self.reports if report.seed is not None]
+
+    @property
+    def by_seed(self) -> dict[int, Result]:
+        """The headline results by seed; empty if a seed is unknown or occurs twice."""
+        known = len(set(self.seeds)) == len(self.reports)
+        return dict(zip(self.seeds, self.results, strict=True)) if known else {}
 
 
 @dataclass(frozen=True)
@@ -203,7 +189,7 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
 
     If both know their queries, the first and each other contender are also compared on the queries that they
     share: same path, same bytes and same class. Single runs are compared by McNemar's exact test, groups of
-    runs by Welch's t-test of Recall@1.
+    runs by the paired t-test if they have the same seeds, else by Welch's.
 
     Raises:
         InputError: Fewer than two contenders, or reports of different data that share no query.
@@ -214,8 +200,7 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
     answers = [_shared_answers(contender) for contender in contenders]
     reference = first.reports[0]
     notes = _check_comparable(contenders, answers)
-    rows = [summarize_group(first.name, first.results, first.seeds)]
-    rows += [summarize_group(other.name, other.results, other.seeds, first.results) for other in others]
+    rows = [_summarize_group(first), *(_summarize_group(other, first) for other in others)]
     pairs = [
         _compare_queries(first, answers[0], other, theirs)
         for other, theirs in zip(others, answers[1:], strict=True)
@@ -230,6 +215,33 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
         pairs=pairs,
         notes=notes,
     )
+
+
+def _summarize_group(contender: Contender, reference: Contender | None = None) -> GroupSummary:
+    """Summarize the runs of a contender, and compare them with a reference: in pairs if they share seeds."""
+    found = GroupSummary(
+        name=contender.name,
+        runs=len(contender.reports),
+        seeds=contender.seeds,
+        numbers=summarize_results(contender.results),
+    )
+    if reference is None:
+        return found
+    theirs = summarize_results(reference.results)
+    shared = [key for key in found.numbers if key in theirs]
+    differences = {key: found.numbers[key].mean - theirs[key].mean for key in shared}
+    if contender.by_seed.keys() == reference.by_seed.keys() and contender.by_seed:
+        pairs = {key: _paired_runs(contender.by_seed, reference.by_seed, key) for key in shared}
+        return replace(found, differences=differences, paired=pairs)
+    tests = {
+        key: welch(values_of(contender.results, key), values_of(reference.results, key)) for key in shared
+    }
+    kept = {key: test for key, test in tests.items() if test is not None}
+    return replace(found, differences=differences, tests=kept)
+
+
+def _paired_runs(ours: Mapping[int, Result], theirs: Mapping[int, Result], key: str) -> Paired:
+    return paired(*zip(*((ours[seed].values[key], theirs[seed].values[key]) for seed in ours), strict=True))
 
 
 # Query -> share of runs that answer it correctly, and mean average precision.

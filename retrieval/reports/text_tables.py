@@ -52,8 +52,10 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     notes = []
     if any(row.runs > 1 for row in comparison.rows):
         notes.append("Several runs: mean ± standard deviation.")
-    if any(TESTED in row.tests for row in others):
-        notes.append(f"p of several runs: Welch's t-test, two-sided, of Recall@1 against {first.name}.")
+    used = ["paired t-test (same seeds)"] if any(_paired_p(row) is not None for row in others) else []
+    used += ["Welch's t-test (other seeds)"] if any(TESTED in row.tests for row in others) else []
+    if used:
+        notes.append(f"p of several runs: {' or '.join(used)}, two-sided, of Recall@1 against {first.name}.")
     if any(pair.mcnemar for pair in comparison.pairs):
         notes.append(
             f"p of single runs: McNemar's exact test, two-sided, against {first.name}, on the queries that "
@@ -66,9 +68,16 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def row_p_value(comparison: Comparison, row: GroupSummary) -> str:
     """Return p of the test of a row against the reference; empty if there is no test."""
-    pair = comparison.pair_of(row)
-    test = row.tests.get(TESTED) or (pair.mcnemar if pair else None)
-    return "" if test is None else p_value(test.p)
+    p, pair = _paired_p(row), comparison.pair_of(row)
+    if p is None:
+        test = row.tests.get(TESTED) or (pair.mcnemar if pair else None)
+        p = None if test is None else test.p
+    return "" if p is None else p_value(p)
+
+
+def _paired_p(row: GroupSummary) -> float | None:
+    found = row.paired.get(TESTED)
+    return None if found is None else found.p
 
 
 def percent(share: float | None, as_printed: bool = False) -> str:

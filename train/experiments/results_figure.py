@@ -118,5 +118,6 @@ def _plot_dots(
     axes.set_ylim(len(names) - 0.5, -0.6)
     axes.set_xlim(*_limits(every))
     axes.set_xlabel("Recall@1 on the test split (%)")
-    axes.set_title("Dots: runs. Diamonds and lines: their mean and its 95% interval", fontsize=11)
+    hollow = "\nHollow: without training" if references else ""
+    axes.set_title(f"Dots: runs. Diamonds and lines: their mean and its 95% interval{hollow}", fontsize=11)
     axes.grid(axis="x", alpha=0.3)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from retrieval import InputError
 from retrieval.evaluation.comparison import Comparison, Contender, compare_reports, load_contenders
@@ -109,6 +110,22 @@ def test_groups_are_compared_over_their_runs(tmp_path: Path) -> None:
     assert (pair.gained, pair.lost) == ((share > 1e-9).sum(), (share < -1e-9).sum())
     clearest = pair.gained_queries[0]
     assert clearest.other - clearest.first == pytest.approx(share.max())
+
+
+def test_groups_with_the_same_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
+    poor = [report(tmp_path, seed, noise=1.0) for seed in (1, 2, 3)]
+    good = [report(tmp_path, seed, noise=0.6) for seed in (3, 1, 2)]
+    found = side_by_side(poor=poor, good=good)
+    other = found.rows[1]
+    recalls = [[r.results[0].values["recall_at_1"] for r in group] for group in (poor, [*good[1:], good[0]])]
+    expected = ttest_rel(recalls[1], recalls[0])
+    assert other.tests == {}
+    pair = other.paired["recall_at_1"]
+    assert (pair.n, pair.t, pair.p) == (3, pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
+    assert pair.difference == pytest.approx(other.differences["recall_at_1"])
+    shown = comparison_table(found)
+    assert shown.splitlines()[2].split()[-1] == f"{pair.p:.3f}"
+    assert "paired t-test (same seeds), two-sided" in shown
 
 
 def test_group_and_single_report_have_no_test(tmp_path: Path) -> None:
