@@ -92,8 +92,14 @@ def test_awkward_batches(combination: Combination) -> None:
 HALF = ("no positives", "no negatives", "all the same", "zero vectors", "norms of 1e3")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@every_combination
+@pytest.mark.parametrize(
+    ("combination", "dtype"),
+    [
+        *((c, torch.bfloat16) for c in MATRIX),
+        *((c, torch.float16) for c in MATRIX if "mining" not in c.spec),
+    ],
+    ids=lambda value: value.label if isinstance(value, Combination) else str(value),
+)
 def test_half_precision_inputs(combination: Combination, dtype: torch.dtype) -> None:
     """Computation is in float32: inputs are rounded, similarities are not."""
     module = build(combination.spec).float()
