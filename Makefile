@@ -1,4 +1,4 @@
-# make demo | test | quick | env | bench     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env | bench | experiments     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrie
           $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: env demo test quick lint bench
+.PHONY: env demo test quick lint bench experiments
 env: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
@@ -35,3 +35,9 @@ quick: lint
 
 bench: env
 	$(BIN)/python -m benchmarks
+
+# make experiments DATA=FOLDER OUT=FOLDER [TABLES="raw loop"]: run or resume the tables, then rewrite docs/experiments.md
+experiments: env
+	$(BIN)/python -m benchmarks.experiments run $(TABLES) --data $(DATA) --out $(OUT)
+	$(BIN)/python -m benchmarks.experiments report $(TABLES) --data $(DATA) --out $(OUT)
+	$(BIN)/python -m benchmarks.experiments page

@@ -1,0 +1,93 @@
+"""Commands of the experiments; see `python -m benchmarks.experiments --help`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks import experiments
+from benchmarks.experiments.catalogue import choose_tables
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.group(help=experiments.__doc__)
+def main() -> None:
+    """Commands of the experiments."""
+
+
+@main.command("data")
+@click.option("--cars", multiple=True, type=_FILE, help="Zip of Cars196, one folder a class. Repeatable.")
+@click.option("--cifar100", multiple=True, type=_FILE, help="Zip of CIFAR-100: train/CLASS, test/CLASS.")
+@click.option("--omniglot", multiple=True, type=_FILE, help="Zip of Omniglot: images_background, ...")
+@click.option("--mobilenetv2", type=_FILE, help="Weights of timm's mobilenetv2_100, safetensors.")
+@click.option("--squeezenet", type=_FILE, help="Weights of torchvision's squeezenet1_0, safetensors.")
+@click.option("--out", required=True, type=_FOLDER, help="Folder for images, lists and weights.")
+def make_data(
+    cars: tuple[Path, ...],
+    cifar100: tuple[Path, ...],
+    omniglot: tuple[Path, ...],
+    mobilenetv2: Path | None,
+    squeezenet: Path | None,
+    out: Path,
+) -> None:
+    """Unpack the archives and write the lists of images."""
+    from benchmarks.experiments.data import prepare
+
+    archives = {"cars": list(cars), "cifar100": list(cifar100), "omniglot": list(omniglot)}
+    weights = {"mobilenetv2": mobilenetv2, "squeezenet": squeezenet}
+    for line in prepare(
+        out,
+        {name: files for name, files in archives.items() if files},
+        {name: file for name, file in weights.items() if file is not None},
+    ):
+        click.echo(line)
+
+
+@main.command("run")
+@click.argument("names", nargs=-1)
+@click.option("--data", required=True, type=_FOLDER, help="Folder of `data --out`.")
+@click.option("--out", required=True, type=_FOLDER, help="Folder of the runs.")
+@click.option("--setup", "setups", multiple=True, help="Only this setup. Repeatable.")
+def run_tables(names: tuple[str, ...], data: Path, out: Path, setups: tuple[str, ...]) -> None:
+    """Run or resume tables, by default all."""
+    from benchmarks.experiments.runs import jobs, run
+
+    failed = [
+        job.folder.name
+        for job in jobs(choose_tables(names), out)
+        if (not setups or job.setup.name in setups) and run(job, data.resolve())
+    ]
+    if failed:
+        raise click.ClickException(
+            f"failed: {', '.join(failed)}; see the messages above, and repeat to retry"
+        )
+
+
+@main.command("report")
+@click.argument("names", nargs=-1)
+@click.option("--data", required=True, type=_FOLDER, help="Folder of `data --out`.")
+@click.option("--out", required=True, type=_FOLDER, help="Folder of the runs.")
+def report(names: tuple[str, ...], data: Path, out: Path) -> None:
+    """Collect the results of finished runs into docs/experiments/results."""
+    from benchmarks.experiments.results import collect, save
+    from benchmarks.experiments.runs import jobs
+
+    for table in choose_tables(names):
+        results = collect(list(jobs([table], out)), data.resolve())
+        if results["setups"]:
+            click.echo(f"{save(table.name, results)}")
+
+
+@main.command("page")
+def page() -> None:
+    """Write docs/experiments.md and its figures from the collected results."""
+    from benchmarks.experiments.page import write_page
+
+    for file in write_page():
+        click.echo(file)
+
+
+main(prog_name="python -m benchmarks.experiments")

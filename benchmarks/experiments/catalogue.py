@@ -1,0 +1,182 @@
+"""Catalogue of the experiments: one YAML file per table in docs/experiments, which share setups.yaml.
+
+A table trains the same variants on one or more setups (data, backbone and head), by `lookalike sweep`, or by
+`lookalike tune` if it has `trials`. Its claims name pairs of variants: first the one that should be better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from retrieval.errors import InputError, did_you_mean
+from train.yaml_files import read_yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "experiments"
+RESULTS = FOLDER / "results"
+_SETUPS = "setups.yaml"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An expectation, of a paper or ours: `better` has a larger `metric` than `than`.
+
+    Attributes:
+        source: Paper with table, figure or section; "ours" for a combination that no paper has.
+        says: The claim in one sentence.
+        better: Variant.
+        than: The variant that it is compared with.
+        metric: Key of a metric, or "mean_similarity" (collapse: the mean cosine within a batch).
+        lower: Whether the smaller value is the better one.
+        setups: Setups that the claim is tested on.
+    """
+
+    source: str
+    says: str
+    better: str
+    than: str
+    metric: str
+    lower: bool
+    setups: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: variants, each trained with several seeds on each setup.
+
+    Attributes:
+        name: Name of the YAML file and of the results.
+        title: Title of the section.
+        text: What was measured and how it differs from the paper, in Markdown.
+        settings: Settings of all runs, nested.
+        setups: Name of the setup -> settings that differ on it.
+        variants: Name -> settings, with search spaces if the table is tuned.
+        seeds: Number of seeds.
+        trials: Trials of each variant in a search; `None` for fixed settings.
+        spaces: Search spaces that all variants share, by setting.
+        baseline: Variant that the table's differences refer to.
+        claims: What the papers expect.
+        diagnostics: Names of numbers of metrics.jsonl that the table shows.
+        probes: Whether both linear probes are measured, from clean and from noisy labels.
+        geometry: Whether the distances of LoOp's points are measured.
+        figure: Diagnostic whose course over training is drawn; `None` for a figure of Recall@1 only.
+    """
+
+    name: str
+    title: str
+    text: str
+    settings: Mapping[str, Any]
+    setups: Mapping[str, Mapping[str, Any]]
+    variants: Mapping[str, Mapping[str, Any]]
+    seeds: int
+    trials: int | None
+    spaces: Mapping[str, Any]
+    baseline: str
+    claims: tuple[Claim, ...]
+    diagnostics: tuple[str, ...]
+    probes: bool
+    geometry: bool
+    figure: str | None
+
+    @property
+    def command(self) -> str:
+        """Command that repeats the table."""
+        return f"make experiments TABLES={self.name} DATA=data OUT=out"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Data, backbone and head.
+
+    Attributes:
+        name: Its name in the tables.
+        title: Its name on the page.
+        settings: Settings of a run, nested.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+
+
+def load_setups(folder: Path = FOLDER) -> dict[str, Setup]:
+    """Read setups.yaml."""
+    values = read_yaml(folder / _SETUPS, _SETUPS)
+    return {name: Setup(name, one["title"], one["settings"]) for name, one in values.items()}
+
+
+def load_tables(folder: Path = FOLDER) -> dict[str, Table]:
+    """Read all tables, in the order that their files give."""
+    files = sorted(file for file in folder.glob("*.yaml") if file.name != _SETUPS)
+    places = {file: read_yaml(file, file.name) for file in files}
+    ordered = sorted(files, key=lambda file: places[file].get("order", 0))
+    return {file.stem: _table(file.stem, places[file]) for file in ordered}
+
+
+def choose_tables(names: tuple[str, ...], folder: Path = FOLDER) -> list[Table]:
+    """Return the named tables, or all without names.
+
+    Raises:
+        InputError: An unknown name.
+    """
+    tables = load_tables(folder)
+    for name in names:
+        if name not in tables:
+            raise InputError(f"{name}: no such table; {did_you_mean(name, tables)}")
+    return [tables[name] for name in names or tables]
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Table:
+    setups = {setup: changes or {} for setup, changes in values["setups"].items()}
+    claims = [
+        Claim(
+            source=one["source"],
+            says=one["says"],
+            better=better,
+            than=than,
+            metric=one.get("metric", "recall_at_1"),
+            lower=one.get("lower", False),
+            setups=tuple(one.get("setups", setups)),
+        )
+        for one in values.get("claims", [])
+        for better, than in one["pairs"].items()
+    ]
+    for claim in claims:
+        for variant in (claim.better, claim.than):
+            if variant not in values["variants"]:
+                raise InputError(f"{name}.yaml: {variant}: no such variant; {_known(variant, values)}")
+    return Table(
+        name=name,
+        title=values["title"],
+        text=values["text"],
+        settings=values["settings"],
+        setups=setups,
+        variants=values["variants"],
+        seeds=values["seeds"],
+        trials=values.get("trials"),
+        spaces=values.get("spaces", {}),
+        baseline=values["baseline"],
+        claims=tuple(claims),
+        diagnostics=tuple(values.get("diagnostics", ())),
+        probes=values.get("probes", False),
+        geometry=values.get("geometry", False),
+        figure=values.get("figure"),
+    )
+
+
+def _known(variant: str, values: Mapping[str, Any]) -> str:
+    return did_you_mean(variant, values["variants"])
+
+
+def merge(*sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings as one, the last one first; a `loss` replaces an earlier loss."""
+    merged: dict[str, Any] = {}
+    for section in sections:
+        for key, value in section.items():
+            old = merged.get(key)
+            both = isinstance(old, Mapping) and isinstance(value, Mapping) and key != "loss"
+            merged[key] = merge(old, value) if both else value
+    return merged

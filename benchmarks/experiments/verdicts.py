@@ -1,0 +1,85 @@
+"""Verdicts on the claims of the papers, by a rule that is fixed before the results are known.
+
+The runs of two variants share their seeds, so their differences are paired. The p-values of all claims of a
+table are corrected together (Holm). Confirmed: corrected p below 0.05, and the sign is that of the claim.
+Refuted: below 0.05, and the other sign. Undecided: otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.experiments.catalogue import Claim, Table
+from retrieval.metrics.statistics import Paired, holm, paired
+
+LEVEL = 0.05
+CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim on one setup.
+
+    Attributes:
+        claim: The claim.
+        setup: Name of the setup.
+        paired: Paired differences, above 0 if they agree with the claim.
+        p: p corrected for all claims of the table; `None` without spread.
+        word: confirmed, refuted or undecided.
+    """
+
+    claim: Claim
+    setup: str
+    paired: Paired
+    p: float | None
+    word: str
+
+
+def judge(table: Table, results: Mapping[str, Any]) -> list[Verdict]:
+    """Return the verdicts on the claims of a table, on all setups with results."""
+    found = []
+    for claim in table.claims:
+        for setup in claim.setups:
+            one = compare(results, setup, claim.better, claim.than, claim.metric)
+            if one is not None:
+                found.append((claim, setup, _flipped(one) if claim.lower else one))
+    corrected = holm([one.p if one.p is not None else 1.0 for _, _, one in found])
+    return [
+        Verdict(claim, setup, one, p, _word(one, p))
+        for (claim, setup, one), p in zip(found, corrected, strict=True)
+    ]
+
+
+def compare(results: Mapping[str, Any], setup: str, ours: str, theirs: str, metric: str) -> Paired | None:
+    """Return the paired differences of two variants over their common seeds; `None` without two of them."""
+    variants = results["setups"].get(setup, {}).get("variants", {})
+    if ours not in variants or theirs not in variants:
+        return None
+    by_seed = [_by_seed(variants[name], metric) for name in (ours, theirs)]
+    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
+    return paired(*([values[seed] for seed in seeds] for values in by_seed)) if len(seeds) > 1 else None
+
+
+def values_of(variant: Mapping[str, Any], metric: str) -> list[float]:
+    """Return a metric, or a diagnostic of training, of each seed; empty if it was not measured."""
+    found: list[float] = variant["last"].get(metric) or variant["diagnostics"].get(metric, [])
+    return found
+
+
+def _by_seed(variant: Mapping[str, Any], metric: str) -> dict[int, float]:
+    values = values_of(variant, metric)
+    return dict(zip(variant["seeds"], values, strict=True)) if values else {}
+
+
+def _flipped(one: Paired) -> Paired:
+    low, high = (None if end is None else -end for end in (one.high, one.low))
+    t = None if one.t is None else -one.t
+    return Paired(one.n, -one.difference, low, high, t, one.p, one.seeds_for_half)
+
+
+def _word(one: Paired, p: float) -> str:
+    if p >= LEVEL:
+        return UNDECIDED
+    return CONFIRMED if one.difference > 0 else REFUTED
