@@ -20,7 +20,7 @@ from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
 from retrieval.files import atomic_write, file_lock
 from train import data, settings
-from train.config import Config
+from train.config import FITTED_INITS, Config
 from train.data import DataSet
 from train.data.label_noise import noise_note
 from train.experiments.comparison import Outcome, compare_variants
@@ -333,7 +333,8 @@ def _untrained(trial: SweepTrial, trials: Sequence[SweepTrial]) -> list[Result]:
     """Return the results of the untrained network, if another run with the same network has them."""
     config = trial.config
     keys = ["model", "preprocess", "seed", "linear_probe"]
-    keys += ["split", "noise"] if config.linear_probe else []  # these decide what the probe learns from
+    # These decide what the probe and a fitted embedding layer learn from.
+    keys += ["split", "noise"] if config.linear_probe or config.model.init in FITTED_INITS else []
     for other in trials:
         same = all(getattr(config, key) == getattr(other.config, key) for key in keys)
         if same and (report := other.report()) is not None:
