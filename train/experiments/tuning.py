@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -55,7 +55,7 @@ def run_tuning(
     plan = plan.fitted(dataset.train)
     training = _training_images_only(dataset, plan)
     searches = [_search(folder, plan, name) for name in plan.methods]
-    _check(plan, searches, training)
+    _check(plan, searches, dataset)
     if any(plan.experiment.config(fill_spaces(plan.changes(s.name), s.first)).linear_probe for s in searches):
         check_closed_set(dataset)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,11 +70,11 @@ def run_tuning(
             result = _result(folder, plan, searches, training)
             result.save(folder)
             result.save_figure(folder, search.name)
-        chosen = _chosen(plan, searches, log)
+        chosen, final = _chosen(plan, searches)
         if not chosen:
             return _result(folder, plan, searches, training), None
         comparison = _run_final(folder, plan, plan.final_sweep(chosen), log, show_progress)
-    result = _result(folder, plan, searches, training)
+    result = _result(folder, plan, searches, training, final)
     result.save(folder, comparison)
     return result, comparison
 
@@ -117,7 +117,7 @@ def _search(folder: Path, plan: TuningPlan, name: str) -> Search:
     )
 
 
-def _check(plan: TuningPlan, searches: list[Search], training: DataSet) -> None:
+def _check(plan: TuningPlan, searches: list[Search], dataset: DataSet) -> None:
     """Build the loss of every method at the ends of its spaces, and each network once."""
     networks: list[object] = []
     for search in searches:
@@ -125,9 +125,9 @@ def _check(plan: TuningPlan, searches: list[Search], training: DataSet) -> None:
             continue
         for values in plan.extreme_values(search.name):
             for config in plan.trial_configs(search.name, values)[:1]:
-                kept, _ = hold_out(training.train, config.split, config.seed)
+                kept, _ = hold_out(dataset.train, config.split, config.seed)
                 try:
-                    check_recipe_fits(plan.experiment.recipe, config, training)
+                    check_recipe_fits(plan.experiment.recipe, config, dataset)
                     initial_loss(config, len({image.label for image in kept}))
                     network = (config.model, config.preprocess)
                     if network not in networks:
@@ -138,22 +138,23 @@ def _check(plan: TuningPlan, searches: list[Search], training: DataSet) -> None:
                     raise InputError(f"method {search.name}{f' at {at}' if at else ''}: {error}") from error
 
 
-def _chosen(plan: TuningPlan, searches: list[Search], log: Callable[[str], None]) -> dict[str, Changes]:
-    """Return the settings of the final runs by method, without failed searches and without repetitions."""
+def _chosen(plan: TuningPlan, searches: list[Search]) -> tuple[dict[str, Changes], dict[str, str]]:
+    """Return the settings of the final runs by name, and the name of those of each successful search.
+
+    Searches that have chosen equal settings share the final runs of the first one.
+    """
     chosen: dict[str, Changes] = {}
+    final: dict[str, str] = {}
     configs: dict[str, Config] = {}
     for search in searches:
         if best_trial(search.finished()) is None:
-            log(f"{search.name}: every trial has failed; no final runs")
             continue
         changes = _final_changes(plan, search)
         config = plan.experiment.config(changes)
-        same = next((name for name, other in configs.items() if other == config), None)
-        if same is not None:
-            log(f"{search.name}: the chosen settings are those of {same}, which has the final runs of both")
-            continue
-        chosen[search.name], configs[search.name] = changes, config
-    return chosen
+        final[search.name] = next((n for n, other in configs.items() if other == config), search.name)
+        if final[search.name] == search.name:
+            chosen[search.name], configs[search.name] = changes, config
+    return chosen, final
 
 
 def _final_changes(plan: TuningPlan, search: Search) -> Changes:
@@ -166,7 +167,13 @@ def _final_changes(plan: TuningPlan, search: Search) -> Changes:
     return changes
 
 
-def _result(folder: Path, plan: TuningPlan, searches: list[Search], training: DataSet) -> TuningResult:
+def _result(
+    folder: Path,
+    plan: TuningPlan,
+    searches: list[Search],
+    training: DataSet,
+    final: Mapping[str, str] | None = None,
+) -> TuningResult:
     kept, held_out = hold_out(training.train, plan.split, plan.seed)
     classes = [len({image.label for image in images}) for images in (kept, held_out)]
     return TuningResult(
@@ -187,6 +194,7 @@ def _result(folder: Path, plan: TuningPlan, searches: list[Search], training: Da
                 spaces=dict(search.spaces),
                 budget=search.trials,
                 trials=search.finished(),
+                final=(final or {}).get(search.name),
             )
             for search in searches
         ],

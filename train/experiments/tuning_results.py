@@ -42,6 +42,8 @@ class MethodResult:
         spaces: Space by setting, with those that all methods share.
         budget: Number of trials to make.
         trials: The finished trials.
+        final: Variant of its final runs: its own name, or that of an earlier method with equal chosen
+            settings; `None` before the final runs and without a successful trial.
     """
 
     name: str
@@ -49,6 +51,7 @@ class MethodResult:
     spaces: Mapping[str, Space]
     budget: int
     trials: Sequence[Trial]
+    final: str | None = None
 
     @property
     def best(self) -> Trial | None:
@@ -77,6 +80,7 @@ class MethodResult:
             "repeated": sum(trial.repeats is not None for trial in self.trials),
             "best": None if best is None else {"value": best.value, "trial": best.number},
             "chosen": None if best is None else best.settings,
+            "final": self.final,
             "history": [trial.to_dict() for trial in self.trials],
         }
 
@@ -140,6 +144,16 @@ class TuningResult:
             f"{self.images[1]:,} held-out images of {self.classes[1]:,} classes ({how}); no test image was "
             "loaded.",
             f"Held-out {_TITLES[self.metric]} is of {_EPOCHS[self.epoch]}.",
+            *(
+                f"{method.name} has chosen the settings of {method.final}: the final runs are those of both."
+                for method in self.methods
+                if method.final not in (None, method.name)
+            ),
+            *(
+                f"{method.name}: every trial has failed, so there are no final runs."
+                for method in self.methods
+                if len(method.failed) == method.budget
+            ),
         ]
 
     def save(self, folder: Path, comparison: SweepResults | None = None) -> None:

@@ -96,9 +96,13 @@ def search_only(folder: Path, chosen: TuningPlan) -> dict[str, Any]:
 
 
 def without_times(tree: Any) -> Any:
-    """Return JSON values without times, commands and folders."""
+    """Return JSON values of a search without times and what depends on the folder or the final runs."""
     if isinstance(tree, dict):
-        return {k: without_times(v) for k, v in tree.items() if k not in ("seconds", "created", "command")}
+        return {
+            k: without_times(v)
+            for k, v in tree.items()
+            if k not in ("seconds", "created", "command", "final")
+        }
     return [without_times(item) for item in tree] if isinstance(tree, list) else tree
 
 
@@ -199,10 +203,18 @@ def test_search_loads_no_test_image(hues: Path, tmp_path: Path) -> None:
             (tmp_path / "data/test" / name / f"{number}.png").write_bytes(b"no image")
     out = tmp_path / "out"
     watching = (*SMALL, "watch={split: test}", "epochs=1")
-    result, comparison = run_tuning(out, plan(out, tmp_path / "data", [TRIPLET], watching, trials=2), ignore)
-    assert [trial.error for trial in result.methods[0].trials] == [None, None]
+    methods = ["one:optimizer.lr=0.001", "two:optimizer.lr={choices: [0.001, 1.0e+30]}"]
+    result, comparison = run_tuning(out, plan(out, tmp_path / "data", methods, watching, trials=2), ignore)
+    assert [trial.error is None for method in result.methods for trial in method.trials] == [
+        True,
+        True,
+        False,
+    ]
     assert comparison is not None
-    assert "can be read" in str(comparison.failed[0].error), "the final run does read them"
+    (failed,) = comparison.failed
+    assert "can be read" in str(failed.error), "the final run does read them"
+    assert [method.final for method in result.methods] == ["one", "one"], "equal choices"
+    assert "two has chosen the settings of one: the final runs" in (out / "tune.md").read_text()
 
 
 def test_failed_trial_counts_and_the_search_goes_on(hues: Path, tmp_path: Path) -> None:
@@ -276,12 +288,13 @@ def test_command_reproduces_the_search_and_changes_are_refused(finished: Path, h
 
 def test_cross_validation_matches_brute_force(hues: Path, tmp_path: Path) -> None:
     methods = ["plain:loss={name: triplet, negatives: batch}; optimizer.lr=1e-3"]
-    result, found = run_tuning(tmp_path, plan(tmp_path, hues, methods, trials=3, folds=2), ignore)
+    options: dict[str, Any] = {"overrides": (*SMALL, "model.init=pca"), "trials": 3, "folds": 2}
+    result, found = run_tuning(tmp_path, plan(tmp_path, hues, methods, **options), ignore)
     (trial,) = result.methods[0].trials  # there is nothing to search
     assert len(trial.curves) == 2
     assert found is not None
     dataset = load(f"folder:{hues}")
-    vectors, held_out = [], []
+    vectors, before, held_out = [], [], []
     for fold in range(2):
         run = Run.open(tmp_path / f"test/folds/plain.fold-{fold}/seed-1")
         config = run.config
@@ -289,6 +302,7 @@ def test_cross_validation_matches_brute_force(hues: Path, tmp_path: Path) -> Non
         held_out.append({i.label for i in hold_out(dataset.train, config.split, config.seed)[1]})
         pixels = np.stack([config.preprocess(Image.open(i.path).convert("RGB")) for i in dataset.test])
         vectors.append(pixel_embedder(run.trained("best"))(pixels))
+        before.append(pixel_embedder(run.untrained())(pixels))
     assert held_out[0] | held_out[1] == {str(n) for n in range(6)}
     assert not held_out[0] & held_out[1]
     labels = np.array([image.label for image in dataset.test])
@@ -298,8 +312,11 @@ def test_cross_validation_matches_brute_force(hues: Path, tmp_path: Path) -> Non
     assert [row.name for row in found.rows] == ["plain", "plain-concatenated"]
     expected = np.mean([nearest_is_right(each, labels) for each in vectors])
     assert separate.recalls == [pytest.approx(expected)]
+    untrained = separate.summary("recall_at_1", "before")
+    assert untrained is not None
+    assert untrained.mean == pytest.approx(np.mean([nearest_is_right(each, labels) for each in before]))
     assert concatenated.recalls == [pytest.approx(nearest_is_right(joined, labels))]
-    again = run_tuning(tmp_path, plan(tmp_path, hues, methods, trials=3, folds=2), ignore)[1]
+    again = run_tuning(tmp_path, plan(tmp_path, hues, methods, **options), ignore)[1]
     assert again is not None
     assert again.rows == found.rows, "also when read from the reports"
 
