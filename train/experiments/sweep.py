@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import statistics
 import time
 import traceback
@@ -27,7 +26,7 @@ from train.experiments.comparison import Outcome, compare_variants
 from train.experiments.curves import learning_curves
 from train.experiments.evaluation import evaluate_target
 from train.experiments.linear_probe import check_closed_set
-from train.experiments.memory import PeakMemory
+from train.experiments.memory import PeakMemory, release_memory
 from train.experiments.plan import PLAN, SweepPlan
 from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.references import Reference, find_references
@@ -256,14 +255,14 @@ def _execute(
         number = len(trials) - len(waiting) + count + 1
         left = (time.monotonic() - began) / count * (len(waiting) - count) if count else None
         log(f"run {number} of {len(trials)}: {trial}{_remaining_time(left)}")
-        try:
-            _run(trial, trials, dataset, show_progress)
-        except KeyboardInterrupt as error:
-            detail = "interrupted; repeat the command to resume"
-            raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
-        except Exception as error:
-            log(f"  failed: {_record_failure(trial, error)}")
-        gc.collect()  # frees the device memory of this run before the next one starts
+        with release_memory():
+            try:
+                _run(trial, trials, dataset, show_progress)
+            except KeyboardInterrupt as error:
+                detail = "interrupted; repeat the command to resume"
+                raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
+            except Exception as error:
+                log(f"  failed: {_record_failure(trial, error)}")
         save_if_due()
 
 

@@ -121,9 +121,10 @@ def _open_run(folder: Path, which: str | None) -> Target:
         best, last = run.checkpoint_state("best"), run.checkpoint_state("last")
         if best["recall_at_1"] is not None and best["step"] != last["step"]:
             chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
-    candidates = [
-        model_candidate(name, run.trained(checkpoint), config) for checkpoint, name in chosen.items()
-    ]
+    candidates, model = [], None
+    for checkpoint, name in chosen.items():
+        model = run.trained(checkpoint, like=model)
+        candidates.append(model_candidate(name, model, config))
     return Target(candidates, config.to_dict(), lambda: model_candidate(BEFORE, run.untrained(), config))
 
 

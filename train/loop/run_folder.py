@@ -89,12 +89,19 @@ class Run:
             return self.trained("0")
         return initial_model(config).eval()
 
-    def trained(self, which: str = "best") -> EmbeddingModel:
-        """Load the network of a checkpoint (its EMA weights if there are any), in evaluation mode."""
-        model = initial_model(self.config, pretrained=False)
+    def trained(self, which: str = "best", *, like: EmbeddingModel | None = None) -> EmbeddingModel:
+        """Load the network of a checkpoint (its EMA weights if there are any), in evaluation mode.
+
+        Args:
+            which: Name of the checkpoint.
+            like: A network of this run, whose frozen backbone is used in place of another copy.
+        """
+        shares = like is not None and self._backbone.is_file()
+        model = like.with_own_head() if like and shares else initial_model(self.config, pretrained=False)
         part = "average" if self.config.ema else "model"
         self.load_checkpoint(which, optimizer=None, **{part: self.checkpointed(model)})
-        self.restore_backbone(model)
+        if not shares:
+            self.restore_backbone(model)
         return model.eval()
 
     # ---- the weights of a frozen backbone

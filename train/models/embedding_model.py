@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -75,6 +76,10 @@ class EmbeddingModel(nn.Module):
     def projection(self) -> nn.Module:
         """The layers from pooled features to raw embeddings: dropout and head."""
         return nn.Sequential(self.dropout, self.head)
+
+    def with_own_head(self) -> EmbeddingModel:
+        """Return a copy that shares the backbone with this network."""
+        return copy.deepcopy(self, {id(self.backbone): self.backbone})
 
     def features(self, images: Tensor) -> Tensor:
         """Return the backbone's features: uint8 [N, H, W, 3] -> [N, C, h, w]."""
