@@ -14,7 +14,6 @@ from pathlib import Path
 
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
-from retrieval.reports.folder import save_report
 from train import data, settings
 from train.data import DataSet
 from train.experiments.comparison import Outcome, compare_variants
@@ -146,5 +145,6 @@ def _concatenate(folder: Path, runs: Sequence[Path], dataset: DataSet, show_prog
     networks = [model_candidate(run.folder.parent.name, run.trained("best"), run.config) for run in opened]
     target = Target([concatenated(CONCATENATED, networks)], opened[0].config.to_dict())
     report = evaluate_opened(target, dataset, show_progress=show_progress)
-    save_report(report, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    report.save(folder)
     return next(result for result in report.results if result.name == CONCATENATED and result.by is None)

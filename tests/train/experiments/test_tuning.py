@@ -44,9 +44,8 @@ TRIALS, SEEDS = 4, (1,)
 
 @pytest.fixture(scope="module", autouse=True)
 def _undrawn() -> Iterator[None]:
-    """Reports and figures are tested elsewhere; here they would take most of the time."""
+    """Figures are tested elsewhere; here they would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retrieval.reports.folder.render_report", lambda report: "")
         for figure in ("sweep_results.results_figure", "sweep_results.curves_figure"):
             patch.setattr(f"train.experiments.{figure}", lambda *data: "")
         patch.setattr("train.experiments.tuning_results.search_figure", lambda *data: "")
@@ -264,6 +263,12 @@ def test_unusable_settings_are_refused_before_the_first_trial(
     )
     assert re.search(message, done.stderr), done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_missing_optuna_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.commands.tune.find_spec", lambda name: None)
+    done = lookalike_here("tune", "--data", "digits", "--method", "a", "--out", str(tmp_path), code=1)
+    assert "pip install 'lookalike[tune]'" in done.stderr
 
 
 def test_data_without_a_test_split_is_refused(hues: Path, tmp_path: Path) -> None:
