@@ -265,6 +265,33 @@ def test_unusable_settings_are_refused_before_the_first_trial(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "folds", "epoch", "searched", "final"),
+    [
+        ((), None, "last", (0.25, 0), (0.0, 0)),
+        (("split.validation=0",), None, "last", (0.25, 0), (0.0, 0)),
+        (("split.validation=0.4",), None, "best", (0.4, 0), (0.4, 0)),
+        (("split={folds: 3, fold: 1}",), None, "best", (0.1, 3), (0.1, 3)),
+        ((), 4, "best", (0.1, 4), (0.1, 0)),  # run_cross_validation sets the folds of the final runs
+    ],
+)
+def test_search_measures_what_the_final_runs_will(
+    tmp_path: Path,
+    settings: tuple[str, ...],
+    folds: int | None,
+    epoch: str,
+    searched: tuple[float, int],
+    final: tuple[float, int],
+) -> None:
+    chosen = plan(tmp_path, tmp_path, [TRIPLET], settings, folds=folds)
+    assert chosen.epoch == epoch
+    configs = chosen.trial_configs("triplet", chosen.first_values("triplet"))
+    assert {(config.split.validation, config.split.folds) for config in configs} == {searched}
+    assert [config.split.fold for config in configs] == (list(range(folds)) if folds else [final[1] // 3])
+    (run,) = chosen.final_sweep({"triplet": {"optimizer.lr": 1e-3}}).configs().values()
+    assert (run.split.validation, run.split.folds) == final
+
+
 def test_missing_optuna_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.commands.tune.find_spec", lambda name: None)
     done = lookalike_here("tune", "--data", "digits", "--method", "a", "--out", str(tmp_path), code=1)
