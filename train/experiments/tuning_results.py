@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT_VERSION = 1
+_FEWEST_VALUES = 2
 _TITLES = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
 _EPOCHS = {
     "last": "the last epoch, as in the final runs, which hold out no classes and make as many steps",
@@ -154,6 +156,12 @@ class TuningResult:
                 for method in self.methods
                 if len(method.failed) == method.budget
             ),
+            *(
+                f"{one.name} and {other.name} have equal values with all equal settings: here they are "
+                "probably one method, for example because a class has only two images in a batch."
+                for one, other in combinations(self.methods, 2)
+                if _are_alike(one, other)
+            ),
         ]
 
     def save(self, folder: Path, comparison: SweepResults | None = None) -> None:
@@ -217,6 +225,14 @@ def _cells(result: TuningResult) -> list[list[str]]:
             ]
         )
     return [head, *rows]
+
+
+def _are_alike(one: MethodResult, other: MethodResult) -> bool:
+    """Return whether two methods have equal values, of at least two kinds, with all shared settings."""
+    ours, theirs = ({to_line(t.settings): t.value for t in each.trials if t.value} for each in (one, other))
+    shared = ours.keys() & theirs.keys()
+    varied = len({ours[key] for key in shared}) >= _FEWEST_VALUES
+    return varied and all(ours[key] == theirs[key] for key in shared)
 
 
 def search_figure(method: MethodResult, metric: str) -> str:

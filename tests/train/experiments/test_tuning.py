@@ -23,7 +23,7 @@ from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
 from train.experiments.tuning import run_tuning
 from train.experiments.tuning_plan import TuningPlan, make_tuning_plan
-from train.experiments.tuning_results import MethodResult, draw_search
+from train.experiments.tuning_results import MethodResult, TuningResult, draw_search
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.models.embedding_model import pixel_embedder
@@ -363,6 +363,27 @@ def nearest_is_right(vectors: np.ndarray, labels: np.ndarray) -> float:
     cosines = vectors @ vectors.T
     np.fill_diagonal(cosines, -2)
     return float((labels[cosines.argmax(1)] == labels).mean())
+
+
+# ---- the results
+
+
+def result_of(values: Mapping[str, Sequence[float | None]]) -> TuningResult:
+    """Return the result of methods whose trials have the values 0, 1, ... of the only setting."""
+    methods = [
+        MethodResult(name, (), {}, 3, [Trial(n, {"epochs": n}, value) for n, value in enumerate(found)])
+        for name, found in values.items()
+    ]
+    return TuningResult("digits", "", "map_at_r", "last", 3, 0, 0, {}, (4, 2), (40, 20), methods)
+
+
+def test_methods_that_are_the_same_here_are_noted() -> None:
+    values = {"a": [0.5, 0.6, 0.7], "b": [0.5, None, 0.7], "c": [0.5, 0.6, 0.8], "d": [0.5, None, None]}
+    notes = "\n".join(result_of(values).notes)
+    assert "a and b have equal values" in notes
+    assert notes.count("have equal values") == 1, "one shared trial is too few"
+    failed = result_of({"a": [None] * 3}).notes
+    assert "a: every trial has failed, so there are no final runs." in failed
 
 
 # ---- the figure
