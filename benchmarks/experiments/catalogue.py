@@ -177,6 +177,8 @@ def merge(*sections: Mapping[str, Any]) -> dict[str, Any]:
     for section in sections:
         for key, value in section.items():
             old = merged.get(key)
-            both = isinstance(old, Mapping) and isinstance(value, Mapping) and key != "loss"
-            merged[key] = merge(old, value) if both else value
+            if isinstance(old, Mapping) and isinstance(value, Mapping) and key != "loss":
+                merged[key] = merge(old, value)
+            else:
+                merged[key] = value
     return merged

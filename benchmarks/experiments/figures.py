@@ -73,7 +73,7 @@ def _dots(axes: Axes, names: list[str], values: Mapping[str, Any], metric: str) 
             continue
         one = summarize(numbers)
         axes.plot(numbers, [place] * len(numbers), "o", color=COLOURS[0], ms=3.5, alpha=0.35, mew=0)
-        if one.low is not None:
+        if one.low is not None and one.high is not None:
             axes.plot([one.low, one.high], [place, place], color=COLOURS[1], lw=2)
         axes.plot(one.mean, place, "D", color=COLOURS[1], ms=4.5)
     axes.grid(axis="x", alpha=0.3)

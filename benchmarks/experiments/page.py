@@ -73,7 +73,7 @@ def make_page(folder: Path = FOLDER, results_folder: Path = RESULTS) -> str:
     measured = [table for table in tables.values() if results.get(table.name, {}).get("setups")]
     verdicts = {table.name: judge(table, results[table.name]) for table in measured}
     lines = [expand(_SUMMARY.read_text(), results, verdicts).rstrip(), ""]
-    lines += ["## The claims of the papers", "", *_claims(measured, verdicts), ""]
+    lines += ["## The claims of the papers", "", *_claims(measured, results, verdicts), ""]
     for table in measured:
         lines += _section(table, setups, results[table.name], verdicts[table.name])
     return "\n".join(lines).rstrip() + "\n"
@@ -140,24 +140,29 @@ def _interval(one: Paired, metric: str) -> str:
 # ---- sections
 
 
-def _claims(tables: Sequence[Table], verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
+def _claims(
+    tables: Sequence[Table], results: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]
+) -> Iterator[str]:
     """Yield the table of verdicts of all tables."""
     yield "| claim | variants | setup | difference [95%] | p (Holm) | seeds | here |"
     yield "|---|---|---|---:|---:|---:|---|"
     for table in tables:
         for verdict in verdicts[table.name]:
-            yield _verdict_row(verdict)
+            yield _verdict_row(verdict, results[table.name]["setups"][verdict.setup]["variants"])
+    yield from ("", "†: at different learning rates, each chosen for the variant.")
 
 
-def _verdict_row(verdict: Verdict) -> str:
+def _verdict_row(verdict: Verdict, variants: Mapping[str, Any]) -> str:
     claim, one = verdict.claim, verdict.paired
     word = f"**{verdict.word}**"
     if verdict.word == UNDECIDED:
         word = _undecided(one, claim.metric)
     metric = "" if claim.metric == "recall_at_1" else f" ({_NAMES.get(claim.metric, claim.metric)})"
     p = "-" if verdict.p is None else _p(verdict.p)
-    variants = f"{claim.better} > {claim.than}"
-    cells = [f"{claim.says} ({claim.source}){metric}", variants, verdict.setup, _interval(one, claim.metric)]
+    names = f"{claim.better} {'<' if claim.lower else '>'} {claim.than}"
+    rates = {_rate(variants[name]) for name in (claim.better, claim.than)}
+    difference = _interval(one, claim.metric) + (" †" if len(rates) > 1 else "")
+    cells = [f"{claim.says} ({claim.source}){metric}", names, verdict.setup, difference]
     return f"| {' | '.join([*cells, p, str(one.n), word])} |"
 
 

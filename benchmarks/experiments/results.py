@@ -148,20 +148,15 @@ def _both_probes(folders: Sequence[Path], dataset: DataSet) -> dict[str, list[fl
             paths = [image.path for image in images]
             embedded[split] = candidate.embed(paths, paths, split, show_progress=False).vectors
         truth = np.array([image.label for image in dataset.test])
-        labels = {"clean": [image.label for image in dataset.train]}
-        labels["noisy"] = labels["clean"]
+        given = {image.path: image.label for image in dataset.train}
+        learnt = [given]
         if run.config.noise.rate:
             drawn, _ = probe_images(run.config.to_dict(), dataset, "noisy")
-            given = {image.path: image.label for image in drawn}
-            labels["noisy"] = [given[image.path] for image in dataset.train]
-        accuracy = {}
-        for kind, names in labels.items():
-            if kind == "noisy" and not run.config.noise.rate:
-                accuracy[kind] = accuracy["clean"]
-                continue
-            accuracy[kind] = metrics.linear_probe(embedded["train"], np.array(names), embedded["test"], truth)
-        for kind, value in accuracy.items():
-            found[f"probe_{kind}"].append(value)
+            learnt.append({image.path: image.label for image in drawn})
+        labels = [np.array([names[path] for path in given]) for names in learnt]
+        accuracy = [metrics.linear_probe(embedded["train"], one, embedded["test"], truth) for one in labels]
+        found["probe_clean"].append(accuracy[0])
+        found["probe_noisy"].append(accuracy[-1])
     return found
 
 

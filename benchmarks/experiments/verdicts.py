@@ -25,7 +25,7 @@ class Verdict:
     Attributes:
         claim: The claim.
         setup: Name of the setup.
-        paired: Paired differences, above 0 if they agree with the claim.
+        paired: Paired differences, `better` - `than`.
         p: p corrected for all claims of the table; `None` without spread.
         word: confirmed, refuted or undecided.
     """
@@ -44,10 +44,10 @@ def judge(table: Table, results: Mapping[str, Any]) -> list[Verdict]:
         for setup in claim.setups:
             one = compare(results, setup, claim.better, claim.than, claim.metric)
             if one is not None:
-                found.append((claim, setup, _flipped(one) if claim.lower else one))
+                found.append((claim, setup, one))
     corrected = holm([one.p if one.p is not None else 1.0 for _, _, one in found])
     return [
-        Verdict(claim, setup, one, p, _word(one, p))
+        Verdict(claim, setup, one, p, _word(claim, one, p))
         for (claim, setup, one), p in zip(found, corrected, strict=True)
     ]
 
@@ -73,13 +73,7 @@ def _by_seed(variant: Mapping[str, Any], metric: str) -> dict[int, float]:
     return dict(zip(variant["seeds"], values, strict=True)) if values else {}
 
 
-def _flipped(one: Paired) -> Paired:
-    low, high = (None if end is None else -end for end in (one.high, one.low))
-    t = None if one.t is None else -one.t
-    return Paired(one.n, -one.difference, low, high, t, one.p, one.seeds_for_half)
-
-
-def _word(one: Paired, p: float) -> str:
+def _word(claim: Claim, one: Paired, p: float) -> str:
     if p >= LEVEL:
         return UNDECIDED
-    return CONFIRMED if one.difference > 0 else REFUTED
+    return CONFIRMED if (one.difference > 0) != claim.lower else REFUTED
