@@ -86,7 +86,8 @@ def sweep(
     of two figures of a paper. `--set watch.split=test` adds the best epoch on the test images as an oracle.
     """
     from train import settings
-    from train.experiments.plan import Experiment, make_sweep_plan, parse_seeds, parse_variants
+    from train.experiments.experiment import Experiment
+    from train.experiments.plan import make_sweep_plan, parse_seeds, parse_variants
     from train.experiments.sweep import run_sweep
 
     plan = make_sweep_plan(

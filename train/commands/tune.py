@@ -113,7 +113,8 @@ def tune(
     if find_spec("optuna") is None:
         raise LookalikeError("`lookalike tune` needs optuna: pip install 'lookalike[tune]'")
     from train import settings
-    from train.experiments.plan import Experiment, parse_seeds, parse_variants
+    from train.experiments.experiment import Experiment
+    from train.experiments.plan import parse_seeds, parse_variants
     from train.experiments.search_space import is_space
     from train.experiments.tuning import run_tuning
     from train.experiments.tuning_plan import make_tuning_plan

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from retrieval.errors import InputError, did_you_mean
-from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
 from train.experiments.baselines import baseline_changes
+from train.experiments.experiment import Experiment, load_plan, save_plan, seed_words
 from train.settings import Changes
 from train.yaml_files import read_yaml
 
@@ -26,29 +24,6 @@ _FEWEST_POINTS = 3  # of a curve
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _NEXT_SETTING = re.compile(r";\s*(?=[A-Za-z_][\w.]*=)")  # a `;` within a value is kept
 _RESERVED = re.compile(r"(sweep|results|references)\..*", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Settings that all variants share, as given to --data, --recipe and --set."""
-
-    data: str | None = None
-    recipe: str | None = None
-    overrides: Changes = field(default_factory=dict)
-
-    def config(self, changes: Changes | None = None) -> Config:
-        """Return the settings of a variant.
-
-        Args:
-            changes: Settings that the variant changes. `loss.margin` changes one key of the experiment's
-                loss, `loss` replaces it.
-
-        Raises:
-            InputError: An unknown setting, or a value that it does not accept.
-        """
-        return settings.configure(
-            self.data, self.recipe, settings.merge_changes(self.overrides, changes or {})
-        )
 
 
 @dataclass(frozen=True)
@@ -135,53 +110,39 @@ class SweepPlan:
 
     def command(self, folder: Path) -> str:
         """Return the command line that runs the whole sweep."""
-        words = ["lookalike", "sweep"]
-        experiment = self.experiment
-        overrides = settings.format_changes(experiment.overrides)
-        words += ["--data", experiment.data] if experiment.data else []
-        words += ["--recipe", experiment.recipe] if experiment.recipe else []
-        words += [word for change in overrides for word in ("--set", change)]
+        words = ["lookalike", "sweep", *self.experiment.words()]
         for name, changes in self.variant_settings().items():
             if name in self.added:
                 continue
             words += ["--variant", f"{name}:{'; '.join(changes)}" if changes else name]
         words += [] if self.added else ["--no-baselines"]
-        words += ["--baseline", self.baseline, "--seeds", ",".join(map(str, self.seeds))]
-        words[-1] += "," if len(self.seeds) == 1 else ""  # one number alone would be a count
+        words += ["--baseline", self.baseline, *seed_words(self.seeds)]
         return shlex.join([*words, "--out", str(folder)])
 
     def save(self, folder: Path) -> None:
         """Write sweep.yaml, with each change as `key=value` like on the command line."""
         values = {
-            "data": self.experiment.data,
-            "recipe": self.experiment.recipe,
-            "overrides": list(settings.format_changes(self.experiment.overrides)),
+            **self.experiment.to_dict(),
             "variants": {name: list(words) for name, words in self.variant_settings().items()},
             "seeds": list(self.seeds),
             "baseline": self.baseline,
             "added": list(self.added),
         }
-        with atomic_write(folder / PLAN) as draft:
-            draft.write_text(yaml.safe_dump(values, sort_keys=False))
+        save_plan(folder / PLAN, values)
 
     @classmethod
     def load(cls, folder: Path) -> SweepPlan | None:
         """Read sweep.yaml; `None` if the folder has none."""
-        file = folder / PLAN
-        if not file.is_file():
-            return None
-        try:
-            values = yaml.safe_load(file.read_text())
-            overrides = settings.parse_changes(values["overrides"])
-            experiment = Experiment(values["data"], values["recipe"], overrides)
+
+        def parse(values: Mapping[str, Any]) -> SweepPlan:
             variants = {
                 str(name): settings.parse_changes(changes, f"variant {name}:")
                 for name, changes in values["variants"].items()
             }
             seeds, added = tuple(map(int, values["seeds"])), tuple(values.get("added", ()))
-            return cls(experiment, variants, seeds, values["baseline"], added)
-        except (yaml.YAMLError, InputError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{file}: not a readable sweep ({error}); choose another --out") from error
+            return cls(Experiment.from_dict(values), variants, seeds, values["baseline"], added)
+
+        return load_plan(folder / PLAN, "sweep", parse)
 
 
 def make_sweep_plan(
@@ -214,11 +175,7 @@ def make_sweep_plan(
         plan = SweepPlan(experiment, variants, tuple(seeds or _SEEDS), baseline or next(iter(variants)))
         plan = _add_baselines(plan) if with_baselines else plan
     else:
-        requested = Experiment(
-            experiment.data or kept.experiment.data,
-            experiment.recipe or kept.experiment.recipe,
-            experiment.overrides or kept.experiment.overrides,
-        )
+        requested = experiment.completed(kept.experiment)
         if requested != kept.experiment:
             _refuse_change(f"{folder}", kept.experiment.config(), requested.config())
         for name in set(variants) & set(kept.variants):

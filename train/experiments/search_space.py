@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retrieval.errors import InputError, did_you_mean
-from train.experiments.plan import Experiment
+from train.experiments.experiment import Experiment
 from train.losses import registry
 from train.settings import Changes
 

@@ -9,14 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from retrieval.errors import InputError, did_you_mean
-from retrieval.files import atomic_write
 from train import settings
 from train.config import CheckpointsConfig, Config, SplitConfig, WatchConfig
 from train.data import LabelledImage
-from train.experiments.plan import Experiment, SweepPlan
+from train.experiments.experiment import Experiment, load_plan, option_words, save_plan, seed_words
+from train.experiments.plan import SweepPlan
 from train.experiments.search_space import (
     Space,
     add_common_spaces,
@@ -170,27 +168,19 @@ class TuningPlan:
 
     def command(self, folder: Path) -> str:
         """Return the command line that runs the search and the final runs."""
-        words = ["lookalike", "tune"]
-        experiment = self.experiment
-        words += ["--data", experiment.data] if experiment.data else []
-        words += ["--recipe", experiment.recipe] if experiment.recipe else []
-        for option, changes in (("--set", experiment.overrides), ("--space", self.common)):
-            words += [word for text in settings.format_changes(changes) for word in (option, text)]
+        words = ["lookalike", "tune", *self.experiment.words(), *option_words("--space", self.common)]
         for name, changes in self.methods.items():
             texts = "; ".join(settings.format_changes(changes))
             words += ["--method", f"{name}:{texts}" if texts else name]
         words += ["--trials", f"{self.trials}", "--metric", self.metric, "--seed", f"{self.seed}"]
         words += ["--folds", f"{self.folds}"] if self.folds else []
-        words += ["--baseline", self.baseline, "--seeds", ",".join(map(str, self.seeds))]
-        words[-1] += "," if len(self.seeds) == 1 else ""  # one number alone would be a count
+        words += ["--baseline", self.baseline, *seed_words(self.seeds)]
         return shlex.join([*words, "--out", str(folder)])
 
     def save(self, folder: Path) -> None:
         """Write tune.yaml, with each change as `key=value` like on the command line."""
         values = {
-            "data": self.experiment.data,
-            "recipe": self.experiment.recipe,
-            "overrides": list(settings.format_changes(self.experiment.overrides)),
+            **self.experiment.to_dict(),
             "space": list(settings.format_changes(self.common)),
             "methods": {name: list(settings.format_changes(c)) for name, c in self.methods.items()},
             "trials": self.trials,
@@ -200,27 +190,22 @@ class TuningPlan:
             "folds": self.folds,
             "baseline": self.baseline,
         }
-        with atomic_write(folder / PLAN) as draft:
-            draft.write_text(yaml.safe_dump(values, sort_keys=False))
+        save_plan(folder / PLAN, values)
 
     @classmethod
     def load(cls, folder: Path) -> TuningPlan | None:
         """Read tune.yaml; `None` if the folder has none."""
-        file = folder / PLAN
-        if not file.is_file():
-            return None
-        try:
-            values = yaml.safe_load(file.read_text())
-            parse = settings.parse_changes
+
+        def parse(values: Mapping[str, Any]) -> TuningPlan:
             return cls(
-                experiment=Experiment(values["data"], values["recipe"], parse(values["overrides"])),
-                methods={str(name): parse(texts) for name, texts in values["methods"].items()},
-                common=parse(values["space"]),
+                experiment=Experiment.from_dict(values),
+                methods={str(name): settings.parse_changes(c) for name, c in values["methods"].items()},
+                common=settings.parse_changes(values["space"]),
                 seeds=tuple(map(int, values["seeds"])),
                 **{key: values[key] for key in ("trials", "metric", "seed", "folds", "baseline")},
             )
-        except (yaml.YAMLError, InputError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{file}: not a readable search ({error}); choose another --out") from error
+
+        return load_plan(folder / PLAN, "search", parse)
 
 
 def make_tuning_plan(
@@ -268,11 +253,7 @@ def make_tuning_plan(
             baseline or next(iter(methods)),
         )
     else:
-        requested = Experiment(
-            experiment.data or kept.experiment.data,
-            experiment.recipe or kept.experiment.recipe,
-            experiment.overrides or kept.experiment.overrides,
-        )
+        requested = experiment.completed(kept.experiment)
         changed = settings.differences(kept.experiment.config(), requested.config())
         ours = {**budget, "space": None if common is None else dict(common)}
         theirs = {**{key: getattr(kept, key) for key in budget}, "space": dict(kept.common)}

@@ -11,7 +11,8 @@ import pytest
 from train import settings
 from train.analysis.paper_figures import FIGURES
 from train.commands.sweep import sweep
-from train.experiments.plan import Experiment, make_sweep_plan, parse_variants
+from train.experiments.experiment import Experiment
+from train.experiments.plan import make_sweep_plan, parse_variants
 
 FOLDER = Path("docs/figures")
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from retrieval import InputError
-from train.experiments.plan import Experiment, SweepPlan, make_sweep_plan, parse_seeds, parse_variants
+from train.experiments.experiment import Experiment
+from train.experiments.plan import SweepPlan, make_sweep_plan, parse_seeds, parse_variants
 from train.loop.run_folder import initial_loss
 
 DIGITS = Experiment(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval import InputError
-from train.experiments.plan import Experiment, parse_variants
+from train.experiments.experiment import Experiment
+from train.experiments.plan import parse_variants
 from train.experiments.search_space import (
     Choices,
     Interval,

@@ -22,7 +22,8 @@ from scipy.stats import ttest_rel
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from tests.conftest import draw, lookalike_here
-from train.experiments.plan import Experiment, make_sweep_plan, parse_variants
+from train.experiments.experiment import Experiment
+from train.experiments.plan import make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
 from train.experiments.sweep_results import SweepResults
 from train.loop.run_folder import Run

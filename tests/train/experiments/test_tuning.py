@@ -18,7 +18,8 @@ from retrieval import InputError
 from tests.conftest import draw, lookalike_here
 from train.data import load
 from train.data.splits import hold_out
-from train.experiments.plan import Experiment, parse_variants
+from train.experiments.experiment import Experiment
+from train.experiments.plan import parse_variants
 from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
 from train.experiments.tuning import run_tuning
