@@ -166,6 +166,22 @@ def test_variants_and_seeds_can_be_added(tmp_path: Path, twins: str) -> None:
     assert found.baseline == "big"
 
 
+def test_baselines_are_announced_once_and_resumed(tmp_path: Path, twins: str) -> None:
+    quick = parse_changes((*SMALL, "epochs=0", "split.validation=0.0"))  # no training
+    said: list[str] = []
+    for experiment, variants in ((Experiment(twins, None, quick), ["plain"]), (Experiment(), [])):
+        plan = make_sweep_plan(
+            tmp_path, experiment, parse_variants(variants), (0,), None, with_baselines=True
+        )
+        found = run_sweep(tmp_path, plan, said.append)
+    names = ["baseline-triplet", "baseline-semi-hard", "baseline-softmax", "baseline-proxy-anchor"]
+    assert [row.name for row in found.rows] == ["plain", *names]
+    assert [outcome.status for outcome in found.outcomes] == ["done"] * 5
+    announced = [message for message in said if "--no-baselines" in message]
+    assert announced == [f"added as baselines: {', '.join(names)}; --no-baselines leaves them out"]
+    assert found.references == [], "the backbone is random"
+
+
 def test_command_in_results_reproduces_the_sweep(finished: Path) -> None:
     kept = json.loads((finished / "results.json").read_text())
     assert f"\n```sh\n{kept['command']}\n```\n" in (finished / "results.md").read_text()
