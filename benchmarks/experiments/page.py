@@ -15,6 +15,7 @@ from benchmarks.experiments.catalogue import (
     Table,
     load_setups,
     load_tables,
+    merge,
 )
 from benchmarks.experiments.figures import draw_table, main_metric
 from benchmarks.experiments.results import load
@@ -50,7 +51,7 @@ _GEOMETRY = (
     "optimal points are below it, over all pairs of pairs and for the nearest pair of each; and the share of "
     "the optimal points of the nearest pairs that are no image."
 )
-_EXPRESSION = re.compile(r"\{\{(.+?)\}\}")
+_EXPRESSION = re.compile(r"\{\{(.+?)\}\}", re.DOTALL)
 
 
 def write_page() -> list[Path]:
@@ -144,15 +145,19 @@ def _claims(
     tables: Sequence[Table], results: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]]
 ) -> Iterator[str]:
     """Yield the table of verdicts of all tables."""
-    yield "| claim | variants | setup | difference [95%] | p (Holm) | seeds | here |"
-    yield "|---|---|---|---:|---:|---:|---|"
+    yield "| claim | variants | setup | difference [95%] | p (Holm) | seeds | here | MAP@R |"
+    yield "|---|---|---|---:|---:|---:|---|---:|"
     for table in tables:
         for verdict in verdicts[table.name]:
-            yield _verdict_row(verdict, results[table.name]["setups"][verdict.setup]["variants"])
-    yield from ("", "†: at different learning rates, each chosen for the variant.")
+            yield _verdict_row(verdict, table, results[table.name])
+    yield from (
+        "",
+        "†: at different learning rates, each chosen for the variant. MAP@R: difference, not tested.",
+    )
 
 
-def _verdict_row(verdict: Verdict, variants: Mapping[str, Any]) -> str:
+def _verdict_row(verdict: Verdict, table: Table, results: Mapping[str, Any]) -> str:
+    variants = results["setups"][verdict.setup]["variants"]
     claim, one = verdict.claim, verdict.paired
     word = f"**{verdict.word}**"
     if verdict.word == UNDECIDED:
@@ -160,10 +165,12 @@ def _verdict_row(verdict: Verdict, variants: Mapping[str, Any]) -> str:
     metric = "" if claim.metric == "recall_at_1" else f" ({_NAMES.get(claim.metric, claim.metric)})"
     p = "-" if verdict.p is None else _p(verdict.p)
     names = f"{claim.better} {'<' if claim.lower else '>'} {claim.than}"
-    rates = {_rate(variants[name]) for name in (claim.better, claim.than)}
+    rates = {_rate(table, name, variants[name]) for name in (claim.better, claim.than)}
     difference = _interval(one, claim.metric) + (" †" if len(rates) > 1 else "")
     cells = [f"{claim.says} ({claim.source}){metric}", names, verdict.setup, difference]
-    return f"| {' | '.join([*cells, p, str(one.n), word])} |"
+    precision = compare(results, verdict.setup, claim.better, claim.than, "map_at_r")
+    cells += [p, str(one.n), word, "-" if precision is None else _interval(precision, "map_at_r")]
+    return f"| {' | '.join(cells)} |"
 
 
 def _undecided(one: Paired, metric: str) -> str:
@@ -234,7 +241,7 @@ def _table_rows(table: Table, found: Mapping[str, Any]) -> Iterator[str]:
         if name not in variants:
             continue
         values = variants[name]
-        cells = [name, *([_rate(values)] if table.trials else []), str(len(values["seeds"]))]
+        cells = [name, *([_rate(table, name, values)] if table.trials else []), str(len(values["seeds"]))]
         cells += [_cell(values, key) for key in metrics]
         one = compared.get(name)
         cells += ["-" if one is None else _interval(one, main)]
@@ -243,9 +250,11 @@ def _table_rows(table: Table, found: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _rate(values: Mapping[str, Any]) -> str:
-    chosen = values.get("chosen") or {}
-    return f"{chosen['optimizer.lr']:g}" if "optimizer.lr" in chosen else "-"
+def _rate(table: Table, name: str, values: Mapping[str, Any]) -> str:
+    """Return the learning rate of a variant: the chosen one, or the fixed one."""
+    fixed = merge(table.settings, table.variants[name]).get("optimizer", {}).get("lr")
+    rate = (values.get("chosen") or {}).get("optimizer.lr", fixed)
+    return "-" if rate is None else f"{rate:g}"
 
 
 def _untrained_cell(values: Mapping[str, float], metric: str) -> str:
