@@ -29,7 +29,7 @@ def draw_table(
     found = results["setups"]
     metric = main_metric(table)
     rows = max((len(one["variants"]) for one in found.values()), default=0)
-    size = (1.6 + 4.2 * len(found), 1.4 + 0.27 * rows)
+    size = (1.6 + 4.2 * len(found), 1.6 + 0.27 * rows)
     files = save_figure(
         partial(_draw_dots, table, setups, found, metric), *size, folder / f"{table.name}.svg"
     )
@@ -58,8 +58,8 @@ def _draw_dots(
         axes.set_title(setups[setup].title.replace(", ", "\n", 1), fontsize=10)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
-    what = "Accuracy of a linear probe from the labels of training" if table.probes else "Recall@1"
-    figure.supxlabel(f"{what} (%). Dots: runs; diamond: mean, 95% interval; dotted: no head", fontsize=10)
+    what = "Linear probe from the labels of training" if table.probes else "Recall@1"
+    figure.supxlabel(f"{what} (%)\nDots: runs; diamond: mean, 95% interval; dotted: no head", fontsize=10)
 
 
 def _dots(axes: Axes, names: list[str], values: Mapping[str, Any], metric: str) -> None:
