@@ -29,7 +29,7 @@ COMMANDS = {
     "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
     "tune": (
         "train.commands.tune:tune",
-        "Search hyper-parameters on held-out classes, then measure them on the test split.",
+        "Search the hyper-parameters of methods on held-out classes, then measure them on the test split.",
     ),
     "export": ("export.commands:export", "Export a training run or a pretrained backbone to one ONNX file."),
     "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),

@@ -114,7 +114,13 @@ def test_make_demo_reports_whether_training_helped(tmp_path: Path, monkeypatch: 
     assert {"make demo", "make test"} <= set(commands())
     if shutil.which("make") is None:
         pytest.skip("needs make")
-    dry = ["make", "--dry-run", "demo", f"DEMO_ARGS=--no-serve --out {tmp_path / 'demo'}"]
+    dry = [
+        "make",
+        "--dry-run",
+        "--no-print-directory",
+        "demo",
+        f"DEMO_ARGS=--no-serve --out {tmp_path / 'demo'}",
+    ]
     planned = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     program, *words = shlex.split(planned.splitlines()[-1])
     assert program == ".venv/bin/lookalike"

@@ -75,11 +75,9 @@ class Trainer:
         self.model = _build_model(config, device)
         run.restore_backbone(self.model)  # a resumed run; the file of `model.weights` may have changed
         backbone = FrozenBackbone(self.model, config, show_progress=self.show)
-        if config.model.init in FITTED_INITS:
-            fit_initial_head(self.model, backbone, self.data)
+        if not run.has_checkpoint("last"):
+            self._begin(backbone)
         self.on_features = trains_on_features(config, self.model)
-        if self.model.is_frozen_below_head and self.group.is_main and not run.has_checkpoint("last"):
-            run.keep_backbone(backbone.weights())
         self.ema = copy.deepcopy(self.model).requires_grad_(False) if config.ema else None
         self.optimizer = build_optimizer(self.model, self.loss, config.optimizer, fused=device.type == "cuda")
         if config.compile:
@@ -107,6 +105,13 @@ class Trainer:
         self.epoch, self.step, self.best, self.since_best = 0, 0, -1.0, 0
         self.collapsed_at: int | None = None
         self.inert_records = 0
+
+    def _begin(self, backbone: FrozenBackbone) -> None:
+        """Set up what a resumed run has already: a fitted head, and the weights of a frozen backbone."""
+        if self.config.model.init in FITTED_INITS:
+            fit_initial_head(self.model, backbone, self.data)
+        if self.model.is_frozen_below_head and self.group.is_main:
+            self.run.keep_backbone(backbone.weights())
 
     def _check_steps(self) -> None:
         beyond = [step for step in self.config.checkpoints.at if step > self.total_steps]
