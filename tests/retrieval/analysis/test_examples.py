@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -99,10 +100,19 @@ def test_anchor_without_a_semi_hard_negative_has_none() -> None:
     assert b"<!-- none -->" in drawn
 
 
+def apart(svg: bytes) -> tuple[str, list[float]]:
+    """The SVG without coordinates and the ids that are hashed from them, and the coordinates."""
+    text = re.sub(r"(?<=[\"#])p[0-9a-f]{10}(?=[\")])", "clip", svg.decode())
+    coordinate = r"(?<=[ (\"])-?\d+(?:\.\d+)?(?=[ )\"\n])"
+    return re.sub(coordinate, "N", text), [float(number) for number in re.findall(coordinate, text)]
+
+
 def test_figure_is_reproducible_and_shows_the_images(models: list[Embeddings]) -> None:
     found = example_triplets(models, choose_anchors(models[0], 2, "hardest"))
     first, second = (render_figure(partial(draw_examples, found), *examples_size(found)) for _ in range(2))
-    assert first == second
+    texts, numbers = zip(*map(apart, (first, second)), strict=True)
+    assert texts[0] == texts[1]
+    np.testing.assert_allclose(*numbers, atol=3e-6)  # the layout solver is not exact in the last digit
     assert first.count(b"<image ") == 2 * (1 + 4)
 
 
