@@ -13,8 +13,6 @@ See `train.input.cache_file` for its name and for concurrent processes.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -31,7 +29,7 @@ from retrieval.images.load import load_image
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
 from train.config import Config, LoaderConfig
-from train.input.cache_file import cache_file, explain_write_errors, fingerprint
+from train.input.cache_file import cache_file, explain_write_errors, fingerprint, map_with_facts, write_facts
 
 _SIZES = np.dtype("<i4")
 _TEMPORARY_LIMIT = 2**30  # bytes of a temporary cache file; larger sets need `loader.cache`
@@ -223,25 +221,22 @@ def _write(file: IO[bytes], paths: Sequence[Path], resize: Resize, show_progress
                 file.write(np.ascontiguousarray(decoded.pixels).data)
                 sizes[number] = decoded.pixels.shape[:2]
             progress.update(1, f"{len(bad)} unusable" if bad else "")
-    errors = json.dumps(bad).encode()
-    file.write(sizes.tobytes() + errors + len(errors).to_bytes(8, "little"))
+    file.write(sizes.tobytes())
+    write_facts(file, bad)
 
 
 def _map(file: IO[bytes], paths: Sequence[Path]) -> CachedImages | None:
     """Map a cache file; `None` if it is incomplete, as after a power failure."""
-    if os.fstat(file.fileno()).st_size < 8:
+    found = map_with_facts(file)
+    if found is None:
         return None
-    # "c": torch requires writable memory; a private mapping never writes back.
-    mapped = np.asarray(np.memmap(file, np.uint8, "c"))
-    end = len(mapped) - 8
-    end -= int.from_bytes(mapped[end:].tobytes(), "little")
-    begin = end - 2 * _SIZES.itemsize * len(paths)
+    mapped, rows = found
+    begin = len(mapped) - 2 * _SIZES.itemsize * len(paths)
     if begin < 0:
         return None
-    sizes = np.frombuffer(mapped[begin:end].tobytes(), _SIZES).reshape(-1, 2)
+    sizes = np.frombuffer(mapped[begin:].tobytes(), _SIZES).reshape(-1, 2)
     ends = np.cumsum(sizes.astype(np.int64).prod(1) * 3)
     if begin != (ends[-1] if len(ends) else 0):
         return None
-    rows = json.loads(mapped[end:-8].tobytes())
     bad = {number: ImageError(str(paths[number]), reason, detail) for number, reason, detail in rows}
     return CachedImages(mapped, np.concatenate([[0], ends[:-1]]), sizes, bad)

@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
+
+import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, file_lock
@@ -65,6 +67,31 @@ def cache_file(
                 found = _open(file, read)
     assert found is not None, f"{file} was written but is incomplete"
     return found
+
+
+def write_facts(file: IO[bytes], facts: object) -> None:
+    """End a cache file with JSON values and, as 8 little-endian bytes, their length."""
+    encoded = json.dumps(facts).encode()
+    file.write(encoded + len(encoded).to_bytes(8, "little"))
+
+
+def map_with_facts(file: IO[bytes]) -> tuple[np.ndarray, Any] | None:
+    """Map a cache file; return its bytes before the facts, uint8, and the facts.
+
+    Returns `None` for a file that is incomplete, as after a power failure.
+    """
+    if os.fstat(file.fileno()).st_size < 8:
+        return None
+    # "c": torch requires writable memory; a private mapping never writes back.
+    mapped = np.asarray(np.memmap(file, np.uint8, "c"))
+    end = len(mapped) - 8
+    begin = end - int.from_bytes(mapped[end:].tobytes(), "little")
+    if begin < 0:
+        return None
+    try:
+        return mapped[:begin], json.loads(mapped[begin:end].tobytes())
+    except ValueError:
+        return None
 
 
 def _open(file: Path, read: Callable[[IO[bytes]], _T | None]) -> _T | None:

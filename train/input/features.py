@@ -10,8 +10,6 @@ See `train.input.cache_file` for its name and for concurrent processes.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,7 +23,7 @@ from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
 from train.config import AugmentConfig
 from train.input.cache import Resize
-from train.input.cache_file import cache_file, fingerprint
+from train.input.cache_file import cache_file, fingerprint, map_with_facts, write_facts
 from train.input.views import render_view
 
 _BATCH = 64
@@ -144,29 +142,20 @@ def _write(file: IO[bytes], batches: Iterator[tuple[list[Decoded | ImageError], 
             waiting = 0
             digests += bytes.fromhex(one.content_sha256)
     file.write(np.full((waiting, width), np.nan, "<f4").tobytes())
-    facts = json.dumps({"features": width, "bad": bad}).encode()
-    file.write(bytes(digests) + facts + len(facts).to_bytes(8, "little"))
+    file.write(bytes(digests))
+    write_facts(file, {"features": width, "bad": bad})
 
 
 def _map(file: IO[bytes], paths: Sequence[Path]) -> FeatureSet | None:
     """Map a cache file; `None` if it is incomplete."""
-    size = os.fstat(file.fileno()).st_size
-    if size < 8:
+    found = map_with_facts(file)
+    if found is None:
         return None
-    # "c": torch requires writable memory; a private mapping never writes back.
-    mapped = np.asarray(np.memmap(file, np.uint8, "c"))
-    end = size - 8
-    begin = end - int.from_bytes(mapped[end:].tobytes(), "little")
-    if begin < 0:
-        return None
-    try:
-        facts = json.loads(mapped[begin:end].tobytes())
-    except ValueError:
-        return None
-    middle, width = begin - _DIGEST * len(paths), facts["features"]
+    mapped, facts = found
+    middle, width = len(mapped) - _DIGEST * len(paths), facts["features"]
     if middle != 4 * len(paths) * width:
         return None
-    digests = mapped[middle:begin].tobytes()
+    digests = mapped[middle:].tobytes()
     bad = {row: ImageError(str(paths[row]), reason, detail) for row, reason, detail in facts["bad"]}
     return FeatureSet(
         paths,
