@@ -17,18 +17,21 @@ import numpy as np
 
 from benchmarks.experiments.catalogue import RESULTS
 from benchmarks.experiments.geometry import arc_geometry
-from benchmarks.experiments.off_the_shelf import untrained_baselines
 from benchmarks.experiments.runs import Job
 from retrieval import metrics
+from retrieval.errors import InputError
 from retrieval.files import write_texts
 from train import data
+from train.config import ProbeLabels
 from train.data import DataSet
-from train.experiments.linear_probe import probe_images
+from train.experiments.linear_probe import check_closed_set, probe_images
+from train.experiments.references import OFF_THE_SHELF, evaluate_reference
 from train.experiments.targets import open_target
 from train.loop.run_folder import Run
 from train.settings import parse_config
 
 FORMAT = 1
+_UNTRAINED = {"features": OFF_THE_SHELF, "pca": "pca", "pca-whitened": "pca-whitened", "lda": "lda"}
 _METRICS = ("recall_at_1", "map_at_r", "nmi", "f1", "linear_probe")
 _LAST_RECORDS = 5  # of metrics.jsonl: the number after training
 _CURVE_POINTS = 20
@@ -89,10 +92,24 @@ def _untrained(job: Job, dataset: DataSet) -> dict[str, dict[str, float]]:
     config = parse_config(job.recipe())
     if config.model.trainable != 0:
         return {}
-    return {
-        name: {key: values[key] for key in (*_METRICS, "probe_clean") if key in values}
-        for name, values in untrained_baselines(config, dataset)
-    }
+    labels = _probe_labels(dataset)
+    found = {}
+    for name, kind in _UNTRAINED.items():
+        values = evaluate_reference(kind, config, dataset, linear_probe=labels)
+        assert values is not None, "there are fewer images than dimensions"
+        found[name] = {key: values[key] for key in _METRICS if key in values}
+        if labels is not None:
+            found[name]["probe_clean"] = found[name].pop("linear_probe")
+    return found
+
+
+def _probe_labels(dataset: DataSet) -> ProbeLabels | None:
+    """Return the labels of a linear probe for a closed set, or `None`."""
+    try:
+        check_closed_set(dataset)
+    except InputError:
+        return None
+    return "clean"
 
 
 def _variant(job: Job, dataset: DataSet, name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -147,4 +147,4 @@ def _concatenate(folder: Path, runs: Sequence[Path], dataset: DataSet, show_prog
     report = evaluate_opened(target, dataset, show_progress=show_progress)
     folder.mkdir(parents=True, exist_ok=True)
     report.save(folder)
-    return next(result for result in report.results if result.name == CONCATENATED and result.by is None)
+    return report.headline

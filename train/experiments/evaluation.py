@@ -131,34 +131,6 @@ def evaluate_opened(
     return report
 
 
-def evaluate_candidate(
-    candidate: Candidate,
-    dataset: DataSet,
-    probed: list[LabelledImage],
-    *,
-    show_progress: bool = False,
-) -> Result:
-    """Evaluate a network on the test split by class, as `evaluate_target` does.
-
-    Args:
-        candidate: Network.
-        dataset: Data set to evaluate on.
-        probed: Labelled training images of a linear probe; empty for none.
-        show_progress: Whether to report progress on stderr.
-
-    Raises:
-        InputError: None of the images could be read.
-    """
-    queries = _embed(candidate, dataset.test, dataset.test, show_progress)
-    gallery = dataset.gallery
-    searched = queries if gallery is None else _embed(candidate, gallery, gallery, show_progress)
-    _, ks = _ks(dataset, None)
-    (result, *_), _ = _score(candidate.name, dataset, queries, searched, ks, False, show_progress)
-    if not probed:
-        return result
-    return _add_linear_probe(result, _embed(candidate, probed, dataset.train, show_progress), queries)
-
-
 def _published(config: Mapping[str, Any], dataset: DataSet) -> Published | None:
     """Return what the recipe's paper reports, if it is for this data set."""
     if not config.get("published") or data_set_name(config["data"]) != data_set_name(dataset.name):

@@ -9,17 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from retrieval.errors import InputError
 from retrieval.files import write_texts
 from retrieval.metrics.statistics import Summary, summarize
-from train.config import Config
-from train.data import DataSet
-from train.experiments.evaluation import evaluate_candidate
-from train.experiments.linear_probe import probe_images, probe_labels
-from train.experiments.targets import Candidate
+from train.config import Config, ProbeLabels
+from train.data import DataSet, class_numbers
+from train.experiments.evaluation import evaluate_opened
+from train.experiments.targets import Candidate, Target
 from train.loop.frozen_backbone import FrozenBackbone
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import initial_model
@@ -82,7 +80,11 @@ def find_references(
     for name, groups in wanted.items():
         for found, config in groups.values():
             known = kept.get(json.dumps([name, found]))
-            values = known.values if known else _compute(name, config, dataset, show_progress=show_progress)
+            values = (
+                known.values
+                if known
+                else evaluate_reference(name, config, dataset, show_progress=show_progress)
+            )
             title = name + _differing(found, [other for other, _ in groups.values()])
             if values is not None:
                 references.append(Reference(title, name, values, found))
@@ -124,22 +126,40 @@ def _load(folder: Path) -> list[Reference]:
         return []
 
 
-def _compute(
-    name: str, config: Config, dataset: DataSet, *, show_progress: bool
+def evaluate_reference(
+    kind: str,
+    config: Config,
+    dataset: DataSet,
+    *,
+    linear_probe: ProbeLabels | None = None,
+    show_progress: bool = False,
 ) -> Mapping[str, float] | None:
-    """Return the values of a reference; `None` for a projection that cannot be fitted to the images."""
-    settings = config.to_dict()
-    labels = probe_labels(settings, dataset)
-    probed, _ = probe_images(settings, dataset, labels) if labels else ([], "")
+    """Return the metrics of a reference on the test split.
+
+    Args:
+        kind: "off-the-shelf", or the name of a fitted projection: "pca", "pca-whitened" or "lda".
+        config: Settings of a run with the backbone.
+        dataset: Its data set.
+        linear_probe: Labels for a linear probe; `None` for those that the settings choose.
+        show_progress: Report progress on stderr.
+
+    Returns:
+        Key of the metric -> value in 0..1; `None` for a projection that cannot be fitted to the images.
+
+    Raises:
+        InputError: None of the images could be read, or a linear probe cannot be measured on them.
+    """
     model = _pretrained(config)
     backbone = FrozenBackbone(model, config, show_progress=show_progress)
     try:
-        model.head = nn.Identity() if name == OFF_THE_SHELF else _fit(name, model, backbone, dataset)
+        model.head = nn.Identity() if kind == OFF_THE_SHELF else _fit(kind, model, backbone, dataset)
     except InputError:  # fewer images or features than dimensions, or a huge matrix
         return None
     embed = partial(backbone.embed, model)
-    candidate = Candidate(name, config.preprocess, pixel_embedder(model), embed)
-    return evaluate_candidate(candidate, dataset, probed, show_progress=show_progress).values
+    candidate = Candidate(kind, config.preprocess, pixel_embedder(model), embed)
+    target = Target([candidate], config.to_dict())
+    report = evaluate_opened(target, dataset, linear_probe=linear_probe, show_progress=show_progress)
+    return report.headline.values
 
 
 def _pretrained(config: Config) -> EmbeddingModel:
@@ -158,7 +178,8 @@ def _fit(name: str, model: EmbeddingModel, backbone: FrozenBackbone, dataset: Da
     searched = {image.path for image in (*dataset.test, *(dataset.gallery or ()))}
     images = [image for image in dataset.train if image.path not in searched]
     found = backbone.features([image.path for image in dataset.train])
-    rows = [row for row in found.rows([image.path for image in images]).tolist() if row not in found.bad]
+    rows = found.rows([image.path for image in images])
+    readable = [place for place, row in enumerate(rows.tolist()) if row not in found.bad]
     head = nn.Linear(found.vectors.shape[1], model.config.embedding_dim).to(model.mean.device)
-    fit_head(head, name, found.vectors[rows], np.empty(0))  # these projections use no labels
+    fit_head(head, name, found.vectors[rows[readable]], class_numbers(images)[readable])
     return head

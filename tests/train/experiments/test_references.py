@@ -98,7 +98,7 @@ def test_references_equal_scikit_learn_and_are_computed_once(
             assert values["recall_at_1"] == recall_at_1(fitted.transform(test), classes)
             assert 0 < values["nmi"] <= 1
 
-    monkeypatch.setattr(references, "evaluate_candidate", None)  # nothing is computed again
+    monkeypatch.setattr(references, "evaluate_opened", None)  # nothing is computed again
     again = {one.name: one for one in find_references(tmp_path, configs, dataset)}
     assert again == found
     (kept, *_) = json.loads((tmp_path / "references.json").read_text())
