@@ -22,40 +22,85 @@ Block = tuple[int, np.ndarray, np.ndarray | None]  # first row, rows [b, D], mas
 
 
 class Vectors:
-    """Parts float32 [n_i, D] seen as one matrix [rows, D], without copying them.
+    """Parts [n_i, D] seen as one matrix [rows, D], without copying them.
 
     Attributes:
-        parts: Arrays; memory-mapped files stay on disk until they are read.
+        parts: Arrays, float32 or float16; memory-mapped files stay on disk until they are read.
         dim: Dimension D.
+
+    Args:
+        parts: As above.
+        dim: As above.
+        numbers: Vector numbers of each part, int64 [n_i], ascending over all parts; by default a vector's
+            number is its row.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray], dim: int) -> None:
+    def __init__(
+        self, parts: Sequence[np.ndarray], dim: int, numbers: Sequence[np.ndarray] | None = None
+    ) -> None:
         self.parts = [np.asarray(part) for part in parts]  # a plain view: np.memmap is slow to index
         self.dim = dim
         self._starts = np.cumsum([0, *map(len, self.parts)])
+        self._numbers = numbers
+        if numbers is not None:
+            ends = [(int(part[0]), int(part[-1])) for part in numbers]
+            self._first, self._last = np.array(ends, np.int64).reshape(-1, 2).T
+            self._gapless = self._last - self._first + 1 == np.diff(self._starts)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """Return a copy of rows, in the given order: float32 [n, D]."""
-        taken = np.empty((len(rows), self.dim), np.float32)
+    def numbers_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the vector numbers of rows, int64 [n]."""
+        rows = np.asarray(rows, np.int64)
+        if self._numbers is None:
+            return rows
+        return self.gather(self._numbers, rows, np.empty(len(rows), np.int64))
+
+    def rows_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the rows of vector numbers, int64 of the same shape; -1 for numbers that are not there."""
+        numbers = np.asarray(numbers, np.int64)
+        if self._numbers is None:
+            return np.where((numbers >= 0) & (numbers < len(self)), numbers, -1)
+        if not len(self):
+            return np.full(numbers.shape, -1)
+        part_of = np.maximum(np.searchsorted(self._first, numbers, side="right") - 1, 0)
+        within = numbers - self._first[part_of]
+        there = (within >= 0) & (numbers <= self._last[part_of])
+        for part in np.unique(part_of[there & ~self._gapless[part_of]]):
+            mine = there & (part_of == part)
+            at = np.searchsorted(self._numbers[part], numbers[mine])
+            within[mine] = np.where(self._numbers[part][at] == numbers[mine], at, -1)
+        return np.where(there & (within >= 0), self._starts[part_of] + within, -1)
+
+    def gather(self, parts: Sequence[np.ndarray], rows: np.ndarray, into: np.ndarray) -> np.ndarray:
+        """Copy rows of arrays that are divided as the vectors are into `into`, in the given order; return it.
+
+        Args:
+            parts: Arrays [n_i] or [n_i, D].
+            rows: Rows, int64 [n].
+            into: Array [n] or [n, D].
+        """
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
         within = rows - self._starts[part_of]
-        if len(rows) < _ONE_BY_ONE * len(self.parts):
-            for number, (part, row) in enumerate(zip(part_of.tolist(), within.tolist(), strict=True)):
-                taken[number] = self.parts[part][row]
+        if len(rows) < _ONE_BY_ONE * len(parts):
+            for at, (part, row) in enumerate(zip(part_of.tolist(), within.tolist(), strict=True)):
+                into[at] = parts[part][row]
         else:
             for part in np.unique(part_of):
                 mine = part_of == part
-                taken[mine] = self.parts[part][within[mine]]
-        return taken
+                into[mine] = parts[part][within[mine]]
+        return into
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return a copy of rows, in the given order: float32 [n, D]."""
+        return self.gather(self.parts, rows, np.empty((len(rows), self.dim), np.float32))
 
     def blocks(self, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, rows float32 [b, D]) from row `start` on, in order and without copying."""
+        """Yield (first row, rows float32 [b, D]) from row `start` on, in order; float32 is not copied."""
         for part, first in zip(self.parts, self._starts.tolist(), strict=False):
             for row in range(max(start - first, 0), len(part), _BLOCK):
-                yield first + row, part[row : row + _BLOCK]
+                yield first + row, np.asarray(part[row : row + _BLOCK], np.float32)
 
     def score(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return inner products, summed in float64 so that equal rows score equal wherever they are stored.
