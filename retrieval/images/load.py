@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ SUFFIXES = (
     *(".bmp", ".dib", ".tif", ".tiff", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
 )
 
+_KINDS = {
+    **{stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"},
+    **{stat.S_IFCHR: "character device", stat.S_IFBLK: "block device"},
+}
 _RAW_EXIF, _MAX_RAW_EXIF = "Raw profile type exif", 2**17  # hexadecimal EXIF, in some PNG files
 _BAND = 2**20  # pixels per converted band
 
@@ -122,16 +127,31 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
     if isinstance(source, bytes):
         return open_bytes(source, "image", side=side, max_pixels=max_pixels).decode()[0]
     path = Path(source)
-    return open_bytes(read_bytes(path), str(path), side=side, max_pixels=max_pixels).decode()[0]
+    data = read_bytes(path, regular=False)
+    return open_bytes(data, str(path), side=side, max_pixels=max_pixels).decode()[0]
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read an image file, which may be inside a tar file; raise an `ImageError` if that fails."""
+def read_bytes(path: Path, *, regular: bool = True) -> bytes:
+    """Read an image file, which may be inside a tar file.
+
+    Args:
+        path: Image file.
+        regular: Refuse a FIFO, a socket or a device, which could block. Otherwise wait for its end.
+
+    Raises:
+        ImageError: It cannot be read.
+    """
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        if regular:
+            _check_regular(path, path.stat())
+        with open(path, "rb", opener=_open_nonblocking if regular else None) as file:
+            status = os.fstat(file.fileno())
+            if regular:  # it may have been replaced since
+                _check_regular(path, status)
+            size = status.st_size
             if size <= MAX_BYTES:
-                data = file.read() if size else file.read(MAX_BYTES + 1)  # a pipe has no size
+                # A pipe, and a file below /proc, has no size.
+                data = file.read() if size else file.read(MAX_BYTES + 1)
                 if len(data) <= MAX_BYTES:
                     return data
         detail = f"the file is over the limit of {MAX_BYTES // 2**20} MB"
@@ -146,6 +166,24 @@ def read_bytes(path: Path) -> bytes:
         raise ImageError(str(path), ImageError.NOT_AN_IMAGE, "it is a folder, not an image file") from None
     except (OSError, ValueError) as error:
         raise ImageError(str(path), ImageError.MISSING, f"it cannot be read ({error})") from error
+
+
+def irregular(mode: int) -> str | None:
+    """Return the kind of a file that is neither a regular file nor a folder; `None` for those.
+
+    Args:
+        mode: `st_mode` of the file.
+    """
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _KINDS.get(stat.S_IFMT(mode), "special file")
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if kind := irregular(status.st_mode):
+        raise ImageError(str(path), ImageError.NOT_AN_IMAGE, f"it is a {kind}, not an image file")
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for a writer
 
 
 def open_bytes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import tarfile
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval import ImageError, Preprocess, load_image
-from retrieval.images.load import MAX_BYTES, open_bytes
+from retrieval.images.load import MAX_BYTES, open_bytes, read_bytes
 from tests.conftest import draw, unzip_shared
 
 
@@ -293,3 +294,23 @@ def test_image_from_a_named_pipe(tmp_path: Path) -> None:
     writer.start()
     np.testing.assert_array_equal(np.asarray(load_image(tmp_path / "pipe")), draw(4))
     writer.join()
+
+
+def test_irregular_files_do_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.jpg")
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "x.jpg")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s.jpg"))
+    found = []
+
+    def read() -> None:
+        for path in (tmp_path / "x.jpg", tmp_path / "link.jpg", tmp_path / "s.jpg", Path("/dev/zero")):
+            with pytest.raises(ImageError) as error:
+                read_bytes(path)
+            found.append((error.value.reason, error.value.detail))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(timeout=10)
+    kinds = ("FIFO", "FIFO", "socket", "character device")
+    assert found == [(ImageError.NOT_AN_IMAGE, f"it is a {kind}, not an image file") for kind in kinds]
