@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import click
@@ -136,7 +141,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    sys.exit(_run([argument for argument in given if argument != "--debug"], debug))
+    with _interrupt_on_sigterm():
+        code = _run([argument for argument in given if argument != "--debug"], debug)
+    sys.exit(code)
+
+
+@contextmanager
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Handle the first SIGTERM like Ctrl-C, so that commands keep their finished work; ignore further ones.
+
+    `timeout` and some service managers send it twice, and the second one would end the commit.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    process = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in a forked worker process
+        signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(arguments: list[str], debug: bool) -> int:

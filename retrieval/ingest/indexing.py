@@ -16,8 +16,9 @@ from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
 from retrieval.ingest.plan import ContentIndex, IndexingPlan, moved_item, plan_indexing
 from retrieval.ingest.sources import ImageFile, Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
-from retrieval.storage.queries import files_by_root, keys_with_same_content, live_ids, newest_id
+from retrieval.storage.queries import count_items, files_by_root, keys_with_same_content, live_ids, newest_id
 from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
+from retrieval.text import pluralize
 
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
@@ -204,8 +205,9 @@ class _Run:
                     self._commit()
         except KeyboardInterrupt:
             self._commit()
+            count = pluralize(count_items(self._gallery.store).live, "image")
             raise KeyboardInterrupt(
-                f"interrupted; {self._result.added} images are in the gallery now; "
+                f"interrupted; {count} in the gallery, {self._result.added} of this run; "
                 "run the same command again to continue"
             ) from None
         self._commit()

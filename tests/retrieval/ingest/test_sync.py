@@ -275,8 +275,8 @@ def test_exchange_without_renameat2(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---- interrupted and killed
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a command that commits often; return after its first commit."""
+def start(folder: Path, *words: str, more_than: int = 0) -> subprocess.Popen[str]:
+    """Start a command that commits often; return when the gallery has more than some images."""
     program = (
         "import sys; from retrieval import cli; from retrieval.ingest import indexing\n"
         "indexing.COMMIT_ITEMS = 32; cli.main(sys.argv[1:])"
@@ -284,7 +284,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True, preexec_fn=restore_signals
     )
-    while not (folder / "gallery.db").exists() or not len(Gallery(folder)):
+    while not (folder / "gallery.db").exists() or len(Gallery(folder)) <= more_than:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     return process
@@ -302,19 +302,25 @@ def many(tmp_path: Path) -> Path:
     return folder
 
 
-def test_ctrl_c_keeps_committed_images(many: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signal_keeps_finished_images(many: Path, tmp_path: Path, name: str) -> None:
+    """The message counts the gallery and the run; a second SIGTERM, as `timeout` sends, does not hurt."""
     model, folder = str(write_model(tmp_path / "m.onnx")), tmp_path / "g"
+    draw(500).save(tmp_path / "first.png")
+    lookalike_here("index", "build", str(folder), str(tmp_path / "first.png"), "--model", model)
     words = ["index", "build", str(folder), str(many), "--model", model]
-    process = start(folder, *words)
-    process.send_signal(signal.SIGINT)
+    process = start(folder, *words, more_than=1)
+    process.send_signal(signal.Signals[name])
+    if name == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    last = errors.splitlines()[-1]
     done = len(Gallery(folder))
-    assert 32 <= done < 600
-    assert f"interrupted; {done} images are in the gallery now; run the same command again" in last
-    assert f"{done} unchanged" in lookalike_here(*words).stdout
-    assert len(Gallery(folder)) == 600
+    assert 33 <= done < 601
+    expected = f"interrupted; {done} images in the gallery, {done - 1} of this run; run the same command"
+    assert expected in errors.splitlines()[-1]
+    assert f"{done - 1} unchanged" in lookalike_here(*words).stdout
+    assert len(Gallery(folder)) == 601
 
 
 def test_killed_rebuild_keeps_the_old_gallery_and_resumes(many: Path, tmp_path: Path) -> None:
