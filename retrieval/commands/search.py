@@ -89,9 +89,10 @@ def search(
 
     CONDITION compares columns with = != < <= > >=, in (...), like, between, is null and is not null, and
     combines comparisons with and, or, not and parentheses. Columns are those of your metadata, and id, key,
-    label, path (relative to the indexed folder), width and height. Text is in 'single quotes'; a column name
-    with spaces is in "double quotes"; the wildcards of like are % and _. As in SQL, a comparison with a
-    missing value is never true.
+    label, path (relative to the indexed folder), width and height. Text is in 'single quotes', dates are
+    written as date '2024-05-01', and a column name with spaces is in "double quotes". The wildcards of like
+    are % and _, and case does not matter. As in SQL, a comparison with a missing value is never true. The
+    documentation has the details in docs/filters.md.
 
     `--rerank query-expansion` searches a second time with the query moved towards the first hits;
     `k-reciprocal` orders the first few hundred hits by the neighbours that they share with the query, and

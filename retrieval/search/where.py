@@ -4,15 +4,14 @@
     conjunction = factor {"and" factor}
     factor     = "not" factor | "(" condition ")" | column test
     test       = ("=" | "!=" | "<" | "<=" | ">" | ">=") value
-               | ["not"] "in" "(" value {"," value} ")" | ["not"] "like" text
+               | ["not"] "in" "(" value {"," value} ")"
+               | ["not"] "like" text ["escape" character]
                | ["not"] "between" value "and" value | "is" ["not"] "null"
     column     = a bare word, or any name in "double quotes"
-    value      = 12 | -0.5 | 1e3 | 'text, with '' for a quote' | true | false
+    value      = 12 | -0.5 | 1e3 | 'text, with '' for a quote' | date '2024-05-01' | true | false
 
-A condition means what it means in SQLite: a comparison with a missing value is unknown, so neither
-`price < 30` nor `not price < 30` holds for an item without a price; `like` takes % and _ and ignores the case
-of A to Z; true and false are 1 and 0. `retrieval.storage.conditions` compiles it to SQL, where values are
-bound and never become part of the text.
+docs/filters.md describes the meaning. `retrieval.storage.conditions` compiles a condition to SQL, where
+values are bound and never become part of the text.
 """
 
 from __future__ import annotations
@@ -22,11 +21,20 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from retrieval.errors import InputError
-from retrieval.storage.conditions import ColumnName, Condition, ConditionValue, Joined, Not, Test
+from retrieval.storage.conditions import (
+    ColumnName,
+    Condition,
+    ConditionValue,
+    Instant,
+    Joined,
+    Not,
+    Test,
+    type_of,
+)
+from retrieval.storage.functions import fold_pattern, instant
 
-MAX_LENGTH = 4096  # characters
 MAX_DEPTH = 32  # of parentheses and "not"
-MAX_VALUES = 256
+MAX_TESTS = 700  # a list of values counts as one; SQLite takes expressions of depth 1,000
 
 _TOKEN = re.compile(
     r"""(?P<number>-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
@@ -37,7 +45,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # SQLite ends text at NUL, UTF-8 cannot encode surrogates
-_KEYWORDS = frozenset(("and", "or", "not", "in", "like", "is", "null", "between", "true", "false"))
+_KEYWORDS = frozenset(["and", "or", "not", "in", "like", "is", "null", "between", "true", "false"])
 _COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _TEST = "=, !=, <, <=, >, >=, in, like, between or is null"
 
@@ -53,10 +61,8 @@ def parse_condition(text: str) -> Condition:
 
     Raises:
         InputError: A syntax error, with its position and what was expected there; or a condition that is too
-            long, too deeply nested or has too many values.
+            deeply nested or has too many tests.
     """
-    if len(text) > MAX_LENGTH:
-        raise InputError(f"where: the condition has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if not is_text(text):
         raise InputError("where: the condition has characters that the database cannot store")
     return _Parser(text).parse()
@@ -74,7 +80,7 @@ class _Parser:
         self._text = text
         self._tokens = self._split()
         self._next = 0
-        self._values = 0
+        self._tests = 0
 
     def parse(self) -> Condition:
         condition = self._condition(0)
@@ -109,6 +115,9 @@ class _Parser:
 
     def _test(self) -> Condition:
         column = self._column()
+        self._tests += 1
+        if self._tests > MAX_TESTS:
+            self._refuse(f"more than {MAX_TESTS} tests")
         if self._take("is"):
             negated = self._take("not")
             self._need("null", "'null' (or 'not null')")
@@ -125,13 +134,14 @@ class _Parser:
             self._need(")", "',' or ')'")
             return Test(column, "in", tuple(values), negated)
         if self._take("like"):
-            if self._peek.kind != "text":
-                self._fail("a pattern in single quotes, as in 'red%'")
-            return Test(column, "like", (self._value(),), negated)
+            return Test(column, "like", self._pattern(), negated)
         if self._take("between"):
             low = self._value()
             self._need("and", "'and' and the upper end")
-            return Test(column, "between", (low, self._value()), negated)
+            high = self._value()
+            if type_of(low) != type_of(high):
+                self._refuse("the two ends of 'between' have different types")
+            return Test(column, "between", (low, high), negated)
         blanks = ' (a name with blanks goes in "double quotes")' if self._peek.kind == "word" else ""
         return self._fail("'in', 'like' or 'between'" if negated else _TEST + blanks)
 
@@ -146,14 +156,33 @@ class _Parser:
         self._advance()
         return ColumnName(name, token.position)
 
+    def _pattern(self) -> tuple[str, ...]:
+        """Consume the pattern of "like", and the escape character if one follows."""
+        position = self._peek.position
+        values = [self._quoted_text("a pattern in single quotes, as in 'red%'")]
+        if self._take_word("escape"):
+            values.append(self._quoted_text("the escape character in single quotes"))
+            if len(values[1]) != 1 or values[1] in "%_":
+                self._refuse("the escape character must be one character, neither % nor _")
+        try:
+            fold_pattern(*values)
+        except ValueError as error:
+            raise InputError(f"where: pattern at character {position + 1}: {error}") from None
+        return tuple(values)
+
     def _value(self) -> ConditionValue:
         token = self._peek
-        self._values += 1
-        if self._values > MAX_VALUES:
-            self._refuse(f"more than {MAX_VALUES} values")
+        if self._take_word("date"):
+            text = self._quoted_text("the date in single quotes, as in date '2024-05-01'")
+            found = instant(text)
+            if found is None:
+                what = f"{text!r} is no date or time of ISO 8601, such as 2024-05-01 or 2024-05-01T12:30:00Z"
+                raise InputError(f"where: at character {token.position + 1}, {what}")
+            return Instant(found)
         if token.kind == "text":
-            value: ConditionValue = token.text[1:-1].replace("''", "'")
-        elif token.kind == "number":
+            return self._quoted_text("text")
+        value: ConditionValue
+        if token.kind == "number":
             value = _number(token.text)
             if abs(value) == float("inf"):
                 self._refuse("a number that is too large")
@@ -162,9 +191,14 @@ class _Parser:
         elif token.kind == "keyword" and token.text == "null":
             self._fail("a value (use `is null` for missing values)")
         else:
-            self._fail("a value: a number, true, false, or text in single quotes")
+            self._fail("a value: a number, true, false, date '...', or text in single quotes")
         self._advance()
         return value
+
+    def _quoted_text(self, expected: str) -> str:
+        if self._peek.kind != "text":
+            self._fail(expected)
+        return self._advance().text[1:-1].replace("''", "'")
 
     # ---- tokens
 
@@ -197,6 +231,13 @@ class _Parser:
     def _take(self, word: str) -> bool:
         """Consume a keyword or symbol if it comes next."""
         if self._peek.kind in ("keyword", "symbol") and self._peek.text == word:
+            self._next += 1
+            return True
+        return False
+
+    def _take_word(self, word: str) -> bool:
+        """Consume a word that is no keyword, since columns may have that name, if it comes next."""
+        if self._peek.kind == "word" and self._peek.text.lower() == word:
             self._next += 1
             return True
         return False

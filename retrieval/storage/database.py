@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retrieval.errors import LookalikeError
+from retrieval.storage import functions
 
 _SCHEMA = "SELECT name, sql FROM sqlite_master ORDER BY name"
 _SEALED = ("meta", "segments", "indexes", "bad", "runs", "sqlite_sequence")
@@ -50,7 +51,9 @@ def connect(folder: Path) -> sqlite3.Connection:
     # A reader with write permission also rolls back the transaction of a killed writer.
     mode = "rw" if os.access(file, os.W_OK) and os.access(folder, os.W_OK) else "ro"
     uri = f"{file.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    functions.register(db)
+    return db
 
 
 def seal(db: sqlite3.Connection) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from retrieval.storage.conditions import (
+    SQL,
+    Column,
     Condition,
-    ConditionValue,
-    column_expressions,
     compile_condition,
-    resolve_column,
+    find_column,
+    holds_for_missing_values,
+    item_columns,
     tables_of,
 )
 from retrieval.storage.records import ExistingItem
@@ -64,11 +66,13 @@ def ids_matching(store: Store, condition: Condition) -> np.ndarray:
     """Return the ids of the items that fulfil a condition, removed ones among them: int64 [n].
 
     Raises:
-        InputError: The gallery has no such column.
+        InputError: The gallery has no such column, or it holds no values of the type.
     """
-    sql, values = compile_condition(condition, column_expressions(store.columns()))
-    rows = store.select(f"SELECT id FROM {tables_of(sql)} WHERE {sql}", values)
-    return np.array(rows, np.int64).reshape(-1)
+    sql, values = _compiled(store, condition)
+    tables = tables_of(sql, for_missing_values=holds_for_missing_values(condition) is True)
+    # One text of all ids: an object of Python for each takes four times as long.
+    ((ids,),) = store.select(f"SELECT group_concat(id) FROM {tables} WHERE {sql}", values)
+    return np.fromstring(ids or "", np.int64, sep=",")
 
 
 def column_values(store: Store, column: str) -> list[tuple[int, object]]:
@@ -77,8 +81,9 @@ def column_values(store: Store, column: str) -> list[tuple[int, object]]:
     Raises:
         InputError: The gallery has no such column.
     """
-    sql = resolve_column(column, column_expressions(store.columns()))
-    return store.select(f"SELECT id, {sql} FROM {tables_of(sql)} WHERE {sql} IS NOT NULL")
+    sql = find_column(column, item_columns(store.columns())).sql
+    tables = tables_of(sql, for_missing_values=False)
+    return store.select(f"SELECT id, {sql} FROM {tables} WHERE {sql} IS NOT NULL")
 
 
 def item_page(store: Store, condition: Condition | None, number: int, size: int) -> ItemPage:
@@ -91,16 +96,23 @@ def item_page(store: Store, condition: Condition | None, number: int, size: int)
         size: Items on a page.
 
     Raises:
-        InputError: The gallery has no such column.
+        InputError: The gallery has no such column, or it holds no values of the type.
     """
-    sql: str = "1"
-    values: tuple[ConditionValue, ...] = ()
-    if condition is not None:
-        sql, values = compile_condition(condition, column_expressions(store.columns()))
+    sql, values = ("1", ()) if condition is None else _compiled(store, condition)
     total = store.select(f"SELECT count(*) {_BOTH} AND ({sql})", values)[0][0]
     number = min(max(number, 0), max(0, (total - 1) // size))
     query = f"SELECT items.id {_BOTH} AND ({sql}) ORDER BY items.id LIMIT ? OFFSET ?"
     return ItemPage([item for (item,) in store.select(query, (*values, size, number * size))], number, total)
+
+
+def _compiled(store: Store, condition: Condition) -> SQL:
+    """Return the SQL of a condition on the columns of a gallery."""
+
+    def holds(column: Column, test: str) -> bool:
+        tables = tables_of(test, for_missing_values=False)
+        return bool(store.select(f"SELECT EXISTS (SELECT 1 FROM {tables} WHERE {test})")[0][0])
+
+    return compile_condition(condition, item_columns(store.columns()), holds)
 
 
 # ---- counts

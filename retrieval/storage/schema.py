@@ -7,7 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from retrieval.errors import InputError
 from retrieval.storage.records import Value
@@ -39,9 +39,16 @@ CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT 
 
 # Facts that an item's checksum covers, in this order; its row is checked against the segments instead.
 FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
-# Names that metadata columns cannot have.
-BUILT_IN = ("id", "key", "label", "path", "width", "height")  # columns that a condition may name
-RESERVED = frozenset({*BUILT_IN, "score"})
+# Columns of items that a condition may name, and the type of their values.
+BUILT_IN: Mapping[str, Literal["text", "number"]] = {
+    "id": "number",
+    "key": "text",
+    "label": "text",
+    "path": "text",
+    "width": "number",
+    "height": "number",
+}
+RESERVED = frozenset({*BUILT_IN, "score"})  # names that metadata columns cannot have
 AT_ONCE = 500  # parameters of one statement, below SQLite's limit
 _MOST_COLUMNS = 500
 _INTEGERS = range(-(2**63), 2**63)

@@ -21,8 +21,8 @@ from pydantic_core import from_json
 
 from retrieval.errors import InputError
 from retrieval.search.query import RERANKS, SearchOptions
-from retrieval.search.where import MAX_LENGTH
 from serve.core.queries import MIN_SIDE, Region, RegionQuery, SingleQuery
+from serve.core.service import MAX_CONDITION
 from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 
 MAX_K = 1000
@@ -88,7 +88,7 @@ class SearchFields(BaseModel):
     k: int = Field(10, ge=1, le=MAX_K, description="Number of images to find.")
     where: str | None = Field(
         None,
-        max_length=MAX_LENGTH,
+        max_length=MAX_CONDITION,
         description="Condition on the hits, in a subset of SQL.",
         examples=["label = 'red' and price < 30"],
     )

@@ -23,6 +23,7 @@ from serve.core.queries import AnyQuery, QueryResolver, Region, ResolvedQuery, f
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
 
+MAX_CONDITION = 4096  # characters of a condition in a request
 _CACHED_THUMBNAILS = 512
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
 _VERSION_DIGITS = 8  # of the gallery's UUID in thumbnail URLs, so that a replaced gallery has others
@@ -188,6 +189,8 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
 
+        check_condition(options.where)
+
         def search(state: LiveState) -> QueryResults:
             _check_model(state.gallery, fingerprint)
             resolved = self._resolver.resolve(state, queries)
@@ -334,6 +337,13 @@ def open_services(folders: Mapping[str, Path], permissions: Permissions) -> list
         )
         for number, (name, folder) in enumerate(folders.items())
     ]
+
+
+def check_condition(text: str | None) -> None:
+    """Raise an `InputError` if the condition of a request is too long."""
+    if text is not None and len(text) > MAX_CONDITION:
+        what = f"the condition has {len(text)} characters"
+        raise InputError(f"where: {what}; at most {MAX_CONDITION} are allowed in a request")
 
 
 def _search(

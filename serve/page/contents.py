@@ -13,7 +13,7 @@ from retrieval.gallery import Gallery, Item
 from retrieval.search.where import parse_condition
 from retrieval.storage.queries import item_page
 from retrieval.text import pluralize
-from serve.core.service import GallerySummary, SearchService
+from serve.core.service import GallerySummary, SearchService, check_condition
 from serve.page.assets import render, template_filter
 from serve.page.messages import html_or_error
 from serve.page.tab import fresh
@@ -46,6 +46,7 @@ def image_page(gallery: Gallery, where: str, number: int) -> ImagePage:
     Raises:
         InputError: The filter is not valid, or names a column that does not exist.
     """
+    check_condition(where)
     listed = item_page(gallery.store, parse_condition(where) if where else None, number, PAGE_SIZE)
     items = gallery.items(listed.ids)
     return ImagePage([items[i] for i in listed.ids if i in items], where, listed.number, listed.total)

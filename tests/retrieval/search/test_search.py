@@ -111,6 +111,10 @@ QUERY = clustered(2, 1)
         ),
         ("BRAND like 'A%'", lambda f: f["brand"] == "acme"),
         ("height = 7", lambda f: False),
+        (
+            f"key in ({', '.join(repr(f'k{i}') for i in range(0, 20_000, 3))})",
+            lambda f: int(f["key"][1:]) % 3 == 0,
+        ),
     ],
 )
 def test_where_filters_hits(gallery: Gallery, where: str, holds: Any) -> None:
@@ -320,6 +324,9 @@ def test_empty_gallery(tmp_path: Path) -> None:
         ),
         ({"where": "deleted_at is null"}, "no column 'deleted_at'"),
         ({"where": "brand ="}, "at character 8, expected a value"),
+        ({"where": "price < 'abc'"}, "column 'price' at character 1: it holds numbers, not text"),
+        ({"where": "brand = 42"}, "column 'brand' at character 1: it holds text, not numbers"),
+        ({"where": "brand > date '2024-05-01'"}, "column 'brand' at character 1: it holds no dates"),
         ({"group_by": "lable"}, "no column 'lable'; did you mean 'label'"),
         ({"exclude": ["k1", "nobody"]}, "no item 'nobody'"),
         ({"exclude": [10_000]}, "no item 10000"),

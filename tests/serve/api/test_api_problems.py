@@ -84,6 +84,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/search", {"json": {"id": 1, "where": "colour ="}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "where": "colour = 'red'"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "where": "label = '\0'"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "where": "label like 5" + " " * 4096}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "where": "label = 7"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "group_by": "colour"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "rerank": "magic"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "exclude": ["nowhere"]}}, 422, "invalid-request"),
