@@ -20,6 +20,7 @@ import onnxruntime as ort
 from PIL import Image
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.images.decode import BATCH
 from retrieval.images.load import ImageSource, load_image
 from retrieval.images.preprocess import Preprocess
 
@@ -27,8 +28,10 @@ FORMAT_VERSION = 1
 _PREFIX = "lookalike."
 _PARTS = ("format", "preprocess", "embedding", "provenance")
 
-# Images per call of the graph. Memory grows with it; a CPU is no faster beyond 8, a GPU needs more.
-_MAX_RUN = 64
+_MAX_RUN = 64  # images per run of the graph on an accelerator, and in memory for it
+_RUN_SIZES = (1, 2, 4, 8, 16, 32)  # images per run of the graph on a CPU, from which the fastest is taken
+_USUAL_SIZE = 8  # before they are measured
+_GROUPS = 2  # groups of images measured per size
 _MIN_REPETITIONS = 3  # of a latency measurement
 
 _CPU = "CPUExecutionProvider"
@@ -82,6 +85,8 @@ class Embedder:
         data = _read(self.path)
         self.fingerprint = hashlib.sha256(data).hexdigest()
         self._session = _session(self.path, data, provider, threads)
+        # An accelerator is fastest with large batches, and compiles or tunes its kernels for each new size.
+        self._run_size = _RunSize() if self.provider == _CPU else None
         self.metadata = _metadata(self.path, self._session)
         try:
             self.preprocess = Preprocess.from_dict(self.metadata["preprocess"])
@@ -125,6 +130,9 @@ class Embedder:
     def embed_pixels(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Embed preprocessed images. Thread-safe; large N runs in several parts to bound the memory.
 
+        A CPU runs the graph with the number of images that is fastest here, measured with the first few
+        hundred images. Vectors differ by rounding (below 1e-5) between such numbers.
+
         Args:
             pixels: Preprocessed images, uint8 [N, S, S, 3].
 
@@ -135,9 +143,25 @@ class Embedder:
             InputError: The pixels have another type or shape, or the model contradicts its metadata.
             LookalikeError: The model fails on this machine, for example because a GPU is out of memory.
         """
-        starts = range(0, len(pixels), _MAX_RUN)
-        parts = [self._run(pixels[start : start + _MAX_RUN], "embedding")[0] for start in starts]
+        group = _MAX_RUN if self._run_size is None else BATCH
+        starts = range(0, len(pixels), group)
+        parts = [self._embed_group(self._checked(pixels[start : start + group])) for start in starts]
         return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
+
+    def embed_in_one_run(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+        """Embed preprocessed images as one batch, for measurements; as `embed_pixels` otherwise."""
+        return self._run(pixels, "embedding")[0]
+
+    def _embed_group(self, images: np.ndarray) -> np.ndarray:
+        """Embed a few images, uint8 [n, S, S, 3]: with the fastest size of a run on a CPU, or in one run."""
+        if self._run_size is None:
+            return self.embed_in_one_run(images)
+        size = self._run_size.choose(len(images))
+        began = time.thread_time()
+        parts = [self.embed_in_one_run(images[at : at + size]) for at in range(0, len(images), size)]
+        if len(images) == BATCH:
+            self._run_size.record(size, time.thread_time() - began)
+        return np.concatenate(parts)
 
     def embed_maps(self, pixels: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Embed preprocessed images with their per-location embeddings, in one run.
@@ -164,14 +188,7 @@ class Embedder:
 
     def _run(self, pixels: Sequence[np.ndarray] | np.ndarray, *outputs: str) -> list[np.ndarray]:
         """Run the graph and return the named outputs, of which the first is the embedding."""
-        side = self.preprocess.size
-        try:
-            images = np.ascontiguousarray(pixels)  # [n, S, S, 3]
-        except ValueError as error:  # NumPy finds no common shape
-            raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got different shapes") from error
-        if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
-            got = f"{images.dtype} {list(images.shape)}"
-            raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got {got}")
+        images = self._checked(pixels)
         try:
             found: list[np.ndarray] = self._session.run(list(outputs), {"images": images})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
@@ -184,6 +201,18 @@ class Embedder:
             got = f"the output is {list(found[0].shape)} for {len(images)} images"
             raise InputError(f"{self.path}: {got}, but the metadata has dim {self.dim}; export it again")
         return found
+
+    def _checked(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+        """Return images as one contiguous array, uint8 [N, S, S, 3]; raise an `InputError` for others."""
+        side = self.preprocess.size
+        try:
+            images = np.ascontiguousarray(pixels)
+        except ValueError as error:  # NumPy finds no common shape
+            raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got different shapes") from error
+        if images.dtype != np.uint8 or images.shape[1:] != (side, side, 3):
+            got = f"{images.dtype} {list(images.shape)}"
+            raise InputError(f"pixels must be uint8 [N, {side}, {side}, 3], got {got}")
+        return images
 
     def _check_graph(self) -> None:
         """Raise an `InputError` if the graph does not have the inputs and outputs of the metadata."""
@@ -205,6 +234,32 @@ class Embedder:
                 )
 
 
+class _RunSize:
+    """Fastest number of images per run of the graph on a CPU, found while embedding, without extra runs.
+
+    Each size embeds `_GROUPS` groups of `BATCH` images, in turn; the shortest time of each counts. It is the
+    CPU time of the calling thread, which does its share of each run: like the wall time of an idle machine,
+    but not disturbed by other processes and by decoding threads.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, list[float]] = {size: [] for size in _RUN_SIZES}
+
+    def choose(self, count: int) -> int:
+        """Return the images per run for a group of `count` images."""
+        size, times = min(self._seconds.items(), key=lambda entry: len(entry[1]))
+        if len(times) < _GROUPS and count == BATCH:
+            return size
+        if not times:
+            return _USUAL_SIZE
+        return min(self._seconds, key=lambda size: min(self._seconds[size]))
+
+    def record(self, size: int, seconds: float) -> None:
+        """Record the time of a group of `BATCH` images."""
+        if len(self._seconds[size]) < _GROUPS:
+            self._seconds[size].append(seconds)
+
+
 def measure_latency(embedder: Embedder, batch: int, *, seconds: float = 1.0) -> float:
     """Return the median time in seconds to embed a batch of noise, uint8 [batch, S, S, 3], without decoding.
 
@@ -222,12 +277,12 @@ def measure_latency(embedder: Embedder, batch: int, *, seconds: float = 1.0) -> 
         raise InputError(f"batch size: must be at least 1, got {batch}")
     side = embedder.preprocess.size
     pixels = np.random.default_rng(0).integers(0, 256, (batch, side, side, 3), np.uint8)
-    embedder.embed_pixels(pixels)
+    embedder.embed_in_one_run(pixels)
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < _MIN_REPETITIONS or time.perf_counter() < end:
         start = time.perf_counter()
-        embedder.embed_pixels(pixels)
+        embedder.embed_in_one_run(pixels)
         times.append(time.perf_counter() - start)
     return median(times)
 

@@ -15,7 +15,7 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.embedder import Embedder, measure_latency
 
-_BATCHES = (1, 32)
+_BATCHES = (1, 4, 32)
 _SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of the training settings; --json shows all
 _NO_ONNX = "unknown: reading it needs the onnx package; pip install 'lookalike[train]'"
 
@@ -38,7 +38,7 @@ def info(file: Path, no_latency: bool, as_json: bool) -> None:
     """Show the metadata and the latency of a model FILE.
 
     The output covers preprocessing, embedding size, training data and settings, validation results, the
-    operators of the graph, and the time for batches of 1 and 32 images on this machine. The fingerprint is
+    operators of the graph, and the time for batches of 1, 4 and 32 images on this machine. The fingerprint is
     the SHA-256 of the file: a gallery accepts only the model that it was built with. --json prints the
     complete metadata.
 

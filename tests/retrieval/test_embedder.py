@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,35 @@ def test_large_batches_run_in_parts(tmp_path: Path) -> None:
     assert sizes.shape == (1000, 1)
     assert sizes.max() <= 64
     assert embedder.embed_pixels(np.zeros((3, SIDE, SIDE, 3), np.uint8)).tolist() == [[3], [3], [3]]
+
+
+@pytest.mark.parametrize("fastest", [1, 4, 32])
+def test_runs_have_the_fastest_size(model_file: Path, monkeypatch: pytest.MonkeyPatch, fastest: int) -> None:
+    """A run of n images takes n (1 + |log2(n / fastest)|) seconds, the first one of each size 100 more."""
+    now = 0.0
+    sizes: list[int] = []
+
+    def run(pixels: np.ndarray) -> np.ndarray:
+        nonlocal now
+        now += len(pixels) * (1 + abs(np.log2(len(pixels) / fastest))) + 100 * (len(pixels) not in sizes)
+        sizes.append(len(pixels))
+        return np.zeros((len(pixels), 1), np.float32)
+
+    embedder = Embedder(model_file)
+    monkeypatch.setattr(embedder, "embed_in_one_run", run)
+    monkeypatch.setattr("retrieval.embedder.time", SimpleNamespace(thread_time=lambda: now))
+    pixels = np.zeros((384, 32, 32, 3), np.uint8)
+    for size in (1, 8, 20):
+        embedder.embed_pixels(pixels[:size])
+    assert max(sizes) == 8, "too few images to measure"
+    sizes.clear()
+    embedder.embed_pixels(pixels)
+    assert set(sizes) == {1, 2, 4, 8, 16, 32}, "12 groups of 32, two of each size"
+    sizes.clear()
+    embedder.embed_pixels(pixels)
+    embedder.embed_pixels(pixels[:31])
+    assert set(sizes[:-1]) == {fastest}
+    assert sum(sizes) == 415
 
 
 @pytest.mark.parametrize(

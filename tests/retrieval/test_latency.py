@@ -22,7 +22,7 @@ class Slow:
         self.now, self.runs, self.durations = 0.0, 0, durations
         monkeypatch.setattr("retrieval.embedder.time", SimpleNamespace(perf_counter=lambda: self.now))
 
-    def embed_pixels(self, pixels: np.ndarray) -> None:
+    def embed_in_one_run(self, pixels: np.ndarray) -> None:
         assert pixels.shape == (5, 4, 4, 3)
         assert pixels.dtype == np.uint8
         self.now += self.durations[min(self.runs, len(self.durations) - 1)]

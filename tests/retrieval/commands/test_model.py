@@ -36,7 +36,7 @@ def test_json_has_all_metadata(model_file: Path) -> None:
     assert facts["fingerprint"] == sha256(model_file.read_bytes()).hexdigest()
     assert facts["map"] is True
     assert facts["provider"].endswith("ExecutionProvider")
-    assert set(facts["latency_ms"]) == {"1", "32"}
+    assert set(facts["latency_ms"]) == {"1", "4", "32"}
     assert all(ms > 0 for ms in facts["latency_ms"].values())
     assert facts["graph"]["operators"]["Conv"] == 4
     assert facts["graph"]["opset"] == {"ai.onnx": 20}
