@@ -19,6 +19,7 @@ from typing import Any, cast
 import click
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.text import printable, printable_lines
 
 # Sub-commands: where each one is defined, and its line in `lookalike --help`. This is the only place where
 # `retrieval` names train, export and serve: by string, so that nothing is imported before it is used.
@@ -199,25 +200,27 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 def _fail(message: str, code: int, debug: bool = False) -> int:
     if debug:
-        traceback.print_exc()
-    click.echo(f"lookalike: {' '.join(message.split())}", err=True)
+        click.echo(printable_lines(traceback.format_exc()), err=True, nl=False)
+    print_status(f"lookalike: {' '.join(message.split())}")
     return code
 
 
 def print_status(message: str) -> None:
-    """Print a status message for people on stderr; stdout is for results."""
-    click.echo(message, err=True)
+    """Print a status message of one line for people on stderr; stdout is for results."""
+    click.echo(printable(message), err=True)
 
 
-def print_result(result: Any, as_json: bool, text: str) -> None:
+def print_result(result: Any, as_json: bool, text: str | Sequence[str]) -> None:
     """Print the result of a command on stdout.
 
     Args:
         result: Result as JSON values.
         as_json: Print `result` as JSON instead of `text`.
-        text: Result for people.
+        text: Result for people, or its lines. Line breaks within a line are escaped, those of a text are not:
+            names from a gallery belong into lines.
     """
-    click.echo(json.dumps(result, indent=2) if as_json else text)
+    lines = printable_lines(text) if isinstance(text, str) else "\n".join(map(printable, text))
+    click.echo(json.dumps(result, indent=2) if as_json else lines)
 
 
 if __name__ == "__main__":

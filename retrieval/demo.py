@@ -57,7 +57,8 @@ def demo(no_serve: bool, out: Path, port: int, as_json: bool) -> None:
 
 
 def _run(*arguments: str) -> None:
-    print_status(f"\n$ {shlex.join(['lookalike', *arguments])}")
+    print_status("")
+    print_status(f"$ {shlex.join(['lookalike', *arguments])}")
     cli.main(list(arguments), prog_name="lookalike", standalone_mode=False)
 
 

@@ -12,6 +12,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from retrieval.text import printable
+
 _SECONDS_BETWEEN_LINES = 10.0
 _MIN_SECONDS_FOR_LAST_LINE = 1.0  # shorter work prints nothing at its end
 
@@ -79,7 +81,7 @@ class Progress:
         """Add `count` to the units done; `note` is shown beside them from now on."""
         self._done += count
         if note is not None:
-            self._note = note
+            self._note = printable(note)
         if self._bar is not None:
             self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(count)
@@ -91,7 +93,7 @@ class Progress:
     def write(self, message: str) -> None:
         """Print a message without disturbing the progress bar."""
         if self._show:
-            tqdm.write(message, file=sys.stderr)
+            tqdm.write(printable(message), file=sys.stderr)
 
     def _notify(self) -> None:
         listener = _listener.get()

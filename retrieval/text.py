@@ -1,20 +1,60 @@
-"""Text output: aligned columns, counts with their noun, published values."""
+"""Text output: printable text, aligned columns, counts with their noun, published values."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Container, Sequence
+
+# Characters that change the direction of text, which could show a name in another order.
+_BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Control characters, surrogates (bytes of a file name beyond UTF-8), separators of lines and paragraphs.
+_CONTROLS = frozenset(("Cc", "Cs", "Zl", "Zp"))
+
+
+def printable(text: str) -> str:
+    """Return a text as one line that is safe on a terminal: control characters are escaped, as in "\\x1b".
+
+    Everything that a command prints for people goes through this function: names of files, labels and
+    metadata may contain any character.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        letter.encode("unicode_escape").decode()
+        if letter in _BIDIRECTIONAL or unicodedata.category(letter) in _CONTROLS
+        else letter
+        for letter in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return a text with its line breaks, but without other control characters."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def display_width(text: str) -> int:
+    """Return the number of columns that a text takes on a terminal (Unicode Standard Annex 11)."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Return rows of cells as lines of aligned columns; the columns numbered in `right` are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if number in right else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    """Return rows of cells as printable lines of aligned columns.
+
+    Args:
+        rows: Rows of cells.
+        right: Numbers of the columns that are right-aligned.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
+
+    def padded(cell: str, number: int) -> str:
+        blanks = " " * (widths[number] - display_width(cell))
+        return blanks + cell if number in right else cell + blanks
+
+    return ["  ".join(padded(cell, number) for number, cell in enumerate(row)).rstrip() for row in rows]
 
 
 def printed(percents: float) -> str:

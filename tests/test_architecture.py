@@ -23,8 +23,8 @@ PACKAGES = {
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
     "retrieval": (
-        "errors",
-        "files progress text cli",
+        "errors text",
+        "files progress cli",
         "images",
         "embedder",
         "metrics",

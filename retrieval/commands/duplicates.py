@@ -65,7 +65,7 @@ def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: boo
     print_result(
         found,
         as_json,
-        "\n".join([_summary(len(target), groups), *(line for g in groups for line in _lines(g))]),
+        [_summary(len(target), groups), *(line for g in groups for line in _lines(g))],
     )
     print_status(f"compared {len(target)} images in {seconds:.1f} s")
     if sheet is not None:

@@ -14,6 +14,7 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.embedder import Embedder, measure_latency
+from retrieval.text import printable
 
 _BATCHES = (1, 4, 32)
 _SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of the training settings; --json shows all
@@ -140,9 +141,11 @@ def _aligned(rows: Mapping[str, str]) -> str:
     width = max(shutil.get_terminal_size().columns, indent + 40)
     lines = []
     for title, text in rows.items():
-        # Metadata of an untrusted file must not send control sequences to the terminal.
-        shown = "".join(c if c.isprintable() else "?" for c in f"{title:>{indent - 2}}  {text}")
         lines += textwrap.wrap(
-            shown, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+            printable(f"{title:>{indent - 2}}  {text}"),
+            width,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     return "\n".join(lines)

@@ -126,9 +126,7 @@ def search(
         for query, hits in answers
     ]
     found += [{"query": e.source, "error": {"reason": e.reason, "detail": e.detail}} for e in bad]
-    print_result(
-        found, as_json, "\n".join(line for query, hits in answers for line in (query.name, *_lines(hits)))
-    )
+    print_result(found, as_json, [line for query, hits in answers for line in (query.name, *_lines(hits))])
     for query, hits in answers:
         if len(hits) < k:
             print_status(f"{query.name}: found {len(hits)} of {k}: {_why_fewer(options)}")

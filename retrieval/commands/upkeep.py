@@ -30,7 +30,7 @@ def info(gallery: Path, as_json: bool) -> None:
       lookalike index info shop.gallery --json
     """
     facts = Gallery(gallery).info()
-    print_result(facts, as_json, "\n".join(align_columns(_info(facts), right={0})))
+    print_result(facts, as_json, align_columns(_info(facts), right={0}))
 
 
 @click.command(short_help="Remove images by id.")
@@ -104,7 +104,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
         lines.append(
             f"files of a running or interrupted writer: {found.leftovers}; the next writer deletes them"
         )
-    print_result(facts, as_json, "\n".join(lines))
+    print_result(facts, as_json, lines)
     if found.left:
         ctx.exit(1)
 

@@ -23,6 +23,7 @@ from retrieval.search import kinds, tuning
 from retrieval.search.tuning import IndexTrial
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import ActiveIndex, IndexSpec
+from retrieval.text import printable
 
 KINDS = kinds.NAMES
 RECALL = 0.99
@@ -103,7 +104,7 @@ class Index:
         try:
             return bool(self.card) and self.faiss is not None
         except LookalikeError as error:
-            _log.warning("%s; until then the search is exact", error)
+            _log.warning("%s; until then the search is exact", printable(str(error)))
             return False
 
     def _read(self, flags: int) -> Any:

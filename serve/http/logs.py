@@ -8,8 +8,17 @@ import sys
 from datetime import UTC, datetime
 
 from retrieval.cli import print_status
+from retrieval.text import printable, printable_lines
 
 _log = logging.getLogger("lookalike.serve")
+
+
+class _TextFormatter(logging.Formatter):
+    """Formats a record as text without control characters; only a traceback has several lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return printable_lines(text) if record.exc_info else printable(text)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -36,7 +45,7 @@ def configure_logging(level: str, log_format: str) -> None:
         log_format: `text` or `json`.
     """
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    text = _TextFormatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(_JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("lookalike").setLevel(level.upper())

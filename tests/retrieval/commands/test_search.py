@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,43 @@ def test_invalid_queries_are_rejected(gallery: Path, photos: Path, words: list[s
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path: Path, model_file: Path) -> None:
+    label, name = "evil\x1b[31m\u202e\r", "two\nlines\x9b.png"
+    folder = tmp_path / "photos" / label
+    folder.mkdir(parents=True)
+    draw(1).save(folder / name)
+    draw(1).save(folder / "copy.png")
+    (folder / "bad\x07.png").write_bytes(b"no image")
+    made = tmp_path / "g\x1b[2J"
+    words = ["index", "build", str(made), str(tmp_path / "photos"), "--model", str(model_file)]
+    query = str(folder / name)
+    built = lookalike_here(*words, code=3)
+    Gallery(made).add([folder / "copy.png"], metadata=[{"note": "\x1b]0;title\x07"}])
+    said = [
+        built,
+        lookalike_here("index", "info", str(made)),
+        lookalike_here("index", "verify", str(made)),
+        lookalike_here("index", "sync", str(made), str(tmp_path / "photos"), code=3),
+        lookalike_here("duplicates", str(made)),
+        searched := lookalike_here("search", str(made), query, str(folder / "bad\x07.png"), code=3),
+        lookalike_here("search", str(made), query, "--where", "label = '\x1b' and nothing = 1", code=2),
+        lookalike_here("search", str(made), query, "--where", "label = \x1b", code=2),
+        lookalike_here("search", str(made), query, "--exclude", "\x1b\n", code=2),
+        lookalike_here("index", "remove", str(made), "\x1b\u2066", code=2),
+        lookalike_here("search", str(made), "--\x1b]0;x\x07", code=2),
+        lookalike_here("search", f"{made}\n", query, "--debug", code=2),
+        lookalike_here("index", "remove", str(made), f"{label}/{name}"),
+    ]
+    for done in said:
+        shown = (done.stdout + done.stderr).replace("\n", "")
+        assert not [c for c in shown if unicodedata.category(c) == "Cc" or c in "\u202e\u2066"], done
+    assert len(searched.stdout.splitlines()) == 3, "a line for the query and one for each hit"
+    assert r"evil\x1b[31m\u202e\r/two\nlines\x9b.png" in searched.stdout
+    (answer,) = answers(str(made), str(folder / "copy.png"))
+    assert answer["hits"][0]["label"] == label
+    assert answer["query"] == str(folder / "copy.png")
 
 
 def test_empty_gallery_hints_at_index_add(tmp_path: Path, model_file: Path, photos: Path) -> None:

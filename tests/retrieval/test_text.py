@@ -1,0 +1,40 @@
+"""Tests of text output: control characters and the alignment of columns."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval.text import align_columns, display_width, printable, printable_lines
+
+
+@given(st.text())
+def test_printable_text_is_one_line_without_control_characters(text: str) -> None:
+    shown = printable(text)
+    assert len(shown.splitlines()) <= 1
+    assert not [c for c in shown if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]
+    assert not [c for c in shown if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF")]
+    assert not [c for c in shown if unicodedata.bidirectional(c) in ("LRI", "RLI", "FSI", "PDI")]
+    shown.encode()  # as the terminal does
+    assert printable(shown) == shown
+    assert printable_lines(text) == "\n".join(map(printable, text.split("\n")))
+
+
+def test_other_text_stays_as_it_is() -> None:
+    for text in ("red/7.jpg", "Größe", "صورة", "画像", "👩‍🚀", "a\\b", "no break"):
+        assert printable(text) == text
+    assert printable("a\tb\x1b[0m\x7f\x9b\u202e\u2028\udcff") == r"a\tb\x1b[0m\x7f\x9b\u202e\u2028\udcff"
+
+
+def test_width_on_a_terminal() -> None:
+    widths = {"abc": 3, "Größe": 5, "e\u0301": 1, "画像": 4, "ｱ": 1, "Ａ": 2, "\u200b": 0, "": 0}
+    assert {text: display_width(text) for text in widths} == widths
+
+
+def test_columns_stay_aligned() -> None:
+    rows = [["画像", "1", "x"], ["a\nb", "22", "y"], ["e\u0301", "333", "z"]]
+    lines = align_columns(rows, right={1})
+    assert lines == ["画像    1  x", r"a\nb   22  y", "e\u0301     333  z"]
+    assert len({display_width(line) for line in lines}) == 1
