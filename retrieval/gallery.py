@@ -35,7 +35,7 @@ class Item:
     """An image in a gallery.
 
     Attributes:
-        id: Number of the item, which is never used again.
+        id: Number of the item, which stays with the key and is never used for another one.
         path: Path of its file; empty if it has none.
         label: Label, if any.
         metadata: Values by column, without the missing ones.
@@ -115,7 +115,7 @@ class Gallery:
     @property
     def outside_index(self) -> int:
         """Number of vectors that the index does not cover, which are searched exactly."""
-        return len(self._snapshot.ids) - self._snapshot.covered
+        return len(self._snapshot) - self._snapshot.covered
 
     @property
     def index(self) -> Index | None:
@@ -226,7 +226,9 @@ class Gallery:
         spec = (spec or IndexSpec()).or_else(self.store.manifest.index_spec)
         self.refresh()
         state = self._snapshot
-        built = build_index(state.stored, spec, previous=state.index, show_progress=show_progress)
+        built = build_index(
+            state.stored, spec, live=state.alive, previous=state.index, show_progress=show_progress
+        )
         active = None if built is None else write_index(built, self.folder / "indexes")
         self.store.use_index(active, spec)
         self.refresh()
@@ -419,13 +421,10 @@ class Gallery:
     def _open_state(self, state: GalleryState) -> Snapshot:
         parts = [self.store.segment_vectors(segment) for segment in state.segments]
         rows = [self.store.segment_rows(segment) for segment in state.segments]
-        ids = np.concatenate([part for part, _ in rows]) if rows else np.empty(0, np.int64)
-        ids[np.isin(ids, state.removed)] = 0
-        checksums = np.concatenate([part for _, part in rows]) if rows else np.empty(0, np.uint32)
-        index, covered = None, 0
+        index, last = None, 0
         if state.index is not None:
             folder = self.folder / "indexes" / state.index.folder
             index = Index(folder, state.index.sha256, state.index.card_sha256)
-            covered = state.index.n
+            last = state.index.last
         dim, where = self.store.manifest.dim, str(self.folder)
-        return Snapshot(parts, ids, checksums, index, covered, dim=dim, where=where)
+        return Snapshot(parts, rows, state.dead, index, last, dim=dim, where=where)

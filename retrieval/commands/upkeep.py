@@ -127,8 +127,7 @@ def compact(gallery: Path, as_json: bool) -> None:
         {"gallery": str(gallery), **vars(done)},
         as_json,
         f"{gallery}: {done.dropped} removed images dropped; vector files: {done.segments[0]} before, "
-        f"{done.segments[1]} after; disk space: {_size(before)} before, {_size(after)} after"
-        + ("; index rebuilt" if done.reindexed else ""),
+        f"{done.segments[1]} after; disk space: {_size(before)} before, {_size(after)} after",
     )
 
 

@@ -53,6 +53,7 @@ def plan_indexing(store: Store, images: Iterable[ImageFile], *, retry: bool) -> 
     plan = IndexingPlan(existing=existing_items(store))
     known_bad = {file.stamp.key: file for file in store.bad_files()}
     described: dict[int, ImageFile] = {}
+    renamed_items: list[ExistingItem] = []
     for image in images:
         existing, version = plan.existing.get(image.key), (image.size, image.mtime_ns)
         renamed = existing is not None and image.id not in (None, existing.key)
@@ -66,7 +67,9 @@ def plan_indexing(store: Store, images: Iterable[ImageFile], *, retry: bool) -> 
         else:
             plan.todo.append(image)
             if existing and renamed:
-                plan.outdated.append(existing.id)
+                renamed_items.append(existing)
+    given = {image.id for image in plan.todo}  # an item whose key another file gets is replaced
+    plan.outdated = [item.id for item in renamed_items if item.key not in given]
     check_metadata(store, images)
     plan.changes = list(_changes(store, described))
     return plan

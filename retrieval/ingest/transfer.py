@@ -83,10 +83,10 @@ def export_vectors(gallery: Gallery, target: Path, *, show_progress: bool = Fals
 
 def _batches_of(gallery: Gallery, progress: Progress) -> Iterator[Batch]:
     state = gallery.snapshot
-    rows = np.flatnonzero(state.ids)
+    rows = state.live_rows()
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
-        ids = state.ids[some].tolist()
+        ids = state.item_ids(some).tolist()
         found = {item.id: item for item in gallery.store.items(ids)}
         if len(found) < len(ids):
             raise InputError(f"{gallery.folder}: compacted during the export; run the export again")

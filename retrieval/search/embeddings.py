@@ -48,7 +48,7 @@ def read_embeddings(
     Raises:
         LookalikeError: A vector or an item is damaged.
     """
-    ids = np.sort(snapshot.ids[snapshot.ids > 0])
+    ids = np.sort(snapshot.item_ids(snapshot.live_rows()))
     if labelled:
         ids = np.intersect1d(ids, labelled_ids(store))
     total = len(ids)

@@ -40,12 +40,14 @@ class BuiltIndex:
     """A new index in memory, with its card.
 
     Attributes:
-        index: FAISS index over the first `index.ntotal` rows.
+        index: FAISS index whose ids are vector numbers.
+        last: Highest vector number that it covers.
         card: kind, effort, oversample, recall (measured), recall_wanted, memory_wanted, chosen_for (number of
             vectors when the kind was chosen), ms, bytes_per_vector, and tried: the trials as plain values.
     """
 
     index: faiss.Index
+    last: int
     card: dict[str, Any]
 
 
@@ -90,7 +92,7 @@ class Index:
     def propose(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, widen: float = 1.0
     ) -> np.ndarray:
-        """Return rows that may be among the k nearest of the allowed ones; see `kinds.candidates`."""
+        """Return numbers of vectors that may be among the k nearest allowed ones; see `kinds.candidates`."""
         effort, oversample = self.card["effort"], self.card["oversample"]
         return kinds.candidates(self.faiss, queries, k, effort, oversample, allowed, widen)
 
@@ -138,6 +140,7 @@ def build_index(
     vectors: Vectors,
     spec: IndexSpec | None = None,
     *,
+    live: np.ndarray | None = None,
     previous: Index | None = None,
     show_progress: bool = False,
 ) -> BuiltIndex | None:
@@ -151,6 +154,7 @@ def build_index(
     Args:
         vectors: Vectors to index.
         spec: Kind, recall and memory; `None` for the defaults.
+        live: Rows to index, bool [rows]; `None` for all.
         previous: Index so far, over the first rows of `vectors`.
         show_progress: Report progress on stderr.
 
@@ -168,7 +172,7 @@ def build_index(
     if memory is not None and memory <= 0:
         raise InputError(f"memory must be a number of bytes above 0; got {memory}")
     targets = {"recall_wanted": recall, "memory_wanted": memory}
-    extended = _extend(previous, vectors, kind, targets, show_progress) if previous else None
+    extended = _extend(previous, vectors, live, kind, targets, show_progress) if previous else None
     if extended is not None:
         return extended
     room = float("inf") if memory is None else memory
@@ -185,11 +189,11 @@ def build_index(
     for name in tuning.fastest_first(tried, recall) if tried else [kind]:
         if name == "flat" or not len(vectors):
             return None
-        index, trials = _build(kinds.APPROXIMATE[name], vectors, recall, show_progress)
+        index, trials = _build(kinds.APPROXIMATE[name], vectors, live, recall, show_progress)
         best = tuning.fastest(trials, recall)
         if best is not None:
             choice = {"chosen_for": len(vectors), "tried": [_plain(trial) for trial in tried]}
-            return BuiltIndex(index, {**_plain(best), **targets, **choice})
+            return BuiltIndex(index, _last(vectors), {**_plain(best), **targets, **choice})
     what = f"an index of kind {name} does not reach recall {recall:g} here"
     hint = "lower the recall, or choose another kind; tried:"
     raise LookalikeError("\n".join([f"{what}; {hint}", *tuning.trial_table(trials)]))
@@ -209,19 +213,26 @@ def write_index(built: BuiltIndex, parent: Path) -> ActiveIndex:
         except RuntimeError as error:  # FAISS does not pass on the system's error
             detail = "the disk is full, or the folder cannot be written"
             raise LookalikeError(f"{folder}: the index was not written; {detail}") from error
-    facts = {"vectors": built.index.ntotal, "dim": built.index.d, "metric": "cosine"}
+    facts = {"vectors": built.index.ntotal, "last": built.last, "dim": built.index.d, "metric": "cosine"}
     with atomic_write(folder / "card.json") as draft:
         draft.write_text(json.dumps({**built.card, **facts}, indent=2))
     digests = sha256_of(folder / "index.faiss"), sha256_of(folder / "card.json")
-    return ActiveIndex(folder.name, digests[0], built.card["kind"], built.index.ntotal, digests[1])
+    count = built.index.ntotal
+    return ActiveIndex(folder.name, digests[0], built.card["kind"], count, built.last, digests[1])
 
 
 def _extend(
-    previous: Index, vectors: Vectors, kind: str, targets: Mapping[str, Any], show_progress: bool
+    previous: Index,
+    vectors: Vectors,
+    live: np.ndarray | None,
+    kind: str,
+    targets: Mapping[str, Any],
+    show_progress: bool,
 ) -> BuiltIndex | None:
     """Add the missing rows to an index; `None` if it has other targets, or finds the new rows badly."""
     try:
         index, card = previous.copied(), previous.card
+        old = int(np.searchsorted(vectors.numbers_of(np.arange(len(vectors))), card["last"], "right"))
     except LookalikeError:  # damaged: build it again from the vectors
         return None
     is_same = kind in ("auto", card["kind"]) and all(card[name] == value for name, value in targets.items())
@@ -229,8 +240,8 @@ def _extend(
     fits = card["memory_wanted"] is None or needed <= card["memory_wanted"]
     if not is_same or not fits or len(vectors) > _MAX_GROWTH * card["chosen_for"]:
         return None
-    held_out = tuning.hold_out_queries(vectors, old=index.ntotal)
-    tuning.add_rows(index, vectors, held_out.rows, index.ntotal, show_progress=show_progress)
+    held_out = tuning.hold_out_queries(vectors, live, old)
+    tuning.add_rows(index, vectors, held_out.rows, live, old, show_progress=show_progress)
     if len(held_out.rows) >= _MIN_QUERIES:
         trials = list(
             tuning.sweep_efforts(kinds.APPROXIMATE[card["kind"]], index, held_out, card["recall_wanted"])
@@ -240,8 +251,12 @@ def _extend(
             return None
         never_less = {name: max(card[name], getattr(best, name)) for name in ("effort", "oversample")}
         card = {**card, **_plain(best), **never_less}
-    index.add_with_ids(held_out.queries, held_out.rows)
-    return BuiltIndex(index, card)
+    index.add_with_ids(held_out.queries, vectors.numbers_of(held_out.rows))
+    return BuiltIndex(index, _last(vectors), card)
+
+
+def _last(vectors: Vectors) -> int:
+    return int(vectors.numbers_of(np.array([len(vectors) - 1]))[0])
 
 
 def _plain(trial: IndexTrial) -> dict[str, Any]:
@@ -249,14 +264,14 @@ def _plain(trial: IndexTrial) -> dict[str, Any]:
 
 
 def _build(
-    kind: kinds.Kind, vectors: Vectors, recall: float, show_progress: bool
+    kind: kinds.Kind, vectors: Vectors, live: np.ndarray | None, recall: float, show_progress: bool
 ) -> tuple[faiss.Index, list[IndexTrial]]:
     """Train and fill an index; its recall is measured before the held-out queries are added."""
     random = np.random.default_rng(0)
     rows = random.choice(len(vectors), kinds.training_size(len(vectors)), replace=False)
     index = kinds.train_index(kind, vectors.take(np.sort(rows)), len(vectors))
-    held_out = tuning.hold_out_queries(vectors)
-    tuning.add_rows(index, vectors, held_out.rows, show_progress=show_progress)
+    held_out = tuning.hold_out_queries(vectors, live)
+    tuning.add_rows(index, vectors, held_out.rows, live, show_progress=show_progress)
     trials = list(tuning.sweep_efforts(kind, index, held_out, recall))
-    index.add_with_ids(held_out.queries, held_out.rows)
+    index.add_with_ids(held_out.queries, vectors.numbers_of(held_out.rows))
     return index, trials

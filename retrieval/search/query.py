@@ -129,7 +129,8 @@ class Searcher:
         lowest = -np.inf if options.min_score is None else options.min_score
         kept = [one[one.scores >= lowest][: options.k] for one in found]
         return [
-            list(zip(self.snapshot.ids[one.rows].tolist(), one.scores.tolist(), strict=True)) for one in kept
+            list(zip(self.snapshot.item_ids(one.rows).tolist(), one.scores.tolist(), strict=True))
+            for one in kept
         ]
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
@@ -178,7 +179,9 @@ class Searcher:
         self, query: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray, groups: np.ndarray
     ) -> _Ranking:
         """Return the nearest row of each of the k nearest groups; each search leaves out the groups found."""
-        left = self.snapshot.ids > 0 if allowed is None else allowed.copy()
+        left = np.ones(len(self.snapshot), bool) if allowed is None else allowed.copy()
+        if self.snapshot.alive is not None:
+            left &= self.snapshot.alive
         left[excluded] = False
         rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
         while len(rows) < k and left.any():
@@ -192,7 +195,10 @@ class Searcher:
 
     def _scan_condition(self, where: str) -> np.ndarray:
         """Return which rows fulfil a condition, bool [rows]."""
-        return np.isin(self.snapshot.ids, ids_matching(self._store, parse_condition(where)))
+        rows = self.snapshot.rows_of(ids_matching(self._store, parse_condition(where)))
+        allowed = np.zeros(len(self.snapshot), bool)
+        allowed[rows[rows >= 0]] = True
+        return allowed
 
     def _scan_column(self, column: str) -> np.ndarray:
         """Return a group number for each row, equal for equal values of a column, int32 [rows]."""
@@ -200,7 +206,7 @@ class Searcher:
         seen: dict[object, int] = {}
         numbers = np.array([seen.setdefault(value, len(seen)) for _, value in found], np.int32)
         rows = self.snapshot.rows_of(np.array([item for item, _ in found], np.int64))
-        groups = -1 - np.arange(len(self.snapshot.ids), dtype=np.int32)  # without a value: a group of its own
+        groups = -1 - np.arange(len(self.snapshot), dtype=np.int32)  # without a value: a group of its own
         groups[rows[rows >= 0]] = numbers[rows >= 0]
         return groups
 

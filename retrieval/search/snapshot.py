@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -11,8 +10,57 @@ import numpy as np
 from retrieval.errors import InputError, LookalikeError
 from retrieval.search.index import Index
 from retrieval.search.vectors import Vectors, top_k
+from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, checksums
 
 _FEW = 10_000  # allowed rows up to which the search is exact rather than by the index
+
+
+class ItemRows:
+    """Rows of items, looked up by item id.
+
+    Ids mostly ascend with the rows, and then binary search on the memory-mapped ids is enough. Parts with ids
+    below those of an earlier part, as after a replacement, are sorted in memory; their rows, which are newer,
+    count first.
+
+    Args:
+        parts: Item ids of each part, int64 [n_i].
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        starts = np.cumsum([0, *map(len, parts)]).tolist()
+        self._parts: list[np.ndarray] = []
+        self._starts, self._firsts = list[int](), list[int]()
+        late, highest = [(np.empty(0, np.int64), np.empty(0, np.int64))], 0
+        for part, start in zip(parts, starts, strict=False):
+            if part[0] > highest and (part[1:] > part[:-1]).all():
+                self._parts.append(part)
+                self._starts.append(start)
+                self._firsts.append(int(part[0]))
+            else:
+                late.append((part, np.arange(start, start + len(part))))
+            highest = max(highest, int(part.max()))
+        ids, rows = (np.concatenate(both) for both in zip(*late, strict=True))
+        order = np.argsort(ids, kind="stable")
+        self._late, self._late_rows = ids[order], rows[order]
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the newest row of each item, int64 [n]; -1 for unknown items."""
+        rows = np.full(ids.shape, -1)
+        if self._parts:
+            part_of = np.searchsorted(self._firsts, ids, side="right") - 1
+            for number in np.unique(part_of[part_of >= 0]):
+                mine = part_of == number
+                rows[mine] = _at(self._parts[number], ids[mine], self._starts[number])
+        if len(self._late):
+            at = np.maximum(np.searchsorted(self._late, ids, side="right") - 1, 0)
+            rows = np.where(self._late[at] == ids, self._late_rows[at], rows)
+        return rows
+
+
+def _at(sorted_ids: np.ndarray, ids: np.ndarray, start: int) -> np.ndarray:
+    """Return the positions of ids among ascending ones, plus `start`; -1 for those that are not there."""
+    at = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+    return np.where(sorted_ids[at] == ids, start + at, -1)
 
 
 class Snapshot:
@@ -21,59 +69,78 @@ class Snapshot:
     Every vector that a search returns is checked against its checksum.
 
     Args:
-        parts: Vectors, float32 [n_i, D], unit length, memory-mapped.
-        ids: Item id of each row, int64 [rows]; 0 for removed items.
-        checksums: CRC-32 of each row's bytes, uint32 [rows].
-        index: Index over the first `covered` rows; `None` for exact search.
-        covered: Number of rows in the index.
+        parts: Vectors [n_i, D] as stored, unit length, memory-mapped.
+        rows: Vector numbers, item ids and checksums of each part, int64 [3, n_i], memory-mapped; see
+            `retrieval.storage.segments`.
+        dead: Numbers of the vectors of removed and replaced items, int64 [m].
+        index: Index over vectors; `None` for exact search.
+        last: Highest number of a vector in the index.
         dim: Dimension D.
         where: Name of the gallery in error messages.
-
-    Raises:
-        LookalikeError: The files of vectors and of rows disagree.
     """
 
     def __init__(
         self,
         parts: Sequence[np.ndarray],
-        ids: np.ndarray,
-        checksums: np.ndarray,
+        rows: Sequence[np.ndarray],
+        dead: np.ndarray | None = None,
         index: Index | None = None,
-        covered: int = 0,
+        last: int = 0,
         *,
         dim: int,
         where: str = "the gallery",
     ) -> None:
-        self.stored = Vectors(parts, dim)
-        self.ids, self.checksums = ids, checksums
-        self.index, self.covered = index, covered if index else 0
+        self.stored = Vectors(parts, dim, [part[NUMBER] for part in rows])
+        self._parts, self._rows = parts, rows
+        self.index, self.last = index, last
         self.where = where
-        if not len(self.stored) == len(ids) == len(checksums):
-            what = "the files of vectors and of rows disagree"
-            raise LookalikeError(f"{where}: {what}; run `lookalike index verify {where}`")
+        gone = self.stored.rows_of(np.empty(0, np.int64) if dead is None else dead)
+        self._gone = gone[gone >= 0]
 
-    @cached_property
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
     def size(self) -> int:
         """Number of rows of live items."""
-        return int(np.count_nonzero(self.ids))
+        return len(self) - len(self._gone)
 
     @cached_property
     def alive(self) -> np.ndarray | None:
-        """bool [rows], False for removed items; `None` if nothing was removed."""
-        return None if self.size == len(self.ids) else self.ids != 0
+        """bool [rows], False for rows of removed and replaced items; `None` if there are none."""
+        if not len(self._gone):
+            return None
+        alive = np.ones(len(self), bool)
+        alive[self._gone] = False
+        return alive
 
     @cached_property
-    def _by_id(self) -> np.ndarray:
-        return np.argsort(self.ids, kind="stable")
+    def covered(self) -> int:
+        """Number of rows, from the first one, that the index covers."""
+        if self.index is None:
+            return 0
+        return int(sum(np.searchsorted(part[NUMBER], self.last, side="right") for part in self._rows))
+
+    def live_rows(self) -> np.ndarray:
+        """Return the rows of live items, int64 [n]."""
+        return np.arange(len(self)) if self.alive is None else np.flatnonzero(self.alive)
+
+    def item_ids(self, rows: np.ndarray) -> np.ndarray:
+        """Return the item id of each row, int64 [n]."""
+        items = [part[ITEM] for part in self._rows]
+        return self.stored.gather(items, rows, np.empty(len(rows), np.int64))
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the row of each item, int64 [n]; -1 for unknown and removed items."""
         ids = np.asarray(ids, np.int64)
-        if not len(self.ids):
-            return np.full(ids.shape, -1)
-        at = np.searchsorted(self.ids, ids, sorter=self._by_id)
-        rows = self._by_id[np.minimum(at, len(self.ids) - 1)]
-        return np.where((self.ids[rows] == ids) & (ids > 0), rows, -1)
+        rows = self._items.rows_of(ids)
+        if self.alive is not None:
+            rows = np.where((rows >= 0) & self.alive[rows], rows, -1)
+        return rows
+
+    @cached_property
+    def _items(self) -> ItemRows:
+        return ItemRows([part[ITEM] for part in self._rows])
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Return the vectors of rows, float32 [n, D], checked against their checksums.
@@ -82,12 +149,14 @@ class Snapshot:
             LookalikeError: A vector is damaged.
         """
         rows = np.asarray(rows, np.int64)
-        taken = self.stored.take(rows)
-        for vector, checksum in zip(taken, self.checksums[rows].tolist(), strict=True):
-            if zlib.crc32(vector) != checksum:
-                hint = f"run `lookalike index verify {self.where}`"
-                raise LookalikeError(f"{self.where}: a stored vector is damaged; {hint}")
-        return taken
+        dtype = self._parts[0].dtype if self._parts else np.float32
+        stored = self.stored.gather(self.stored.parts, rows, np.empty((len(rows), self.stored.dim), dtype))
+        facts = np.empty((len(rows), 3), np.int64)
+        facts = self.stored.gather([part.T for part in self._rows], rows, facts).T
+        if not np.array_equal(checksums(stored, facts), facts[CHECKSUM]):
+            hint = f"run `lookalike index verify {self.where}`"
+            raise LookalikeError(f"{self.where}: a stored vector is damaged; {hint}")
+        return np.asarray(stored, np.float32)
 
     def nearest(
         self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
@@ -113,12 +182,12 @@ class Snapshot:
         """
         queries = self._checked(queries, k)
         mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
-        count = len(self.ids) if mask is None else int(np.count_nonzero(mask))
-        few = count <= max(_FEW, len(self.ids) // 10, k)
+        count = len(self) if mask is None else int(np.count_nonzero(mask))
+        few = count <= max(_FEW, len(self) // 10, k)
         if self.index is None or few or not self.index.usable:
             scores, rows = self.stored.nearest(queries, k, mask)
         else:
-            scores, rows = self._propose(queries, k, mask, len(self.ids) / count)
+            scores, rows = self._propose(queries, k, mask, len(self) / count)
             short = np.flatnonzero(rows[:, min(k, count) - 1] < 0)
             if len(short):
                 scores[short], rows[short] = self.stored.nearest(queries[short], k, mask)
@@ -129,13 +198,20 @@ class Snapshot:
         self, queries: np.ndarray, k: int, mask: np.ndarray | None, widen: float
     ) -> tuple[np.ndarray, np.ndarray]:
         assert self.index is not None
-        inside = None if mask is None else mask[: self.covered]
-        rows = self.index.propose(queries, k, inside, widen)
+        rows = self.stored.rows_of(self.index.propose(queries, k, self._by_number(mask), widen))
         scores = self.stored.score(queries, rows)
-        if self.covered < len(self.ids):
+        if self.covered < len(self):
             newer = self.stored.nearest(queries, k, mask, self.covered)
             scores, rows = np.hstack([scores, newer[0]]), np.hstack([rows, newer[1]])
         return top_k(scores, rows, k)
+
+    def _by_number(self, mask: np.ndarray | None) -> np.ndarray | None:
+        """Return which vectors of the index are allowed, by number: bool [last + 1]."""
+        if mask is None:
+            return None
+        allowed = np.zeros(self.last + 1, bool)
+        allowed[self.stored.numbers_of(np.flatnonzero(mask[: self.covered]))] = True
+        return allowed
 
     def _checked(self, queries: np.ndarray, k: int) -> np.ndarray:
         if k < 1:

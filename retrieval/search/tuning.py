@@ -73,7 +73,7 @@ class HeldOutQueries:
         self, index: faiss.Index, effort: int, oversample: int, queries: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and rows as a search returns them."""
-        rows = kinds.candidates(index, queries, AIM, effort, oversample)
+        rows = self.vectors.rows_of(kinds.candidates(index, queries, AIM, effort, oversample))
         return top_k(self.vectors.score(queries, rows), rows, self.wanted)
 
     def recall(self, index: faiss.Index, effort: int, oversample: int) -> tuple[float, float]:
@@ -95,15 +95,21 @@ class HeldOutQueries:
         return 1000 * float(np.median(taken))
 
 
-def hold_out_queries(vectors: Vectors, old: int = 0) -> HeldOutQueries:
-    """Draw queries from row `old` on, and find their nearest neighbours by exact search."""
+def hold_out_queries(vectors: Vectors, live: np.ndarray | None = None, old: int = 0) -> HeldOutQueries:
+    """Draw queries from row `old` on, and find their nearest neighbours by exact search.
+
+    Args:
+        vectors: Vectors of the gallery.
+        live: Rows to search, bool [rows]; `None` for all.
+        old: First row to draw.
+    """
     random = np.random.default_rng(0)
-    new = np.arange(old, len(vectors))
+    new = np.arange(old, len(vectors)) if live is None else old + np.flatnonzero(live[old:])
     rows = np.sort(random.choice(new, min(len(new) // 10, QUERIES), replace=False))
     queries = vectors.take(rows)
-    others = np.ones(len(vectors), bool)
+    others = np.ones(len(vectors), bool) if live is None else live.copy()
     others[rows] = False
-    scores, _ = vectors.nearest(queries, min(AIM, len(vectors) - len(rows)), others)
+    scores, _ = vectors.nearest(queries, min(AIM, int(others.sum())), others)
     return HeldOutQueries(vectors, rows, queries, scores.min(1, initial=np.inf))
 
 
@@ -212,7 +218,13 @@ def _attempt(
 
 
 def add_rows(
-    index: faiss.Index, vectors: Vectors, held: np.ndarray, start: int = 0, *, show_progress: bool = False
+    index: faiss.Index,
+    vectors: Vectors,
+    held: np.ndarray,
+    live: np.ndarray | None = None,
+    start: int = 0,
+    *,
+    show_progress: bool = False,
 ) -> None:
     """Add rows to an index.
 
@@ -220,13 +232,15 @@ def add_rows(
         index: FAISS index.
         vectors: Vectors of the gallery.
         held: Rows to leave out, int64 [h], ascending.
+        live: Rows to add, bool [rows]; `None` for all.
         start: First row to add.
         show_progress: Report progress on stderr.
     """
     with Progress("indexing", len(vectors), "vectors", begun=start, show=show_progress) as progress:
         for first, block in vectors.blocks(start):
             rows = np.setdiff1d(np.arange(first, first + len(block)), held, assume_unique=True)
-            index.add_with_ids(np.ascontiguousarray(block[rows - first]), rows)
+            rows = rows if live is None else rows[live[rows]]
+            index.add_with_ids(np.ascontiguousarray(block[rows - first]), vectors.numbers_of(rows))
             progress.update(len(block))
 
 

@@ -1,4 +1,8 @@
-"""SQLite file of a gallery: connections, atomic transactions, and a checksum over the small tables."""
+"""SQLite file of a gallery: connections, atomic transactions, and a checksum over the small tables.
+
+The checksum covers the tables whose size does not grow with the items or with the number of runs; the rows of
+the others have checksums of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +19,56 @@ from retrieval.errors import LookalikeError
 from retrieval.storage import functions
 
 _SCHEMA = "SELECT name, sql FROM sqlite_master ORDER BY name"
-_SEALED = ("meta", "segments", "indexes", "bad", "runs", "sqlite_sequence")
+_SEALED = ("meta", "segments", "indexes", "sqlite_sequence")
+# Pages of a transaction that stay in memory: if they did not fit, readers would have to wait until its end.
+_CACHE_KIB = 512 * 1024
+_IDLE = 8  # open connections that a reader keeps
 
 
-@contextmanager
-def reading(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open a connection that reads one committed state."""
-    with convert_errors(folder):
-        db = connect(folder)
-        try:
-            db.execute("BEGIN")
-            yield db
-        finally:
+class Reader:
+    """Thread-safe pool of open connections for reading.
+
+    Args:
+        folder: Gallery folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._idle: list[tuple[int, sqlite3.Connection]] = []
+        weakref.finalize(self, _close, self._idle)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Read one committed state, in a transaction that ends with the block."""
+        with convert_errors(self._folder):
+            db = self._take()
+            try:
+                db.execute("BEGIN")
+                yield db
+                db.execute("ROLLBACK")
+            except BaseException:
+                db.close()
+                raise
+            self._keep(db)
+
+    def _take(self) -> sqlite3.Connection:
+        while self._idle:
+            process, db = self._idle.pop()
+            if process == os.getpid():  # a connection does not survive a fork
+                return db
+        return connect(self._folder)
+
+    def _keep(self, db: sqlite3.Connection) -> None:
+        # One that was opened without permission to write cannot roll back the transaction of a killed writer.
+        if len(self._idle) < _IDLE and is_writable(self._folder):
+            self._idle.append((os.getpid(), db))
+        else:
+            db.close()
+
+
+def _close(idle: list[tuple[int, sqlite3.Connection]]) -> None:
+    for process, db in idle:
+        if process == os.getpid():
             db.close()
 
 
@@ -37,6 +80,7 @@ def writing(folder: Path) -> Iterator[sqlite3.Connection]:
         try:
             # EXTRA: the commit is on disk before anything relies on it, such as the removal of old files.
             db.execute("PRAGMA synchronous = EXTRA")
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("INSERT OR REPLACE INTO meta VALUES ('seal', ?)", (json.dumps(seal(db)),))
@@ -49,11 +93,16 @@ def connect(folder: Path) -> sqlite3.Connection:
     """Open the database, read-only if it cannot be written; it is never created."""
     file = folder / "gallery.db"
     # A reader with write permission also rolls back the transaction of a killed writer.
-    mode = "rw" if os.access(file, os.W_OK) and os.access(folder, os.W_OK) else "ro"
+    mode = "rw" if is_writable(folder) else "ro"
     uri = f"{file.absolute().as_uri()}?mode={mode}"
     db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
     functions.register(db)
     return db
+
+
+def is_writable(folder: Path) -> bool:
+    """Return whether this process may write to the database."""
+    return os.access(folder / "gallery.db", os.W_OK) and os.access(folder, os.W_OK)
 
 
 def seal(db: sqlite3.Connection) -> str:

@@ -30,8 +30,8 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None) -> dict[str, A
     sizes = {part: folder_size(folder / part) for part in _PARTS if (folder / part).is_dir()}
     return {
         "gallery": str(folder),
-        "images": stored - len(state.removed),
-        "removed": len(state.removed),
+        "images": stored - len(state.dead),
+        "removed": len(state.dead),
         "waiting": count_items(store).waiting,
         "bad_files": count_bad_files(store),
         "segments": len(state.segments),

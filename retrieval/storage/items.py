@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.storage import schema
-from retrieval.storage.records import BadFile, Change, NewItem, StoredItem, Value
+from retrieval.storage.records import (
+    MISSING,
+    BadFile,
+    Change,
+    Facts,
+    MetadataColumns,
+    NewItem,
+    StoredItem,
+    Value,
+)
 
 # A metadata column may have the name of a column of `items`: all columns are qualified.
 _SELECT = (
     f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, metadata.* "
-    "FROM items JOIN metadata ON metadata.id = items.id"
+    "FROM items LEFT JOIN metadata ON metadata.id = items.id"
 )
-_DELETE_AT_PATH = f"UPDATE items SET deleted_at = ? WHERE root = ? AND path = ? AND {schema.LIVE}"
-_INSERT_ITEM = f"INSERT INTO items ({', '.join(schema.FACTS)}, seg, row, crc) VALUES ({', '.join('?' * 13)})"
+_IDS = "(SELECT value FROM json_each(?))"
+_LOG = "INSERT INTO changes (item, dead)"
+_DEAD = f"{_LOG} SELECT id, vector FROM items WHERE vector IS NOT NULL"
+_AT_PATH = f"root = ? AND path = ? AND path != '' AND {schema.LIVE}"
+_INSERT = (
+    f"INSERT INTO items ({', '.join(schema.FACTS)}, vector, crc) VALUES ({', '.join('?' * 12)}) "
+    "ON CONFLICT (id) DO UPDATE SET deleted_at = NULL, "
+    + ", ".join(f"{name} = excluded.{name}" for name in (*schema.FACTS[1:], "vector", "crc"))
+)
 _INSERT_BAD = (
-    "INSERT INTO bad VALUES (?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT (root, path) DO UPDATE SET "
+    "INSERT INTO bad VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?) ON CONFLICT (root, path) DO UPDATE SET "
     "reason = excluded.reason, detail = excluded.detail, size = excluded.size, mtime_ns = excluded.mtime_ns, "
-    "attempts = attempts + 1, last_seen = excluded.last_seen"
+    "attempts = attempts + 1, last_seen = excluded.last_seen, crc = excluded.crc"
 )
 
 
@@ -37,6 +58,12 @@ def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredIte
             yield _stored(row, known)
 
 
+def read_facts(db: sqlite3.Connection, ids: Collection[int]) -> dict[int, tuple[Any, ...]]:
+    """Return the facts about items, in the order of `Facts`, by id; unknown ids are left out."""
+    query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id IN {_IDS}"
+    return {row[0]: row[1:] for row in db.execute(query, (json.dumps(list(ids)),))}
+
+
 def metadata_columns(db: sqlite3.Connection) -> list[str]:
     """Return the names of the metadata columns, oldest first."""
     return [name for _, name, *_ in db.execute("PRAGMA table_info (metadata)")][1:]
@@ -49,7 +76,23 @@ def _stored(row: Sequence[Any], names: Sequence[str]) -> StoredItem:
     if schema.item_crc(facts, metadata) != crc:
         what = f"item {row[0]}: its facts in the gallery's database are damaged"
         raise LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
-    return StoredItem(**dict(zip(schema.FACTS, facts, strict=True)), metadata=metadata)
+    number, key, root, path, size, mtime_ns, content, width, height, label = facts
+    return StoredItem(number, key, root, path, size, mtime_ns, content, width, height, label, metadata)
+
+
+@dataclass(frozen=True)
+class Identities:
+    """Ids of items that are about to be written.
+
+    Attributes:
+        ids: Item ids, int64 [n].
+        known: Ids that have a row, of a live or a removed item; it is replaced, and keeps its metadata.
+        replaced: Number of live items among them.
+    """
+
+    ids: np.ndarray
+    known: frozenset[int]
+    replaced: int
 
 
 class ItemWriter:
@@ -72,29 +115,105 @@ class ItemWriter:
                 self._db.execute(f"ALTER TABLE metadata ADD COLUMN {schema.quoted(column)}")
                 self._known.append(column)
 
-    def replace(self, number: int, item: NewItem, place: tuple[int, int], when: str) -> None:
-        """Insert an item in place of the live one with its key, whose other metadata it inherits."""
-        s, key = item.stamp, self._key(item)
-        given = self._checked(item.metadata)
-        old = self._db.execute(f"SELECT id FROM items WHERE key = ? AND {schema.LIVE}", (key,)).fetchone()
-        if old:
-            given = {**self._metadata(old[0]), **given}
-            self._db.execute("UPDATE items SET deleted_at = ? WHERE id = ?", (when, *old))
-        what = (item.content_sha256, item.width, item.height, s.label)
-        self._insert((number, key, s.root, s.path, s.size, s.mtime_ns, *what), given, place)
-        self._db.execute("DELETE FROM bad WHERE root = ? AND path = ?", s.key)
+    # ---- new and replaced items
+
+    def keys_of(self, items: Sequence[NewItem]) -> list[str]:
+        """Return the key of each item: the given one, that of the item at its path, or its path."""
+        keys: list[str] = []
+        taken: set[str] = set()
+        for item in items:
+            keys.append(schema.check_key(item.key) if item.key is not None else self._key(item, taken))
+            taken.add(keys[-1])
+        return keys
+
+    def identify(self, keys: Sequence[str], given: Mapping[str, int] | None = None) -> Identities:
+        """Return the ids of items by key: that of the live item, of the last removed one, or a new one.
+
+        Args:
+            keys: Keys of the items.
+            given: Ids of items that have none yet, by key.
+
+        Raises:
+            InputError: A key occurs twice.
+        """
+        if len(set(keys)) < len(keys):
+            (twice, _), *_ = Counter(keys).most_common(1)
+            raise InputError(f"key {twice[:60]!r}: two items cannot have the same key")
+        known, live = self._ids("NOT NULL", keys), self._ids("NULL", keys)
+        known |= live
+        ((first,),) = self._db.execute(
+            "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
+        )
+        fresh = iter(range(first, first + len(keys)))
+        given = given or {}
+        ids = (known.get(key) or given.get(key) or next(fresh) for key in keys)
+        return Identities(np.fromiter(ids, np.int64, len(keys)), frozenset(known.values()), len(live))
+
+    def _ids(self, deleted: str, keys: Sequence[str]) -> dict[str, int]:
+        if not self._exists(f"SELECT 1 FROM items WHERE deleted_at IS {deleted}"):
+            return {}
+        query = f"SELECT key, id FROM items WHERE deleted_at IS {deleted} AND key IN {_IDS} ORDER BY id"
+        return dict(self._db.execute(query, (json.dumps(keys),)))
+
+    def put(self, facts: Facts, who: Identities, numbers: np.ndarray, metadata: MetadataColumns) -> None:
+        """Insert items, or put them in place of the items with their ids, whose other metadata they inherit.
+
+        Args:
+            facts: Facts about the items.
+            who: Ids of the items.
+            numbers: Numbers of their vectors, int64 [n].
+            metadata: Values by column, with `MISSING` for an item that keeps the value it has.
+        """
+        if who.known:
+            self._db.execute(f"{_DEAD} AND {schema.LIVE} AND id IN {_IDS}", (json.dumps([*who.known]),))
+        ids = who.ids.tolist()
+        values = self._merged(ids, who.known, metadata)
+        rows = (
+            (number, *row, vector, schema.item_crc((number, *row), values.get(number)))
+            for number, vector, row in zip(ids, numbers.tolist(), facts.rows(), strict=True)
+        )
+        self._db.executemany(_INSERT, rows)
+        self._write_metadata(values)
+        if self._exists("SELECT 1 FROM bad"):
+            files = ((root, path) for root, path in zip(facts.root, facts.path, strict=True) if path)
+            self._db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", files)
+
+    def _merged(
+        self, ids: Sequence[int], known: Collection[int], metadata: MetadataColumns
+    ) -> dict[int, dict[str, Value]]:
+        """Return all metadata of items, by id, for those that have any."""
+        merged = {number: found for number in known if (found := self._metadata(number))}
+        names = [self._names[name] for name in metadata]
+        for number, *given in zip(ids, *metadata.values(), strict=True) if metadata else ():
+            kept = merged.get(number, {})
+            found = {
+                name: schema.check_value(name, value)
+                for name, value in zip(names, given, strict=True)
+                if value is not MISSING and (value is not None or name in kept)
+            }
+            if found:
+                merged[number] = kept | found
+        return merged
+
+    # ---- other changes
 
     def put_bad(self, file: BadFile, when: str) -> None:
         """Record an unusable file, and remove its items."""
         s = file.stamp
-        self._db.execute(_DELETE_AT_PATH, (when, *s.key))
-        self._db.execute(_INSERT_BAD, (s.root, s.path, file.reason, file.detail, s.size, s.mtime_ns, when))
+        self._db.execute(f"{_DEAD} AND {_AT_PATH}", s.key)
+        self._db.execute(f"UPDATE items SET deleted_at = ? WHERE {_AT_PATH}", (when, *s.key))
+        facts = (s.root, s.path, file.reason, file.detail, s.size, s.mtime_ns)
+        self._db.execute(_INSERT_BAD, (*facts, when, schema.row_crc((*facts, when))))
 
-    def remove(self, number: int, when: str) -> None:
-        """Remove a live item; its vector stays in its segment until the next compaction."""
-        query = f"UPDATE items SET deleted_at = ? WHERE id = ? AND {schema.LIVE}"
-        if self._db.execute(query, (when, number)).rowcount == 0:
-            raise InputError(f"no item {number}; nothing was removed")
+    def remove(self, ids: Collection[int], when: str) -> None:
+        """Remove live items; their vectors stay in the segments until the next compaction."""
+        which = json.dumps(list(ids))
+        live = f"{schema.LIVE} AND id IN {_IDS}"
+        there = {number for (number,) in self._db.execute(f"SELECT id FROM items WHERE {live}", (which,))}
+        if missing := set(ids) - there:
+            raise InputError(f"no item {min(missing)}; nothing was removed")
+        self._db.execute(f"{_DEAD} AND {live}", (which,))
+        self._db.execute(f"UPDATE items SET deleted_at = ? WHERE {live}", (when, which))
 
     def amend(self, change: Change) -> None:
         """Change facts about a live item."""
@@ -117,24 +236,24 @@ class ItemWriter:
             )
         except sqlite3.IntegrityError as error:
             raise InputError(f"item {change.id}: another item has the key {change.key!r}") from error
-        self._write_metadata(change.id, given)
+        self._write_metadata({change.id: given} if given else {})
+        self._db.execute(f"{_LOG} VALUES (?, NULL)", (change.id,))
 
-    def _insert(self, facts: Sequence[Any], metadata: Mapping[str, Value], place: tuple[int, int]) -> None:
-        crc = schema.item_crc(facts, metadata)
-        self._db.execute(_INSERT_ITEM, (*facts, *place, crc))
-        self._write_metadata(facts[0], metadata)
+    # ---- parts
 
-    def _key(self, item: NewItem) -> str:
-        if item.key is not None:
-            return schema.check_key(item.key)
+    def _exists(self, query: str) -> bool:
+        return self._db.execute(f"{query} LIMIT 1").fetchone() is not None
+
+    def _key(self, item: NewItem, taken: Collection[str]) -> str:
         root, path = item.stamp.key
         if not path:
             raise InputError("an item without a file needs a key")
-        at_path = f"SELECT key FROM items WHERE root = ? AND path = ? AND {schema.LIVE} ORDER BY id LIMIT 1"
+        at_path = f"SELECT key FROM items WHERE {_AT_PATH} ORDER BY id LIMIT 1"
         if kept := self._db.execute(at_path, (root, path)).fetchone():
             return str(kept[0])
-        taken = self._db.execute(f"SELECT 1 FROM items WHERE key = ? AND {schema.LIVE}", (path,)).fetchone()
-        return item.stamp.full.as_posix() if taken else path
+        live = f"SELECT 1 FROM items WHERE key = ? AND {schema.LIVE}"
+        is_taken = path in taken or self._db.execute(live, (path,)).fetchone()
+        return item.stamp.full.as_posix() if is_taken else path
 
     def _checked(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         return {self._names[name]: schema.check_value(name, value) for name, value in metadata.items()}
@@ -143,8 +262,8 @@ class ItemWriter:
         row = self._db.execute("SELECT * FROM metadata WHERE id = ?", (number,)).fetchone()
         return dict(zip(self._known, row[1:], strict=True)) if row else {}
 
-    def _write_metadata(self, number: int, values: Mapping[str, Value]) -> None:
-        columns = "".join(f", {schema.quoted(name)}" for name in values)
-        marks = ", ?" * len(values)
-        insert = f"INSERT OR REPLACE INTO metadata (id{columns}) VALUES (?{marks})"
-        self._db.execute(insert, (number, *values.values()))
+    def _write_metadata(self, values: Mapping[int, Mapping[str, Value]]) -> None:
+        """Write all metadata of items, by id."""
+        marks = ", ".join("?" * (1 + len(self._known)))
+        rows = ((number, *(given.get(name) for name in self._known)) for number, given in values.items())
+        self._db.executemany(f"INSERT OR REPLACE INTO metadata VALUES ({marks})", rows)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from retrieval.files import now
 from retrieval.storage import database, schema
-from retrieval.storage.items import metadata_columns
+from retrieval.storage.items import metadata_columns, read_facts
 from retrieval.storage.records import Segment
 from retrieval.storage.store import Store, insert_segment
 
-RowPlace = tuple[int, int]  # segment number, row in the segment
+_UNKNOWN = ("", "", "", 0, 0, "", 0, 0, None)  # facts about an item without a row
 
 
 @dataclass(frozen=True)
@@ -23,43 +25,38 @@ class Replacement:
 
     Attributes:
         old: Segments to replace.
-        new: New segment; `None` if no row is left.
-        ids: Item ids of the new segment's rows, int64 [n].
+        new: New segment, whose rows have the numbers that they had; `None` if no row is left.
     """
 
     old: Sequence[Segment]
     new: Segment | None
-    ids: np.ndarray
 
 
 @dataclass(frozen=True)
 class ItemState:
-    """What the database holds about one item, for verification.
+    """What the database holds about one live item, for verification.
 
     Attributes:
         id: Item id.
-        place: Its vector's place according to the database; `None` for an item without a vector.
-        is_intact: Whether its facts and metadata match their checksum; True for removed items.
+        number: Number of its vector; `None` for an item that waits to be embedded again.
+        is_intact: Whether its facts and metadata match their checksum.
     """
 
     id: int
-    place: RowPlace | None
+    number: int | None
     is_intact: bool
 
 
 # ---- compaction
 
 
-def replace_segments(
-    store: Store, replacements: Sequence[Replacement], *, purge: bool = False, drop_index: bool = False
-) -> int:
+def replace_segments(store: Store, replacements: Sequence[Replacement], *, purge: bool = False) -> int:
     """Replace segments in one transaction, and return the number of purged items.
 
     Args:
         store: Gallery store, inside `writing()`.
         replacements: Segments to replace.
-        purge: Delete removed items and their metadata for good.
-        drop_index: Stop using the index, whose rows have moved.
+        purge: Delete removed items, their metadata and the log of changes for good; no dead vectors are left.
     """
     purged = 0
     with store.transaction() as db:
@@ -68,8 +65,7 @@ def replace_segments(
         if purge:
             db.execute("DELETE FROM metadata WHERE id IN (SELECT id FROM items WHERE deleted_at IS NOT NULL)")
             purged = db.execute("DELETE FROM items WHERE deleted_at IS NOT NULL").rowcount
-        if drop_index:
-            _drop_index(db)
+            db.execute("DELETE FROM changes")
     return purged
 
 
@@ -77,13 +73,15 @@ def _replace(db: sqlite3.Connection, replacement: Replacement) -> None:
     old, new = replacement.old, replacement.new
     db.executemany("DELETE FROM segments WHERE seg = ?", [(segment.seg,) for segment in old])
     if new is not None:
-        seg = insert_segment(db, new, old[0].seg)
-        places = [(seg, row, item) for row, item in enumerate(replacement.ids.tolist())]
-        db.executemany("UPDATE items SET seg = ?, row = ? WHERE id = ?", places)
+        insert_segment(db, new, old[0].seg)
 
 
-def _drop_index(db: sqlite3.Connection) -> None:
-    db.execute("DELETE FROM indexes")
+def facts_of(store: Store, ids: np.ndarray) -> dict[str, list[Any]]:
+    """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
+    with store.reading() as db:
+        found = read_facts(db, ids.tolist())
+    columns = zip(*(found.get(item, _UNKNOWN) for item in ids.tolist()), strict=True)
+    return {name: list(column) for name, column in zip(schema.FACTS[1:], columns, strict=True)}
 
 
 # ---- verification
@@ -91,49 +89,36 @@ def _drop_index(db: sqlite3.Connection) -> None:
 
 def integrity_errors(store: Store) -> list[str]:
     """Return SQLite's own findings about the database file; empty if it is intact."""
-    with database.reading(store.folder) as db:
-        found = [str(row[0]) for row in db.execute("PRAGMA integrity_check (5)")]
+    found = [str(row[0]) for row in store.select("PRAGMA integrity_check (5)")]
     return [] if found == ["ok"] else found
 
 
 def is_sealed(store: Store) -> bool:
     """Return whether the small tables match the checksum of the last transaction."""
-    with database.reading(store.folder) as db:
+    with store.reading() as db:
         return database.sealed(db)
 
 
-def listed_ids(store: Store, segment: Segment) -> list[int]:
-    """Return the ids of the items that the database places in a segment, by row."""
-    query = "SELECT id FROM items WHERE seg = ? ORDER BY row"
-    return [item for (item,) in store.select(query, (segment.seg,))]
-
-
-def listed_places(store: Store, segment: Segment) -> dict[int, RowPlace]:
-    """Return the places, according to the database, of the items in a segment."""
-    rows = store.select("SELECT id, seg, row FROM items WHERE seg = ?", (segment.seg,))
-    return {item: (seg, row) for item, seg, row in rows}
-
-
 def item_states(store: Store) -> Iterator[ItemState]:
-    """Yield the state of every item, removed ones among them, all of one committed state."""
+    """Yield the state of every live item, all of one committed state."""
     query = (
-        f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, items.seg, items.row, "
-        "items.deleted_at, metadata.* FROM items LEFT JOIN metadata ON items.id = metadata.id"
+        f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, items.vector, metadata.* "
+        f"FROM items LEFT JOIN metadata ON items.id = metadata.id WHERE {schema.LIVE}"
     )
     count = len(schema.FACTS)
-    with database.reading(store.folder) as db:
+    with store.reading() as db:
         names = metadata_columns(db)
         for row in db.execute(query):
-            facts, (crc, seg, place, deleted_at, owner), values = (
-                row[:count],
-                row[count : count + 5],
-                row[count + 5 :],
-            )
-            metadata = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-            is_intact = deleted_at is not None or (
-                owner == row[0] and schema.item_crc(facts, metadata) == crc
-            )
-            yield ItemState(row[0], None if seg is None else (seg, place), is_intact)
+            metadata = dict(zip(names, row[count + 3 :], strict=True))
+            is_intact = schema.item_crc(row[:count], metadata) == row[count]
+            yield ItemState(row[0], row[count + 1], is_intact)
+
+
+def listed_rows(store: Store, segment: Segment) -> np.ndarray:
+    """Return vector numbers and item ids of the live items in a segment, int64 [2, n], numbers ascending."""
+    query = f"SELECT vector, id FROM items WHERE {schema.LIVE} AND vector BETWEEN ? AND ? ORDER BY vector"
+    found = store.select(query, (segment.first, segment.last))
+    return np.array(found, np.int64).reshape(-1, 2).T
 
 
 # ---- repair
@@ -151,41 +136,40 @@ def seal_again(store: Store) -> None:
         pass
 
 
-def drop_index(store: Store) -> None:
-    """Stop using the FAISS index, which becomes a leftover."""
-    with store.transaction() as db:
-        _drop_index(db)
-
-
-def set_rows_checksum(store: Store, segment: Segment, rows_sha256: str) -> None:
-    """Record the checksum of a segment's rewritten file of rows."""
-    with store.transaction() as db:
-        db.execute("UPDATE segments SET rows_sha256 = ? WHERE seg = ?", (rows_sha256, segment.seg))
-
-
-def salvage_segment(store: Store, damaged: Segment, new: Segment | None, ids: np.ndarray) -> None:
-    """Replace a damaged segment by its good rows; the other items wait to be embedded again.
+def salvage_segment(store: Store, damaged: Segment, new: Segment | None, numbers: np.ndarray) -> None:
+    """Replace a damaged segment by its good rows; the items of the others wait to be embedded again.
 
     Args:
         store: Gallery store, inside `writing()`.
         damaged: Damaged segment.
         new: Segment of the good rows; `None` if there are none.
-        ids: Item ids of the good rows, int64 [n].
+        numbers: Vector numbers of the good rows, int64 [n].
     """
+    ends = damaged.first, damaged.last, json.dumps(numbers.tolist())
+    lost = "BETWEEN ? AND ? AND {} NOT IN (SELECT value FROM json_each(?))"
     with store.transaction() as db:
-        db.execute("UPDATE items SET seg = NULL, row = NULL WHERE seg = ?", (damaged.seg,))
-        _replace(db, Replacement([damaged], new, ids))
-        _drop_index(db)
+        db.execute(f"UPDATE items SET vector = NULL WHERE vector {lost.format('vector')}", ends)
+        db.execute(f"DELETE FROM changes WHERE dead {lost.format('dead')}", ends)
+        _replace(db, Replacement([damaged], new))
 
 
-def set_item_place(store: Store, item: int, place: RowPlace | None) -> None:
-    """Correct the place of an item's vector; `None` makes the item wait to be embedded again."""
+def drop_index(store: Store) -> None:
+    """Stop using the FAISS index, which becomes a leftover."""
     with store.transaction() as db:
-        db.execute("UPDATE items SET seg = ?, row = ? WHERE id = ?", (*(place or (None, None)), item))
+        db.execute("DELETE FROM indexes")
+
+
+def set_number(store: Store, item: int, number: int | None) -> None:
+    """Correct the number of an item's vector; `None` makes the item wait to be embedded again."""
+    with store.transaction() as db:
+        db.execute("UPDATE items SET vector = ? WHERE id = ?", (number, item))
 
 
 def remove_damaged_item(store: Store, item: int) -> None:
-    """Remove an item whose facts are damaged, whether or not it has a row of metadata."""
+    """Remove an item whose facts are damaged."""
     with store.transaction() as db:
+        db.execute(
+            "INSERT INTO changes (item, dead) SELECT id, vector FROM items WHERE id = ? AND vector NOT NULL",
+            (item,),
+        )
         db.execute("UPDATE items SET deleted_at = ? WHERE id = ?", (now(), item))
-        db.execute("INSERT OR IGNORE INTO metadata (id) VALUES (?)", (item,))

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.files import write_texts
 from retrieval.storage.records import IndexSpec
 from retrieval.storage.schema import FORMAT_VERSION
 
 _INDEX_SPEC = "index_wish"  # its name in the database
-_CONSTANT = {"metric": "cosine", "dtype": "float32"}
+COPY = "gallery.json"
+_CONSTANT = {"metric": "cosine"}
+DTYPES = ("float32", "float16")
 
 
 def _new_uuid() -> str:
@@ -36,6 +39,7 @@ class Manifest:
         probes_sha256: SHA-256 of the file with the model's vectors of the probe images.
         rebuilt_from: uuid of the gallery that this one replaces, if it is a rebuild.
         index_spec: Specification of the index; the default for the next one.
+        dtype: Type of the stored numbers, one of `DTYPES`.
         uuid: Random id of the gallery.
         format_version: Version of the gallery format.
     """
@@ -47,6 +51,7 @@ class Manifest:
     probes_sha256: str | None = None
     rebuilt_from: str | None = None
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
+    dtype: str = "float32"
     uuid: str = field(default_factory=_new_uuid)
     format_version: int = FORMAT_VERSION
 
@@ -66,6 +71,7 @@ class Manifest:
             "decode_policy": self.decode_policy,
             "probes_sha256": self.probes_sha256,
             "rebuilt_from": self.rebuilt_from,
+            "dtype": self.dtype,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
         }
@@ -94,6 +100,7 @@ def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
             probes_sha256=facts.get("probes_sha256"),
             rebuilt_from=facts.get("rebuilt_from"),
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
+            dtype=str(facts["dtype"]),
             uuid=str(facts["gallery_uuid"]),
             format_version=version,
         )
@@ -108,6 +115,11 @@ def write_manifest(db: sqlite3.Connection, manifest: Manifest, previous: Manifes
     before = {} if previous is None else previous.rows()
     changed = [(name, value) for name, value in manifest.rows().items() if before.get(name) != value]
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", changed)
+
+
+def write_copy(folder: Path, manifest: Manifest) -> None:
+    """Write the copy of the manifest, from which a lost database is rebuilt."""
+    write_texts(folder, {COPY: json.dumps(manifest.rows(), indent=2)})
 
 
 def _given(facts: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 Value = str | int | float | None
+MISSING = object()  # stands for a value that is not given, where `None` is given as a value
+# Values of n items by column: `Value` or `MISSING`.
+MetadataColumns = Mapping[str, Sequence[object]]
 # Root of the uploaded files: relative to the gallery folder, so that they move with it.
 UPLOADS = "pictures"
 # Names of the uploaded files.
@@ -55,6 +59,8 @@ class NewItem:
         width, height: Image size in pixels; 0 if unknown.
         metadata: Values by column; other columns keep the value of the item that this one replaces.
         key: Stable id for users; `None` for the path, or for the key that the path already has.
+        id: Item id, which must be free or that of the item with the key; `None` for the one that the key has
+            or had, or else the next free one.
     """
 
     stamp: FileStamp
@@ -63,6 +69,44 @@ class NewItem:
     height: int
     metadata: Mapping[str, Value] = field(default_factory=dict)
     key: str | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about n items as columns of n values, in the order of the columns of the table `items`.
+
+    Attributes:
+        key: Stable ids for users, all different.
+        root, path, size, mtime_ns: As for `FileStamp`; empty and 0 for items without a file.
+        content_sha256, width, height: As for `NewItem`.
+        label: Labels; `None` for an item without one.
+    """
+
+    key: Sequence[str]
+    root: Sequence[str]
+    path: Sequence[str]
+    size: Sequence[int]
+    mtime_ns: Sequence[int]
+    content_sha256: Sequence[str]
+    width: Sequence[int]
+    height: Sequence[int]
+    label: Sequence[str | None]
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    @property
+    def columns(self) -> tuple[Sequence[Any], ...]:
+        """The columns, in order."""
+        return tuple(vars(self).values())
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the facts about each item, in order."""
+        return zip(*self.columns, strict=True)
+
+    def __getitem__(self, some: slice) -> Facts:
+        return Facts(*(column[some] for column in self.columns))
 
 
 @dataclass(frozen=True)
@@ -70,7 +114,7 @@ class StoredItem:
     """All facts about an item except its vector.
 
     Attributes:
-        id: Item id, which is never used again.
+        id: Item id, which stays with the key and is never used for another one.
         key: Stable id for users.
         root: Folder that the path is relative to; a relative one is below the gallery folder.
         path: Path below the root; empty for an item without a file.
@@ -110,7 +154,7 @@ class ExistingItem:
         size: File size in bytes when it was embedded.
         mtime_ns: Modification time then, in nanoseconds.
         label: Label, if any.
-        embedded: Whether it has a vector; False if that was lost to damage.
+        embedded: Whether it has a vector; False if it was lost to damage.
     """
 
     id: int
@@ -155,28 +199,20 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of vectors, float32 [n, D], with a file of item ids and checksums.
+    """A file of vectors [n, D], with a file of rows and a file of facts; see `retrieval.storage.segments`.
 
     Attributes:
         seg: Segment number.
         file: Name of the file of vectors.
         n: Number of rows.
-        sha256: SHA-256 of the file of vectors.
-        bytes: Size of the file of vectors.
-        rows_sha256: SHA-256 of the file of item ids and checksums.
+        first, last: Lowest and highest vector number.
     """
 
     seg: int
     file: str
     n: int
-    sha256: str
-    bytes: int
-    rows_sha256: str
-
-    @property
-    def rows_file(self) -> str:
-        """Name of the file of item ids and checksums."""
-        return f"{Path(self.file).stem}.rows.npy"
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -205,13 +241,14 @@ class IndexSpec:
 
 @dataclass(frozen=True)
 class ActiveIndex:
-    """The index in use, over the first n rows of all segments, oldest first.
+    """The index in use, over the vectors up to a number.
 
     Attributes:
         folder: Name of its folder below `indexes`.
         sha256: SHA-256 of its file `index.faiss`.
         kind: Index kind.
-        n: Number of rows in it.
+        n: Number of vectors in it.
+        last: Highest vector number that it covers.
         card_sha256: SHA-256 of its file `card.json`.
     """
 
@@ -219,6 +256,7 @@ class ActiveIndex:
     sha256: str
     kind: str
     n: int
+    last: int
     card_sha256: str
 
 
@@ -227,11 +265,13 @@ class GalleryState:
     """One committed state of a gallery.
 
     Attributes:
-        segments: Segments, oldest first; their rows ascend by item id.
-        removed: Ids of removed items whose rows are still in the segments, int64 [m].
+        segments: Segments, oldest first; vector numbers ascend over all their rows.
+        dead: Numbers of the vectors of removed and replaced items that are still in the segments, int64 [m].
         index: Index in use; `None` for exact search.
+        log: Number of the newest entry of the log of changes.
     """
 
     segments: tuple[Segment, ...]
-    removed: np.ndarray
+    dead: np.ndarray
     index: ActiveIndex | None
+    log: int

@@ -12,32 +12,36 @@ from typing import Any, Literal
 from retrieval.errors import InputError
 from retrieval.storage.records import Value
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 LIVE = "items.deleted_at IS NULL"  # not removed
-SEARCHABLE = f"{LIVE} AND items.seg IS NOT NULL"  # and with a vector
+SEARCHABLE = f"{LIVE} AND items.vector IS NOT NULL"  # and with a vector
 
+# An item keeps its id as long as it has its key. `vector` is the number of its vector in segments and index;
+# NULL for an item that waits to be embedded again. `changes` logs, since the last compaction, the items whose
+# facts changed and the numbers of vectors that are dead: those of removed and replaced items.
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE segments (seg INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT NOT NULL UNIQUE, n INTEGER NOT NULL,
-    sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, rows_sha256 TEXT NOT NULL);
+    first INTEGER NOT NULL, last INTEGER NOT NULL);
 CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, root TEXT NOT NULL,
     path TEXT NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, content_sha256 TEXT NOT NULL,
     width INTEGER NOT NULL, height INTEGER NOT NULL, label TEXT,
-    seg INTEGER, row INTEGER, deleted_at TEXT, crc INTEGER NOT NULL);
+    vector INTEGER, deleted_at TEXT, crc INTEGER NOT NULL);
 CREATE UNIQUE INDEX live_key ON items (key) WHERE deleted_at IS NULL;
-CREATE INDEX live_path ON items (root, path) WHERE deleted_at IS NULL;
-CREATE INDEX removed ON items (id, seg) WHERE deleted_at IS NOT NULL;
+CREATE INDEX live_path ON items (root, path) WHERE deleted_at IS NULL AND path != '';
+CREATE INDEX removed_key ON items (key) WHERE deleted_at IS NOT NULL;
+CREATE TABLE changes (n INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL, dead INTEGER);
 CREATE TABLE metadata (id INTEGER PRIMARY KEY REFERENCES items);
 CREATE TABLE bad (root TEXT NOT NULL, path TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL,
     size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, attempts INTEGER NOT NULL, last_seen TEXT NOT NULL,
-    PRIMARY KEY (root, path));
+    crc INTEGER NOT NULL, PRIMARY KEY (root, path));
 CREATE TABLE indexes (idx INTEGER PRIMARY KEY, dir TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL,
-    kind TEXT NOT NULL, n INTEGER NOT NULL, card_sha256 TEXT NOT NULL);
+    kind TEXT NOT NULL, n INTEGER NOT NULL, last INTEGER NOT NULL, card_sha256 TEXT NOT NULL);
 CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT NOT NULL, ended TEXT,
-    counts TEXT NOT NULL DEFAULT '{}', versions TEXT NOT NULL);
+    counts TEXT NOT NULL DEFAULT '{}', versions TEXT NOT NULL, crc INTEGER NOT NULL);
 """
 
-# Facts that an item's checksum covers, in this order; its row is checked against the segments instead.
+# Facts that an item's checksum covers, in this order; its vector is checked against the segments instead.
 FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
 # Columns of items that a condition may name, and the type of their values.
 BUILT_IN: Mapping[str, Literal["text", "number"]] = {
@@ -59,10 +63,15 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def item_crc(facts: Sequence[Any], metadata: Mapping[str, Value]) -> int:
+def item_crc(facts: Iterable[Any], metadata: Mapping[str, Value] | None = None) -> int:
     """Return the CRC-32 of an item's facts, in the order of `FACTS`, and of its metadata."""
-    given = sorted((name, value) for name, value in metadata.items() if value is not None)
-    return zlib.crc32(json.dumps([*facts, given]).encode())
+    given = sorted((name, value) for name, value in (metadata or {}).items() if value is not None)
+    return row_crc((*facts, json.dumps(given)) if given else facts)
+
+
+def row_crc(values: Iterable[Any]) -> int:
+    """Return the CRC-32 of the values of a row."""
+    return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "backslashreplace"))
 
 
 def match_columns(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:

@@ -1,76 +1,156 @@
-"""Segments: immutable files of vectors, each with a file of item ids and row checksums."""
+"""Segments: immutable files of vectors, each with a file of rows and a file of facts about their items.
+
+    <uuid>.npy          vectors [n, D], float32 or float16, unit length
+    <uuid>.rows.npy     int64 [3, n]: vector numbers (ascending), item ids, checksums of the rows
+    <uuid>.items.json   facts about the items as columns, from which a lost database is rebuilt
+
+A row is checked when it is used: its checksum covers the bytes of its vector, its number and its item id.
+"""
 
 from __future__ import annotations
 
+import json
 import uuid
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from retrieval.files import atomic_write, sha256_of
+from retrieval.files import atomic_write
 from retrieval.storage.records import Segment
+
+NUMBER, ITEM, CHECKSUM = range(3)  # lines of the file of rows
+HEADER = 128  # bytes before the first vector
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 class DamagedError(Exception):
     """A file of a segment is missing or damaged; the message is its path."""
 
 
-def write(folder: Path, vectors: np.ndarray, ids: np.ndarray) -> Segment:
-    """Write vectors, float32 [n, D], of items, int64 [n] ascending; return a segment without a number yet."""
-    vectors = np.ascontiguousarray(vectors, np.float32)
-    path = folder / f"{uuid.uuid4().hex}.npy"
-    _save(path, vectors)
-    rows_sha256 = write_rows(path, vectors, ids)
-    return Segment(0, path.name, len(vectors), sha256_of(path), path.stat().st_size, rows_sha256)
+def write(
+    folder: Path,
+    blocks: Iterable[np.ndarray],
+    rows: np.ndarray,
+    facts: Mapping[str, Sequence[Any]],
+    dim: int,
+    dtype: str = "float32",
+) -> Segment:
+    """Write a segment, and return its record without a segment number yet.
+
+    Args:
+        folder: Folder of the segments.
+        blocks: Vectors [b, D] in order, n in all; one block is in memory at a time.
+        rows: Vector number, ascending, and item id of each vector, int64 [2, n].
+        facts: Facts about the items, a list of n values by name.
+        dim: Dimension D.
+        dtype: "float32" or "float16".
+    """
+    path, count = folder / f"{uuid.uuid4().hex}.npy", rows.shape[1]
+    full = np.empty((3, count), np.int64)
+    full[:CHECKSUM] = rows
+    with atomic_write(path) as draft, draft.open("wb") as file:
+        header = {"descr": np.dtype(dtype).newbyteorder("<").str, "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (count, dim)})
+        start = 0
+        for block in blocks:
+            stored = np.ascontiguousarray(block, dtype)
+            stop = start + len(stored)
+            full[CHECKSUM, start:stop] = checksums(stored, rows[:, start:stop])
+            file.write(stored.data)
+            start = stop
+    assert start == count, (start, count)
+    write_rows(path, full)
+    with atomic_write(items_file(path)) as draft:
+        draft.write_text(json.dumps(facts, ensure_ascii=False, separators=(",", ":")), "utf-8")
+    return Segment(0, path.name, count, int(rows[NUMBER, 0]), int(rows[NUMBER, -1]))
 
 
-def write_rows(path: Path, vectors: np.ndarray, ids: np.ndarray) -> str:
-    """Write the file of rows for the vectors, float32 [n, D], of items, int64 [n]; return its SHA-256."""
-    rows = np.stack([ids.astype(np.int64), row_checksums(vectors).astype(np.int64)], 1)  # [n, 2]
-    target = path.with_name(f"{path.stem}.rows.npy")
-    _save(target, rows)
-    return sha256_of(target)
+def write_rows(path: Path, rows: np.ndarray) -> None:
+    """Write the file of rows, int64 [3, n], of the segment at `path`."""
+    with atomic_write(rows_file(path)) as draft, draft.open("wb") as file:
+        np.save(file, rows, allow_pickle=False)
 
 
-def vectors(folder: Path, segment: Segment, dim: int) -> np.ndarray:
-    """Return the vectors of a segment, memory-mapped and unchecked: float32 [n, dim].
+def rows_file(path: Path) -> Path:
+    """Return the path of the file of rows of a segment."""
+    return path.with_name(f"{path.stem}.rows.npy")
+
+
+def items_file(path: Path) -> Path:
+    """Return the path of the file of facts of a segment."""
+    return path.with_name(f"{path.stem}.items.json")
+
+
+def files_of(name: str) -> tuple[str, str, str]:
+    """Return the names of the three files of a segment, by the name of its vectors."""
+    path = Path(name)
+    return path.name, rows_file(path).name, items_file(path).name
+
+
+def vectors(folder: Path, segment: Segment, dim: int, dtype: str) -> np.ndarray:
+    """Return the vectors of a segment, memory-mapped and unchecked: [n, dim].
 
     Raises:
-        DamagedError: The file is missing or has another shape.
+        DamagedError: The file is missing or has another shape or type.
     """
-    found = _load(folder / segment.file, mapped=True)
-    if found.dtype != np.float32 or found.shape != (segment.n, dim):
-        raise DamagedError(folder / segment.file)
+    return _mapped(folder / segment.file, (segment.n, dim), dtype)
+
+
+def rows(folder: Path, segment: Segment) -> np.ndarray:
+    """Return numbers, item ids and checksums of the rows, memory-mapped: int64 [3, n].
+
+    Raises:
+        DamagedError: The file is missing, or its shape or ends are not those of the segment.
+    """
+    path = rows_file(folder / segment.file)
+    found = _mapped(path, (3, segment.n), "int64")
+    if (found[NUMBER, 0], found[NUMBER, -1]) != (segment.first, segment.last):
+        raise DamagedError(path)
     return found
 
 
-def rows(folder: Path, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
-    """Return the item ids, int64 [n], and the CRC-32 of each row's bytes, uint32 [n].
+def facts(folder: Path, name: str) -> dict[str, list[Any]]:
+    """Return the facts about the items of a segment as columns.
 
     Raises:
         DamagedError: The file is missing or damaged.
     """
-    path = folder / segment.rows_file
-    if not path.is_file() or sha256_of(path) != segment.rows_sha256:
-        raise DamagedError(path)
-    both = _load(path)  # [n, 2]
-    return both[:, 0].copy(), both[:, 1].astype(np.uint32)
-
-
-def row_checksums(vectors: np.ndarray) -> np.ndarray:
-    """Return the CRC-32 of the bytes of each row of float32 [n, D]: uint32 [n]."""
-    return np.fromiter((zlib.crc32(row) for row in np.ascontiguousarray(vectors)), np.uint32, len(vectors))
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    with atomic_write(path) as draft, draft.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
-
-
-def _load(path: Path, *, mapped: bool = False) -> np.ndarray:
+    path = items_file(folder / name)
     try:
-        loaded: np.ndarray = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DamagedError(path) from error
+    if not isinstance(found, dict):
+        raise DamagedError(path)
+    return found
+
+
+def checksums(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the checksum of each row: CRC-32 of its bytes, seeded with its number and its item id.
+
+    Args:
+        vectors: Vectors as stored, [n, D].
+        rows: Vector numbers and item ids, int64 [2 or more, n].
+
+    Returns:
+        int64 [n].
+    """
+    with np.errstate(over="ignore"):
+        mixed = rows[NUMBER].astype(np.uint64) * _PRIME ^ rows[ITEM].astype(np.uint64)
+        mixed *= _PRIME
+    seeds = (mixed >> np.uint64(32)).tolist()
+    stored = np.ascontiguousarray(vectors)
+    return np.fromiter(map(zlib.crc32, stored, seeds), np.int64, len(stored))
+
+
+def _mapped(path: Path, shape: tuple[int, int], dtype: str) -> np.ndarray:
+    try:
+        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DamagedError(path) from error
-    return loaded
+    if found.dtype != np.dtype(dtype) or found.shape != shape:
+        raise DamagedError(path)
+    return np.asarray(found)  # a plain view: np.memmap is slow to index

@@ -1,9 +1,9 @@
 """Crash-safe store of a gallery: one SQLite file as the only commit point, immutable vector segments.
 
     gallery.db                  all facts; a file counts only if a row here names it
+    gallery.json                copy of the manifest, used only if gallery.db is lost
     LOCK                        writer's lock file
-    segments/<uuid>.npy         float32 [n, D], unit rows, written once
-    segments/<uuid>.rows.npy    int64 [n, 2]: item id of each row, and CRC-32 of the row's bytes
+    segments/<uuid>.npy         vectors [n, D], with .rows.npy and .items.json; see `segments`
     indexes/<uuid>/             index.faiss and card.json
     model/                      model.onnx and probes.npy; empty for an external embedding
     reports/<time>/             report.json and report.html
@@ -26,7 +26,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -38,16 +38,19 @@ from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
 from retrieval.storage import database, schema, segments
 from retrieval.storage.items import ItemWriter, metadata_columns, read_items
-from retrieval.storage.manifest import Manifest, parse_manifest, write_manifest
+from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
 from retrieval.storage.records import (
+    MISSING,
     UPLOAD_NAME,
     UPLOADS,
     ActiveIndex,
     BadFile,
     Change,
+    Facts,
     FileStamp,
     GalleryState,
     IndexSpec,
+    MetadataColumns,
     NewItem,
     Segment,
     StoredItem,
@@ -77,6 +80,7 @@ class Store:
             raise InputError(
                 f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES --model M`"
             )
+        self._reader = database.Reader(folder)
         self.manifest = parse_manifest(folder, self.select("SELECT key, value FROM meta WHERE key != 'seal'"))
         self._held = False
         self._watch: Watch | None = None
@@ -117,6 +121,7 @@ class Store:
             db.close()
             with database.writing(draft) as db:
                 write_manifest(db, manifest)
+            write_copy(draft, manifest)
             draft.rename(folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -133,8 +138,18 @@ class Store:
 
     def select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of one query; for the modules of `retrieval.storage` only."""
-        with database.reading(self.folder) as db:
+        with self.reading() as db:
             return db.execute(query, values).fetchall()
+
+    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Read one committed state of the database; for the modules of `retrieval.storage` only."""
+        return self._reader.reading()
+
+    def select_numbers(self, query: str, values: Sequence[Any] = ()) -> np.ndarray:
+        """Return the whole numbers of a query for one column named `n`, int64; fast for millions of rows."""
+        # One text instead of a Python object for each row.
+        ((found,),) = self.select(f"SELECT group_concat(n) FROM ({query})", values)
+        return np.fromstring(found, np.int64, sep=",") if found else np.empty(0, np.int64)
 
     def state(self) -> GalleryState:
         """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
@@ -159,16 +174,17 @@ class Store:
         return [Segment(*row) for row in self.select(SEGMENTS)]
 
     def segment_vectors(self, segment: Segment) -> np.ndarray:
-        """Return the vectors of a segment, memory-mapped: float32 [n, D]. Rows are checked when used.
+        """Return the vectors of a segment, memory-mapped: [n, D] as stored. Rows are checked when used.
 
         Raises:
             LookalikeError: The file is missing or has another shape.
         """
         with self._repairable():
-            return segments.vectors(self.folder / "segments", segment, self.manifest.dim)
+            dim, dtype = self.manifest.dim, self.manifest.dtype
+            return segments.vectors(self.folder / "segments", segment, dim, dtype)
 
-    def segment_rows(self, segment: Segment) -> tuple[np.ndarray, np.ndarray]:
-        """Return the item ids, int64 [n], and the CRC-32 of each row's bytes, uint32 [n], of a segment.
+    def segment_rows(self, segment: Segment) -> np.ndarray:
+        """Return vector numbers, item ids and checksums of a segment, memory-mapped: int64 [3, n].
 
         Raises:
             LookalikeError: The file is missing or damaged.
@@ -182,12 +198,12 @@ class Store:
         Raises:
             LookalikeError: The facts of an item are damaged.
         """
-        with database.reading(self.folder) as db:
+        with self.reading() as db:
             return list(read_items(db, ids))
 
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
-        with database.reading(self.folder) as db:
+        with self.reading() as db:
             return metadata_columns(db)
 
     def bad_files(self) -> list[BadFile]:
@@ -243,8 +259,9 @@ class Store:
     def commit(self, vectors: np.ndarray, items: Sequence[NewItem], bad: Iterable[BadFile] = ()) -> None:
         """Add items with their vectors, and unusable files, in one transaction.
 
-        An item replaces the live one with the same key. The items of an unusable file are removed, since the
-        file is no longer the image that was embedded.
+        An item replaces the live one with the same key, and keeps its id and its other metadata; so does an
+        item whose key was removed and not compacted away. The items of an unusable file are removed, since
+        the file is no longer the image that was embedded.
 
         Args:
             vectors: float32 [n, D], unit length.
@@ -257,18 +274,52 @@ class Store:
         when = now()
         with self.transaction() as db:
             writer = ItemWriter(db)
-            writer.add_columns(name for item in items for name in item.metadata)
             if len(items):
-                first = db.execute(
-                    "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
-                )
-                numbers = range(start := first.fetchone()[0], start + len(items))
-                segment = segments.write(self.folder / "segments", vectors, np.array(numbers))
-                seg = insert_segment(db, segment)
-                for row, (number, item) in enumerate(zip(numbers, items, strict=True)):
-                    writer.replace(number, item, (seg, row), when)
+                facts = Facts(*zip(*map(_facts, writer.keys_of(items), items), strict=True))
+                names = dict.fromkeys(name for item in items for name in item.metadata)
+                metadata = {name: [item.metadata.get(name, MISSING) for item in items] for name in names}
+                given = {key: i.id for key, i in zip(facts.key, items, strict=True) if i.id is not None}
+                self._append(db, writer, vectors, facts, metadata, given)
             for file in bad:
                 writer.put_bad(file, when)
+
+    def append(self, vectors: np.ndarray, facts: Facts, metadata: MetadataColumns | None = None) -> int:
+        """Add many items with their vectors in one transaction, as `commit` does, without an object for each.
+
+        Args:
+            vectors: float32 [n, D], unit length.
+            facts: Facts about the items.
+            metadata: Values by column.
+
+        Returns:
+            Number of items that replaced one with the same key.
+
+        Raises:
+            InputError: Keys, a metadata column or a value that cannot be stored; nothing is changed.
+        """
+        with self.transaction() as db:
+            return self._append(db, ItemWriter(db), vectors, facts, metadata or {}, {})
+
+    def _append(
+        self,
+        db: sqlite3.Connection,
+        writer: ItemWriter,
+        vectors: np.ndarray,
+        facts: Facts,
+        metadata: MetadataColumns,
+        given: Mapping[str, int],
+    ) -> int:
+        writer.add_columns(metadata)
+        who = writer.identify(facts.key, given)
+        first = last_number(db) + 1
+        numbers = np.arange(first, first + len(facts))
+        columns = {name: list(column) for name, column in vars(facts).items()}
+        manifest, rows = self.manifest, np.stack([numbers, who.ids])
+        folder = self.folder / "segments"
+        segment = segments.write(folder, [vectors], rows, columns, manifest.dim, manifest.dtype)
+        insert_segment(db, segment)
+        writer.put(facts, who, numbers, metadata)
+        return who.replaced
 
     def amend(self, changes: Sequence[Change]) -> None:
         """Change facts about live items, whose vectors stay, in one transaction.
@@ -294,11 +345,9 @@ class Store:
         Raises:
             InputError: An unknown item; nothing is changed.
         """
-        when, unique = now(), sorted(set(ids))
+        unique = set(ids)
         with self.transaction() as db:
-            writer = ItemWriter(db)
-            for item in unique:
-                writer.remove(item, when)
+            ItemWriter(db).remove(unique, now())
         return len(unique)
 
     def use_index(self, index: ActiveIndex | None, spec: IndexSpec) -> None:
@@ -312,22 +361,32 @@ class Store:
         with self.transaction() as db:
             db.execute("DELETE FROM indexes")
             if index is not None:
-                insert = "INSERT INTO indexes (dir, sha256, kind, n, card_sha256) VALUES (?, ?, ?, ?, ?)"
-                db.execute(insert, (index.folder, index.sha256, index.kind, index.n, index.card_sha256))
+                insert = (
+                    "INSERT INTO indexes (dir, sha256, kind, n, last, card_sha256) VALUES (?, ?, ?, ?, ?, ?)"
+                )
+                db.execute(insert, tuple(vars(index).values()))
             write_manifest(db, manifest, self.manifest)
-        self.manifest = manifest
+        self._use_manifest(manifest)
 
     def update_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest."""
         with self.transaction() as db:
             write_manifest(db, manifest, self.manifest)
+        self._use_manifest(manifest)
+
+    def _use_manifest(self, manifest: Manifest) -> None:
+        if manifest != self.manifest:
+            write_copy(self.folder, manifest)
         self.manifest = manifest
 
     def record_run(self, command: str, started: str, counts: Mapping[str, int]) -> None:
         """Record a change of the gallery in its history: command, times, counts and library versions."""
         with self.transaction() as db:
-            insert = "INSERT INTO runs (command, started, ended, counts, versions) VALUES (?, ?, ?, ?, ?)"
-            db.execute(insert, (command, started, now(), json.dumps(counts), json.dumps(_versions())))
+            insert = (
+                "INSERT INTO runs (command, started, ended, counts, versions, crc) VALUES (?, ?, ?, ?, ?, ?)"
+            )
+            run = (command, started, now(), json.dumps(counts), json.dumps(_versions()))
+            db.execute(insert, (*run, schema.row_crc(run)))
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -364,7 +423,7 @@ class Store:
             raise LookalikeError(f"{error}: missing or damaged; {hint}") from error
 
     def _check_seal(self) -> None:
-        with database.reading(self.folder) as db:  # the next commit would seal the damage in
+        with self.reading() as db:  # the next commit would seal the damage in
             if not database.sealed(db):
                 what = f"{self.folder}: the gallery's database is damaged"
                 raise LookalikeError(f"{what}; run `lookalike index verify {self.folder}`")
@@ -383,13 +442,14 @@ class Store:
         """Return files and folders that no row names: of a running writer, or of one that was killed."""
         named = {row[0] for row in self.select("SELECT dir FROM indexes")}
         for (file,) in self.select("SELECT file FROM segments"):
-            named |= {file, f"{Path(file).stem}.rows.npy"}
+            named.update(segments.files_of(file))
         left = [
             entry
             for part in ("segments", "indexes")
             for entry in sorted((self.folder / part).iterdir())
             if entry.name not in named
         ]
+        left += sorted(self.folder.glob(f"{COPY}.tmp-*"))
         if self.uploads.is_dir():
             uploaded = self.uploaded_files()
             uploads = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
@@ -397,13 +457,26 @@ class Store:
         return left
 
 
+def last_number(db: sqlite3.Connection) -> int:
+    """Return the highest vector number that was ever given; 0 before the first."""
+    found = db.execute("SELECT value FROM meta WHERE key = 'last_vector'").fetchone()
+    return int(found[0]) if found else 0
+
+
 def insert_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:
     """Insert the row of a segment, under the next number unless one is given, and return its number."""
-    insert = "INSERT INTO segments (seg, file, n, sha256, bytes, rows_sha256) VALUES (?, ?, ?, ?, ?, ?)"
-    values = (segment.file, segment.n, segment.sha256, segment.bytes, segment.rows_sha256)
-    given = db.execute(insert, (number, *values)).lastrowid
+    insert = "INSERT INTO segments (seg, file, n, first, last) VALUES (?, ?, ?, ?, ?)"
+    given = db.execute(insert, (number, segment.file, segment.n, segment.first, segment.last)).lastrowid
+    highest = json.dumps(max(last_number(db), segment.last))
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('last_vector', ?)", (highest,))
     assert given is not None
     return given
+
+
+def _facts(key: str, item: NewItem) -> tuple[Any, ...]:
+    s = item.stamp
+    what = (item.content_sha256, item.width, item.height, s.label)
+    return key, s.root, s.path, s.size, s.mtime_ns, *what
 
 
 def _versions() -> dict[str, str]:

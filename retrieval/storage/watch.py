@@ -12,9 +12,11 @@ from retrieval.errors import LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import ActiveIndex, GalleryState, Segment
 
-SEGMENTS = "SELECT seg, file, n, sha256, bytes, rows_sha256 FROM segments ORDER BY seg"
-_REMOVED = "SELECT id FROM items WHERE deleted_at IS NOT NULL AND seg IS NOT NULL ORDER BY id"
-_INDEX = "SELECT dir, sha256, kind, n, card_sha256 FROM indexes"
+SEGMENTS = "SELECT seg, file, n, first, last FROM segments ORDER BY seg"
+_INDEX = "SELECT dir, sha256, kind, n, last, card_sha256 FROM indexes"
+_LOG = "SELECT seq FROM sqlite_sequence WHERE name = 'changes'"
+# One text instead of a Python object for each of many numbers.
+_DEAD = "SELECT group_concat(dead) FROM changes WHERE dead IS NOT NULL AND n > ?"
 
 
 class Watch:
@@ -35,6 +37,9 @@ class Watch:
             self._db = database.connect(folder)
         weakref.finalize(self, self._db.close)
         self._seen = (0, 0)
+        self._oldest: int | None = None  # entry of the log
+        self._dead = np.empty(0, np.int64)
+        self._log = 0
 
     def state(self) -> GalleryState:
         """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
@@ -42,13 +47,22 @@ class Watch:
             self._db.execute("BEGIN")
             try:
                 segments = tuple(Segment(*row) for row in self._db.execute(SEGMENTS))
-                removed = self._db.execute(_REMOVED).fetchall()
                 index = self._db.execute(_INDEX).fetchone()
+                self._read_log()
                 self._seen = self._version()
             finally:
                 self._db.execute("ROLLBACK")
-        ids = np.array(removed, np.int64).reshape(-1)
-        return GalleryState(segments, ids, ActiveIndex(*index) if index else None)
+            return GalleryState(segments, self._dead, ActiveIndex(*index) if index else None, self._log)
+
+    def _read_log(self) -> None:
+        """Read the dead vectors that are new since the last time; all of them after a compaction."""
+        (oldest,) = self._db.execute("SELECT min(n) FROM changes").fetchone()
+        if oldest is None or oldest != self._oldest:
+            self._oldest, self._log, self._dead = oldest, 0, self._dead[:0]
+        (found,) = self._db.execute(_DEAD, (self._log,)).fetchone()
+        if found:
+            self._dead = np.concatenate([self._dead, np.fromstring(found, np.int64, sep=",")])
+        self._log = (self._db.execute(_LOG).fetchone() or (0,))[0]
 
     def changed(self) -> bool:
         """Return whether anything was committed since `state()`, or the folder holds another gallery now."""

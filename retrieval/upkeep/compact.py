@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -13,8 +12,9 @@ from retrieval.files import folder_size, now
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import segments
-from retrieval.storage.maintenance import Replacement, replace_segments
+from retrieval.storage.maintenance import Replacement, facts_of, replace_segments
 from retrieval.storage.records import GalleryState, Segment
+from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER
 from retrieval.storage.store import Store
 
 MAX_SMALL_SEGMENTS = 64  # number of small segments from which `merge_newest` merges them
@@ -30,13 +30,11 @@ class Compaction:
         dropped: Removed items that were deleted for good.
         segments: Number of segments before and after.
         bytes: Size on disk before and after.
-        reindexed: Whether rows moved, so that the index was rebuilt.
     """
 
     dropped: int
     segments: tuple[int, int]
     bytes: tuple[int, int]
-    reindexed: bool
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,12 @@ class _Group:
 
     Attributes:
         old: Segments, oldest first.
-        ids: Item id of each of their rows, int64 [rows].
-        alive: bool [rows], False for rows of removed items.
+        rows: Vector numbers, item ids and checksums of their rows, int64 [3, rows].
+        alive: bool [rows], False for dead vectors.
     """
 
     old: list[Segment]
-    ids: np.ndarray
+    rows: np.ndarray
     alive: np.ndarray
 
     @property
@@ -59,10 +57,10 @@ class _Group:
 
 
 def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
-    """Drop removed items, merge small segments, rebuild the index if rows moved, and free disk space.
+    """Drop removed items, merge small segments, and free disk space.
 
-    Searches continue meanwhile. Items keep their ids and their order. Memory stays bounded; the disk needs
-    as much free space as the rewritten segments take.
+    Searches continue meanwhile. Items keep their ids and their order, and the index stays in use. Memory
+    stays bounded; the disk needs as much free space as the rewritten segments take.
 
     Args:
         gallery: Gallery to compact.
@@ -78,31 +76,24 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         groups = _groups(store, state)
         todo = [group for group in groups if not group.is_done]
         replacements: list[Replacement] = []
-        total = sum(len(group.ids) for group in todo)
+        total = sum(len(group.alive) for group in todo)
         with Progress("compacting", total, "vectors", show=show_progress) as progress:
             for group in todo:
                 replacements.append(_merge(store, group))
-                progress.update(len(group.ids))
-        index = state.index
-        moved = index is not None and not _alive(groups)[: index.n].all()
-        dropped = replace_segments(store, replacements, purge=True, drop_index=moved)
-        if moved:
-            gallery.build_index(show_progress=show_progress)
+                progress.update(len(group.alive))
+        dropped = replace_segments(store, replacements, purge=True)
         store.vacuum()
         store.clear_leftovers()
         store.record_run("compact", started, {"dropped": dropped})
         gallery.refresh()
         counts = len(state.segments), len(store.segments())
-        return Compaction(dropped, counts, (size, folder_size(store.folder)), moved)
+        return Compaction(dropped, counts, (size, folder_size(store.folder)))
 
 
 def merge_newest(store: Store, at_least: int = MAX_SMALL_SEGMENTS) -> None:
     """Merge the newest small segments if there are many. Call it inside `store.writing()`.
 
     Every image that is added alone leaves a segment, and every reader keeps the files of all segments open.
-    All rows keep their position, counted over all segments, also those of removed items; so the index stays
-    valid.
-
     Args:
         store: Gallery store.
         at_least: Number of small segments from which they are merged.
@@ -113,8 +104,8 @@ def merge_newest(store: Store, at_least: int = MAX_SMALL_SEGMENTS) -> None:
     small = [*takewhile(lambda segment: segment.n <= _SMALL, reversed(store.segments()))][::-1]
     if len(small) < at_least:
         return
-    ids = np.concatenate([store.segment_rows(segment)[0] for segment in small])
-    replace_segments(store, [_merge(store, _Group(small, ids, np.ones(len(ids), bool)))])
+    rows = np.concatenate([store.segment_rows(segment) for segment in small], 1)
+    replace_segments(store, [_merge(store, _Group(small, rows, np.ones(rows.shape[1], bool)))])
     store.clear_leftovers()
 
 
@@ -123,13 +114,13 @@ def _groups(store: Store, state: GalleryState) -> list[_Group]:
     capacity = max(1, SEGMENT_BYTES // (4 * store.manifest.dim))
     groups: list[_Group] = []
     for segment in state.segments:
-        ids, _ = store.segment_rows(segment)
-        single = _Group([segment], ids, ~np.isin(ids, state.removed))
+        rows = store.segment_rows(segment)
+        single = _Group([segment], rows, ~np.isin(rows[NUMBER], state.dead))
         last = groups[-1] if groups else None
         if last and int(last.alive.sum() + single.alive.sum()) <= capacity:
             groups[-1] = _Group(
                 [*last.old, segment],
-                np.concatenate([last.ids, single.ids]),
+                np.concatenate([last.rows, single.rows], 1),
                 np.concatenate([last.alive, single.alive]),
             )
         else:
@@ -137,17 +128,17 @@ def _groups(store: Store, state: GalleryState) -> list[_Group]:
     return groups
 
 
-def _alive(groups: Sequence[_Group]) -> np.ndarray:
-    return np.concatenate([np.empty(0, bool), *(group.alive for group in groups)])
-
-
 def _merge(store: Store, group: _Group) -> Replacement:
     """Write the live rows of a group into a new segment, each checked against its checksum."""
     vectors = np.concatenate([store.segment_vectors(segment) for segment in group.old])[group.alive]
-    checksums = np.concatenate([store.segment_rows(segment)[1] for segment in group.old])[group.alive]
-    if (segments.row_checksums(vectors) != checksums).any():
+    rows = group.rows[:, group.alive]
+    if (segments.checksums(vectors, rows) != rows[CHECKSUM]).any():
         hint = f"run `lookalike index verify {store.folder} --repair`, which moves it to quarantine"
         raise LookalikeError(f"{store.folder}: a stored vector is damaged; {hint}")
-    ids = group.ids[group.alive]
-    new = segments.write(store.folder / "segments", vectors, ids) if len(ids) else None
-    return Replacement(group.old, new, ids)
+    if not rows.shape[1]:
+        return Replacement(group.old, None)
+    facts, manifest = facts_of(store, rows[ITEM]), store.manifest
+    folder = store.folder / "segments"
+    return Replacement(
+        group.old, segments.write(folder, [vectors], rows[:CHECKSUM], facts, manifest.dim, manifest.dtype)
+    )

@@ -59,7 +59,7 @@ def find_duplicates(gallery: Gallery, min_score: float = 0.95, *, show_progress:
     if not -1 <= min_score <= 1:
         raise InputError(f"minimum score {min_score}: must be from -1 to 1")
     snapshot = gallery.snapshot
-    rows = np.flatnonzero(snapshot.ids)
+    rows = snapshot.live_rows()
     groups = _Components(len(rows))
     _join_same_bytes(gallery, snapshot, rows, groups)
     _join_similar(snapshot, rows, min_score, groups, show_progress)
@@ -162,7 +162,7 @@ def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, gro
 
 def _describe(gallery: Gallery, snapshot: Snapshot, groups: list[np.ndarray]) -> list[Group]:
     """Return the groups of rows with their items; items compacted away meanwhile are left out."""
-    ids = [snapshot.ids[rows].tolist() for rows in groups]
+    ids = [snapshot.item_ids(rows).tolist() for rows in groups]
     all_ids = sorted(number for members in ids for number in members)
     items = gallery.items(all_ids)
     contents = {item.id: item.content_sha256 for item in gallery.store.items(all_ids)}

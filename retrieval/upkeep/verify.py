@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import maintenance, segments
 from retrieval.storage.identity import own_model, probe_pixels
-from retrieval.storage.maintenance import RowPlace
 from retrieval.storage.queries import count_items
 from retrieval.storage.records import Segment
 from retrieval.storage.store import Store
@@ -151,54 +151,66 @@ def _check_database(store: Store) -> Iterator[Problem]:
 
 def _check_segment(store: Store, segment: Segment) -> Iterator[Problem]:
     folder = store.folder / "segments"
-    vectors_match = _matches(folder / segment.file, segment.sha256)
-    rows_match = _matches(folder / segment.rows_file, segment.rows_sha256)
-    if vectors_match and not rows_match:
-        what = f"segments/{segment.rows_file}: missing or damaged"
-        yield Problem(what, "it is rebuilt from the database", lambda: _rewrite_rows(store, segment))
-    if not vectors_match:
-        good = _good_rows(store, segment) if rows_match else np.zeros(segment.n, bool)
+    try:
+        rows = segments.rows(folder, segment)
+    except segments.DamagedError:
+        what = f"segments/{segments.rows_file(folder / segment.file).name}: missing or damaged"
+        yield Problem(
+            what, "its vectors are looked up in the database", lambda: _salvage(store, segment, None)
+        )
+        return
+    good = _good_rows(store, segment, rows)
+    if not good.all() or not _is_readable(store, segment):
         what = f"segments/{segment.file}: missing or damaged, {np.sum(~good)} of its {segment.n} vectors lost"
         remedy = "it moves to quarantine, and its lost images wait to be embedded again"
-        yield Problem(what, remedy, lambda: _salvage(store, segment, good))
+        yield Problem(what, remedy, lambda: _salvage(store, segment, rows[:, good]))
+
+
+def _is_readable(store: Store, segment: Segment) -> bool:
+    try:
+        store.segment_vectors(segment)
+    except LookalikeError:
+        return False
+    return True
 
 
 def _raw_vectors(store: Store, segment: Segment) -> np.ndarray:
-    """Read what a segment's file holds of its vectors, whatever its header: float32 [m, D], m <= n."""
-    path, dim = store.folder / "segments" / segment.file, store.manifest.dim
+    """Read what a segment's file holds of its vectors, whatever its header: [m, D], m <= n."""
+    path, dim, dtype = store.folder / "segments" / segment.file, store.manifest.dim, store.manifest.dtype
     if not path.is_file():
-        return np.empty((0, dim), np.float32)
-    numbers = np.fromfile(path, "<f4", offset=segment.bytes - 4 * segment.n * dim)
+        return np.empty((0, dim), dtype)
+    numbers = np.fromfile(path, dtype, offset=segments.HEADER)
     return numbers[: len(numbers) // dim * dim].reshape(-1, dim)[: segment.n]
 
 
-def _good_rows(store: Store, segment: Segment) -> np.ndarray:
+def _good_rows(store: Store, segment: Segment, rows: np.ndarray) -> np.ndarray:
     """Return bool [n], True for rows that match their checksum."""
-    _, checksums = store.segment_rows(segment)
-    raw = _raw_vectors(store, segment)
-    good = np.zeros(segment.n, bool)
-    good[: len(raw)] = segments.row_checksums(raw) == checksums[: len(raw)]
+    raw, good = _raw_vectors(store, segment), np.zeros(segment.n, bool)
+    found = rows[:, : len(raw)]
+    good[: len(raw)] = segments.checksums(raw, found) == found[segments.CHECKSUM]
     return good
 
 
-def _rewrite_rows(store: Store, segment: Segment) -> None:
-    ids = np.array(maintenance.listed_ids(store, segment), np.int64)
-    path = store.folder / "segments" / segment.file
-    digest = segments.write_rows(path, store.segment_vectors(segment), ids)
-    maintenance.set_rows_checksum(store, segment, digest)
-
-
-def _salvage(store: Store, segment: Segment, good: np.ndarray) -> None:
-    """Write the good rows into a new segment in place of the damaged one; the rows move."""
-    folder, new, kept = store.folder / "segments", None, np.empty(0, np.int64)
-    if good.any():
-        kept = store.segment_rows(segment)[0][good]
-        raw = _raw_vectors(store, segment)
-        new = segments.write(folder, raw[good[: len(raw)]], kept)
-    maintenance.salvage_segment(store, segment, new, kept)
+def _salvage(store: Store, segment: Segment, rows: np.ndarray | None) -> None:
+    """Write the good rows, int64 [2 or more, n], into a new segment in place of the damaged one."""
+    folder, new = store.folder / "segments", None
+    if rows is None:  # the file of rows is lost: only a gapless segment shows which vector is whose
+        rows = maintenance.listed_rows(store, segment)
+        if segment.last - segment.first + 1 != segment.n:
+            rows = rows[:, :0]
+    raw = _raw_vectors(store, segment)
+    if rows.shape[1]:
+        numbers = rows[segments.NUMBER]
+        if segment.last - segment.first + 1 == segment.n:
+            at = numbers - segment.first
+        else:
+            at = np.searchsorted(store.segment_rows(segment)[segments.NUMBER], numbers)
+        manifest, facts = store.manifest, maintenance.facts_of(store, rows[segments.ITEM])
+        new = segments.write(folder, [raw[at]], rows[:2], facts, manifest.dim, manifest.dtype)
+    maintenance.salvage_segment(store, segment, new, rows[segments.NUMBER])
     quarantine = store.folder / "quarantine"
     quarantine.mkdir(exist_ok=True)
-    for name in (segment.file, segment.rows_file):
+    for name in segments.files_of(segment.file):
         if (folder / name).exists():
             (folder / name).rename(quarantine / name)
 
@@ -207,29 +219,25 @@ def _salvage(store: Store, segment: Segment, good: np.ndarray) -> None:
 
 
 def _check_items(store: Store) -> Iterator[Problem]:
-    """Check items against their checksums, and their places against the segments, which are authoritative."""
-    places: dict[int, RowPlace] = {}
+    """Check items against their checksums, and their vectors against the segments, which decide."""
+    newest: dict[int, int] = {}
     for segment in store.segments():
-        if _matches(store.folder / "segments" / segment.rows_file, segment.rows_sha256):
-            ids = store.segment_rows(segment)[0].tolist()
-            places |= {item: (segment.seg, row) for row, item in enumerate(ids)}
-        else:
-            places |= maintenance.listed_places(store, segment)
+        with suppress(segments.DamagedError):
+            numbers, items, _ = segments.rows(store.folder / "segments", segment)
+            newest |= zip(items.tolist(), numbers.tolist(), strict=True)
     for item in maintenance.item_states(store):
-        true_place = places.pop(item.id, None)
-        if item.place != true_place:
+        number = newest.get(item.id)
+        if item.number is not None and item.number != number:
             what = f"gallery.db: the vector of item {item.id} is not where the database places it"
-            yield Problem(what, "it is looked up in the segments", _move_item(store, item.id, true_place))
+            yield Problem(what, "it is looked up in the segments", _renumber(store, item.id, number))
         if not item.is_intact:
             what = f"gallery.db: the facts of item {item.id} are damaged"
             remedy = "it is removed; adding its source restores it, without its metadata"
             yield Problem(what, remedy, _remove_item(store, item.id))
-    if places:
-        yield Problem(f"gallery.db: {len(places)} items are missing whose vectors exist", _RESTORE)
 
 
-def _move_item(store: Store, item: int, place: RowPlace | None) -> Callable[[], None]:
-    return lambda: maintenance.set_item_place(store, item, place)
+def _renumber(store: Store, item: int, number: int | None) -> Callable[[], None]:
+    return lambda: maintenance.set_number(store, item, number)
 
 
 def _remove_item(store: Store, item: int) -> Callable[[], None]:
@@ -248,12 +256,9 @@ def _check_index(store: Store) -> Iterator[Problem]:
         maintenance.drop_index(store)
 
     folder = store.folder / "indexes" / index.folder
-    rows = sum(segment.n for segment in store.segments())
     for name, digest in (("index.faiss", index.sha256), ("card.json", index.card_sha256)):
         if not _matches(folder / name, digest):
             yield Problem(f"indexes/{index.folder}/{name}: missing or damaged", "the index is rebuilt", drop)
-    if index.n > rows:
-        yield Problem(f"indexes/{index.folder}: covers more vectors than exist", "it is rebuilt", drop)
 
 
 def _check_model(store: Store) -> Iterator[Problem]:

@@ -165,12 +165,11 @@ def _title(entry: HistoryEntry) -> str:
 
 def examples(gallery: Gallery) -> list[Item]:
     """Return a few items, always the same ones: from all over the gallery, of many labels."""
-    ids = gallery.snapshot.ids
-    ids = np.sort(ids[ids > 0])
-    if not len(ids):
+    rows = gallery.snapshot.live_rows()
+    if not len(rows):
         return []
-    places = np.linspace(0, len(ids) - 1, min(_EXAMPLE_CANDIDATES, len(ids))).astype(int)
-    found = gallery.items(ids[places].tolist())
+    places = np.linspace(0, len(rows) - 1, min(_EXAMPLE_CANDIDATES, len(rows))).astype(int)
+    found = gallery.items(gallery.snapshot.item_ids(rows[places]).tolist())
     seen: Counter[str | None] = Counter()
     ranked = []  # with the number of items of its label before it
     for _, item in sorted(found.items()):

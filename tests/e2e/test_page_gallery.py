@@ -16,6 +16,7 @@ from retrieval import Gallery
 from retrieval.upkeep.duplicates import find_duplicates
 from tests.e2e.page_driver import below, in_a_tab, settle, visiting, watched
 from tests.e2e.page_gallery import BRANDS, ODD, colourful
+from tests.retrieval.filling import item_ids
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -117,7 +118,7 @@ def folder_of(server: Server) -> Path:
 
 def test_statistics_match_the_images(page: Page, home: Path) -> None:
     gallery = Gallery(home)
-    items = gallery.items(gallery.snapshot.ids.tolist()).values()
+    items = gallery.items(item_ids(gallery).tolist()).values()
     part = unfold(page, "#statistics")
     labels = Counter(item.label for item in items if item.label)
     expect(part.get_by_role("heading", name=f"{len(labels)} labels")).to_be_visible()
@@ -140,7 +141,7 @@ def test_statistics_match_the_images(page: Page, home: Path) -> None:
 @pytest.mark.parametrize("label", [ODD, "no label", "red"])
 def test_label_filters_the_images(page: Page, home: Path, label: str) -> None:
     gallery = Gallery(home)
-    items = gallery.items(gallery.snapshot.ids.tolist()).values()
+    items = gallery.items(item_ids(gallery).tolist()).values()
     number = sum((item.label or "no label") == label for item in items)
     part = unfold(page, "#statistics")
     part.get_by_role("button", name=label, exact=True).press("Enter")
@@ -209,7 +210,7 @@ def test_added_images_are_visible_at_once(free: Page, changed: Server, tmp_path:
     free.get_by_label("Label for all of them").fill(ODD)
     free.get_by_role("button", name="Add", exact=True).click()
     expect(outcome).to_contain_text("2 images added.")
-    everything = gallery.items(gallery.snapshot.ids.tolist()).values()
+    everything = gallery.items(item_ids(gallery).tolist()).values()
     known = next(item.id for item in everything if item.path == str(shop / "red" / "2.png"))
     expect(outcome.locator("li").filter(has_text="2.png")).to_contain_text(
         f"is in the gallery already, as item {known}"

@@ -48,10 +48,15 @@ def commit(gallery: Gallery, names: list[str], seed: int = 0, **metadata: Value)
     return vectors
 
 
+def item_ids(gallery: Gallery) -> np.ndarray:
+    """Return the ids of the live items, int64 [n], oldest vector first."""
+    return gallery.snapshot.item_ids(gallery.snapshot.live_rows())
+
+
 def contents(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, Value], bytes]]:
     """Return label, metadata and vector bytes of all live items by key, in the committed state."""
     gallery.refresh()
-    ids = gallery.snapshot.ids[gallery.snapshot.ids > 0]
+    ids = item_ids(gallery)
     vectors = gallery.snapshot.vectors(gallery.snapshot.rows_of(ids))
     items = gallery.items(ids.tolist())
     return {

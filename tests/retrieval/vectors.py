@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from retrieval.search.index import Index
 from retrieval.search.snapshot import Snapshot
+from retrieval.storage.segments import checksums
 
 
 def clustered(count: int, dim: int, seed: int, shift: float = 0.0) -> np.ndarray:
@@ -25,12 +25,16 @@ def snapshot(
     index: Index | None = None,
     covered: int = 0,
 ) -> Snapshot:
-    """Return a snapshot whose item ids are the row numbers, from 1."""
-    rows = np.concatenate(parts)
-    ids = np.arange(1, len(rows) + 1)
-    ids[list(removed)] = 0
-    checksums = np.array([zlib.crc32(row.tobytes()) for row in rows], np.uint32)
-    return Snapshot(parts, ids, checksums, index, covered, dim=rows.shape[1], where="shop.gallery")
+    """Return a snapshot whose vector numbers are the rows and whose item ids are the rows from 1."""
+    rows, start = [], 0
+    dim, parts = parts[0].shape[1], [part for part in parts if len(part)]
+    for part in parts:
+        numbers = np.arange(start, start + len(part))
+        facts = np.stack([numbers, numbers + 1])
+        rows.append(np.concatenate([facts, checksums(part, facts)[None]]))
+        start += len(part)
+    dead = np.array(removed, np.int64)
+    return Snapshot(parts, rows, dead, index, covered - 1, dim=dim, where="shop.gallery")
 
 
 def brute_force(

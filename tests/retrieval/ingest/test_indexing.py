@@ -279,7 +279,7 @@ def test_lost_vector_is_embedded_again(gallery: Gallery, photos: Path) -> None:
     gallery.add([photos], metadata=photos / "t.csv")
     before = items(gallery)
     with gallery.store.writing(), gallery.store.transaction() as db:
-        db.execute("UPDATE items SET seg = NULL, row = NULL WHERE key IN ('a', 'green/0.png')")
+        db.execute("UPDATE items SET vector = NULL WHERE key IN ('a', 'green/0.png')")
     result = gallery.add([photos])
     assert (result.added, result.unchanged) == (2, 4)
     after = items(gallery)

@@ -18,7 +18,7 @@ from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import MAX_SMALL_SEGMENTS, compact
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
-from tests.retrieval.filling import commit, small_gallery, unit_vectors
+from tests.retrieval.filling import commit, item_ids, small_gallery, unit_vectors
 from tests.serve.model import write_model
 
 
@@ -36,7 +36,7 @@ def kept(folder: Path) -> set[str]:
 
 def everything(gallery: Gallery) -> dict[str, tuple[str | None, bytes, bytes]]:
     """Return key -> (label, vector, bytes of the file)."""
-    ids = gallery.snapshot.ids[gallery.snapshot.ids > 0].tolist()
+    ids = item_ids(gallery).tolist()
     return {
         item.key: (item.label, gallery.vector(i).tobytes(), Path(item.path).read_bytes())
         for i, item in gallery.items(ids).items()

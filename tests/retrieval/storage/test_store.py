@@ -106,7 +106,7 @@ def test_new_item_replaces_the_one_with_its_key(gallery: Gallery) -> None:
     old = gallery.ids_of(["a.jpg"])[0]
     (vector,) = commit(gallery, ["a"], seed=1, price=None)
     assert contents(gallery)["a.jpg"] == ("a", {"brand": "acme"}, vector.tobytes())
-    assert gallery.ids_of(["a.jpg"])[0] > old
+    assert gallery.ids_of(["a.jpg"])[0] == old
     assert len(gallery) == 2
 
 
@@ -204,7 +204,7 @@ def test_reader_retries_if_a_writer_deletes_files(gallery: Gallery, monkeypatch:
     assert len(Gallery(gallery.folder)) == 3
 
 
-@pytest.mark.parametrize(("version", "hint"), [(1, "build the gallery again"), (3, "update lookalike")])
+@pytest.mark.parametrize(("version", "hint"), [(1, "build the gallery again"), (4, "update lookalike")])
 def test_other_formats_are_refused(gallery: Gallery, version: int, hint: str) -> None:
     with sqlite3.connect(gallery.folder / "gallery.db") as db:
         db.execute("UPDATE meta SET value = ? WHERE key = 'format_version'", (str(version),))

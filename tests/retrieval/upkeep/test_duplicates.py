@@ -153,7 +153,7 @@ def test_invalid_thresholds(tmp_path: Path, wrong: float) -> None:
 
 def test_damaged_vector_raises(tmp_path: Path) -> None:
     gallery = make(tmp_path / "g", crowd(0, 50, 8))
-    (segment,) = [path for path in (tmp_path / "g" / "segments").iterdir() if ".rows" not in path.name]
+    (segment,) = [path for path in (tmp_path / "g" / "segments").iterdir() if path.suffixes == [".npy"]]
     data = bytearray(segment.read_bytes())
     data[-3] ^= 1
     segment.write_bytes(data)

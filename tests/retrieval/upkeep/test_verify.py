@@ -11,6 +11,7 @@ import pytest
 
 from retrieval import Gallery, LookalikeError
 from retrieval.storage.records import IndexSpec
+from retrieval.storage.segments import files_of
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import commit, contents, small_gallery
@@ -50,7 +51,7 @@ def first_segment(folder: Path) -> Path:
 
 
 def first_rows(folder: Path) -> Path:
-    return folder / "segments" / Gallery(folder).store.segments()[0].rows_file
+    return folder / "segments" / files_of(Gallery(folder).store.segments()[0].file)[1]
 
 
 KINDS: dict[str, Callable[[Path], Path]] = {

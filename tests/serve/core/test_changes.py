@@ -38,6 +38,7 @@ from serve.core.errors import (
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from tests.conftest import draw
+from tests.retrieval.filling import item_ids
 from tests.serve.model import write_model
 
 ALLOWED = Permissions(changes=True)
@@ -74,7 +75,7 @@ def kept(folder: Path) -> set[str]:
 
 def everything(gallery: Gallery) -> dict[str, tuple[str | None, bytes, bytes]]:
     """Return label, vector and file content of all items by key."""
-    ids = gallery.snapshot.ids[gallery.snapshot.ids > 0].tolist()
+    ids = item_ids(gallery).tolist()
     return {
         item.key: (item.label, gallery.vector(i).tobytes(), Path(item.path).read_bytes())
         for i, item in gallery.items(ids).items()
