@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from retrieval.commands import ingest, upkeep
+from retrieval.commands import ingest, transfer, upkeep
 
 
 @click.group()
@@ -30,7 +30,7 @@ for command in (
     upkeep.info,
     upkeep.verify,
     upkeep.compact,
-    upkeep.export_,
-    upkeep.import_,
+    transfer.export_,
+    transfer.import_,
 ):
     index.add_command(command)

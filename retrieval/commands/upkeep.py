@@ -1,4 +1,4 @@
-"""`lookalike index info`, `remove`, `verify`, `compact`, `export` and `import`: maintain a gallery."""
+"""`lookalike index info`, `remove`, `verify` and `compact`: maintain a gallery."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.gallery import Gallery
-from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.verify import Problem
@@ -128,61 +127,6 @@ def compact(gallery: Path, as_json: bool) -> None:
         as_json,
         f"{gallery}: {done.dropped} removed images dropped; vector files: {done.segments[0]} before, "
         f"{done.segments[1]} after; disk space: {_size(before)} before, {_size(after)} after",
-    )
-
-
-@click.command("export", short_help="Export vectors, ids and metadata.")
-@_gallery_argument
-@click.argument("file", type=_FILE)
-@json_option
-def export_(gallery: Path, file: Path, as_json: bool) -> None:
-    """Export the vectors of GALLERY, with ids, paths, labels and metadata, to FILE.
-
-    FILE ends in .parquet, with one row per image and the column `vector`; or in .npy, with a .csv beside it
-    that has the other columns in the same order.
-
-    \b
-      lookalike index export shop.gallery shop.parquet
-      lookalike index export shop.gallery shop.npy
-    """
-    count = export_vectors(Gallery(gallery), file, show_progress=True)
-    print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
-
-
-@click.command("import", short_help="Import vectors from another program.")
-@_gallery_argument
-@click.argument("file", type=_FILE)
-@click.option("--model", type=_FILE, help="Model file that computed the vectors.")
-@click.option("--embedding", metavar="NAME", help="Name of the embedding, if there is no model file.")
-@click.option(
-    "--root", type=_FILE, metavar="DIR", help="Base folder of relative paths; by default the folder of FILE."
-)
-@json_option
-def import_(
-    gallery: Path, file: Path, model: Path | None, embedding: str | None, root: Path | None, as_json: bool
-) -> None:
-    """Import vectors from another program into GALLERY, which is created if necessary.
-
-    FILE is a .parquet with a column `vector`, a .npy [N, D] with an optional .csv of the same name beside it,
-    or a .npz with an array `vectors`. Other columns (arrays) are `id`, `path`, `label` and any metadata. An
-    image needs no file. Vectors are normalized; if one of them is zero or not finite, nothing is imported.
-
-    With --model, which must have computed the vectors, you can search by new images and add images. With
-    --embedding, queries are the gallery's own images, or vectors from Python.
-
-    \b
-      lookalike index import shop.gallery shop.parquet --model model.onnx
-      lookalike index import clip.gallery clip.npz --embedding clip-vit-b32
-    """
-    if model is not None and embedding is not None:
-        raise click.UsageError("--model and --embedding exclude each other")
-    count = import_vectors(gallery, file, model=model, name=embedding, root=root, show_progress=True)
-    size = len(Gallery(gallery))
-    facts = {"gallery": str(gallery), "imported": count, "images": size}
-    print_result(
-        facts,
-        as_json,
-        f"{gallery}: {pluralize(count, 'vector')} imported; {pluralize(size, 'image')} in the gallery",
     )
 
 

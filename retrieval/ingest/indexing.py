@@ -159,11 +159,25 @@ def finish_run(
     show_progress: bool = False,
 ) -> None:
     """Index new vectors if there are many or another index is specified, and record the run."""
+    index_new_vectors(gallery, index, reindex=reindex, show_progress=show_progress)
+    gallery.store.record_run(command, started, {**result.counts, "bad": len(result.bad)})
+
+
+def index_new_vectors(
+    gallery: Gallery, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
+) -> None:
+    """Build or extend the index if many vectors are outside it or another index is specified.
+
+    Args:
+        gallery: Gallery, inside `store.writing()`.
+        index: Index to build; `None` keeps the present kind of index.
+        reindex: Index even a few vectors.
+        show_progress: Print progress on stderr.
+    """
     previous = gallery.store.manifest.index_spec
     spec = (index or IndexSpec()).or_else(previous)
     if spec != previous or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):
         gallery.build_index(spec, show_progress=show_progress)
-    gallery.store.record_run(command, started, {**result.counts, "bad": len(result.bad)})
 
 
 class _Run:

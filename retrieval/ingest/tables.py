@@ -13,8 +13,9 @@ import datetime
 import decimal
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from retrieval.errors import InputError, did_you_mean
 from retrieval.storage.records import Value
 
 _PATH, _ID, _LABEL = "path", "id", "label"
+_AT_ONCE, _PART = 65_536, 256  # rows of a block, and of the parts in which it is read
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+# The type of a CSV column.
+_Type = type[int] | type[float] | type[str]
 
 
 @dataclass(frozen=True)
@@ -119,39 +124,141 @@ def check_types(
     return types
 
 
+def plain_values(values: list[Any], place: str, start: int) -> list[Value]:
+    """Return the values of a column as ones that a gallery can store.
+
+    Args:
+        values: Values as numpy or Arrow return them.
+        place: File and column in error messages.
+        start: Row of the first value, from 0.
+
+    Raises:
+        InputError: A value is neither text, a number, a date nor missing.
+    """
+    if {*map(type, values)} <= {str, int, type(None)}:
+        return values
+    return [_plain(value, f"{place}, row {row}") for row, value in enumerate(values, start + 1)]
+
+
+def arrow_values(column: Any, place: str, start: int) -> list[Value]:
+    """Return the values of an Arrow array as `plain_values` does."""
+    import pyarrow
+
+    kind = column.type
+    if pyarrow.types.is_dictionary(kind):
+        return arrow_values(column.dictionary_decode(), place, start)
+    is_text = pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+    if is_text or (is_number and not column.null_count):  # several times faster than `to_pylist`
+        return plain_values(column.to_numpy(zero_copy_only=False).tolist(), place, start)
+    return plain_values(column.to_pylist(), place, start)
+
+
+class CsvTable:
+    """A CSV file that is read column by column, in blocks of rows; nothing of it stays in memory.
+
+    Attributes:
+        file: The file, which is read once for the types and once for each use of `blocks`.
+        names: Names of the columns.
+        count: Number of rows.
+
+    Args:
+        file: CSV file in UTF-8 with a header.
+
+    Raises:
+        InputError: The file is invalid; the message has the line.
+    """
+
+    def __init__(self, file: Path) -> None:
+        rows = _csv_rows(file)
+        self.file, self.names, self.count = file, _header(file, rows), 0
+        self._types: list[_Type] = [_first_type(name) for name in self.names]
+        for *columns, lines in _blocks(rows, self.names, _AT_ONCE):
+            self.count += len(lines)
+            self._types = list(map(_widened, self._types, columns))
+
+    def blocks(self, count: int) -> Iterator[dict[str, list[Value]]]:
+        """Yield the values by column of up to `count` rows at a time."""
+        rows = _csv_rows(self.file)
+        next(rows)
+        for *columns, _ in _blocks(rows, self.names, count):
+            yield dict(zip(self.names, map(_converted, self._types, columns), strict=True))
+
+
 def _csv(file: Path) -> Iterator[tuple[str, dict[str, Value]]]:
+    rows = _csv_rows(file)
+    names = _header(file, rows)
+    _check_path(file, names)
+    blocks = list(_blocks(rows, names, _AT_ONCE))  # read once: it may be a pipe
+    types: list[_Type] = [_first_type(name) for name in names]
+    for *columns, _ in blocks:
+        types = list(map(_widened, types, columns))
+    for *columns, lines in blocks:
+        for line, *values in zip(lines, *map(_converted, types, columns), strict=True):
+            yield f"{file}, line {line}", dict(zip(names, values, strict=True))
+
+
+def _csv_rows(file: Path) -> Iterator[list[Any]]:
+    """Yield the header, then the fields of each row with its line number at the end; no empty lines."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines, strict=True)
             header = next(reader, [])
-            _check_header(file, header)
-            rows = []
+            yield header
             for fields in reader:
-                place = f"{file}, line {reader.line_num}"
-                if not fields:  # an empty line
-                    continue
                 if len(fields) != len(header):
+                    if not fields:
+                        continue
                     what = f"{len(fields)} fields, but the header has {len(header)} columns"
+                    place = f"{file}, line {reader.line_num}"
                     raise InputError(f"{place}: {what}; quote values that contain commas")
-                rows.append((place, fields))
+                fields.append(reader.line_num)  # type: ignore[arg-type]
+                yield fields
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: cannot be read as a CSV file in UTF-8 ({error})") from error
-    converters = [_converter(name, (fields[i] for _, fields in rows)) for i, name in enumerate(header)]
-    for place, fields in rows:
-        pairs = zip(converters, fields, strict=True)
-        values = (convert(field) if field else None for convert, field in pairs)
-        yield place, dict(zip(header, values, strict=True))
 
 
-def _converter(name: str, fields: Iterable[str]) -> type[int] | type[float] | type[str]:
-    """Return the narrowest type that fits every field of a column; ids, labels and paths are text."""
-    filled = [field for field in fields if field]
-    if name in (_PATH, _ID, _LABEL) or not filled:
-        return str
-    if all(_INTEGER.fullmatch(field) for field in filled):
-        return int
-    finite = all(_NUMBER.fullmatch(field) and math.isfinite(float(field)) for field in filled)
-    return float if finite else str
+def _blocks(rows: Iterator[list[Any]], names: Sequence[str], count: int) -> Iterator[list[list[Any]]]:
+    """Yield up to `count` rows as columns: a list of fields for each name, and one of line numbers."""
+    while True:
+        columns: list[list[Any]] = [[] for _ in [*names, "line"]]
+        # In small parts: a list per row, of many rows at a time, keeps the garbage collector busy.
+        while part := list(islice(rows, min(_PART, count - len(columns[-1])))):
+            for column, values in zip(columns, zip(*part, strict=True), strict=True):
+                column += values
+        if not columns[-1]:
+            return
+        yield columns
+
+
+def _header(file: Path, rows: Iterator[list[Any]]) -> list[str]:
+    names = [*next(rows)]
+    _check_unique(file, names)
+    return names
+
+
+def _first_type(name: str) -> _Type:
+    return str if name in (_PATH, _ID, _LABEL) else int
+
+
+def _widened(kind: _Type, fields: Sequence[str]) -> _Type:
+    """Return the first type from `kind` on in the order integer, float, text that fits all fields."""
+    filled = fields if all(fields) else [field for field in fields if field]
+    if kind is int and not all(map(_INTEGER.fullmatch, filled)):
+        kind = float
+    if kind is float and not (all(map(_NUMBER.fullmatch, filled)) and all(map(_is_finite, filled))):
+        kind = str
+    return kind
+
+
+def _is_finite(field: str) -> bool:
+    return math.isfinite(float(field))
+
+
+def _converted(kind: _Type, fields: Sequence[str]) -> list[Value]:
+    if kind is str:
+        return [field or None for field in fields]
+    return [kind(field) if field else None for field in fields]
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,7 +271,9 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
     try:
         table = pyarrow.parquet.ParquetFile(file)
-        _check_header(file, table.schema_arrow.names)
+        names = table.schema_arrow.names
+        _check_path(file, names)
+        _check_unique(file, names)
         number = 0
         for batch in table.iter_batches():
             for values in batch.to_pylist():
@@ -174,10 +283,13 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError(f"{file}: cannot be read as a Parquet file ({error})") from error
 
 
-def _check_header(file: Path, names: list[str]) -> None:
+def _check_path(file: Path, names: list[str]) -> None:
     if _PATH not in names:
         hint = did_you_mean(_PATH, names, f"columns: {', '.join(map(repr, names[:10])) or 'none'}")
         raise InputError(f"{file}: no column 'path'; {hint}")
+
+
+def _check_unique(file: Path, names: list[str]) -> None:
     repeated = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if repeated is not None:
         raise InputError(f"{file}: two columns are named {repeated!r}; rename one")

@@ -2,17 +2,15 @@
 
 A Parquet file has one row per image with the columns `id`, `path`, `label`, `width`, `height`, the metadata
 columns and `vector`. A `.npy` file contains only the vectors, [N, D]; a CSV file of the same name has the
-other columns (to import it, every row needs a path). A `.npz` file has the array `vectors` and optionally an
-array [N] for each other column.
+other columns. `retrieval.ingest.vector_files` describes what can be imported.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +20,16 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, now
 from retrieval.gallery import Gallery
-from retrieval.ingest import tables
+from retrieval.ingest.indexing import index_new_vectors
+from retrieval.ingest.vector_files import VECTOR, VectorFile, import_pyarrow, open_vectors
+from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.progress import Progress
-from retrieval.storage import schema
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
-from retrieval.storage.records import UPLOADS, FileStamp, NewItem, StoredItem, Value
+from retrieval.storage.records import IndexSpec, StoredItem, Value
 from retrieval.storage.store import Store
 
 BATCH = 4096
-_VECTOR, _VECTORS = "vector", "vectors"
-_COLUMNS = ("id", "path", "label", "width", "height")
-_SUFFIXES = (".parquet", ".npy", ".npz")
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ def export_vectors(gallery: Gallery, target: Path, *, show_progress: bool = Fals
         InputError: The suffix is another one, or pyarrow is not installed for `.parquet`.
         LookalikeError: The gallery is damaged.
     """
-    columns = [*_COLUMNS, *gallery.store.columns()]
+    columns = [*COLUMNS, *gallery.store.columns()]
     with Progress("exporting", len(gallery), "vectors", show=show_progress) as progress:
         batches = _batches_of(gallery, progress)
         if target.suffix == ".parquet":
@@ -96,7 +92,7 @@ def _batches_of(gallery: Gallery, progress: Progress) -> Iterator[Batch]:
 
 def _row(gallery: Gallery, item: StoredItem) -> dict[str, Value]:
     values = (item.key, gallery.paths.of(item), item.label, item.width, item.height)
-    return {**dict(zip(_COLUMNS, values, strict=True)), **item.metadata}
+    return {**dict(zip(COLUMNS, values, strict=True)), **item.metadata}
 
 
 def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batches: Iterable[Batch]) -> None:
@@ -117,13 +113,13 @@ def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batche
 
 
 def _write_parquet(gallery: Gallery, target: Path, columns: Sequence[str], batches: Iterable[Batch]) -> None:
-    pa, parquet = _pyarrow(target)
+    pa, parquet = import_pyarrow(target)
     types = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string()}
-    fields = [(name, pa.string()) for name in _COLUMNS[:3]] + [(name, pa.int64()) for name in _COLUMNS[3:]]
-    kinds = {name: column_type(gallery.store, name) or "integer" for name in columns[len(_COLUMNS) :]}
+    fields = [(name, pa.string()) for name in COLUMNS[:3]] + [(name, pa.int64()) for name in COLUMNS[3:]]
+    kinds = {name: column_type(gallery.store, name) or "integer" for name in columns[len(COLUMNS) :]}
     fields += [(name, types[kind]) for name, kind in kinds.items()]
     dim = gallery.snapshot.stored.dim
-    layout = pa.schema([*fields, (_VECTOR, pa.list_(pa.float32(), dim))])
+    layout = pa.schema([*fields, (VECTOR, pa.list_(pa.float32(), dim))])
     with atomic_write(target) as draft, closing(parquet.ParquetWriter(draft, layout)) as file:
         for batch in batches:
             arrays = [
@@ -142,6 +138,21 @@ def _cast(value: Value, kind: str | None) -> Value:
 # ---- import
 
 
+@dataclass(frozen=True)
+class ImportResult:
+    """Result of an import.
+
+    Attributes:
+        added: Number of new items.
+        replaced: Number of items whose key the gallery had, and whose vector is a new one now.
+        unchanged: Number of rows without ids that an earlier import of the same file had added.
+    """
+
+    added: int = 0
+    replaced: int = 0
+    unchanged: int = 0
+
+
 def import_vectors(
     folder: Path,
     source: Path,
@@ -149,12 +160,18 @@ def import_vectors(
     model: Path | None = None,
     name: str | None = None,
     root: Path | None = None,
+    prefix: str | None = None,
+    index: IndexSpec | None = None,
     show_progress: bool = False,
-) -> int:
-    """Import vectors computed by another program; they are normalized.
+) -> ImportResult:
+    """Import vectors computed by another program; they are normalized and indexed.
 
-    The gallery is created if necessary. The key of an item is the column `id`, or else `path`, or else the
-    row number; an item with the same key is replaced.
+    The gallery is created if necessary. The key of an item is the column `id`, or else `path`; an item with
+    the same key is replaced. In a file with neither column, row 17 gets the key PREFIX-000000017. Such items
+    are never replaced: if the gallery has their vectors already, the import continues after them.
+
+    Rows are committed in the order of the file, about 30 MB of vectors at a time. An interrupted import
+    leaves the rows committed so far; the same call continues.
 
     Args:
         folder: Gallery folder.
@@ -163,198 +180,90 @@ def import_vectors(
         name: Name of the embedding, if there is no model file; such a gallery can be searched by its items
             and by vectors only.
         root: Base folder of relative paths; by default the folder of `source`.
+        prefix: Start of the keys of rows without an id; by default the name of `source` without its suffix.
+        index: Index to build; `None` keeps the present kind of index.
         show_progress: Print progress on stderr.
 
-    Returns:
-        Number of vectors.
-
     Raises:
-        InputError: The source is invalid; the message has the row. Nothing is changed.
+        InputError: The source is invalid; the message has the row. Or the gallery has other vectors under
+            the keys of rows without ids. Nothing is changed.
+        LookalikeError: As for `Gallery.build_index`; the vectors are imported.
     """
-    if source.suffix not in _SUFFIXES or not source.is_file():
-        raise InputError(f"{source}: not a file of type {', '.join(_SUFFIXES)}")
-    count, dim = _check(source)
-    gallery = _gallery(folder, dim, model, name)
-    base = (root or source.parent).resolve()
-    started = now()
-    with gallery.store.writing(), Progress("importing", count, "vectors", show=show_progress) as progress:
-        for batch in _read(source):
-            vectors = batch.vectors.astype(np.float64)
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            items = [
-                _item(values, batch.start + i, base, gallery.store) for i, values in enumerate(batch.values)
-            ]
-            gallery.store.commit(vectors.astype(np.float32), items)
-            progress.update(len(items))
-        gallery.store.record_run("import", started, {"added": count})
+    file = open_vectors(source)
+    items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
+    is_new = not (folder / "gallery.db").exists()
+    if is_new:
+        embedder = _model_of(file, model, name)
+        items.check(None, show_progress=show_progress)
+        gallery = _create(folder, file.dim, embedder, name)
+    else:
+        gallery = _existing(folder, file.dim, model, name)
+    with gallery.store.writing():
+        started = now()
         gallery.refresh()
-    return count
+        unchanged = 0 if is_new else items.check(gallery, show_progress=show_progress)
+        result = _append(gallery, items, unchanged, started, show_progress)
+        index_new_vectors(gallery, index, show_progress=show_progress)
+    return result
 
 
-def _check(source: Path) -> tuple[int, int]:
-    """Check all rows before the first is imported; return the number of vectors and their dimension."""
-    count, dim, seen = 0, 0, set[str]()
-    for batch in _read(source):
-        vectors = batch.vectors
-        if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
-            raise InputError(f"{source}: vectors must be floating-point, [N, D]; got {vectors.dtype}")
-        dim = dim or vectors.shape[1]
-        if vectors.shape[1] != dim:
-            raise InputError(f"{source}: vectors of {dim} and {vectors.shape[1]} dimensions")
-        norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        for invalid, problem in ((~np.isfinite(norms), "not finite"), (norms == 0, "zero")):
-            if invalid.any():
-                row = batch.start + int(np.argmax(invalid)) + 1
-                raise InputError(f"{source}, row {row}: the vector is {problem}")
-        names = dict.fromkeys(name for values in batch.values for name in values if name not in _COLUMNS)
-        schema.match_columns(names, ())
-        for number, values in enumerate(batch.values, batch.start):
-            for name in names:
-                schema.check_value(name, values.get(name))
-            key = schema.check_key(_key(values, number))
-            if key in seen:
-                raise InputError(f"{source}, row {number + 1}: the id {key!r} is already used")
-            seen.add(key)
-        count += len(vectors)
-    if not count or not dim:
-        raise InputError(f"{source}: contains no vectors")
-    return count, dim
+def _append(
+    gallery: Gallery, items: VectorItems, unchanged: int, started: str, show_progress: bool
+) -> ImportResult:
+    """Append the items after the first `unchanged` ones, record the run, and return its counts."""
+    before, count, total = len(gallery), 0, items.file.count
+    result = ImportResult(unchanged=unchanged)
+    try:
+        with Progress("importing", total, "vectors", begun=unchanged, show=show_progress) as progress:
+            for vectors, facts, metadata in items.chunks(gallery.store.uploads, unchanged):
+                gallery.store.append(vectors, facts, metadata)
+                count += len(facts)
+                progress.update(len(facts))
+    finally:
+        if count:
+            gallery.refresh()
+            added = len(gallery) - before
+            result = ImportResult(added, count - added, unchanged)
+            gallery.store.record_run("import", started, vars(result))
+    return result
 
 
-def _gallery(folder: Path, dim: int, model: Path | None, name: str | None) -> Gallery:
-    embedder = None if model is None else Embedder(model)
-    if (folder / "gallery.db").exists():
-        gallery = Gallery(folder)
-        manifest = gallery.store.manifest
-        if manifest.dim != dim:
-            raise InputError(
-                f"{folder}: has vectors of {manifest.dim} dimensions, not {dim}; use another gallery"
-            )
-        if embedder is not None:
-            gallery.check_model(embedder)
-        elif name != manifest.embedding:
-            hint = (
-                f"--embedding {manifest.embedding!r}"
-                if manifest.embedding
-                else "--model with the model file of the gallery"
-            )
-            raise InputError(
-                f"{folder}: confirm that the vectors have the same origin as those in the gallery: {hint}"
-            )
-        return gallery
+def _model_of(file: VectorFile, model: Path | None, name: str | None) -> Embedder | None:
+    """Return the model of a new gallery, `None` for one of an external embedding."""
+    if model is None:
+        if not name:
+            raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
+        return None
+    embedder = Embedder(model)
+    if embedder.dim != file.dim:
+        raise InputError(f"{model}: has {embedder.dim} dimensions, but the vectors have {file.dim}")
+    return embedder
+
+
+def _create(folder: Path, dim: int, embedder: Embedder | None, name: str | None) -> Gallery:
     if embedder is not None:
-        if embedder.dim != dim:
-            raise InputError(f"{model}: has {embedder.dim} dimensions, but the vectors have {dim}")
         return Gallery.create(folder, embedder)
-    if not name:
-        raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
     Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name))
     return Gallery(folder)
 
 
-def _key(values: Mapping[str, Any], number: int) -> str:
-    key = values.get("id") if values.get("id") is not None else values.get("path")
-    return str(number) if key in (None, "") else str(key)
-
-
-def _item(values: Mapping[str, Any], number: int, base: Path, store: Store) -> NewItem:
-    stamp = FileStamp("", "", 0, 0)
-    if values.get("path"):
-        full = base / str(values["path"])
-        root = base if full.is_relative_to(base) else Path(full.anchor)
-        found = full.stat() if full.is_file() else None
-        version = (found.st_size, found.st_mtime_ns) if found else (0, 0)
-        if full.parent == store.uploads:
-            stamp = FileStamp(UPLOADS, full.name, *version)
-        else:
-            stamp = FileStamp(str(root), full.relative_to(root).as_posix(), *version)
-    label = values.get("label")
-    stamp = replace(stamp, label=None if label is None else str(label))
-    metadata = {name: value for name, value in values.items() if name not in _COLUMNS}
-    width, height = (int(values.get(side) or 0) for side in ("width", "height"))
-    return NewItem(stamp, "", width, height, metadata, key=_key(values, number))
-
-
-# ---- readers
-
-
-def _read(source: Path) -> Iterator[Batch]:
-    """Read a source in batches of a few thousand rows."""
-    return _read_parquet(source) if source.suffix == ".parquet" else _read_arrays(source)
-
-
-def _read_arrays(source: Path) -> Iterator[Batch]:
-    try:
-        loaded = np.load(source, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{source}: cannot be read as a file of arrays ({error})") from error
-    if source.suffix == ".npy":
-        vectors, rows = loaded, _sidecar_rows(source, len(loaded) if loaded.ndim else 0)
-    else:
-        arrays = {name: _array(source, loaded, name) for name in loaded.files}
-        if _VECTORS not in arrays:
-            raise InputError(f"{source}: no array {_VECTORS!r}; arrays: {', '.join(arrays)}")
-        vectors = arrays.pop(_VECTORS)
-        for name, array in arrays.items():
-            if array.shape != vectors.shape[:1]:
-                raise InputError(f"{source}: array {name!r} is {list(array.shape)}, not one value per vector")
-        lists = {"id" if name == "ids" else name: array.tolist() for name, array in arrays.items()}
-        rows = (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
-        rows = rows if lists else ({} for _ in range(len(vectors)))
-    if vectors.ndim != 2:
-        raise InputError(f"{source}: vectors must be [N, D], got {list(vectors.shape)}")
-    for start in range(0, len(vectors), BATCH):
-        some = np.asarray(vectors[start : start + BATCH])
-        yield Batch(start, list(islice(rows, len(some))), some)
-
-
-def _array(source: Path, loaded: Any, name: str) -> np.ndarray:
-    try:
-        return np.asarray(loaded[name])
-    except ValueError as error:
+def _existing(folder: Path, dim: int, model: Path | None, name: str | None) -> Gallery:
+    """Open a gallery whose vectors have the same origin."""
+    gallery = Gallery(folder)
+    manifest = gallery.store.manifest
+    if manifest.dim != dim:
         raise InputError(
-            f"{source}: array {name!r} contains pickled objects, which are not loaded"
-        ) from error
-
-
-def _sidecar_rows(source: Path, count: int) -> Iterator[dict[str, Any]]:
-    """Return the rows of the CSV file beside a `.npy` file; empty rows if there is none."""
-    table = source.with_suffix(".csv")
-    if not table.is_file():
-        return ({} for _ in range(count))
-    rows = [{"id": r.id, "path": r.path, "label": r.label, **r.metadata} for r in tables.read_table(table)]
-    if len(rows) != count:
-        raise InputError(f"{table}: {len(rows)} rows, but {source.name} has {count} vectors")
-    return iter(rows)
-
-
-def _read_parquet(source: Path) -> Iterator[Batch]:
-    pa, parquet = _pyarrow(source)
-    try:
-        file = parquet.ParquetFile(source)
-        names = file.schema_arrow.names
-        if _VECTOR not in names:
-            raise InputError(f"{source}: no column {_VECTOR!r}; columns: {', '.join(names[:10])}")
-        start = 0
-        for batch in file.iter_batches(BATCH):
-            column = batch.column(_VECTOR)
-            lengths = set(column.value_lengths().to_pylist()) if pa.types.is_list(column.type) else {1}
-            if column.null_count or len(lengths) > 1:
-                raise InputError(
-                    f"{source}, rows from {start + 1}: missing vectors, or vectors of different lengths"
-                )
-            flat = column.flatten().to_numpy(zero_copy_only=False)
-            rows = batch.drop_columns([_VECTOR]).to_pylist()
-            yield Batch(start, rows, flat.reshape(len(rows), -1))
-            start += len(rows)
-    except (OSError, pa.ArrowException, AttributeError) as error:
-        raise InputError(f"{source}: cannot be read as a Parquet file of vectors ({error})") from error
-
-
-def _pyarrow(file: Path) -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise InputError(f"{file}: Parquet needs pyarrow: pip install 'lookalike[parquet]'") from error
-    return pyarrow, pyarrow.parquet
+            f"{folder}: has vectors of {manifest.dim} dimensions, not {dim}; use another gallery"
+        )
+    if model is not None:
+        gallery.check_model(Embedder(model))
+    elif name != manifest.embedding:
+        hint = (
+            f"--embedding {manifest.embedding!r}"
+            if manifest.embedding
+            else "--model with the model file of the gallery"
+        )
+        raise InputError(
+            f"{folder}: confirm that the vectors have the same origin as those in the gallery: {hint}"
+        )
+    return gallery

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,7 +275,40 @@ def repeated_contents(store: Store) -> list[tuple[str, int]]:
     )
 
 
+def last_key(store: Store, low: str, high: str) -> str | None:
+    """Return the highest key of a live item from `low` to `high`, of the same length, that ends in digits.
+
+    Args:
+        store: Gallery store.
+        low, high: Keys of one length, equal but for the digits at their ends.
+    """
+    start = next((i for i, (a, b) in enumerate(zip(low, high, strict=True)) if a != b), len(low))
+    query = (
+        f"SELECT key FROM items WHERE {LIVE} AND key BETWEEN ? AND ? AND length(key) = ? "
+        "AND substr(key, ?) NOT GLOB '*[^0-9]*' ORDER BY key DESC LIMIT 1"
+    )
+    found = store.select(query, (low, high, len(low), start + 1))
+    return found[0][0] if found else None
+
+
+def ids_between_keys(store: Store, low: str, high: str) -> list[tuple[str, int]]:
+    """Return (key, id) of the live items with keys from `low` to `high`, of the same length as these."""
+    query = f"SELECT key, id FROM items WHERE {LIVE} AND key BETWEEN ? AND ? AND length(key) = ? ORDER BY key"
+    return store.select(query, (low, high, len(low)))
+
+
 # ---- metadata columns
+
+
+def column_kinds(store: Store, columns: Iterable[str]) -> dict[str, str]:
+    """Return the type of each metadata column, "text" or "number", by its first value; no empty columns."""
+    kinds = {}
+    for column in columns:
+        name = quoted(column)
+        found = store.select(f"SELECT typeof({name}) FROM metadata WHERE {name} IS NOT NULL LIMIT 1")
+        if found:
+            kinds[column] = "text" if found[0][0] == "text" else "number"
+    return kinds
 
 
 def column_type(store: Store, column: str) -> str | None:
