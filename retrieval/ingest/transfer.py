@@ -211,20 +211,18 @@ def _append(
     gallery: Gallery, items: VectorItems, unchanged: int, started: str, show_progress: bool
 ) -> ImportResult:
     """Append the items after the first `unchanged` ones, record the run, and return its counts."""
-    before, count, total = len(gallery), 0, items.file.count
-    result = ImportResult(unchanged=unchanged)
+    count, replaced, total = 0, 0, items.file.count
     try:
         with Progress("importing", total, "vectors", begun=unchanged, show=show_progress) as progress:
             for vectors, facts, metadata in items.chunks(gallery.store.uploads, unchanged):
-                gallery.store.append(vectors, facts, metadata)
+                replaced += gallery.store.append(vectors, facts, metadata)
                 count += len(facts)
                 progress.update(len(facts))
     finally:
+        result = ImportResult(count - replaced, replaced, unchanged)
         if count:
-            gallery.refresh()
-            added = len(gallery) - before
-            result = ImportResult(added, count - added, unchanged)
             gallery.store.record_run("import", started, vars(result))
+            gallery.refresh()
     return result
 
 

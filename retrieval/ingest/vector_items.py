@@ -62,16 +62,16 @@ class VectorItems:
         hashes: list[np.ndarray] = []
         with Progress("checking", self.file.count, "vectors", show=show_progress) as progress:
             for chunk in self.file.chunks(self._at_once):
-                unit = self._unit_vectors(chunk)
+                squares = self._squared_lengths(chunk)
                 if gallery is not None and chunk.start < there:
-                    self._compare(gallery, chunk.start, unit)
+                    self._compare(gallery, chunk.start, self._unit_vectors(chunk))
                 if not self._is_numbered:
                     keys = self._keys(chunk)
                     hashes.append(np.fromiter(map(hash, keys), np.int64, len(keys)))
                 self._texts(chunk, "label"), self._sides(chunk, "width"), self._sides(chunk, "height")
                 for name in self._metadata:
                     self._check_metadata(chunk, name, columns[name], kinds)
-                progress.update(len(unit))
+                progress.update(len(squares))
         if hashes:
             self._check_unique(np.concatenate(hashes))
         return min(there, self.file.count)
@@ -105,12 +105,16 @@ class VectorItems:
     def _place(self, chunk: Chunk, position: int) -> str:
         return f"{self.file.path}, row {chunk.start + position + 1}"
 
-    def _unit_vectors(self, chunk: Chunk) -> np.ndarray:
-        """Return the vectors scaled to unit length, float32 [n, D]; those of unit length are unchanged."""
+    def _squared_lengths(self, chunk: Chunk) -> np.ndarray:
         squares = _squared_lengths(chunk.vectors)
         for invalid, problem in ((~np.isfinite(squares), "not finite"), (squares == 0, "zero")):
             if invalid.any():
                 raise InputError(f"{self._place(chunk, int(np.argmax(invalid)))}: the vector is {problem}")
+        return squares
+
+    def _unit_vectors(self, chunk: Chunk) -> np.ndarray:
+        """Return the vectors scaled to unit length, float32 [n, D]; those of unit length are unchanged."""
+        squares = self._squared_lengths(chunk)
         has_unit = np.abs(squares - 1) <= _UNIT
         scaled = chunk.vectors if has_unit.all() else _scaled(chunk.vectors, np.where(has_unit, 1, squares))
         return scaled.astype(np.float32, copy=False)
@@ -166,15 +170,11 @@ class VectorItems:
         if kinds.setdefault(column, kind) != kind:
             what = f"column {name!r} is {kind}, but {kinds[column]} in the gallery"
             raise InputError(f"{self.file.path}: {what}; use one type or two columns")
-        texts = [value for value in values if isinstance(value, str)] if kind == "text" else []
-        whole = [value for value in values if isinstance(value, int)] if int in types else [0]
-        if _is_encodable(texts) and min(whole) >= -(2**63) and max(whole) < 2**63:
-            return
-        for position, value in enumerate(values):
-            try:
-                schema.check_value(name, value)
-            except InputError as error:
-                raise InputError(f"{self._place(chunk, position)}: {error}") from error
+        try:
+            schema.check_values(name, values)
+        except InputError as error:
+            position = next(i for i, value in enumerate(values) if not _can_be_stored(name, value))
+            raise InputError(f"{self._place(chunk, position)}: {error}") from error
 
     def _check_unique(self, hashes: np.ndarray) -> None:
         """Check that all keys differ, by their hashes, int64 [rows], and for equal hashes by the keys."""
@@ -280,6 +280,14 @@ def _squared_lengths(vectors: np.ndarray) -> np.ndarray:
 def _scaled(vectors: np.ndarray, squares: np.ndarray) -> np.ndarray:
     scaled: np.ndarray = vectors / np.sqrt(squares)[:, None]
     return scaled
+
+
+def _can_be_stored(name: str, value: Value) -> bool:
+    try:
+        schema.check_value(name, value)
+    except InputError:
+        return False
+    return True
 
 
 def _is_encodable(texts: list[str]) -> bool:

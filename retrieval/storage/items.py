@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.storage import schema
+from retrieval.storage import bulk, schema
 from retrieval.storage.records import (
     MISSING,
     BadFile,
@@ -33,10 +33,8 @@ _IDS = "(SELECT value FROM json_each(?))"
 _LOG = "INSERT INTO changes (item, dead)"
 _DEAD = f"{_LOG} SELECT id, vector FROM items WHERE vector IS NOT NULL"
 _AT_PATH = f"root = ? AND path = ? AND path != '' AND {schema.LIVE}"
-_INSERT = (
-    f"INSERT INTO items ({', '.join(schema.FACTS)}, vector, crc) VALUES ({', '.join('?' * 12)}) "
-    "ON CONFLICT (id) DO UPDATE SET deleted_at = NULL, "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*schema.FACTS[1:], "vector", "crc"))
+_REPLACE = "ON CONFLICT (id) DO UPDATE SET deleted_at = NULL, " + ", ".join(
+    f"{name} = excluded.{name}" for name in (*schema.FACTS[1:], "vector", "crc")
 )
 _INSERT_BAD = (
     "INSERT INTO bad VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?) ON CONFLICT (root, path) DO UPDATE SET "
@@ -144,13 +142,16 @@ class ItemWriter:
         ((first,),) = self._db.execute(
             "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
         )
+        if not known and not given:
+            return Identities(np.arange(first, first + len(keys)), frozenset(), 0)
         fresh = iter(range(first, first + len(keys)))
         given = given or {}
         ids = (known.get(key) or given.get(key) or next(fresh) for key in keys)
         return Identities(np.fromiter(ids, np.int64, len(keys)), frozenset(known.values()), len(live))
 
     def _ids(self, deleted: str, keys: Sequence[str]) -> dict[str, int]:
-        if not self._exists(f"SELECT 1 FROM items WHERE deleted_at IS {deleted}"):
+        within = f"deleted_at IS {deleted} AND key BETWEEN ? AND ?"
+        if not self._exists(f"SELECT 1 FROM items WHERE {within}", (min(keys), max(keys))):
             return {}
         query = f"SELECT key, id FROM items WHERE deleted_at IS {deleted} AND key IN {_IDS} ORDER BY id"
         return dict(self._db.execute(query, (json.dumps(keys),)))
@@ -166,34 +167,37 @@ class ItemWriter:
         """
         if who.known:
             self._db.execute(f"{_DEAD} AND {schema.LIVE} AND id IN {_IDS}", (json.dumps([*who.known]),))
-        ids = who.ids.tolist()
-        values = self._merged(ids, who.known, metadata)
-        rows = (
-            (number, *row, vector, schema.item_crc((number, *row), values.get(number)))
-            for number, vector, row in zip(ids, numbers.tolist(), facts.rows(), strict=True)
-        )
-        self._db.executemany(_INSERT, rows)
-        self._write_metadata(values)
+        ids, known = who.ids.tolist(), self._rows_of_metadata(who.known)
+        columns = self._merged(ids, known, metadata)
+        texts = bulk.metadata_texts(columns, len(ids))
+        rows = {"id": ids, **vars(facts), "vector": numbers.tolist()}
+        rows["crc"] = bulk.item_crcs(ids, facts.columns, texts)
+        bulk.insert_rows(self._db, "INSERT INTO items", rows, then=_REPLACE)
+        if columns:
+            which = [text or number in known for number, text in zip(ids, texts, strict=True)]
+            into = "INSERT OR REPLACE INTO metadata"
+            bulk.insert_rows(self._db, into, {"id": ids, **columns}, which=which)
         if self._exists("SELECT 1 FROM bad"):
             files = ((root, path) for root, path in zip(facts.root, facts.path, strict=True) if path)
             self._db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", files)
 
     def _merged(
-        self, ids: Sequence[int], known: Collection[int], metadata: MetadataColumns
-    ) -> dict[int, dict[str, Value]]:
-        """Return all metadata of items, by id, for those that have any."""
-        merged = {number: found for number in known if (found := self._metadata(number))}
-        names = [self._names[name] for name in metadata]
-        for number, *given in zip(ids, *metadata.values(), strict=True) if metadata else ():
-            kept = merged.get(number, {})
-            found = {
-                name: schema.check_value(name, value)
-                for name, value in zip(names, given, strict=True)
-                if value is not MISSING and (value is not None or name in kept)
-            }
-            if found:
-                merged[number] = kept | found
-        return merged
+        self, ids: Sequence[int], known: Mapping[int, Mapping[str, Value]], metadata: MetadataColumns
+    ) -> dict[str, Sequence[Value]]:
+        """Return all metadata of items by column: the given values, else those in the `known` rows."""
+        columns: dict[str, Sequence[Value]] = {}
+        for name, values in metadata.items():
+            kept = (known.get(number, {}).get(self._names[name]) for number in ids)
+            full = (
+                [old if new is MISSING else new for old, new in zip(kept, values, strict=True)]
+                if known or MISSING in values
+                else values
+            )
+            columns[self._names[name]] = schema.check_values(name, full)
+        for name in self._known if known else ():
+            if name not in columns:
+                columns[name] = [known.get(number, {}).get(name) for number in ids]
+        return columns
 
     # ---- other changes
 
@@ -241,8 +245,8 @@ class ItemWriter:
 
     # ---- parts
 
-    def _exists(self, query: str) -> bool:
-        return self._db.execute(f"{query} LIMIT 1").fetchone() is not None
+    def _exists(self, query: str, values: Sequence[str] = ()) -> bool:
+        return self._db.execute(f"{query} LIMIT 1", values).fetchone() is not None
 
     def _key(self, item: NewItem, taken: Collection[str]) -> str:
         root, path = item.stamp.key
@@ -257,6 +261,13 @@ class ItemWriter:
 
     def _checked(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         return {self._names[name]: schema.check_value(name, value) for name, value in metadata.items()}
+
+    def _rows_of_metadata(self, ids: Collection[int]) -> dict[int, dict[str, Value]]:
+        """Return the metadata of the items that have any, by id."""
+        if not ids:
+            return {}
+        rows = self._db.execute(f"SELECT * FROM metadata WHERE id IN {_IDS}", (json.dumps([*ids]),))
+        return {number: dict(zip(self._known, values, strict=True)) for number, *values in rows}
 
     def _metadata(self, number: int) -> dict[str, Value]:
         row = self._db.execute("SELECT * FROM metadata WHERE id = ?", (number,)).fetchone()
