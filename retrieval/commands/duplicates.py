@@ -15,6 +15,7 @@ from retrieval.gallery import Gallery
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.text import align_columns
 from retrieval.upkeep.duplicates import Group, find_duplicates
+from retrieval.upkeep.near_pairs import SampledRecall
 
 
 @click.command()
@@ -27,15 +28,20 @@ from retrieval.upkeep.duplicates import Group, find_duplicates
     metavar="S",
     help="Minimum cosine similarity of two near-duplicates.",
 )
+@click.option("--exact", is_flag=True, help="Compare all pairs in galleries of over 100,000 images, too.")
 @sheet_option
 @json_option
-def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: bool) -> None:
+def duplicates(gallery: Path, min_score: float, exact: bool, sheet: Path | None, as_json: bool) -> None:
     """Find duplicates and near-duplicates in a gallery: identical files, and images that look alike.
 
     Groups are the connected components of all pairs with a similarity of S or more, so two images of a group
     may be less similar; the output gives the lowest similarity in each group. Groups with different labels
     come first: one of the labels is probably wrong. The right S depends on the model: look at some groups
     before you remove images.
+
+    Above 100,000 images, each is compared with those in the nearest cells of a partition of the gallery; the
+    output gives the recall, measured on a sample. --exact compares all pairs, which takes 20 minutes for a
+    million images.
 
     \b
       lookalike duplicates shop.gallery
@@ -45,13 +51,16 @@ def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: boo
         check_sheet_path(sheet)
     target = Gallery(gallery)
     start = time.perf_counter()
-    groups = find_duplicates(target, min_score, show_progress=True)
+    search = find_duplicates(target, min_score, exact=exact, show_progress=True)
+    groups, recall = search.groups, search.recall
     seconds = time.perf_counter() - start
     found = {
         "gallery": str(gallery),
         "images": len(target),
         "min_score": min_score,
         "seconds": round(seconds, 3),
+        "recall": 1.0 if recall is None else recall.share,
+        "recall_pairs": None if recall is None else recall.pairs,
         "groups": [
             {
                 "members": [asdict(item) for item in group.members],
@@ -67,11 +76,19 @@ def duplicates(gallery: Path, min_score: float, sheet: Path | None, as_json: boo
         as_json,
         [_summary(len(target), groups), *(line for g in groups for line in _lines(g))],
     )
-    print_status(f"compared {len(target)} images in {seconds:.1f} s")
+    print_status(f"compared {len(target)} images in {seconds:.1f} s; {_describe(recall)}")
     if sheet is not None:
         title = f"{gallery.name}: near-duplicates"
         write_sheet(sheet, title, f"{_summary(len(target), groups)}.", [_row(group) for group in groups])
         print_status(f"{sheet}: written")
+
+
+def _describe(recall: SampledRecall | None) -> str:
+    if recall is None:
+        return "all pairs"
+    if recall.share is None:
+        return "no near-duplicates of the sampled images, so the recall is unknown"
+    return f"recall {recall.share:.4f}, measured on {recall.pairs} pairs"
 
 
 def _summary(images: int, groups: Sequence[Group]) -> str:

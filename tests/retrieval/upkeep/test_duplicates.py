@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.progress import Progress
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, NewItem
 from retrieval.storage.store import Store
+from retrieval.upkeep import duplicates, near_pairs
 from retrieval.upkeep.duplicates import find_duplicates
 from tests.conftest import lookalike_here, unzip_shared
 
@@ -54,7 +56,7 @@ def make(
 
 
 def found(gallery: Gallery, min_score: float) -> set[frozenset[int]]:
-    groups = find_duplicates(gallery, min_score)
+    groups = find_duplicates(gallery, min_score).groups
     assert all(len(group.members) > 1 for group in groups)
     return {frozenset(int(item.key) for item in group.members) for group in groups}
 
@@ -100,6 +102,45 @@ def test_pairs_across_blocks_are_found(tmp_path: Path) -> None:
     assert any({10, 4900} <= group for group in expected)
 
 
+def test_cells_find_the_groups_that_all_pairs_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = crowd(3, 6000, 24)
+    gallery = make(tmp_path / "g", vectors)
+    with gallery.store.writing():
+        gallery.store.remove(gallery.ids_of([str(i) for i in range(0, 3000, 10)]))
+    gallery.refresh()
+    everything = find_duplicates(gallery, 0.9)
+    assert everything.recall is None
+    monkeypatch.setattr(duplicates, "EXACT_UP_TO", 1000)
+    assert find_duplicates(gallery, 0.9, exact=True) == everything
+    compared: list[int] = []
+    monkeypatch.setattr(Progress, "update", lambda self, step, note="": compared.append(step))
+    found = find_duplicates(gallery, 0.9)
+    assert sum(compared) < 5700**2 / 4, "fewer than half of all pairs"
+    assert found.recall is not None
+    assert found.recall.pairs > 100
+    assert found.recall.share is not None
+    assert found.recall.share >= 0.99
+    true, whole = ({(g.members[0].id, len(g.members)) for g in one.groups} for one in (everything, found))
+    assert len(true & whole) >= 0.97 * len(true)
+
+
+def test_recall_is_that_of_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cell a vector misses pairs; the recall is compared with all pairs one by one."""
+    monkeypatch.setattr(duplicates, "EXACT_UP_TO", 100)
+    monkeypatch.setattr(near_pairs, "_PROBES", (1,))
+    vectors = crowd(4, 1500, 6)
+    found = find_duplicates(make(tmp_path / "g", vectors), 0.9)
+    group_of = {int(item.key): at for at, group in enumerate(found.groups) for item in group.members}
+    a, b = np.nonzero(np.triu(vectors.astype(float) @ vectors.T.astype(float) >= 0.9, 1))
+    together = [
+        i in group_of and group_of[i] == group_of.get(j) for i, j in zip(a.tolist(), b.tolist(), strict=True)
+    ]
+    assert found.recall is not None
+    assert found.recall.pairs == 2 * len(a)
+    assert found.recall.connected == 2 * sum(together)
+    assert 0.5 < sum(together) / len(a) < 1
+
+
 def test_a_thousand_copies_are_one_group(tmp_path: Path) -> None:
     vectors = np.repeat(crowd(1, 2, 70), 1500, axis=0)
     assert found(make(tmp_path / "g", vectors), 1.0) == {frozenset(range(1500)), frozenset(range(1500, 3000))}
@@ -108,7 +149,7 @@ def test_a_thousand_copies_are_one_group(tmp_path: Path) -> None:
 def test_identical_files_are_found_by_their_bytes(tmp_path: Path) -> None:
     vectors = np.eye(6, dtype=np.float32)
     gallery = make(tmp_path / "g", vectors, contents=["a", "b", "a", "", "", "b"])
-    groups = find_duplicates(gallery, 0.9)
+    groups = find_duplicates(gallery, 0.9).groups
     assert [[item.key for item in group.members] for group in groups] == [["0", "2"], ["1", "5"]]
     assert all(group.identical for group in groups)
     assert [group.lowest for group in groups] == [0.0, 0.0]
@@ -117,7 +158,7 @@ def test_identical_files_are_found_by_their_bytes(tmp_path: Path) -> None:
 def test_chain_reports_its_lowest_score(tmp_path: Path) -> None:
     angles = np.radians([0, 10, 20, 30, 90])
     vectors = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-    (group,) = find_duplicates(make(tmp_path / "g", vectors, contents=["a", "a", "c", "d", "e"]), 0.98)
+    (group,) = find_duplicates(make(tmp_path / "g", vectors, contents=["a", "a", "c", "d", "e"]), 0.98).groups
     assert [item.key for item in group.members] == ["0", "1", "2", "3"]
     assert group.lowest == pytest.approx(np.cos(np.radians(30)), abs=1e-6)
     assert not group.identical
@@ -129,7 +170,7 @@ def test_groups_across_labels_come_first(tmp_path: Path) -> None:
         vectors[2 * pair, 2 * pair] = 1
         vectors[2 * pair + 1, 2 * pair : 2 * pair + 2] = np.cos(angle), np.sin(angle)
     labels = ["a", "a", "a", "b", "c", "b", None, "a"]
-    groups = find_duplicates(make(tmp_path / "g", vectors, labels=labels), 0.9)
+    groups = find_duplicates(make(tmp_path / "g", vectors, labels=labels), 0.9).groups
     order = [([item.key for item in group.members], group.labels) for group in groups]
     assert order[:2] == [(["4", "5"], ("b", "c")), (["2", "3"], ("a", "b"))]
     assert {tuple(labels) for _, labels in order[2:]} == {("a",)}, "no label disagrees with none"

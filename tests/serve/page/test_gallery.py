@@ -150,7 +150,7 @@ def test_duplicates_are_searched_once_for_each_state(
     monkeypatch.setattr(duplicates, "find_duplicates", counted)
     looked = Duplicates(service)
     groups = found(looked, 0.999)
-    assert groups == find_duplicates(service.gallery, 0.999)
+    assert groups == find_duplicates(service.gallery, 0.999).groups
     assert len(groups) >= 4
     assert found(looked, 0.999) == groups
     assert len(calls) == 1
@@ -160,7 +160,7 @@ def test_duplicates_are_searched_once_for_each_state(
     changes.remove(service, [gone])
     left = looked.status(0.999).result
     assert len(calls) == 2  # nothing is compared again
-    assert left == find_duplicates(service.gallery, 0.999)
+    assert left == find_duplicates(service.gallery, 0.999).groups
     assert gone not in {item.id for group in left for item in group.members}
     found(looked, 0.999)
     assert len(calls) == 3
@@ -195,7 +195,7 @@ def test_only_one_duplicate_search_runs_at_a_time(
         assert looked.status(0.95).running
     finally:
         go.set()
-    assert found(looked, 0.95) == found(other, 0.95) == find_duplicates(service.gallery, 0.95)
+    assert found(looked, 0.95) == found(other, 0.95) == find_duplicates(service.gallery, 0.95).groups
 
 
 def test_failed_duplicate_search_can_be_retried(
