@@ -24,7 +24,7 @@ PACKAGES = {
 FLOORS = {
     "retrieval": (
         "errors text",
-        "files progress cli",
+        "files lru_cache progress cli",
         "images",
         "embedder",
         "metrics",

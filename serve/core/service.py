@@ -12,11 +12,11 @@ from PIL import Image
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images.load import load_image
+from retrieval.lru_cache import LRUCache
 from retrieval.search.query import SearchOptions
 from serve.addresses import API, api_of
 from serve.core.errors import ModelMismatchError, UnknownItemError
 from serve.core.live import LiveGallery, LiveState
-from serve.core.lru_cache import LRUCache
 from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
 from serve.core.queries import AnyQuery, QueryResolver, Region, ResolvedQuery, find_item, item_id

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import state_of
 from retrieval.gallery import Gallery
+from retrieval.lru_cache import LRUCache
 from retrieval.upkeep.duplicates import Group, find_duplicates
-from serve.core.lru_cache import LRUCache
 from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render
 from serve.page.background import Background, Status, fixed_gallery
