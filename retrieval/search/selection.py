@@ -1,0 +1,93 @@
+"""Selection of rows that a search may return, in the forms that the searches need.
+
+How few rows are selected decides which search is fastest (1M x 128, one query, CPU time compared with FAISS with
+`IDSelectorBitmap`): a product with a copy of the selected vectors for few (0.1 times at 1 %), FAISS with the
+selector for some (1.0 at 10 %), and products with all vectors, of which some are left out, for most (0.6 at 50 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import faiss
+import numpy as np
+
+COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
+DENSE = 0.15  # share of selected rows from which a product with all vectors is faster than a selector
+
+
+class Selection:
+    """Rows that a search may return. Thread-safe: what a search needs of it is computed once, or twice at worst.
+
+    Attributes:
+        allowed: bool [rows].
+
+    Args:
+        allowed: As above; it must not change.
+    """
+
+    def __init__(self, allowed: np.ndarray) -> None:
+        self.allowed = allowed
+        self._bitmaps: dict[tuple[int, int], faiss.IDSelectorBitmap] = {}
+        self._vectors: np.ndarray | None = None
+        self._numbers: faiss.IDSelectorBitmap | None = None
+
+    @cached_property
+    def count(self) -> int:
+        """Number of selected rows."""
+        return int(np.count_nonzero(self.allowed))
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Selected rows, ascending, int64 [count]."""
+        return np.flatnonzero(self.allowed)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether so many rows are selected that leaving out the others afterwards is fastest."""
+        return self.count > DENSE * len(self.allowed)
+
+    def is_small(self, dim: int) -> bool:
+        """Return whether the selected vectors, of dimension `dim`, are few enough to keep a copy."""
+        return 4 * dim * self.count <= COPIED
+
+    def size(self, dim: int) -> int:
+        """Return the bytes of memory that it may take."""
+        bitmaps = len(self.allowed) // 4
+        return len(self.allowed) + bitmaps + self.is_small(dim) * (4 * dim + 8) * self.count
+
+    def vectors(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return a copy of the selected vectors, float32 [count, D].
+
+        Args:
+            take: Function that returns the vectors of rows.
+        """
+        if self._vectors is None:
+            self._vectors = take(self.rows)
+        return self._vectors
+
+    def bitmap(self, first: int, end: int) -> faiss.IDSelectorBitmap:
+        """Return a FAISS selector of the rows from `first` to `end`, which is excluded, counted from `first`."""
+        found = self._bitmaps.get((first, end))
+        if found is None:
+            found = self._bitmaps[first, end] = _packed(self.allowed[first:end])
+        return found
+
+    def numbers(self, count: int, numbers_of: Callable[[np.ndarray], np.ndarray]) -> faiss.IDSelectorBitmap:
+        """Return a FAISS selector of the vector numbers of the selected ones among the first `count` rows.
+
+        Args:
+            count: Number of rows, the same in every call.
+            numbers_of: Function that returns the vector numbers of rows, which ascend.
+        """
+        if self._numbers is None:
+            numbers = numbers_of(np.flatnonzero(self.allowed[:count]))
+            by_number = np.zeros(numbers[-1] + 1 if len(numbers) else 0, bool)
+            by_number[numbers] = True
+            self._numbers = _packed(by_number)
+        return self._numbers
+
+
+def _packed(allowed: np.ndarray) -> faiss.IDSelectorBitmap:
+    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
