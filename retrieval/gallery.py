@@ -14,6 +14,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
+from retrieval.search.filters import Filters, State
 from retrieval.search.index import Index, build_index, write_index
 from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
@@ -86,9 +87,8 @@ class Gallery:
         self._threads = threads
         self._embedder: Embedder | None = None
         self.root = None if root is None else Path(root)
-        self._snapshot = self._load()
-        self._searcher = Searcher(self.store, self._snapshot)
-        self.paths = ItemPaths(self.store, self.root)
+        self._filters = Filters(self.store)
+        self._use(self._load())
 
     @classmethod
     def open(
@@ -165,9 +165,8 @@ class Gallery:
         if self.replaced():
             self.store = Store(self.folder)
             self._embedder = None
-        self._snapshot = self._load()
-        self._searcher = Searcher(self.store, self._snapshot)
-        self.paths = ItemPaths(self.store, self.root)
+            self._filters = Filters(self.store)
+        self._use(self._load())
 
     # ---- adding
 
@@ -407,7 +406,12 @@ class Gallery:
 
     # ---- loading
 
-    def _load(self) -> Snapshot:
+    def _use(self, state: State) -> None:
+        self._snapshot = state.snapshot
+        self._searcher = Searcher(self.store, state, self._filters)
+        self.paths = ItemPaths(self.store, self.root)
+
+    def _load(self) -> State:
         """Load the committed state; retry if a writer deleted its files before they were opened."""
         for _ in range(_TRIES):
             state = self.store.state()
@@ -418,7 +422,7 @@ class Gallery:
                     raise
         return self._open_state(self.store.state())
 
-    def _open_state(self, state: GalleryState) -> Snapshot:
+    def _open_state(self, state: GalleryState) -> State:
         parts = [self.store.segment_vectors(segment) for segment in state.segments]
         rows = [self.store.segment_rows(segment) for segment in state.segments]
         index, last = None, 0
@@ -427,4 +431,4 @@ class Gallery:
             index = Index(folder, state.index.sha256, state.index.card_sha256)
             last = state.index.last
         dim, where = self.store.manifest.dim, str(self.folder)
-        return Snapshot(parts, rows, state.dead, index, last, dim=dim, where=where)
+        return State(state, Snapshot(parts, rows, state.dead, index, last, dim=dim, where=where))

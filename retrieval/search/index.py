@@ -89,12 +89,10 @@ class Index:
         """
         return self._read(faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
 
-    def propose(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, widen: float = 1.0
-    ) -> np.ndarray:
+    def propose(self, queries: np.ndarray, k: int, selector: Any = None, widen: float = 1.0) -> np.ndarray:
         """Return numbers of vectors that may be among the k nearest allowed ones; see `kinds.candidates`."""
         effort, oversample = self.card["effort"], self.card["oversample"]
-        return kinds.candidates(self.faiss, queries, k, effort, oversample, allowed, widen)
+        return kinds.candidates(self.faiss, queries, k, effort, oversample, selector, widen)
 
     def copied(self) -> Any:
         """Return a copy of the FAISS index in memory, for additions, which crash on a memory-mapped index."""

@@ -11,7 +11,6 @@ import faiss
 import numpy as np
 
 from retrieval.errors import InputError, did_you_mean
-from retrieval.search.vectors import bitmap
 
 AIM = 10  # neighbours for which parameters are chosen and recall is measured
 _TRAINED_ON = 64  # training vectors per cell
@@ -161,10 +160,10 @@ def candidates(
     k: int,
     effort: int,
     oversample: int,
-    allowed: np.ndarray | None = None,
+    selector: Any = None,
     widen: float = 1.0,
 ) -> np.ndarray:
-    """Return rows that may be among the k nearest of the allowed ones, int64 [N, m]; -1 for none.
+    """Return numbers of vectors that may be among the k nearest of the allowed, int64 [N, m]; -1 for none.
 
     For more neighbours than the parameters were chosen for, the effort grows.
 
@@ -174,12 +173,11 @@ def candidates(
         k: Number of neighbours.
         effort: Search effort for `AIM` neighbours.
         oversample: Candidates per neighbour.
-        allowed: bool [rows]; `None` for all rows.
+        selector: FAISS selector of the allowed vector numbers; `None` for all.
         widen: Factor on the effort, for searches with a filter.
     """
     count = min(max(k, AIM) * oversample, index.ntotal)
     more = max(1.0, k / AIM)
-    selector: Any = bitmap(allowed)  # FAISS keeps only a pointer to it
     if isinstance(index, faiss.IndexIVF):
         visited = min(math.ceil(effort * widen * math.sqrt(more)), index.nlist)
         parameters = faiss.SearchParametersIVF(nprobe=visited, sel=selector)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from retrieval.errors import InputError, did_you_mean
+from retrieval.search.filters import Filters, State
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
-from retrieval.search.snapshot import Snapshot
-from retrieval.search.where import is_text, parse_condition
-from retrieval.storage.queries import column_values, ids_by_key, ids_matching
+from retrieval.search.selection import Selection
+from retrieval.search.where import is_text
+from retrieval.storage.queries import ids_by_key
 from retrieval.storage.store import Store
 
 # Meaning of a hit's score by re-ranking method.
@@ -23,7 +23,6 @@ RERANKS = {
 }
 # Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
 CANDIDATES, MOST_CANDIDATES = 200, 1000
-_CACHED = 16  # conditions and groupings in the LRU caches of one state
 
 
 @dataclass(frozen=True)
@@ -74,17 +73,17 @@ class _Ranking:
 
 
 class Searcher:
-    """Search of one state of a gallery, with LRU caches of conditions and groupings.
+    """Search of one state of a gallery.
 
     Args:
         store: Gallery store.
-        snapshot: State to search.
+        state: State to search.
+        filters: Conditions and groupings, which the searches of other states share.
     """
 
-    def __init__(self, store: Store, snapshot: Snapshot) -> None:
-        self._store, self.snapshot = store, snapshot
-        self._matching_rows = lru_cache(_CACHED)(self._scan_condition)
-        self._groups = lru_cache(_CACHED)(self._scan_column)
+    def __init__(self, store: Store, state: State, filters: Filters) -> None:
+        self._store, self._state, self._filters = store, state, filters
+        self.snapshot = state.snapshot
 
     def find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
@@ -113,8 +112,8 @@ class Searcher:
         return found
 
     def _find(self, queries: np.ndarray, options: SearchOptions) -> list[list[tuple[int, float]]]:
-        allowed = None if options.where is None else self._matching_rows(options.where)
-        groups = None if options.group_by is None else self._groups(options.group_by)
+        allowed = None if options.where is None else self._filters.selection(options.where, self._state)
+        groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
         excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
         if options.rerank == "query-expansion":
             queries = self._expanded(queries, allowed, excluded)
@@ -150,7 +149,7 @@ class Searcher:
     # ---- rankings
 
     def _nearest(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray
+        self, queries: np.ndarray, k: int, allowed: Selection | None, excluded: np.ndarray
     ) -> list[_Ranking]:
         """Return the k nearest of the allowed rows, without the excluded ones."""
         count = min(k + len(excluded), max(self.snapshot.size, 1))
@@ -158,7 +157,7 @@ class Searcher:
         kept = (rows >= 0) & ~np.isin(rows, excluded)
         return [_Ranking(r[w], s[w])[:k] for r, s, w in zip(rows, scores, kept, strict=True)]
 
-    def _expanded(self, queries: np.ndarray, allowed: np.ndarray | None, excluded: np.ndarray) -> np.ndarray:
+    def _expanded(self, queries: np.ndarray, allowed: Selection | None, excluded: np.ndarray) -> np.ndarray:
         moved = []
         for query, near in zip(queries, self._nearest(queries, EXPANSION, allowed, excluded), strict=True):
             neighbours = self.snapshot.vectors(near.rows)
@@ -166,7 +165,7 @@ class Searcher:
         return np.concatenate(moved) if moved else queries
 
     def _rerank_k_reciprocal(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray
+        self, queries: np.ndarray, k: int, allowed: Selection | None, excluded: np.ndarray
     ) -> list[_Ranking]:
         count = min(max(k, CANDIDATES), MOST_CANDIDATES)
         found = []
@@ -176,39 +175,27 @@ class Searcher:
         return found
 
     def _one_per_group(
-        self, query: np.ndarray, k: int, allowed: np.ndarray | None, excluded: np.ndarray, groups: np.ndarray
+        self,
+        query: np.ndarray,
+        k: int,
+        allowed: Selection | None,
+        excluded: np.ndarray,
+        groups: np.ndarray,
     ) -> _Ranking:
         """Return the nearest row of each of the k nearest groups; each search leaves out the groups found."""
-        left = np.ones(len(self.snapshot), bool) if allowed is None else allowed.copy()
-        if self.snapshot.alive is not None:
-            left &= self.snapshot.alive
-        left[excluded] = False
         rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
-        while len(rows) < k and left.any():
-            (near,) = self._nearest(query[None], 4 * k, left, excluded[:0])
+        left, wanted = allowed, 4 * k
+        while True:
+            (near,) = self._nearest(query[None], wanted, left, excluded)
             best = _best_of_each(near, groups)
             rows, scores = np.concatenate([rows, best.rows]), np.concatenate([scores, best.scores])
-            left &= ~np.isin(groups, groups[best.rows])
-        return _Ranking(rows, scores)[np.argsort(-scores, kind="stable")]
-
-    # ---- filters and groups
-
-    def _scan_condition(self, where: str) -> np.ndarray:
-        """Return which rows fulfil a condition, bool [rows]."""
-        rows = self.snapshot.rows_of(ids_matching(self._store, parse_condition(where)))
-        allowed = np.zeros(len(self.snapshot), bool)
-        allowed[rows[rows >= 0]] = True
-        return allowed
-
-    def _scan_column(self, column: str) -> np.ndarray:
-        """Return a group number for each row, equal for equal values of a column, int32 [rows]."""
-        found = column_values(self._store, column)
-        seen: dict[object, int] = {}
-        numbers = np.array([seen.setdefault(value, len(seen)) for _, value in found], np.int32)
-        rows = self.snapshot.rows_of(np.array([item for item, _ in found], np.int64))
-        groups = -1 - np.arange(len(self.snapshot), dtype=np.int32)  # without a value: a group of its own
-        groups[rows[rows >= 0]] = numbers[rows >= 0]
-        return groups
+            if len(rows) >= k or len(near.rows) < wanted:
+                return _Ranking(rows, scores)[np.argsort(-scores, kind="stable")]
+            # Groups have been found whole up to here: the rest is in the others.
+            others = ~np.isin(groups, groups[rows])
+            for mask in (None if allowed is None else allowed.allowed, self.snapshot.alive):
+                others &= True if mask is None else mask
+            left = Selection(others)
 
 
 def _best_of_each(found: _Ranking, groups: np.ndarray) -> _Ranking:

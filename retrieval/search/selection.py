@@ -1,8 +1,9 @@
 """Selection of rows that a search may return, in the forms that the searches need.
 
-How few rows are selected decides which search is fastest (1M x 128, one query, CPU time compared with FAISS with
-`IDSelectorBitmap`): a product with a copy of the selected vectors for few (0.1 times at 1 %), FAISS with the
-selector for some (1.0 at 10 %), and products with all vectors, of which some are left out, for most (0.6 at 50 %).
+The share of selected rows decides which search is fastest (1M x 128, one query, CPU time compared with FAISS
+and its `IDSelectorBitmap`): a product with a copy of the selected vectors for few (0.1 times at 1 %), FAISS
+and its selector for some (1.0 at 10 %), and products with all vectors, of which some are left out, for most
+(0.6 at 50 %).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ DENSE = 0.15  # share of selected rows from which a product with all vectors is 
 
 
 class Selection:
-    """Rows that a search may return. Thread-safe: what a search needs of it is computed once, or twice at worst.
+    """Rows that a search may return. Thread-safe; what searches need of it is computed at the first use.
 
     Attributes:
         allowed: bool [rows].
@@ -31,7 +32,12 @@ class Selection:
         self.allowed = allowed
         self._bitmaps: dict[tuple[int, int], faiss.IDSelectorBitmap] = {}
         self._vectors: np.ndarray | None = None
-        self._numbers: faiss.IDSelectorBitmap | None = None
+        self._numbers: dict[int, faiss.IDSelectorBitmap] = {}
+
+    @classmethod
+    def of(cls, allowed: Selection | np.ndarray | None) -> Selection | None:
+        """Return a selection unchanged, or that of a mask bool [rows]; `None` for all rows."""
+        return cls(allowed) if isinstance(allowed, np.ndarray) else allowed
 
     @cached_property
     def count(self) -> int:
@@ -68,25 +74,24 @@ class Selection:
         return self._vectors
 
     def bitmap(self, first: int, end: int) -> faiss.IDSelectorBitmap:
-        """Return a FAISS selector of the rows from `first` to `end`, which is excluded, counted from `first`."""
-        found = self._bitmaps.get((first, end))
-        if found is None:
-            found = self._bitmaps[first, end] = _packed(self.allowed[first:end])
-        return found
+        """Return a FAISS selector of the rows from `first` to before `end`, counted from `first`."""
+        if (first, end) not in self._bitmaps:
+            self._bitmaps[first, end] = _packed(self.allowed[first:end])
+        return self._bitmaps[first, end]
 
     def numbers(self, count: int, numbers_of: Callable[[np.ndarray], np.ndarray]) -> faiss.IDSelectorBitmap:
         """Return a FAISS selector of the vector numbers of the selected ones among the first `count` rows.
 
         Args:
-            count: Number of rows, the same in every call.
+            count: Number of rows.
             numbers_of: Function that returns the vector numbers of rows, which ascend.
         """
-        if self._numbers is None:
+        if count not in self._numbers:
             numbers = numbers_of(np.flatnonzero(self.allowed[:count]))
             by_number = np.zeros(numbers[-1] + 1 if len(numbers) else 0, bool)
             by_number[numbers] = True
-            self._numbers = _packed(by_number)
-        return self._numbers
+            self._numbers[count] = _packed(by_number)
+        return self._numbers[count]
 
 
 def _packed(allowed: np.ndarray) -> faiss.IDSelectorBitmap:

@@ -9,6 +9,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.search.index import Index
+from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors, top_k
 from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, checksums
 
@@ -59,6 +60,8 @@ class ItemRows:
 
 def _at(sorted_ids: np.ndarray, ids: np.ndarray, start: int) -> np.ndarray:
     """Return the positions of ids among ascending ones, plus `start`; -1 for those that are not there."""
+    if sorted_ids[-1] - sorted_ids[0] == len(sorted_ids) - 1:
+        return np.where(ids <= sorted_ids[-1], start + ids - sorted_ids[0], -1)
     at = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
     return np.where(sorted_ids[at] == ids, start + at, -1)
 
@@ -115,6 +118,10 @@ class Snapshot:
         return alive
 
     @cached_property
+    def _live(self) -> Selection | None:
+        return Selection.of(self.alive)
+
+    @cached_property
     def covered(self) -> int:
         """Number of rows, from the first one, that the index covers."""
         if self.index is None:
@@ -159,7 +166,7 @@ class Snapshot:
         return np.asarray(stored, np.float32)
 
     def nearest(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None
+        self, queries: np.ndarray, k: int, allowed: Selection | np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest of the allowed rows, best first, equal scores by row.
 
@@ -171,7 +178,7 @@ class Snapshot:
         Args:
             queries: float32 [N, D].
             k: Number of neighbours.
-            allowed: bool [rows]; removed rows are left out anyway.
+            allowed: Selected live rows; or bool [rows], of which removed ones are left out.
 
         Returns:
             Scores, float32 [N, k], and rows, int64 [N, k]; -inf and -1 beyond the last neighbour.
@@ -181,37 +188,32 @@ class Snapshot:
             LookalikeError: A vector that was found is damaged.
         """
         queries = self._checked(queries, k)
-        mask = self.alive if allowed is None else allowed if self.alive is None else allowed & self.alive
-        count = len(self) if mask is None else int(np.count_nonzero(mask))
+        if isinstance(allowed, np.ndarray) and self.alive is not None:
+            allowed = allowed & self.alive
+        selected = self._live if allowed is None else Selection.of(allowed)
+        count = len(self) if selected is None else selected.count
         few = count <= max(_FEW, len(self) // 10, k)
         if self.index is None or few or not self.index.usable:
-            scores, rows = self.stored.nearest(queries, k, mask)
+            scores, rows = self.stored.nearest(queries, k, selected)
         else:
-            scores, rows = self._propose(queries, k, mask, len(self) / count)
+            scores, rows = self._propose(queries, k, selected, len(self) / count)
             short = np.flatnonzero(rows[:, min(k, count) - 1] < 0)
             if len(short):
-                scores[short], rows[short] = self.stored.nearest(queries[short], k, mask)
+                scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)
         self.vectors(np.unique(rows[rows >= 0]))
         return scores, rows
 
     def _propose(
-        self, queries: np.ndarray, k: int, mask: np.ndarray | None, widen: float
+        self, queries: np.ndarray, k: int, selected: Selection | None, widen: float
     ) -> tuple[np.ndarray, np.ndarray]:
         assert self.index is not None
-        rows = self.stored.rows_of(self.index.propose(queries, k, self._by_number(mask), widen))
+        selector = None if selected is None else selected.numbers(self.covered, self.stored.numbers_of)
+        rows = self.stored.rows_of(self.index.propose(queries, k, selector, widen))
         scores = self.stored.score(queries, rows)
         if self.covered < len(self):
-            newer = self.stored.nearest(queries, k, mask, self.covered)
+            newer = self.stored.nearest(queries, k, selected, self.covered)
             scores, rows = np.hstack([scores, newer[0]]), np.hstack([rows, newer[1]])
         return top_k(scores, rows, k)
-
-    def _by_number(self, mask: np.ndarray | None) -> np.ndarray | None:
-        """Return which vectors of the index are allowed, by number: bool [last + 1]."""
-        if mask is None:
-            return None
-        allowed = np.zeros(self.last + 1, bool)
-        allowed[self.stored.numbers_of(np.flatnonzero(mask[: self.covered]))] = True
-        return allowed
 
     def _checked(self, queries: np.ndarray, k: int) -> np.ndarray:
         if k < 1:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import faiss
 import numpy as np
 
-_BLOCK = 4096  # rows scored at once: the scores of 1024 queries take 16 MB
+from retrieval.search.selection import Selection
+
+_BLOCK = 4096  # rows scored at once by many queries: the scores of 1024 queries take 16 MB
+_WIDE_BLOCK = 1 << 16  # rows scored at once by few queries
 _QUERIES = 1024
 _GATHERED = 1 << 22  # float64 values in memory while scoring: 32 MB
 _BY_MATRIX = 16  # queries from which a matrix product is faster than FAISS's scan
 _SLACK = 16  # surplus candidates, so that rounding hardly ever requires a second scan
 _TIED = 4096  # candidates beyond which ties are no longer resolved
 _ONE_BY_ONE = 8  # requested rows per part, below which they are fetched one by one
-_MERGED = 64  # blocks whose results are merged at once
+_MERGED = 64  # parts whose results are merged at once
 
-Block = tuple[int, np.ndarray, np.ndarray | None]  # first row, rows [b, D], mask of allowed rows [b]
+# Rows that are scored at once: their numbers, int64 [b], or that of the first; vectors [b, D]; which of them
+# are allowed, bool [b], or None for all.
+Block = tuple[np.ndarray | int, np.ndarray, np.ndarray | None]
 
 
 class Vectors:
@@ -96,11 +100,16 @@ class Vectors:
         """Return a copy of rows, in the given order: float32 [n, D]."""
         return self.gather(self.parts, rows, np.empty((len(rows), self.dim), np.float32))
 
-    def blocks(self, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, rows float32 [b, D]) from row `start` on, in order; float32 is not copied."""
+    def blocks(self, start: int = 0, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first row, rows float32 [b, D]) from row `start` on, in order; float32 is not copied.
+
+        Args:
+            start: First row.
+            size: Most rows of a block.
+        """
         for part, first in zip(self.parts, self._starts.tolist(), strict=False):
-            for row in range(max(start - first, 0), len(part), _BLOCK):
-                yield first + row, np.asarray(part[row : row + _BLOCK], np.float32)
+            for row in range(max(start - first, 0), len(part), size):
+                yield first + row, np.asarray(part[row : row + size], np.float32)
 
     def score(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return inner products, summed in float64 so that equal rows score equal wherever they are stored.
@@ -123,7 +132,11 @@ class Vectors:
         return scores
 
     def nearest(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, start: int = 0
+        self,
+        queries: np.ndarray,
+        k: int,
+        allowed: Selection | np.ndarray | None = None,
+        start: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest of the allowed rows from `start` on, exactly, best first, equal scores by row.
 
@@ -132,12 +145,13 @@ class Vectors:
         Args:
             queries: float32 [N, D], finite.
             k: Number of neighbours.
-            allowed: bool [rows]; `None` for all rows.
+            allowed: Selected rows, also as bool [rows]; `None` for all rows.
             start: First row to search.
 
         Returns:
             Scores, float32 [N, k] as of `score`, and rows, int64 [N, k]; -inf and -1 beyond the last row.
         """
+        allowed = Selection.of(allowed)
         scores, rows = _empty_result(len(queries), k)
         unsure, wanted = np.arange(len(queries)), k + _SLACK
         # What a scan computes in float32 differs from `score` by at most this (Higham 2002, section 3.1).
@@ -150,7 +164,7 @@ class Vectors:
         return scores, rows
 
     def scan(
-        self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None, start: int = 0
+        self, queries: np.ndarray, k: int, allowed: Selection | None = None, start: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k nearest of the allowed rows from `start` on, up to the rounding of float32.
 
@@ -161,17 +175,53 @@ class Vectors:
         for first in range(0, len(queries), _QUERIES):
             some = slice(first, first + _QUERIES)
             batch = np.ascontiguousarray(queries[some])
-            search = _scan_with_products if len(batch) >= _BY_MATRIX else _scan_with_faiss
-            scores[some], rows[some] = search(batch, k, self._allowed_blocks(allowed, start))
+            scores[some], rows[some] = self._scan(batch, k, allowed, start)
         return scores, rows
 
-    def _allowed_blocks(self, allowed: np.ndarray | None, start: int) -> Iterator[Block]:
-        for first, block in self.blocks(start):
-            mask = None if allowed is None else allowed[first : first + len(block)]
-            if mask is None or mask.all():
-                yield first, block, None
-            elif mask.any():
-                yield first, block, mask
+    def _scan(
+        self, queries: np.ndarray, k: int, allowed: Selection | None, start: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        many = len(queries) >= _BY_MATRIX
+        size = _BLOCK if many else _WIDE_BLOCK
+        if allowed is not None and allowed.is_small(self.dim):
+            return _scan_with_products(queries, k, self._selected_blocks(allowed, start, size))
+        if many or (allowed is not None and allowed.is_dense):
+            mask = None if allowed is None else allowed.allowed
+            return _scan_with_products(queries, k, self._allowed_blocks(mask, start, size))
+        return self._scan_with_faiss(queries, k, allowed, start)
+
+    def _selected_blocks(self, allowed: Selection, start: int, size: int) -> Iterator[Block]:
+        """Yield the selected rows only, from a copy."""
+        vectors, rows = allowed.vectors(self.take), allowed.rows
+        for first in range(int(np.searchsorted(rows, start)), len(rows), size):
+            yield rows[first : first + size], vectors[first : first + size], None
+
+    def _allowed_blocks(self, mask: np.ndarray | None, start: int, size: int) -> Iterator[Block]:
+        for first, block in self.blocks(start, size):
+            inside = None if mask is None else mask[first : first + len(block)]
+            if inside is None or inside.any():
+                yield first, block, inside
+
+    def _scan_with_faiss(
+        self, queries: np.ndarray, k: int, allowed: Selection | None, start: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k best rows, by FAISS's `knn_inner_product` on each part."""
+        scores, rows = _empty_result(len(queries), k)
+        stored_as_float32 = all(part.dtype == np.float32 for part in self.parts)
+        blocks = self.blocks(start, len(self) if stored_as_float32 else _WIDE_BLOCK)
+        while some := list(islice(blocks, _MERGED)):
+            close = np.empty((len(some), len(queries), k), np.float32)
+            where = np.empty(close.shape, np.int64)
+            for (first, block), near, at in zip(some, close, where, strict=True):
+                selector = None if allowed is None else allowed.bitmap(first, first + len(block))
+                inputs, outputs = map(faiss.swig_ptr, (queries, block)), map(faiss.swig_ptr, (near, at))
+                sizes = block.shape[1], len(queries), len(block), k
+                faiss.knn_inner_product(*inputs, *sizes, *outputs, selector)
+            close[where < 0] = -np.inf
+            where += np.where(where < 0, 0, np.array([first for first, _ in some])[:, None, None])
+            found = [np.hstack([held, *new]) for held, new in ((scores, close), (rows, where))]
+            scores, rows = top_k(found[0], found[1], k)
+        return scores, rows
 
 
 def top_k(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -180,31 +230,8 @@ def top_k(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
-def bitmap(allowed: np.ndarray | None) -> Any:
-    """Return a FAISS selector of the rows that are True; `None` for all."""
-    return None if allowed is None else faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-
-
 def _empty_result(count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full((count, k), -np.inf, np.float32), np.full((count, k), -1)
-
-
-def _scan_with_faiss(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k best rows of the blocks, by FAISS's `knn_inner_product`."""
-    scores, rows = _empty_result(len(queries), k)
-    while some := list(islice(blocks, _MERGED)):
-        close = np.empty((len(some), len(queries), k), np.float32)
-        where = np.empty(close.shape, np.int64)
-        for (_, block, allowed), near, at in zip(some, close, where, strict=True):
-            selector = bitmap(allowed)  # FAISS keeps only a pointer to it
-            inputs, outputs = map(faiss.swig_ptr, (queries, block)), map(faiss.swig_ptr, (near, at))
-            sizes = block.shape[1], len(queries), len(block), k
-            faiss.knn_inner_product(*inputs, *sizes, *outputs, selector)
-        close[where < 0] = -np.inf
-        where += np.where(where < 0, 0, np.array([first for first, _, _ in some])[:, None, None])
-        found = [np.hstack([held, *new]) for held, new in ((scores, close), (rows, where))]
-        scores, rows = top_k(found[0], found[1], k)
-    return scores, rows
 
 
 def _scan_with_products(
@@ -216,15 +243,22 @@ def _scan_with_products(
     """
     scores, rows = _empty_result(len(queries), k)
     all_queries = np.arange(len(queries))
-    for first, block, allowed in blocks:
-        numbers = np.arange(first, first + len(block)) if allowed is None else first + np.flatnonzero(allowed)
-        products = queries @ (block if allowed is None else block[allowed]).T  # [N, b]
-        floor = scores[:, -1]
-        if products.shape[1] > k and np.isneginf(floor).any():
-            floor = np.maximum(floor, np.partition(products, -k, axis=1)[:, -k])
+    for numbers, block, allowed in blocks:
+        products = queries @ block.T  # [N, b]
+        floor = np.nextafter(scores[:, -1], np.float32(np.inf))  # of equal scores, the earlier row stays
+        if np.isneginf(scores[:, -1]).any():
+            if allowed is not None:
+                products[:, ~allowed] = -np.inf
+            if products.shape[1] > k:
+                floor = np.maximum(floor, np.partition(products, -k, axis=1)[:, -k])
         who, where = np.nonzero(products >= floor[:, None])
+        if allowed is not None:
+            who, where = who[allowed[where]], where[allowed[where]]
+        if not len(who):
+            continue
         found = np.concatenate([scores.ravel(), products[who, where]])
-        where = np.concatenate([rows.ravel(), numbers[where]])
+        where = numbers[where] if isinstance(numbers, np.ndarray) else numbers + where
+        where = np.concatenate([rows.ravel(), where])
         who = np.concatenate([np.repeat(all_queries, k), who])
         order = np.lexsort((where, -found, who))
         chosen = order[np.searchsorted(who[order], all_queries)[:, None] + np.arange(k)]  # [N, k]

@@ -28,6 +28,8 @@ from retrieval.storage.records import ExistingItem
 from retrieval.storage.schema import AT_ONCE, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
+_LISTED = "(SELECT value FROM json_each(?))"
+_AT_ONCE = 1 << 22  # ids whose rows are read at once, so that the memory is bounded
 _BOTH = f"FROM items LEFT JOIN metadata USING (id) WHERE {SEARCHABLE}"
 
 
@@ -62,26 +64,72 @@ class ItemCounts:
 # ---- conditions and columns
 
 
-def ids_matching(store: Store, condition: Condition) -> np.ndarray:
+def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = None) -> np.ndarray:
     """Return the ids of the items that fulfil a condition, removed ones among them: int64 [n].
+
+    Args:
+        store: Gallery store.
+        condition: Condition.
+        among: Ids of the items in question, int64 [m]; `None` for all.
 
     Raises:
         InputError: The gallery has no such column, or it holds no values of the type.
     """
     sql, values = _compiled(store, condition)
     tables = tables_of(sql, for_missing_values=holds_for_missing_values(condition) is True)
-    return store.select_numbers(f"SELECT id AS n FROM {tables} WHERE {sql}", values)
+    query = f"SELECT id AS n FROM {tables} WHERE ({sql})"
+    if among is not None:
+        return store.select_numbers(f"{query} AND id IN {_LISTED}", (*values, _json(among)))
+    (ends,) = store.select("SELECT min(id), max(id) FROM items")
+    starts = range(ends[0] or 0, (ends[1] or 0) + 1, _AT_ONCE)
+    found = [
+        store.select_numbers(f"{query} AND id >= ? AND id < ?", (*values, start, start + _AT_ONCE))
+        for start in starts
+    ]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def column_values(store: Store, column: str) -> list[tuple[int, object]]:
-    """Return (item id, value) for every item with a value in a column, removed ones among them.
+def column_values(
+    store: Store, column: str, among: np.ndarray | None = None
+) -> tuple[np.ndarray, list[object]]:
+    """Return ids, int64 [n], and values of the items with a value in a column, removed ones among them.
+
+    Args:
+        store: Gallery store.
+        column: Column name.
+        among: Ids of the items in question, int64 [m]; `None` for all.
 
     Raises:
         InputError: The gallery has no such column.
     """
     sql = find_column(column, item_columns(store.columns())).sql
     tables = tables_of(sql, for_missing_values=False)
-    return store.select(f"SELECT id, {sql} FROM {tables} WHERE {sql} IS NOT NULL")
+    # One text instead of a Python object for each row. SQLite would write numbers with 15 digits.
+    exact = f"CASE typeof({sql}) WHEN 'real' THEN json(printf('%!.17g', {sql})) ELSE {sql} END"
+    query = f"SELECT group_concat(id), json_group_array({exact}) FROM {tables} WHERE {sql} IS NOT NULL"
+    if among is not None:
+        ((ids, values),) = store.select(f"{query} AND id IN {_LISTED}", (_json(among),))
+    else:
+        ((ids, values),) = store.select(query)
+    return np.fromstring(ids or "", np.int64, sep=","), json.loads(values)
+
+
+def changed_items(store: Store, after: int, last: int) -> np.ndarray | None:
+    """Return the items in the log of changes behind entry `after` up to entry `last`, int64 [n].
+
+    Returns `None` if entries are no longer there.
+    """
+    between = "FROM changes WHERE n > ? AND n <= ?"
+    with store.reading() as db:
+        ((count,),) = db.execute(f"SELECT count(*) {between}", (after, last))
+        if count < last - after:
+            return None
+        ((items,),) = db.execute(f"SELECT group_concat(item) {between}", (after, last))
+    return np.unique(np.fromstring(items or "", np.int64, sep=","))
+
+
+def _json(ids: np.ndarray) -> str:
+    return f"[{','.join(map(str, ids.tolist()))}]"
 
 
 def item_page(store: Store, condition: Condition | None, number: int, size: int) -> ItemPage:

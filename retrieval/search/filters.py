@@ -1,0 +1,161 @@
+"""Conditions and groupings of a gallery as arrays over its rows: computed once, then kept across commits.
+
+A commit changes few items. So a later state takes over what was computed for an earlier one, and asks the
+database only about the new rows and the items in the log of changes. After a compaction, which rewrites the
+rows, all is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.lru_cache import LRUCache
+from retrieval.search.selection import Selection
+from retrieval.search.snapshot import Snapshot
+from retrieval.search.where import parse_condition
+from retrieval.storage.queries import changed_items, column_values, ids_matching
+from retrieval.storage.records import GalleryState
+from retrieval.storage.store import Store
+
+_CACHE = 1 << 28  # bytes, of selections and of groupings
+_MOST_CHANGED = 0.2  # share of changed items beyond which all are asked for
+_MOST_VALUES = 100_000  # values of a column whose group numbers are kept
+
+
+@dataclass(frozen=True)
+class State:
+    """A committed state, and the snapshot that searches it."""
+
+    committed: GalleryState
+    snapshot: Snapshot
+
+    def is_same(self, other: State) -> bool:
+        """Return whether items, vectors and metadata are the same in another state."""
+        ours, theirs = self.committed, other.committed
+        return ours.segments == theirs.segments and ours.log == theirs.log
+
+    def unchanged_rows(self, earlier: State) -> int | None:
+        """Return the number of first rows that an earlier state has, too; `None` if it is no earlier one."""
+        ours, theirs = self.committed, earlier.committed
+        if theirs.log > ours.log or ours.segments[: len(theirs.segments)] != theirs.segments:
+            return None
+        return len(earlier.snapshot)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Something that was computed for a state."""
+
+    state: State
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptSelection(_Kept):
+    selection: Selection
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptGroups(_Kept):
+    groups: np.ndarray
+    numbers: dict[object, int]  # of values
+
+
+class Filters:
+    """Selections by condition and groupings by column, in thread-safe LRU caches.
+
+    Args:
+        store: Gallery store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        dim = store.manifest.dim
+        self._selections = LRUCache[str, _KeptSelection](_CACHE, lambda kept: kept.selection.size(dim))
+        self._groupings = LRUCache[str, _KeptGroups](_CACHE, lambda kept: kept.groups.nbytes)
+
+    def selection(self, where: str, state: State) -> Selection:
+        """Return the live rows of a state that fulfil a condition.
+
+        Raises:
+            InputError: An invalid condition, an unknown column, or one without values of the type.
+        """
+        kept = self._selections.get(where)
+        if kept is not None and state.is_same(kept.state):
+            return kept.selection
+        condition, snapshot = parse_condition(where), state.snapshot
+        allowed = np.zeros(len(snapshot), bool)
+        changed = None if kept is None else self._changed(kept.state, state)
+        if kept is None or changed is None:
+            found = ids_matching(self._store, condition)
+        else:
+            found = ids_matching(self._store, condition, among=changed)
+            known = kept.selection.allowed
+            allowed[: len(known)] = known
+            _set(allowed, snapshot.rows_of(changed), False)
+        _set(allowed, snapshot.rows_of(found), True)
+        if snapshot.alive is not None:
+            allowed &= snapshot.alive
+        selection = Selection(allowed)
+        self._selections.put(where, _KeptSelection(state, selection))
+        return selection
+
+    def groups(self, column: str, state: State) -> np.ndarray:
+        """Return a group number for each row, equal for equal values of a column: int32 [rows].
+
+        A row without a value is a group of its own, with a negative number.
+
+        Raises:
+            InputError: An unknown column.
+        """
+        kept = self._groupings.get(column)
+        if kept is not None and state.is_same(kept.state):
+            return kept.groups
+        snapshot = state.snapshot
+        groups = -1 - np.arange(len(snapshot), dtype=np.int32)
+        numbers: dict[object, int] = {}
+        changed = None if kept is None or not kept.numbers else self._changed(kept.state, state)
+        if kept is None or changed is None:
+            ids, values = column_values(self._store, column)
+        else:
+            ids, values = column_values(self._store, column, among=changed)
+            numbers = dict(kept.numbers)
+            known = snapshot.rows_of(changed)
+            alone = groups[known]
+            groups[: len(kept.groups)] = kept.groups
+            _set(groups, known, alone)
+        _set(groups, snapshot.rows_of(ids), _numbered(values, numbers))
+        if len(numbers) > _MOST_VALUES:
+            numbers = {}
+        self._groupings.put(column, _KeptGroups(state, groups, numbers))
+        return groups
+
+    def _changed(self, earlier: State, later: State) -> np.ndarray | None:
+        """Return the ids of the items that may have changed since an earlier state, int64 [n].
+
+        Returns `None` if the state is no later one of the same rows, or too many have changed.
+        """
+        start, snapshot = later.unchanged_rows(earlier), later.snapshot
+        most = _MOST_CHANGED * len(snapshot)
+        if start is None or len(snapshot) - start > most:
+            return None
+        logged = changed_items(self._store, earlier.committed.log, later.committed.log)
+        if logged is None or len(logged) > most:
+            return None
+        added = snapshot.item_ids(np.arange(start, len(snapshot)))
+        return np.union1d(added, logged)
+
+
+def _set(array: np.ndarray, rows: np.ndarray, values: object) -> None:
+    """Set the elements of known rows; a row is -1 for unknown items."""
+    known = rows >= 0
+    array[rows[known]] = values[known] if isinstance(values, np.ndarray) else values
+
+
+def _numbered(values: Sequence[object], numbers: dict[object, int]) -> np.ndarray:
+    """Return the number of each value, int32 [n]; new values get new ones, which are added to `numbers`."""
+    for value in dict.fromkeys(values):
+        numbers.setdefault(value, len(numbers))
+    return np.fromiter(map(numbers.__getitem__, values), np.int32, len(values))

@@ -1,0 +1,190 @@
+"""Filters and groupings that are kept across commits against plain Python; selections against brute force."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval import Gallery
+from retrieval.search import filters, selection, vectors
+from retrieval.search.query import SearchOptions
+from retrieval.search.selection import Selection
+from retrieval.search.vectors import Vectors
+from retrieval.storage.records import Change, FileStamp, NewItem
+from retrieval.upkeep.compact import compact
+from tests.retrieval.filling import bare_gallery, unit_vectors
+from tests.retrieval.vectors import brute_force, clustered
+
+CONDITIONS = {
+    "price < 5": lambda f: f["price"] is not None and f["price"] < 5,
+    "price is null": lambda f: f["price"] is None,
+    "not (price >= 5 or brand = 'a')": lambda f: (
+        None not in f.values() and f["price"] < 5 and f["brand"] != "a"
+    ),
+    "brand in ('a', 'b') and key like 'k%'": lambda f: f["brand"] in ("a", "b"),
+}
+Facts = dict[str, Any]
+
+
+class Model:
+    """Gallery with what it should contain, changed at random."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gallery, self.random = bare_gallery(folder), random.Random(0)
+        self.facts: dict[str, Facts] = {}
+
+    def draw(self) -> Facts:
+        price = self.random.choice([None, *range(10), 4.5])
+        return {"price": price, "brand": self.random.choice([None, "a", "b", "c"])}
+
+    def some(self, count: int) -> list[str]:
+        return self.random.sample(sorted(self.facts), min(count, len(self.facts)))
+
+    def add(self, keys: list[str]) -> None:
+        self.facts |= {key: self.draw() for key in keys}
+        stamp = FileStamp("", "", 0, 0)
+        items = [NewItem(stamp, "", 1, 1, self.facts[key], key) for key in keys]
+        self.gallery.store.commit(unit_vectors(len(keys), self.random.randrange(1000)), items)
+
+    def change(self, what: str) -> None:
+        """Commit a change; the gallery is refreshed at random, so that several may come together."""
+        with self.gallery.store.writing():
+            if what == "add":
+                self.add([f"k{self.random.randrange(10**6)}" for _ in range(20)])
+            elif what == "replace":
+                self.add(self.some(10))
+            elif what == "remove":
+                gone = self.some(10)
+                fresh = Gallery(self.gallery.folder)
+                self.gallery.store.remove(fresh.ids_of(gone))
+                for key in gone:
+                    del self.facts[key]
+            elif what == "amend":
+                fresh = Gallery(self.gallery.folder)
+                changes = []
+                for key in self.some(10):
+                    self.facts[key] = self.draw()
+                    changes.append(Change(fresh.ids_of([key])[0], metadata=self.facts[key]))
+                self.gallery.store.amend(changes)
+        if what == "compact":
+            compact(Gallery(self.gallery.folder))
+        if self.random.random() < 0.7:
+            self.check()
+
+    def check(self) -> None:
+        """Compare the hits of all conditions and groupings with the facts."""
+        self.gallery.refresh()
+        query = unit_vectors(1, 7)
+        for where, holds in CONDITIONS.items():
+            hits = self.gallery.search_vectors(query, 10_000, where=where)[0]
+            assert {hit.key for hit in hits} == {key for key, facts in self.facts.items() if holds(facts)}
+        everything = self.gallery.search_vectors(query, 10_000)[0]
+        best: dict[Any, str] = {}
+        for hit in everything:
+            best.setdefault(self.facts[hit.key]["brand"] or hit.key, hit.key)
+        grouped = self.gallery.search_vectors(query, 10_000, group_by="brand")[0]
+        assert {hit.key for hit in grouped} == set(best.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_filters_follow_commits(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans: list[bool] = []
+    asked = filters.ids_matching
+
+    def counting(*args: Any, **options: Any) -> np.ndarray:
+        scans.append(options.get("among") is None)
+        return asked(*args, **options)
+
+    monkeypatch.setattr(filters, "ids_matching", counting)
+    model = Model(tmp_path / "g")
+    model.random.seed(seed)
+    with model.gallery.store.writing():
+        model.add([f"k{n}" for n in range(200)])
+    model.check()
+    assert scans == [True] * len(CONDITIONS)
+    model.check()
+    assert len(scans) == len(CONDITIONS), "nothing has changed"
+    for what in model.random.choices(["add", "replace", "remove", "amend"], k=12):
+        model.change(what)
+    model.check()
+    assert scans.count(True) == len(CONDITIONS), "only what changed is asked for"
+    model.change("compact")
+    model.change("amend")
+    model.check()
+
+
+def test_amended_before_a_compaction_that_keeps_the_segments(tmp_path: Path) -> None:
+    model = Model(tmp_path / "g")
+    with model.gallery.store.writing():
+        model.add([f"k{n}" for n in range(50)])
+    model.check()
+    with model.gallery.store.writing():
+        (number,) = model.gallery.ids_of(["k7"])
+        model.facts["k7"] = {"price": 99, "brand": "z"}
+        model.gallery.store.amend([Change(number, metadata=model.facts["k7"])])
+    compact(Gallery(model.gallery.folder))
+    model.check()
+
+
+def test_readers_of_different_states_share_the_cache(tmp_path: Path) -> None:
+    model = Model(tmp_path / "g")
+    with model.gallery.store.writing():
+        model.add([f"k{n}" for n in range(60)])
+    model.gallery.refresh()
+    older, where = model.gallery._searcher, "price is null or price >= 0"
+    options = SearchOptions(1000, where)
+    with model.gallery.store.writing():
+        model.add(["new"])
+    model.gallery.refresh()
+    newer = model.gallery._searcher
+    for _ in range(2):
+        assert len(newer.find(unit_vectors(1), options)[0]) == 61
+        assert len(older.find(unit_vectors(1), options)[0]) == 60
+
+
+@given(
+    share=st.sampled_from([0, 0.001, 0.05, 0.2, 0.6, 1]),
+    queries=st.sampled_from([1, 3, 20]),
+    k=st.sampled_from([1, 10, 300]),
+    start=st.sampled_from([0, 13, 500]),
+    kept=st.booleans(),
+    half=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_every_way_to_search_selected_rows_finds_the_nearest(
+    share: float, queries: int, k: int, start: int, kept: bool, half: bool, seed: int
+) -> None:
+    rows = clustered(900, 8, seed).astype(np.float16 if half else np.float32)
+    allowed = np.random.default_rng(seed).random(900) < share
+    asked = clustered(queries, 8, seed + 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(selection, "COPIED", (1 << 20) if kept else 0)
+        patched.setattr(vectors, "_WIDE_BLOCK", 128)
+        patched.setattr(vectors, "_BLOCK", 100)
+        selected = Selection(allowed)
+        stored = Vectors(np.split(rows, [100, 101, 700]), 8)
+        found = [stored.nearest(asked, k, selected, start) for _ in range(2)]
+    possible = allowed & (np.arange(900) >= start)
+    scores, numbers = brute_force(rows.astype(np.float32), asked, k, possible)
+    for ours, ours_rows in found:
+        np.testing.assert_allclose(ours, scores, atol=1e-6)
+        np.testing.assert_array_equal(ours_rows < 0, numbers < 0)
+        assert possible[ours_rows[ours_rows >= 0]].all()
+
+
+def test_one_selection_serves_many_threads() -> None:
+    rows = clustered(3000, 8, 1)
+    selected = Selection(np.arange(3000) % 3 == 0)
+    stored = Vectors([rows], 8)
+    asked = clustered(40, 8, 2)
+    expected = [stored.nearest(query[None], 5, Selection(selected.allowed))[1].tolist() for query in asked]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda query: stored.nearest(query[None], 5, selected)[1].tolist(), asked))
+    assert found == expected
