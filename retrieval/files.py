@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,24 @@ def file_lock(file: Path, on_busy: Callable[[IO[str]], object]) -> Iterator[IO[s
             on_busy(lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock
+
+
+def link_or_copy(source: Path, target: Path) -> bool:
+    """Hard-link an immutable file, or copy it where there are no hard links; return whether it is a link.
+
+    A target that exists is kept.
+    """
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with atomic_write(target) as draft:
+            shutil.copy2(source, draft)
+        return False
+    return True
 
 
 def sha256_of(path: Path) -> str:

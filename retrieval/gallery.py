@@ -392,7 +392,6 @@ class Gallery:
             self.refresh()
             removed = self.store.remove(self.ids_of(items))
             self.store.record_run("remove", started, {"removed": removed})
-            self.store.clear_leftovers()  # their uploaded files
             self.refresh()
         return removed
 

@@ -11,6 +11,7 @@ from retrieval.cli import json_option, print_result
 from retrieval.gallery import Gallery
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
+from retrieval.upkeep.salvage import Salvage
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
 
@@ -65,9 +66,12 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
     """Verify database, vectors, index and model of GALLERY against their checksums. The exit code is 1 if
     something is damaged.
 
-    --repair builds a damaged index again and moves damaged vectors to GALLERY/quarantine, which you may
+    --repair builds a damaged or missing index and moves damaged vectors to GALLERY/quarantine, which you may
     delete. Images without a vector keep their ids, labels and metadata, but searches do not find them until
     `lookalike index add` (or `build`) with the same images has embedded them again.
+
+    If gallery.db is lost, --repair builds a new one from the vector files: with all ids, keys, labels, paths and
+    vectors, but with the metadata only as far as the old file can be read.
 
     \b
       lookalike index verify shop.gallery
@@ -82,9 +86,11 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
         "leftovers": found.leftovers,
         "problems": [_plain(problem) for problem in found.problems],
         "left": [_plain(problem) for problem in found.left],
+        "salvage": None if found.salvage is None else vars(found.salvage),
     }
     lines = [f"{problem.what}; {_remedy(problem, repair)}" for problem in found.problems]
     lines += [f"not repaired: {problem.what}; {problem.remedy}" for problem in found.left if repair]
+    lines += _salvaged(found.salvage) if found.salvage else []
     counts = f"{found.items} images, {found.vectors} vectors"
     if not found.left:
         lines.append(f"{gallery}: {'repaired' if found.problems else 'no problems'}: {counts}")
@@ -172,6 +178,25 @@ def _size(count: float) -> str:
 
 def _plain(problem: Problem) -> dict[str, str | bool]:
     return {"what": problem.what, "remedy": problem.remedy, "repairable": problem.repair is not None}
+
+
+def _salvaged(found: Salvage) -> list[str]:
+    """Return what was saved of a lost database, and what was not."""
+    facts_only = found.items - found.complete
+    return [
+        f"gallery.db: built again with {pluralize(found.items, 'image')}; the old file is in quarantine",
+        *(
+            f"{count} {what}"
+            for count, what in (
+                (facts_only, "without metadata, and with the label of the time when their vector was stored"),
+                (found.lost, "vectors lost; adding their images embeds them again"),
+                (found.renamed, "with another key, because two had the same"),
+                (found.nameless, "with a key made of their id, because their key, path and label are lost"),
+            )
+            if count
+        ),
+        *([] if found.kept_manifest else ["settings of the index lost; `lookalike index optimize` sets them"]),
+    ]
 
 
 def _remedy(problem: Problem, repair: bool) -> str:

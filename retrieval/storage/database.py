@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from retrieval.errors import LookalikeError
-from retrieval.storage import functions
+from retrieval.storage import functions, schema
 
 _SCHEMA = "SELECT name, sql FROM sqlite_master ORDER BY name"
 _SEALED = ("meta", "segments", "indexes", "sqlite_sequence")
@@ -89,6 +90,13 @@ def writing(folder: Path) -> Iterator[sqlite3.Connection]:
             db.close()
 
 
+def create(folder: Path) -> None:
+    """Create an empty database."""
+    (folder / "gallery.db").touch()
+    with closing(connect(folder)) as db:
+        db.executescript(schema.TABLES)
+
+
 def connect(folder: Path) -> sqlite3.Connection:
     """Open the database, read-only if it cannot be written; it is never created."""
     file = folder / "gallery.db"
@@ -122,10 +130,20 @@ def sealed(db: sqlite3.Connection) -> bool:
     return found is not None and found[0] == json.dumps(seal(db))
 
 
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Return whether an error shows a damaged file, rather than a busy or unreadable one."""
+    damage = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    # Missing tables, as in an empty file, and broken text have only a message.
+    is_damage = re.match("no such (table|column)|Could not decode", str(error)) is not None
+    return is_damage or (code is not None and code & 0xFF in damage)
+
+
 @contextmanager
 def convert_errors(folder: Path) -> Iterator[None]:
     """Convert errors of SQLite into `LookalikeError`."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise LookalikeError(f"{folder}: the gallery's database failed ({error})") from error
+        hint = f"; run `lookalike index verify {folder} --repair`" if is_damage(error) else ""
+        raise LookalikeError(f"{folder}: the gallery's database failed ({error}){hint}") from error

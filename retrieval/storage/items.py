@@ -15,6 +15,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.storage import bulk, schema
 from retrieval.storage.records import (
     MISSING,
+    UPLOADS,
     BadFile,
     Change,
     Facts,
@@ -60,6 +61,13 @@ def read_facts(db: sqlite3.Connection, ids: Collection[int]) -> dict[int, tuple[
     """Return the facts about items, in the order of `Facts`, by id; unknown ids are left out."""
     query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id IN {_IDS}"
     return {row[0]: row[1:] for row in db.execute(query, (json.dumps(list(ids)),))}
+
+
+def removed_uploads(db: sqlite3.Connection, ids: Collection[int]) -> list[str]:
+    """Return the names of the uploaded files of removed items that no live item has."""
+    live = f"SELECT 1 FROM items WHERE root = gone.root AND path = gone.path AND path != '' AND {schema.LIVE}"
+    query = f"SELECT path FROM items AS gone WHERE id IN {_IDS} AND root = ? AND NOT EXISTS ({live})"
+    return [name for (name,) in db.execute(query, (json.dumps(list(ids)), UPLOADS))]
 
 
 def metadata_columns(db: sqlite3.Connection) -> list[str]:

@@ -1,22 +1,30 @@
-"""Database side of compaction, verification and repair."""
+"""Database side of compaction, copies, verification and repair."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.storage import database, schema
 from retrieval.storage.items import metadata_columns, read_facts
-from retrieval.storage.records import Segment
+from retrieval.storage.records import NO_FACTS, Facts, Segment
 from retrieval.storage.store import Store, insert_segment
 
-_UNKNOWN = ("", "", "", 0, 0, "", 0, 0, None)  # facts about an item without a row
+_IDS = "(SELECT value FROM json_each(?))"
+_AT_ONCE = 10_000  # items read at once
+_PAGES = 4096  # of the database, copied at once
+_TRIES = 3  # attempts to copy a database between the commits of a writer
+_FREE_SHARE = 0.1  # free pages of the database from which their space is given back
 
 
 @dataclass(frozen=True)
@@ -32,19 +40,19 @@ class Replacement:
     new: Segment | None
 
 
-@dataclass(frozen=True)
-class ItemState:
-    """What the database holds about one live item, for verification.
+@dataclass(frozen=True, eq=False)
+class ItemTable:
+    """What the database holds about all live items, for verification.
 
     Attributes:
-        id: Item id.
-        number: Number of its vector; `None` for an item that waits to be embedded again.
-        is_intact: Whether its facts and metadata match their checksum.
+        ids: Item ids, int64 [n].
+        numbers: Numbers of their vectors, int64 [n]; 0 for items that wait to be embedded again.
+        damaged: Ids of items whose facts or metadata do not match their checksum.
     """
 
-    id: int
-    number: int | None
-    is_intact: bool
+    ids: np.ndarray
+    numbers: np.ndarray
+    damaged: list[int]
 
 
 # ---- compaction
@@ -56,7 +64,8 @@ def replace_segments(store: Store, replacements: Sequence[Replacement], *, purge
     Args:
         store: Gallery store, inside `writing()`.
         replacements: Segments to replace.
-        purge: Delete removed items, their metadata and the log of changes for good; no dead vectors are left.
+        purge: Delete removed items, their metadata and the log of changes for good; no segment may have dead
+            vectors any more.
     """
     purged = 0
     with store.transaction() as db:
@@ -78,19 +87,102 @@ def _replace(db: sqlite3.Connection, replacement: Replacement) -> None:
 
 def facts_of(store: Store, ids: np.ndarray) -> dict[str, list[Any]]:
     """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
+    rows: list[tuple[Any, ...]] = []
     with store.reading() as db:
-        found = read_facts(db, ids.tolist())
-    columns = zip(*(found.get(item, _UNKNOWN) for item in ids.tolist()), strict=True)
-    return {name: list(column) for name, column in zip(schema.FACTS[1:], columns, strict=True)}
+        for start in range(0, len(ids), _AT_ONCE):
+            some = ids[start : start + _AT_ONCE].tolist()
+            found = read_facts(db, some)
+            rows += [found.get(item, NO_FACTS) for item in some]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in NO_FACTS]
+    return vars(Facts(*columns))
+
+
+def changed_items(store: Store) -> np.ndarray:
+    """Return the ids of the items whose facts changed since the last compaction: int64 [n], ascending."""
+    return store.select_numbers("SELECT DISTINCT item AS n FROM changes WHERE dead IS NULL ORDER BY 1")
+
+
+def free_space(store: Store) -> None:
+    """Give unused space in the database back to the file system if it is a tenth of the file or more."""
+    with database.convert_errors(store.folder), closing(database.connect(store.folder)) as db:
+        ((free,),), ((pages,),) = db.execute("PRAGMA freelist_count"), db.execute("PRAGMA page_count")
+        if free >= _FREE_SHARE * pages:
+            db.execute("VACUUM")
+
+
+# ---- copies
+
+
+class _ChangedError(Exception):
+    """The database was changed while it was copied."""
+
+
+def copy_database(folder: Path, target: Path) -> None:
+    """Copy the last committed state of the database into another folder, where there is none.
+
+    The copy is made in steps, between which a writer may commit; then it begins again, and after a few
+    attempts it is made in one step, for which a writer waits.
+
+    Args:
+        folder: Gallery folder.
+        target: Folder of the copy.
+    """
+    for attempt in range(_TRIES + 1):
+        (target / "gallery.db").unlink(missing_ok=True)
+        with (
+            database.convert_errors(folder),
+            closing(database.connect(folder)) as db,
+            closing(sqlite3.connect(target / "gallery.db")) as copy,
+        ):
+            try:
+                if attempt < _TRIES:
+                    db.backup(copy, pages=_PAGES, progress=_refuse_restart(), sleep=0.01)
+                else:
+                    db.backup(copy, sleep=0.01)
+            except _ChangedError:
+                continue
+            return
+
+
+def _refuse_restart() -> Callable[[int, int, int], None]:
+    """Return a function that raises an error when a copy in steps begins again."""
+    least: int | None = None
+
+    def check(_: int, remaining: int, __: int) -> None:
+        nonlocal least
+        if least is not None and remaining > least:
+            raise _ChangedError
+        least = remaining
+
+    return check
 
 
 # ---- verification
 
 
-def integrity_errors(store: Store) -> list[str]:
-    """Return SQLite's own findings about the database file; empty if it is intact."""
-    found = [str(row[0]) for row in store.select("PRAGMA integrity_check (5)")]
-    return [] if found == ["ok"] else found
+def database_damage(folder: Path) -> tuple[str, str]:
+    """Return SQLite's findings: damage of the database as a whole, and of its look-up tables; "" for none.
+
+    Raises:
+        InputError: The folder is not a gallery, or a gallery of another format.
+        LookalikeError: The database cannot be read at present.
+    """
+    if not (folder / "gallery.db").is_file() and (folder / "segments").is_dir():
+        return "missing", ""
+    try:
+        Store(folder)
+        with closing(database.connect(folder)) as db:
+            found = [str(row[0]) for row in db.execute("PRAGMA integrity_check (5)")]
+    except InputError:
+        raise
+    except (LookalikeError, sqlite3.DatabaseError) as error:
+        if isinstance(error.__cause__, sqlite3.DatabaseError):
+            if not database.is_damage(error.__cause__):
+                raise
+            return f"damaged ({error.__cause__})", ""
+        return "damaged", ""  # its manifest
+    errors = "; ".join(found) if found != ["ok"] else ""
+    return ("", errors) if all("index" in line for line in found) else (errors, "")
 
 
 def is_sealed(store: Store) -> bool:
@@ -99,32 +191,62 @@ def is_sealed(store: Store) -> bool:
         return database.sealed(db)
 
 
-def item_states(store: Store) -> Iterator[ItemState]:
-    """Yield the state of every live item, all of one committed state."""
-    query = (
-        f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, items.vector, metadata.* "
-        f"FROM items LEFT JOIN metadata ON items.id = metadata.id WHERE {schema.LIVE}"
-    )
-    count = len(schema.FACTS)
-    with store.reading() as db:
+def item_table(store: Store) -> ItemTable:
+    """Read all live items, all of one committed state, and check their facts."""
+    facts = ", ".join(f"items.{name}" for name in schema.FACTS)
+    ids, numbers, damaged = array("q"), array("q"), list[int]()
+    with _tolerant(store.folder) as db:
         names = metadata_columns(db)
+        values = "".join(f", metadata.{schema.quoted(name)}" for name in names)
+        join = "LEFT JOIN metadata ON metadata.id = items.id" if names else ""
+        query = f"SELECT items.vector, items.crc, {facts}{values} FROM items {join} WHERE {schema.LIVE}"
+        last = 2 + len(schema.FACTS)
         for row in db.execute(query):
-            metadata = dict(zip(names, row[count + 3 :], strict=True))
-            is_intact = schema.item_crc(row[:count], metadata) == row[count]
-            yield ItemState(row[0], row[count + 1], is_intact)
+            ids.append(row[2])
+            numbers.append(row[0] if isinstance(row[0], int) else 0)
+            metadata = dict(zip(names, row[last:], strict=True)) if names else None
+            if schema.item_crc(row[2:last], metadata) != row[1]:
+                damaged.append(row[2])
+    return ItemTable(np.frombuffer(ids, np.int64), np.frombuffer(numbers, np.int64), damaged)
 
 
-def listed_rows(store: Store, segment: Segment) -> np.ndarray:
-    """Return vector numbers and item ids of the live items in a segment, int64 [2, n], numbers ascending."""
-    query = f"SELECT vector, id FROM items WHERE {schema.LIVE} AND vector BETWEEN ? AND ? ORDER BY vector"
-    found = store.select(query, (segment.first, segment.last))
-    return np.array(found, np.int64).reshape(-1, 2).T
+@contextmanager
+def _tolerant(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open a connection that reads one committed state, and replaces bytes that are not UTF-8."""
+    with database.convert_errors(folder), closing(database.connect(folder)) as db:
+        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        db.execute("BEGIN")
+        yield db
+
+
+def listed_rows(store: Store, segment: Segment) -> np.ndarray | None:
+    """Return the rows of a segment according to the database, int64 [2, n]: vector numbers and item ids.
+
+    `None` if the database does not list as many rows as the segment has.
+    """
+    query = (
+        "SELECT vector, id FROM items WHERE vector BETWEEN ? AND ? AND deleted_at IS NULL "
+        "UNION SELECT dead, item FROM changes WHERE dead BETWEEN ? AND ? ORDER BY 1"
+    )
+    ends = segment.first, segment.last
+    found = np.array(store.select(query, (*ends, *ends)), np.int64).reshape(-1, 2).T
+    return found if found.shape[1] == segment.n else None
+
+
+def damaged_records(store: Store) -> dict[str, list[int]]:
+    """Return the rows of the lists of runs and unusable files that do not match their checksum, by table."""
+    damaged = {}
+    with _tolerant(store.folder) as db:
+        for table, columns in schema.RECORDS.items():
+            rows = db.execute(f"SELECT rowid, crc, {', '.join(columns)} FROM {table}")
+            damaged[table] = [row[0] for row in rows if schema.row_crc(row[2:]) != row[1]]
+    return {table: rows for table, rows in damaged.items() if rows}
 
 
 # ---- repair
 
 
-def rebuild_lookup_indexes(store: Store) -> None:
+def rebuild_lookups(store: Store) -> None:
     """Rebuild SQLite's indexes on the tables."""
     with store.transaction() as db:
         db.execute("REINDEX")
@@ -134,6 +256,12 @@ def seal_again(store: Store) -> None:
     """Accept the small tables as they are: an empty transaction writes their checksum."""
     with store.transaction():
         pass
+
+
+def delete_records(store: Store, table: str, rows: Sequence[int]) -> None:
+    """Delete damaged rows from the list of runs or of unusable files."""
+    with store.transaction() as db:
+        db.executemany(f"DELETE FROM {table} WHERE rowid = ?", [(row,) for row in rows])
 
 
 def salvage_segment(store: Store, damaged: Segment, new: Segment | None, numbers: np.ndarray) -> None:
@@ -159,17 +287,24 @@ def drop_index(store: Store) -> None:
         db.execute("DELETE FROM indexes")
 
 
-def set_number(store: Store, item: int, number: int | None) -> None:
-    """Correct the number of an item's vector; `None` makes the item wait to be embedded again."""
+def set_numbers(store: Store, numbers: Mapping[int, int | None]) -> None:
+    """Correct the numbers of the vectors of items, by id; `None` makes an item wait to be embedded again."""
     with store.transaction() as db:
-        db.execute("UPDATE items SET vector = ? WHERE id = ?", (number, item))
+        pairs = [(number, item) for item, number in numbers.items()]
+        db.executemany("UPDATE items SET vector = ? WHERE id = ?", pairs)
 
 
-def remove_damaged_item(store: Store, item: int) -> None:
-    """Remove an item whose facts are damaged."""
+def mark_dead(store: Store, rows: np.ndarray) -> None:
+    """Log vectors as dead: their numbers and the items that they do not belong to any more, int64 [2, n]."""
     with store.transaction() as db:
-        db.execute(
-            "INSERT INTO changes (item, dead) SELECT id, vector FROM items WHERE id = ? AND vector NOT NULL",
-            (item,),
-        )
-        db.execute("UPDATE items SET deleted_at = ? WHERE id = ?", (now(), item))
+        db.executemany("INSERT INTO changes (dead, item) VALUES (?, ?)", rows.T.tolist())
+
+
+def remove_damaged_items(store: Store, ids: Sequence[int]) -> None:
+    """Remove items whose facts are damaged, with their metadata, which may be damaged as well."""
+    which = (json.dumps(list(ids)),)
+    with store.transaction() as db:
+        log = "INSERT INTO changes (item, dead) SELECT id, vector FROM items WHERE vector NOT NULL AND id IN"
+        db.execute(f"{log} {_IDS}", which)
+        db.execute(f"UPDATE items SET deleted_at = ? WHERE id IN {_IDS}", (now(), *which))
+        db.execute(f"DELETE FROM metadata WHERE id IN {_IDS}", which)

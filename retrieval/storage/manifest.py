@@ -122,5 +122,14 @@ def write_copy(folder: Path, manifest: Manifest) -> None:
     write_texts(folder, {COPY: json.dumps(manifest.rows(), indent=2)})
 
 
+def read_copy(folder: Path) -> Manifest | None:
+    """Return the manifest from its copy; `None` if that is missing or damaged."""
+    try:
+        rows = json.loads((folder / COPY).read_text())
+        return parse_manifest(folder, rows.items())
+    except (OSError, ValueError, AttributeError, LookalikeError):
+        return None
+
+
 def _given(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}

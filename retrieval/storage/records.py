@@ -109,6 +109,9 @@ class Facts:
         return Facts(*(column[some] for column in self.columns))
 
 
+NO_FACTS = ("", "", "", 0, 0, "", 0, 0, None)  # in the order of `Facts`, about an item that is not known
+
+
 @dataclass(frozen=True)
 class StoredItem:
     """All facts about an item except its vector.

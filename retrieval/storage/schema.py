@@ -43,6 +43,11 @@ CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT 
 
 # Facts that an item's checksum covers, in this order; its vector is checked against the segments instead.
 FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
+# Columns that the checksums of the rows of these tables cover, in this order.
+RECORDS = {
+    "runs": ("command", "started", "ended", "counts", "versions"),
+    "bad": ("root", "path", "reason", "detail", "size", "mtime_ns", "last_seen"),
+}
 # Columns of items that a condition may name, and the type of their values.
 BUILT_IN: Mapping[str, Literal["text", "number"]] = {
     "id": "number",

@@ -23,6 +23,7 @@ from retrieval.storage.records import Segment
 
 NUMBER, ITEM, CHECKSUM = range(3)  # lines of the file of rows
 HEADER = 128  # bytes before the first vector
+_CRC = b'{"crc":"%08x",'  # first value of a file of facts
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -63,8 +64,7 @@ def write(
             start = stop
     assert start == count, (start, count)
     write_rows(path, full)
-    with atomic_write(items_file(path)) as draft:
-        draft.write_text(json.dumps(facts, ensure_ascii=False, separators=(",", ":")), "utf-8")
+    write_facts(path, facts)
     return Segment(0, path.name, count, int(rows[NUMBER, 0]), int(rows[NUMBER, -1]))
 
 
@@ -72,6 +72,13 @@ def write_rows(path: Path, rows: np.ndarray) -> None:
     """Write the file of rows, int64 [3, n], of the segment at `path`."""
     with atomic_write(rows_file(path)) as draft, draft.open("wb") as file:
         np.save(file, rows, allow_pickle=False)
+
+
+def write_facts(path: Path, facts: Mapping[str, Sequence[Any]]) -> None:
+    """Write the file of facts of the segment at `path`, with the CRC-32 of what follows as first value."""
+    columns = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()[1:]
+    with atomic_write(items_file(path)) as draft:
+        draft.write_bytes(_CRC % zlib.crc32(columns) + columns)
 
 
 def rows_file(path: Path) -> Path:
@@ -118,13 +125,58 @@ def facts(folder: Path, name: str) -> dict[str, list[Any]]:
     Raises:
         DamagedError: The file is missing or damaged.
     """
-    path = items_file(folder / name)
+    found: dict[str, Any] = json.loads(_checked_facts(items_file(folder / name)))
+    del found["crc"]
+    return found
+
+
+def check_facts(folder: Path, name: str) -> None:
+    """Raise a `DamagedError` if the file of facts of a segment is missing or damaged."""
+    _checked_facts(items_file(folder / name))
+
+
+def _checked_facts(path: Path) -> bytes:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise DamagedError(path) from error
-    if not isinstance(found, dict):
+    start = len(_CRC % 0)
+    if data[:start] != _CRC % zlib.crc32(data[start:]):
         raise DamagedError(path)
+    return data
+
+
+def raw_vectors(path: Path, count: int, dim: int, dtype: str) -> np.ndarray:
+    """Return what a file holds of its vectors, whatever its header: [count, dim], the rest zeros."""
+    return _raw(path, dtype, count * dim).reshape(count, dim)
+
+
+def raw_rows(path: Path, count: int) -> np.ndarray:
+    """Return what the file of rows of a segment holds, whatever its header: int64 [3, count], the rest -1."""
+    return _raw(rows_file(path), "<i8", 3 * count, -1).reshape(3, count)
+
+
+def raw_count(path: Path, dim: int, dtype: str) -> int:
+    """Return the number of rows of a segment by the size of its file of rows, or else of vectors."""
+    for file, size in ((rows_file(path), 24), (path, dim * np.dtype(dtype).itemsize)):
+        if file.is_file():
+            return max(0, file.stat().st_size - HEADER) // size
+    return 0
+
+
+def dtype_of(path: Path) -> str | None:
+    """Return the type of the numbers in a file; `None` if its header is damaged."""
+    try:
+        return str(np.load(path, mmap_mode="r", allow_pickle=False).dtype)
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _raw(path: Path, dtype: str, count: int, missing: int = 0) -> np.ndarray:
+    found = np.full(count, missing, dtype)
+    if path.is_file():
+        values = np.fromfile(path, dtype, count, offset=HEADER)
+        found[: len(values)] = values
     return found
 
 

@@ -2,6 +2,7 @@
 
     gallery.db                  all facts; a file counts only if a row here names it
     gallery.json                copy of the manifest, used only if gallery.db is lost
+    removals.log                dead vectors, used only if gallery.db is lost
     LOCK                        writer's lock file
     segments/<uuid>.npy         vectors [n, D], with .rows.npy and .items.json; see `segments`
     indexes/<uuid>/             index.faiss and card.json
@@ -36,8 +37,8 @@ import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
-from retrieval.storage import database, schema, segments
-from retrieval.storage.items import ItemWriter, metadata_columns, read_items
+from retrieval.storage import database, removals, schema, segments
+from retrieval.storage.items import ItemWriter, metadata_columns, read_items, removed_uploads
 from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
 from retrieval.storage.records import (
     MISSING,
@@ -77,6 +78,9 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not (folder / "gallery.db").is_file():
+            if (folder / "segments").is_dir():
+                what = f"{folder}: gallery.db is missing"
+                raise LookalikeError(f"{what}; run `lookalike index verify {folder} --repair`")
             raise InputError(
                 f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES --model M`"
             )
@@ -115,10 +119,7 @@ class Store:
                 with atomic_write(draft / "model" / "probes.npy") as file, file.open("wb") as target:
                     np.save(target, probes)
                 manifest = replace(manifest, probes_sha256=sha256_of(draft / "model" / "probes.npy"))
-            (draft / "gallery.db").touch()
-            db = database.connect(draft)
-            db.executescript(schema.TABLES)
-            db.close()
+            database.create(draft)
             with database.writing(draft) as db:
                 write_manifest(db, manifest)
             write_copy(draft, manifest)
@@ -239,18 +240,21 @@ class Store:
             with ExitStack() as stack:
                 with self._convert_errors():
                     lock = stack.enter_context(file_lock(self.folder / "LOCK", refuse))
+                    lock.seek(0)
+                    interrupted = lock.read() != ""  # the last writer
                     lock.truncate(0)
                     lock.write(f"process {os.getpid()} on {socket.gethostname()} since {now()}")
                     lock.flush()
                     if not repairing:
                         self._check_seal()
-                    self.clear_leftovers()
+                    self.clear_leftovers(uploads=interrupted)
                 self._held = True
                 try:
                     yield
+                    self.log_removals()
+                    lock.truncate(0)
                 finally:
                     self._held = False
-                    lock.truncate(0)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -342,12 +346,17 @@ class Store:
     def remove(self, ids: Iterable[int]) -> int:
         """Remove items in one transaction, and return their number. Rows stay until the next compaction.
 
+        Their uploaded files are deleted afterwards.
+
         Raises:
             InputError: An unknown item; nothing is changed.
         """
         unique = set(ids)
         with self.transaction() as db:
             ItemWriter(db).remove(unique, now())
+            uploaded = removed_uploads(db, unique)
+        for name in uploaded:
+            (self.uploads / name).unlink(missing_ok=True)
         return len(unique)
 
     def use_index(self, index: ActiveIndex | None, spec: IndexSpec) -> None:
@@ -387,6 +396,13 @@ class Store:
             )
             run = (command, started, now(), json.dumps(counts), json.dumps(_versions()))
             db.execute(insert, (*run, schema.row_crc(run)))
+
+    def log_removals(self) -> None:
+        """Append the vectors that have died to the log beside the database. Call it inside `writing()`."""
+        after = (removals.last_entry(self.folder),)
+        query = "SELECT {} AS n FROM changes WHERE changes.n > ? AND dead IS NOT NULL ORDER BY changes.n"
+        columns = [self.select_numbers(query.format(name), after) for name in ("changes.n", "dead")]
+        removals.append(self.folder, np.column_stack(columns))
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -428,9 +444,13 @@ class Store:
                 what = f"{self.folder}: the gallery's database is damaged"
                 raise LookalikeError(f"{what}; run `lookalike index verify {self.folder}`")
 
-    def clear_leftovers(self) -> None:
-        """Delete the files that no row names. Call it inside `writing()`."""
-        for entry in self.leftovers():
+    def clear_leftovers(self, *, uploads: bool = True) -> None:
+        """Delete the files that no row names. Call it inside `writing()`.
+
+        Args:
+            uploads: Also delete uploaded files, all of which are listed for this.
+        """
+        for entry in self.leftovers(uploads=uploads):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def uploaded_files(self) -> set[str]:
@@ -438,7 +458,7 @@ class Store:
         query = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
         return {path for (path,) in self.select(query, (UPLOADS,))}
 
-    def leftovers(self) -> list[Path]:
+    def leftovers(self, *, uploads: bool = True) -> list[Path]:
         """Return files and folders that no row names: of a running writer, or of one that was killed."""
         named = {row[0] for row in self.select("SELECT dir FROM indexes")}
         for (file,) in self.select("SELECT file FROM segments"):
@@ -450,10 +470,10 @@ class Store:
             if entry.name not in named
         ]
         left += sorted(self.folder.glob(f"{COPY}.tmp-*"))
-        if self.uploads.is_dir():
+        if uploads and self.uploads.is_dir():
             uploaded = self.uploaded_files()
-            uploads = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
-            left += [entry for entry in uploads if entry.name not in uploaded]
+            files = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
+            left += [entry for entry in files if entry.name not in uploaded]
         return left
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -14,15 +14,19 @@ from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, now, sha256_of
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
-from retrieval.storage import maintenance, segments
+from retrieval.storage import maintenance
 from retrieval.storage.identity import own_model, probe_pixels
+from retrieval.storage.manifest import read_copy, write_copy
 from retrieval.storage.queries import count_items
-from retrieval.storage.records import Segment
+from retrieval.storage.records import GalleryState, Segment
+from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store
+from retrieval.upkeep.damage import SegmentRows, read_segment, repair_segment
+from retrieval.upkeep.salvage import Salvage, salvage
 
 _TRIES = 3
-_UNSEALED = "gallery.db: the lists of segments, indexes, bad files and runs do not match their checksum"
-_RESTORE = "restore `gallery.db` from a copy, or build the gallery again"
+_UNSEALED = "gallery.db: the lists of segments and indexes do not match their checksum"
+_SALVAGE = "it is built again from the segments and from what is intact of it"
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,13 @@ class Problem:
     Attributes:
         what: Description that names the file or the item.
         remedy: What a repair does about it, or what the user can do.
-        repair: Repairs it, inside `store.writing()`; `None` if it cannot be repaired.
+        repair: Repairs it, given a store inside `writing()`; "index" if a new index does, "salvage" if a
+            new database does; `None` if it cannot be repaired.
     """
 
     what: str
     remedy: str
-    repair: Callable[[], None] | None = None
+    repair: Callable[[Store], None] | Literal["index", "salvage"] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Verification:
         leftovers: Files that no row of the database names, which the next writer deletes.
         problems: Damage that was found, before the repair if there was one.
         left: Damage that remains.
+        salvage: What was saved and what was lost, if the database was built again.
     """
 
     items: int
@@ -59,6 +65,7 @@ class Verification:
     leftovers: int
     problems: list[Problem]
     left: list[Problem]
+    salvage: Salvage | None = None
 
 
 def verify(folder: str | Path, *, repair: bool = False, show_progress: bool = False) -> Verification:
@@ -67,198 +74,210 @@ def verify(folder: str | Path, *, repair: bool = False, show_progress: bool = Fa
     Args:
         folder: Gallery folder.
         repair: Repair damage: damaged segments move to `quarantine` and their lost images wait to be
-            embedded again; a damaged index is rebuilt.
+            embedded again; a damaged or missing index is built; a lost database is built from the segments.
         show_progress: Report progress on stderr.
 
     Raises:
         InputError: The folder is not a gallery.
-        LookalikeError: The database cannot be read at all, or (to repair) another process is writing.
+        LookalikeError: The gallery cannot be read, another process is writing (to repair), or the index that
+            was asked for cannot be built.
     """
-    store = Store(Path(folder))
-    problems = _find_problems(store, show_progress)
-    left = problems
-    if repair and problems:
+    folder, salvaged = Path(folder), None
+    problems = left = _find_problems(folder, show_progress)
+    if repair and any(problem.repair == "salvage" for problem in problems):
+        salvaged = salvage(folder, show_progress=show_progress)
+        left = _find_problems(folder, show_progress)
+    if repair and left:
+        store = Store(folder)
         with store.writing(repairing=True):
             started = now()
-            for problem in problems:
-                if problem.repair is not None:
-                    problem.repair()
+            for problem in left:
+                if callable(problem.repair):
+                    problem.repair(store)
+            if any(_damaged_index(store, store.state())):
+                maintenance.drop_index(store)
             store.record_run("repair", started, {"problems": len(problems)})
-        gallery = Gallery(store.folder)
-        with gallery.store.writing():
-            if gallery.index is None:
+        if any(problem.repair == "index" for problem in left):
+            gallery = Gallery(folder)
+            with gallery.store.writing():
                 gallery.build_index(show_progress=show_progress)
-        left = list(_check(store, show_progress))
-    counts, vectors = count_items(store), sum(segment.n for segment in store.segments())
-    return Verification(counts.live, vectors, counts.waiting, len(store.leftovers()), problems, left)
+        left = _find_problems(folder, show_progress)
+    return Verification(*_counts(folder), problems, left, salvaged)
 
 
-def _find_problems(store: Store, show_progress: bool) -> list[Problem]:
+def _counts(folder: Path) -> tuple[int, int, int, int]:
+    """Return the numbers of items, vectors, waiting items and leftovers; zeros if the database is damaged."""
+    try:
+        store = Store(folder)
+        counts, vectors = count_items(store), sum(segment.n for segment in store.segments())
+        return counts.live, vectors, counts.waiting, len(store.leftovers())
+    except LookalikeError:
+        return 0, 0, 0, 0
+
+
+def _find_problems(folder: Path, show_progress: bool) -> list[Problem]:
     """Return the problems of one committed state; check again if a writer changed the files meanwhile."""
-    problems: list[Problem] = []
+    whole, lookups = maintenance.database_damage(folder)
+    if whole:
+        return [Problem(f"gallery.db: {whole}", _SALVAGE, "salvage")]
+    store, problems = Store(folder), list[Problem]()
+    if lookups:
+        remedy = "its look-up tables are rebuilt"
+        problems.append(Problem(f"gallery.db: {lookups}", remedy, maintenance.rebuild_lookups))
     for _ in range(_TRIES):
-        store.state()
-        problems = list(_check(store, show_progress))
-        if not problems or not store.changed():
+        found = list(_check(store, show_progress))
+        if not found or not store.changed():
             break
-    return problems
+    return problems + found
 
 
 def _check(store: Store, show_progress: bool) -> Iterator[Problem]:
-    try:
-        yield from _check_database(store)
-        is_sealed = maintenance.is_sealed(store)
-        found = [*_check_contents(store, show_progress)]
-    except LookalikeError as error:
-        yield Problem(str(error), _RESTORE)
-        return
+    state = store.state()
+    is_sealed = maintenance.is_sealed(store)
+    found = [
+        *_check_vectors(store, state, show_progress),
+        *_check_records(store),
+        *_check_index(store, state),
+        *_check_model(store),
+    ]
     if is_sealed:
         yield from found
     elif found:  # the database's record of the files may be damaged, rather than the files
-        yield from (Problem(problem.what, _RESTORE) for problem in found)
-        yield Problem(_UNSEALED, _RESTORE)
+        yield from (Problem(problem.what, _SALVAGE, "salvage") for problem in found)
+        yield Problem(_UNSEALED, _SALVAGE, "salvage")
     else:
-        yield Problem(
-            _UNSEALED, "everything else is intact, so they are kept", lambda: maintenance.seal_again(store)
-        )
+        remedy = "everything else is intact, so they are kept"
+        yield Problem(_UNSEALED, remedy, maintenance.seal_again)
 
 
-def _check_contents(store: Store, show_progress: bool) -> Iterator[Problem]:
-    listed = store.segments()
-    with Progress("checking", sum(s.n for s in listed), "vectors", show=show_progress) as progress:
-        for segment in listed:
-            yield from _check_segment(store, segment)
+# ---- database
+
+
+def _check_records(store: Store) -> Iterator[Problem]:
+    """Check the lists of runs and of unusable files, and the copy of the manifest."""
+    for table, rows in maintenance.damaged_records(store).items():
+        what = f"gallery.db: {len(rows)} damaged rows in the list of {_RECORDS[table]}"
+
+        def drop(store: Store, table: str = table, rows: Sequence[int] = rows) -> None:
+            maintenance.delete_records(store, table, rows)
+
+        yield Problem(what, "they are deleted", drop)
+    if read_copy(store.folder) != store.manifest:
+        what = "gallery.json: missing, damaged or out of date"
+        yield Problem(what, "it is written again", lambda store: write_copy(store.folder, store.manifest))
+
+
+_RECORDS = {"runs": "runs", "bad": "unusable files"}
+
+
+# ---- vectors and items
+
+
+def _check_vectors(store: Store, state: GalleryState, show_progress: bool) -> Iterator[Problem]:
+    """Check segments and items against their checksums and against each other."""
+    table = maintenance.item_table(store)
+    if table.damaged:
+        what = f"gallery.db: the facts of item {_listed(table.damaged)} are damaged"
+        remedy = "it is removed; adding its source restores it, without its metadata"
+        yield Problem(what, remedy, lambda store: maintenance.remove_damaged_items(store, table.damaged))
+    order = np.argsort(table.numbers, kind="stable")[np.count_nonzero(table.numbers == 0) :]
+    numbers, items = table.numbers[order], table.ids[order]  # as the database says, by number
+    confirmed = np.zeros(len(numbers), bool)
+    unclaimed = [np.empty((2, 0), np.int64)]
+    with Progress("checking", sum(s.n for s in state.segments), "vectors", show=show_progress) as progress:
+        for segment in state.segments:
+            found = read_segment(store, segment)
+            if found.damaged:
+                yield _segment_problem(segment, found)
+            mine = slice(*np.searchsorted(numbers, (segment.first, segment.last + 1)).tolist())
+            confirmed[mine], free = _compare(found.rows, np.stack([numbers[mine], items[mine]]))
+            unclaimed.append(found.rows[:, free & ~np.isin(found.rows[NUMBER], state.dead)])
             progress.update(segment.n)
-    yield from _check_items(store)
-    yield from _check_index(store)
-    yield from _check_model(store)
+    yield from _misplaced(items[~confirmed], np.concatenate(unclaimed, axis=1), table.ids)
 
 
-def _check_database(store: Store) -> Iterator[Problem]:
-    errors = maintenance.integrity_errors(store)
-    if errors:
-        what = f"gallery.db: {'; '.join(errors)}"
-        if all("index" in line for line in errors):
-            yield Problem(
-                what, "its look-up tables are rebuilt", lambda: maintenance.rebuild_lookup_indexes(store)
-            )
-        else:
-            yield Problem(what, _RESTORE)
+def _segment_problem(segment: Segment, found: SegmentRows) -> Problem:
+    def repair(store: Store) -> None:
+        repair_segment(store, segment, found)
+
+    stem = segment.file.removesuffix(".npy")
+    names = ", ".join(f"segments/{stem}{suffix}" for suffix in sorted(found.damaged))
+    if ".npy" in found.damaged:
+        lost = segment.n - int(found.good.sum())
+        what = f"{names}: missing or damaged, {lost} of its {segment.n} vectors lost"
+        return Problem(what, "it moves to quarantine, and its lost images wait to be embedded again", repair)
+    return Problem(f"{names}: missing or damaged", "it is written again", repair)
 
 
-# ---- segments
+def _compare(rows: np.ndarray, named: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compare the rows of a segment, int64 [2, n], with those that the database names, int64 [2, m].
+
+    Returns:
+        Which of the named ones are there, bool [m], and which rows are not named, bool [n].
+    """
+    free = np.ones(rows.shape[1], bool)
+    if not len(free):
+        return np.zeros(named.shape[1], bool), free
+    at = np.minimum(np.searchsorted(rows[NUMBER], named[NUMBER]), len(free) - 1)
+    there: np.ndarray = (rows[:, at] == named).all(0)
+    free[at[there]] = False
+    return there, free
 
 
-def _check_segment(store: Store, segment: Segment) -> Iterator[Problem]:
-    folder = store.folder / "segments"
-    try:
-        rows = segments.rows(folder, segment)
-    except segments.DamagedError:
-        what = f"segments/{segments.rows_file(folder / segment.file).name}: missing or damaged"
-        yield Problem(
-            what, "its vectors are looked up in the database", lambda: _salvage(store, segment, None)
-        )
-        return
-    good = _good_rows(store, segment, rows)
-    if not good.all() or not _is_readable(store, segment):
-        what = f"segments/{segment.file}: missing or damaged, {np.sum(~good)} of its {segment.n} vectors lost"
-        remedy = "it moves to quarantine, and its lost images wait to be embedded again"
-        yield Problem(what, remedy, lambda: _salvage(store, segment, rows[:, good]))
+def _misplaced(items: np.ndarray, unclaimed: np.ndarray, known: np.ndarray) -> Iterator[Problem]:
+    """Compare items without the vector that the database names with the vectors that no item has.
+
+    Args:
+        items: Item ids, int64 [m].
+        unclaimed: Vector numbers and item ids, int64 [2, n], numbers ascending.
+        known: Ids of all live items.
+    """
+    newest = dict(zip(unclaimed[ITEM].tolist(), unclaimed[NUMBER].tolist(), strict=True))
+    places = {item: newest.get(item) for item in items.tolist()}
+    if places:
+        what = f"gallery.db: the vector of item {_listed([*places])} is not where the database places it"
+        remedy = "it is looked up in the segments; an item without a vector waits to be embedded again"
+        yield Problem(what, remedy, lambda store: maintenance.set_numbers(store, places))
+    taken = np.isin(unclaimed[NUMBER], [number or 0 for number in places.values()])
+    is_known = np.isin(unclaimed[ITEM], known)
+    lost, extra = unclaimed[:, ~is_known], unclaimed[:, is_known & ~taken]
+    if lost.shape[1]:
+        what = f"gallery.db: item {_listed(lost[ITEM].tolist())} is missing, whose vector exists"
+        yield Problem(what, _SALVAGE, "salvage")
+    if extra.shape[1]:
+        what = f"gallery.db: item {_listed(extra[ITEM].tolist())} has several vectors"
+        remedy = "only the one that the database names is kept"
+        yield Problem(what, remedy, lambda store: maintenance.mark_dead(store, extra))
 
 
-def _is_readable(store: Store, segment: Segment) -> bool:
-    try:
-        store.segment_vectors(segment)
-    except LookalikeError:
-        return False
-    return True
-
-
-def _raw_vectors(store: Store, segment: Segment) -> np.ndarray:
-    """Read what a segment's file holds of its vectors, whatever its header: [m, D], m <= n."""
-    path, dim, dtype = store.folder / "segments" / segment.file, store.manifest.dim, store.manifest.dtype
-    if not path.is_file():
-        return np.empty((0, dim), dtype)
-    numbers = np.fromfile(path, dtype, offset=segments.HEADER)
-    return numbers[: len(numbers) // dim * dim].reshape(-1, dim)[: segment.n]
-
-
-def _good_rows(store: Store, segment: Segment, rows: np.ndarray) -> np.ndarray:
-    """Return bool [n], True for rows that match their checksum."""
-    raw, good = _raw_vectors(store, segment), np.zeros(segment.n, bool)
-    found = rows[:, : len(raw)]
-    good[: len(raw)] = segments.checksums(raw, found) == found[segments.CHECKSUM]
-    return good
-
-
-def _salvage(store: Store, segment: Segment, rows: np.ndarray | None) -> None:
-    """Write the good rows, int64 [2 or more, n], into a new segment in place of the damaged one."""
-    folder, new = store.folder / "segments", None
-    if rows is None:  # the file of rows is lost: only a gapless segment shows which vector is whose
-        rows = maintenance.listed_rows(store, segment)
-        if segment.last - segment.first + 1 != segment.n:
-            rows = rows[:, :0]
-    raw = _raw_vectors(store, segment)
-    if rows.shape[1]:
-        numbers = rows[segments.NUMBER]
-        if segment.last - segment.first + 1 == segment.n:
-            at = numbers - segment.first
-        else:
-            at = np.searchsorted(store.segment_rows(segment)[segments.NUMBER], numbers)
-        manifest, facts = store.manifest, maintenance.facts_of(store, rows[segments.ITEM])
-        new = segments.write(folder, [raw[at]], rows[:2], facts, manifest.dim, manifest.dtype)
-    maintenance.salvage_segment(store, segment, new, rows[segments.NUMBER])
-    quarantine = store.folder / "quarantine"
-    quarantine.mkdir(exist_ok=True)
-    for name in segments.files_of(segment.file):
-        if (folder / name).exists():
-            (folder / name).rename(quarantine / name)
-
-
-# ---- items
-
-
-def _check_items(store: Store) -> Iterator[Problem]:
-    """Check items against their checksums, and their vectors against the segments, which decide."""
-    newest: dict[int, int] = {}
-    for segment in store.segments():
-        with suppress(segments.DamagedError):
-            numbers, items, _ = segments.rows(store.folder / "segments", segment)
-            newest |= zip(items.tolist(), numbers.tolist(), strict=True)
-    for item in maintenance.item_states(store):
-        number = newest.get(item.id)
-        if item.number is not None and item.number != number:
-            what = f"gallery.db: the vector of item {item.id} is not where the database places it"
-            yield Problem(what, "it is looked up in the segments", _renumber(store, item.id, number))
-        if not item.is_intact:
-            what = f"gallery.db: the facts of item {item.id} are damaged"
-            remedy = "it is removed; adding its source restores it, without its metadata"
-            yield Problem(what, remedy, _remove_item(store, item.id))
-
-
-def _renumber(store: Store, item: int, number: int | None) -> Callable[[], None]:
-    return lambda: maintenance.set_number(store, item, number)
-
-
-def _remove_item(store: Store, item: int) -> Callable[[], None]:
-    return lambda: maintenance.remove_damaged_item(store, item)
+def _listed(items: Sequence[int]) -> str:
+    """Return the first item, and how many others there are."""
+    return f"{items[0]} (and of {len(items) - 1} others)" if len(items) > 1 else f"{items[0]}"
 
 
 # ---- index and model
 
 
-def _check_index(store: Store) -> Iterator[Problem]:
-    index = store.state().index
-    if index is None:
-        return
+def _check_index(store: Store, state: GalleryState) -> Iterator[Problem]:
+    """Check that the index is intact, and of the kind that was asked for."""
+    index, wanted = state.index, store.manifest.index_spec.kind
+    for name in _damaged_index(store, state):
+        yield Problem(f"indexes/{name}: missing or damaged", "a new index is built", "index")
+    has_vectors = sum(segment.n for segment in state.segments) > len(state.dead)
+    if wanted not in (None, "auto") and has_vectors:
+        kind = "flat" if index is None else index.kind
+        if kind != wanted:
+            found = "no index" if index is None else f"an index of kind {kind}"
+            yield Problem(f"indexes: {found} instead of the kind {wanted}", "it is built", "index")
 
-    def drop() -> None:
-        maintenance.drop_index(store)
 
-    folder = store.folder / "indexes" / index.folder
-    for name, digest in (("index.faiss", index.sha256), ("card.json", index.card_sha256)):
-        if not _matches(folder / name, digest):
-            yield Problem(f"indexes/{index.folder}/{name}: missing or damaged", "the index is rebuilt", drop)
+def _damaged_index(store: Store, state: GalleryState) -> Iterator[str]:
+    """Yield the damaged files of the index."""
+    index = state.index
+    if index is not None:
+        for name, digest in (("index.faiss", index.sha256), ("card.json", index.card_sha256)):
+            if not _matches(store.folder / "indexes" / index.folder / name, digest):
+                yield f"{index.folder}/{name}"
 
 
 def _check_model(store: Store) -> Iterator[Problem]:
@@ -270,7 +289,7 @@ def _check_model(store: Store) -> Iterator[Problem]:
         return
     if not _matches(folder / "probes.npy", store.manifest.probes_sha256):
         what = "model/probes.npy: missing or damaged"
-        yield Problem(what, "it is rebuilt with the model", lambda: _rewrite_probes(store))
+        yield Problem(what, "it is rebuilt with the model", _rewrite_probes)
         return
     try:
         own_model(store.folder, store.manifest)

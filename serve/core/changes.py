@@ -126,7 +126,6 @@ def remove(service: SearchService, items: Sequence[int], *, uuid: str | None = N
         except InputError as error:
             raise UnknownItemError(str(error)) from error
         store.record_run("remove", started, {"removed": removed})
-        store.clear_leftovers()
 
 
 @contextmanager

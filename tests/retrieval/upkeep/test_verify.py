@@ -57,6 +57,8 @@ def first_rows(folder: Path) -> Path:
 KINDS: dict[str, Callable[[Path], Path]] = {
     "segment": first_segment,
     "rows": first_rows,
+    "facts": lambda folder: folder / "segments" / files_of(Gallery(folder).store.segments()[0].file)[2],
+    "copy": lambda folder: folder / "gallery.json",
     "index": lambda folder: one(folder, "indexes/*/index.faiss"),
     "card": lambda folder: one(folder, "indexes/*/card.json"),
     "model": lambda folder: folder / "model" / "model.onnx",
@@ -159,7 +161,7 @@ def test_misplaced_item_is_repaired(folder: Path) -> None:
     gallery = Gallery(folder)
     before = contents(gallery)
     with gallery.store.writing(), gallery.store.transaction() as db:
-        db.execute("UPDATE items SET row = row + 1 WHERE id = 5")
+        db.execute("UPDATE items SET vector = vector + 1 WHERE id = 5")
     assert verify(folder).problems
     assert not verify(folder, repair=True).left
     assert contents(Gallery(folder)) == before
@@ -177,7 +179,7 @@ def test_damaged_database_is_not_written(folder: Path) -> None:
     import sqlite3
 
     with sqlite3.connect(folder / "gallery.db") as db:
-        db.execute("UPDATE runs SET command = 'x'")
+        db.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'segments'")
     db.close()
     gallery = Gallery(folder)
     with pytest.raises(LookalikeError, match="verify"):

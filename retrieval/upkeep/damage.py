@@ -1,0 +1,132 @@
+"""Damage of segments: what is intact, and its repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import LookalikeError
+from retrieval.storage import maintenance, segments
+from retrieval.storage.records import Segment
+from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, DamagedError
+from retrieval.storage.store import Store
+
+_BLOCK = 4096  # rows checked at once
+_MAX_LENGTH_ERROR = 1e-2  # of a unit vector, also as float16
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentRows:
+    """Rows of a segment as far as they can be known.
+
+    Attributes:
+        rows: Vector numbers, ascending, and item ids, int64 [2, m]; m is less than n if it is not known whose
+            vectors were lost.
+        at: Place of their vectors in the file, int64 [m].
+        good: bool [m], True for intact vectors.
+        damaged: Suffixes of the damaged files: ".npy", ".rows.npy", ".items.json".
+    """
+
+    rows: np.ndarray
+    at: np.ndarray
+    good: np.ndarray
+    damaged: frozenset[str]
+
+
+def read_segment(store: Store, segment: Segment) -> SegmentRows:
+    """Check all rows of a segment against their checksums, and the file of facts against its own."""
+    folder, damaged = store.folder / "segments", set[str]()
+    try:
+        segments.check_facts(folder, segment.file)
+    except DamagedError:
+        damaged.add(".items.json")
+    try:
+        vectors = store.segment_vectors(segment)
+    except LookalikeError:
+        damaged.add(".npy")
+    try:
+        rows = store.segment_rows(segment)
+    except LookalikeError:
+        damaged.add(".rows.npy")
+    if not damaged & {".npy", ".rows.npy"} and matching(vectors, rows).all() and _ascend(rows[NUMBER]):
+        everything = np.arange(segment.n)
+        return SegmentRows(rows[:2], everything, np.ones(segment.n, bool), frozenset(damaged))
+    return _read_damaged(store, segment, damaged)
+
+
+def _read_damaged(store: Store, segment: Segment, damaged: set[str]) -> SegmentRows:
+    """Find the intact rows of a damaged segment, with the help of what the database lists of them.
+
+    A row is intact if its vector matches its checksum under the number and item of the file, or of the
+    database. A vector whose checksum is gone, because the file of rows is missing or too short, is kept if
+    its length is one: nothing else is known about it.
+    """
+    path, manifest = store.folder / "segments" / segment.file, store.manifest
+    vectors = segments.raw_vectors(path, segment.n, manifest.dim, manifest.dtype)
+    given = segments.raw_rows(path, segment.n)
+    good = matching(vectors, given)
+    rows = given[:2].copy()
+    listed = maintenance.listed_rows(store, segment)
+    if listed is not None:
+        rows = np.where(good, rows, listed)
+        lengths = np.linalg.norm(vectors.astype(np.float32), axis=1)
+        unchecked = (given[CHECKSUM] < 0) & (np.abs(lengths - 1) < _MAX_LENGTH_ERROR)
+        good |= matching(vectors, np.vstack([rows, given[CHECKSUM:]])) | unchecked
+        if (given[:2] != rows).any() or (given[CHECKSUM] < 0).any():
+            damaged.add(".rows.npy")
+    known = np.ones(segment.n, bool) if listed is not None else good
+    if not (good.all() and known.all()):  # a vector or its checksum is wrong: which of them cannot be known
+        damaged |= {".npy", ".rows.npy"}
+    at = np.flatnonzero(known)
+    at = at[np.argsort(rows[NUMBER, at], kind="stable")]
+    return SegmentRows(rows[:, at], at, good[at], frozenset(damaged))
+
+
+def matching(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return which vectors [n, D] match their rows, int64 [3, n]: bool [n]."""
+    good = np.empty(len(vectors), bool)
+    for start in range(0, len(vectors), _BLOCK):
+        some = slice(start, start + _BLOCK)
+        good[some] = segments.checksums(vectors[some], rows[:, some]) == rows[CHECKSUM, some]
+    return good
+
+
+def repair_segment(store: Store, segment: Segment, found: SegmentRows) -> None:
+    """Write the damaged files of a segment again; if vectors are lost, only the good ones into a new segment.
+
+    The old files of vectors and rows then move to quarantine, and the items of lost vectors wait to be
+    embedded again.
+    """
+    folder, manifest = store.folder / "segments", store.manifest
+    path, kept = folder / segment.file, found.rows[:, found.good]
+    if ".npy" in found.damaged:
+        new = None
+        if kept.shape[1]:
+            raw = segments.raw_vectors(path, segment.n, manifest.dim, manifest.dtype)
+            facts = maintenance.facts_of(store, kept[ITEM])
+            blocks = [raw[found.at[found.good]]]
+            new = segments.write(folder, blocks, kept, facts, manifest.dim, manifest.dtype)
+        maintenance.salvage_segment(store, segment, new, kept[NUMBER])
+        quarantine(store.folder, (folder / name for name in segments.files_of(segment.file)))
+        return
+    if ".rows.npy" in found.damaged:
+        vectors = store.segment_vectors(segment)
+        checksums = segments.checksums(vectors, kept)
+        segments.write_rows(path, np.vstack([kept, checksums]))
+    segments.write_facts(path, maintenance.facts_of(store, kept[ITEM]))
+
+
+def quarantine(folder: Path, files: Iterable[Path]) -> None:
+    """Move files into the folder `quarantine` of a gallery; files that are missing are left out."""
+    target = folder / "quarantine"
+    target.mkdir(exist_ok=True)
+    for file in files:
+        if file.exists():
+            file.rename(target / file.name)
+
+
+def _ascend(numbers: np.ndarray) -> bool:
+    return bool((np.diff(numbers) > 0).all())

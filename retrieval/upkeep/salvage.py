@@ -1,0 +1,220 @@
+"""Salvage: a new database for a gallery whose database is lost, from its segments."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import numpy as np
+
+from retrieval.embedder import Embedder
+from retrieval.errors import InputError, LockedError
+from retrieval.files import file_lock, fsync_folder, link_or_copy, sha256_of
+from retrieval.images.load import DECODE_POLICY
+from retrieval.progress import Progress
+from retrieval.storage import recovery, segments
+from retrieval.storage.manifest import Manifest, read_copy, write_copy
+from retrieval.storage.records import NO_FACTS, Facts, Segment
+from retrieval.storage.segments import NUMBER, DamagedError
+from retrieval.storage.store import Store
+from retrieval.upkeep.damage import matching, quarantine
+
+_DRAFT = ".salvage"
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """What was saved of a gallery whose database was lost.
+
+    Attributes:
+        items: Items in the new database.
+        complete: Items among them whose facts and metadata come from the old database; the others have the
+            facts of the time at which their segment was written, and no metadata.
+        lost: Vectors that are damaged.
+        renamed: Items whose key another item has had since, and which got another one.
+        nameless: Items whose facts are lost, and whose key is made of their id.
+        kept_manifest: Whether the facts about the gallery as a whole were kept, not made from its model.
+    """
+
+    items: int
+    complete: int
+    lost: int
+    renamed: int
+    nameless: int
+    kept_manifest: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A file of vectors, as found in the folder of segments.
+
+    Attributes:
+        file: Its name.
+        count: Rows that it should have.
+        rows: Vector numbers, ascending, and item ids of the good rows, int64 [2, m].
+        at: Places of the good rows in the file, int64 [m].
+    """
+
+    file: str
+    count: int
+    rows: np.ndarray
+    at: np.ndarray
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.at) == self.count
+
+
+def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
+    """Build a new database; the old one moves to the gallery's `quarantine`.
+
+    Vectors, ids, keys, labels and paths come from the segments; of several vectors of an item, the newest
+    counts. Removals come from the log beside the database. As far as the old database can still be read,
+    intact items keep their present facts and metadata, and the lists of runs and unusable files are kept. The
+    new database replaces the old one in one step; an interrupted salvage can be repeated.
+
+    Args:
+        folder: Gallery folder.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        InputError: The gallery has neither a copy of the manifest nor a model file.
+        LockedError: Another process is writing.
+    """
+
+    def refuse(_: IO[str]) -> NoReturn:
+        raise LockedError(f"{folder}: another process is writing to the gallery; wait for it, or end it")
+
+    with file_lock(folder / "LOCK", refuse):
+        copy = read_copy(folder)
+        manifest = copy or _manifest_of_model(folder)
+        for name in ("segments", "indexes", "model", "reports"):
+            (folder / name).mkdir(exist_ok=True)
+        parts = _read_parts(folder, manifest, show_progress)
+        listed = [_settle(folder, manifest, group) for group in _overlapping(parts)]
+        draft = folder / _DRAFT
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        rebuilt = recovery.build_database(folder, draft, manifest, listed)
+        damaged = [name for part in parts if not part.is_whole for name in segments.files_of(part.file)]
+        quarantine(folder, (folder / "segments" / name for name in damaged))
+        _replace_database(folder, draft)
+        write_copy(folder, manifest)
+        _keep_uploads(folder)
+    lost = sum(part.count - len(part.at) for part in parts)
+    counts = rebuilt.items, rebuilt.complete, lost, rebuilt.renamed, rebuilt.nameless
+    return Salvage(*counts, kept_manifest=copy is not None)
+
+
+def _manifest_of_model(folder: Path) -> Manifest:
+    """Return a manifest made from the gallery's model file."""
+    model, probes = (folder / "model" / name for name in ("model.onnx", "probes.npy"))
+    if not model.is_file():
+        what = f"{folder}: gallery.db, gallery.json and model/model.onnx are lost or damaged"
+        raise InputError(f"{what}; put the model file back, or gallery.json from a copy")
+    embedder = Embedder(model)
+    types = {segments.dtype_of(path) for path in sorted((folder / "segments").glob("*.npy"))} - {
+        None,
+        "int64",
+    }
+    return Manifest(
+        embedder.fingerprint,
+        embedder.dim,
+        decode_policy=DECODE_POLICY,
+        probes_sha256=sha256_of(probes) if probes.is_file() else None,
+        dtype=min(types, default="float32", key=str) or "float32",
+    )
+
+
+# ---- segments
+
+
+def _read_parts(folder: Path, manifest: Manifest, show_progress: bool) -> list[_Part]:
+    """Read the rows of all files of vectors, and check them."""
+    found = sorted((folder / "segments").glob("*.npy"))
+    files = [file for file in found if not file.name.endswith(".rows.npy")]
+    parts = []
+    with Progress("salvaging", len(files), "files", show=show_progress) as progress:
+        for file in files:
+            count = segments.raw_count(file, manifest.dim, manifest.dtype)
+            rows = segments.raw_rows(file, count)
+            good = matching(segments.raw_vectors(file, count, manifest.dim, manifest.dtype), rows)
+            at = np.flatnonzero(good)
+            at = at[np.argsort(rows[NUMBER, at], kind="stable")]
+            parts.append(_Part(file.name, count, rows[:2, at], at))
+            progress.update()
+    return parts
+
+
+def _overlapping(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+    """Yield the parts with good rows in groups whose vector numbers overlap, ascending.
+
+    They overlap after a merge or a compaction that was interrupted before the old files were deleted.
+    """
+    group, last = list[_Part](), -1
+    for part in sorted((part for part in parts if len(part.at)), key=lambda part: int(part.rows[NUMBER, 0])):
+        if group and part.rows[NUMBER, 0] > last:
+            yield group
+            group = []
+        group.append(part)
+        last = max(last, int(part.rows[NUMBER, -1]))
+    if group:
+        yield group
+
+
+def _settle(folder: Path, manifest: Manifest, group: Sequence[_Part]) -> Segment:
+    """Return one segment with all good rows of a group: one of the group if possible, else a new one."""
+    numbers, first = np.unique(np.concatenate([part.rows[NUMBER] for part in group]), return_index=True)
+    for part in group:
+        if part.is_whole and len(part.at) == len(numbers):
+            return Segment(0, part.file, part.count, int(numbers[0]), int(numbers[-1]))
+    vectors, facts = [], []
+    for part in group:
+        file = folder / "segments" / part.file
+        vectors.append(segments.raw_vectors(file, part.count, manifest.dim, manifest.dtype)[part.at])
+        facts += _facts(folder, part)
+    rows = np.concatenate([part.rows for part in group], axis=1)[:, first]
+    columns = zip(*(facts[row] for row in first.tolist()), strict=True)
+    named = {name: list(column) for name, column in zip(Facts.__dataclass_fields__, columns, strict=True)}
+    blocks = [np.concatenate(vectors)[first]]
+    return segments.write(folder / "segments", blocks, rows, named, manifest.dim, manifest.dtype)
+
+
+def _facts(folder: Path, part: _Part) -> list[tuple[Any, ...]]:
+    """Return the facts about the items of the good rows of a part; empty ones if the file is lost."""
+    try:
+        facts = Facts(**segments.facts(folder / "segments", part.file))
+        rows = [*facts.rows()]
+        return [rows[place] for place in part.at.tolist()]
+    except (DamagedError, TypeError, IndexError):
+        return [NO_FACTS] * len(part.at)
+
+
+# ---- files
+
+
+def _replace_database(folder: Path, draft: Path) -> None:
+    """Put the new database in place of the old one, which moves to quarantine."""
+    kept = folder / "quarantine"
+    kept.mkdir(exist_ok=True)
+    name = f"gallery-{uuid.uuid4().hex}.db"
+    journal = folder / "gallery.db-journal"  # of the old database: it must not be applied to the new one
+    if journal.exists():
+        journal.rename(kept / f"{name}-journal")
+    if (folder / "gallery.db").exists():
+        link_or_copy(folder / "gallery.db", kept / name)
+    (draft / "gallery.db").replace(folder / "gallery.db")
+    fsync_folder(folder)
+    shutil.rmtree(draft)
+
+
+def _keep_uploads(folder: Path) -> None:
+    """Move the uploaded files that no item has to quarantine, before the next writer deletes them."""
+    store = Store(folder)
+    if store.uploads.is_dir():
+        known = store.uploaded_files()
+        quarantine(folder, [file for file in store.uploads.iterdir() if file.name not in known])
