@@ -70,8 +70,8 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
     delete. Images without a vector keep their ids, labels and metadata, but searches do not find them until
     `lookalike index add` (or `build`) with the same images has embedded them again.
 
-    If gallery.db is lost, --repair builds a new one from the vector files: with all ids, keys, labels, paths and
-    vectors, but with the metadata only as far as the old file can be read.
+    If gallery.db is lost, --repair builds a new one from the vector files: with all ids, keys, labels, paths
+    and vectors, but with the metadata only as far as the old file can be read.
 
     \b
       lookalike index verify shop.gallery
@@ -195,7 +195,7 @@ def _salvaged(found: Salvage) -> list[str]:
             )
             if count
         ),
-        *([] if found.kept_manifest else ["settings of the index lost; `lookalike index optimize` sets them"]),
+        *([] if found.kept_manifest else ["the kind of index that was asked for is lost"]),
     ]
 
 

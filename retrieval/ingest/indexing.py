@@ -19,6 +19,7 @@ from retrieval.progress import Progress
 from retrieval.storage.queries import count_items, files_by_root, keys_with_same_content, live_ids, newest_id
 from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
 from retrieval.text import pluralize
+from retrieval.upkeep.compact import merge_small
 
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
@@ -166,7 +167,9 @@ def finish_run(
 def index_new_vectors(
     gallery: Gallery, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
 ) -> None:
-    """Build or extend the index if many vectors are outside it or another index is specified.
+    """Merge small segments, and index new vectors if there are many or another index is specified.
+
+    Every command that adds vectors calls it at its end.
 
     Args:
         gallery: Gallery, inside `store.writing()`.
@@ -174,6 +177,8 @@ def index_new_vectors(
         reindex: Index even a few vectors.
         show_progress: Print progress on stderr.
     """
+    if merge_small(gallery.store):
+        gallery.refresh()
     previous = gallery.store.manifest.index_spec
     spec = (index or IndexSpec()).or_else(previous)
     if spec != previous or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):

@@ -19,7 +19,7 @@ from retrieval.ingest.sources import ImageFile
 from retrieval.storage.queries import ids_by_key, items_by_content
 from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
 from retrieval.storage.store import Store
-from retrieval.upkeep.compact import merge_newest
+from retrieval.upkeep.compact import merge_small
 
 _MAX_NAME = 200  # characters
 
@@ -93,7 +93,7 @@ def store_uploads(
                 store.clear_leftovers()  # the new files
             raise
         store.record_run("add", started, {"added": len(items)})
-        merge_newest(store)
+        merge_small(store)
         ids = ids_by_key(store, [item.key for item in items if item.key is not None])
         known |= {item.content_sha256: ids[item.key] for item in items if item.key is not None}
     first = {digest: i for i, digest in reversed([*enumerate(digests)])}

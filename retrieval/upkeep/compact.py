@@ -1,9 +1,9 @@
-"""Compaction: drop removed items and merge small segments into large ones."""
+"""Compaction: drop removed items, and merge small segments into large ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
@@ -11,15 +11,17 @@ from retrieval.errors import LookalikeError
 from retrieval.files import folder_size, now
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
-from retrieval.storage import segments
-from retrieval.storage.maintenance import Replacement, facts_of, replace_segments
-from retrieval.storage.records import GalleryState, Segment
-from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER
+from retrieval.storage import maintenance, removals, segments
+from retrieval.storage.maintenance import Replacement
+from retrieval.storage.records import Segment
+from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store
 
-MAX_SMALL_SEGMENTS = 64  # number of small segments from which `merge_newest` merges them
-SEGMENT_BYTES = 1 << 27  # vectors in one file; compaction holds up to three times as much in memory
-_SMALL = 4096  # rows
+SEGMENT_BYTES = 1 << 28  # of vectors in one file
+SEGMENT_ROWS = 1 << 17  # in one file; the facts about their items are in memory while it is written
+_FACTOR = 8  # growth of a segment by each merge, at least
+_STALE = 0.3  # share of the index's vectors that are gone, from which a new one is built
+_BLOCK = 4096  # rows in memory at once
 
 
 @dataclass(frozen=True)
@@ -30,37 +32,22 @@ class Compaction:
         dropped: Removed items that were deleted for good.
         segments: Number of segments before and after.
         bytes: Size on disk before and after.
+        reindexed: Whether a new index was built, because many vectors of the old one are gone.
     """
 
     dropped: int
     segments: tuple[int, int]
     bytes: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Neighbouring segments to merge into one.
-
-    Attributes:
-        old: Segments, oldest first.
-        rows: Vector numbers, item ids and checksums of their rows, int64 [3, rows].
-        alive: bool [rows], False for dead vectors.
-    """
-
-    old: list[Segment]
-    rows: np.ndarray
-    alive: np.ndarray
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.old) == 1 and bool(self.alive.all())
+    reindexed: bool
 
 
 def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     """Drop removed items, merge small segments, and free disk space.
 
-    Searches continue meanwhile. Items keep their ids and their order, and the index stays in use. Memory
-    stays bounded; the disk needs as much free space as the rewritten segments take.
+    Searches continue meanwhile, with an index all the time: vectors keep their numbers, and the index is
+    asked for the living ones only. If too many of its vectors are gone, a new one is put to use first. Items
+    keep their ids and their order. Memory stays bounded; the disk needs as much free space as the rewritten
+    segments and a new index take.
 
     Args:
         gallery: Gallery to compact.
@@ -72,73 +59,154 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     """
     store, started = gallery.store, now()
     with store.writing():
+        gallery.refresh()
+        reindexed = _is_index_stale(gallery)
+        if reindexed:
+            gallery.build_index(show_progress=show_progress)
         size, state = folder_size(store.folder), store.state()
-        groups = _groups(store, state)
-        todo = [group for group in groups if not group.is_done]
-        replacements: list[Replacement] = []
-        total = sum(len(group.alive) for group in todo)
+        groups = [*_groups(store, state.segments, state.dead)]
+        total = sum(segment.n for group in groups for segment in group)
         with Progress("compacting", total, "vectors", show=show_progress) as progress:
-            for group in todo:
-                replacements.append(_merge(store, group))
-                progress.update(len(group.alive))
-        dropped = replace_segments(store, replacements, purge=True)
-        store.vacuum()
+            replacements = []
+            for group in groups:
+                replacements.append(Replacement(group, _rewrite(store, group, state.dead)))
+                progress.update(sum(segment.n for segment in group))
+        rewritten = {segment.file for group in groups for segment in group}
+        _refresh_facts(store, [segment for segment in state.segments if segment.file not in rewritten])
+        dropped = maintenance.replace_segments(store, replacements, purge=True)
         store.clear_leftovers()
+        removals.clear(store.folder)  # only now: the old segments had the vectors that it names
+        maintenance.free_space(store)
         store.record_run("compact", started, {"dropped": dropped})
         gallery.refresh()
         counts = len(state.segments), len(store.segments())
-        return Compaction(dropped, counts, (size, folder_size(store.folder)))
+        return Compaction(dropped, counts, (size, folder_size(store.folder)), reindexed)
 
 
-def merge_newest(store: Store, at_least: int = MAX_SMALL_SEGMENTS) -> None:
-    """Merge the newest small segments if there are many. Call it inside `store.writing()`.
+def _is_index_stale(gallery: Gallery) -> bool:
+    """Return whether many vectors of the index are gone."""
+    index, state = gallery.store.state().index, gallery.snapshot
+    if index is None:
+        return False
+    rows = state.live_rows()
+    alive = int(np.searchsorted(rows, state.covered))
+    return alive < (1 - _STALE) * index.n
 
-    Every image that is added alone leaves a segment, and every reader keeps the files of all segments open.
+
+def merge_small(store: Store) -> int:
+    """Merge neighbouring small segments, so that readers map few files. Call it inside `store.writing()`.
+
+    Size-tiered: neighbours below 8^t rows merge as soon as they have 8^t rows together, for every t up to
+    half of a full segment. So a vector is written again at most once for each t, six times in all, and after
+    single uploads fewer than 8 segments of each t are left. All rows stay, in their order.
+
     Args:
         store: Gallery store.
-        at_least: Number of small segments from which they are merged.
+
+    Returns:
+        Number of segments that were merged.
 
     Raises:
         LookalikeError: A stored vector is damaged; nothing is changed.
     """
-    small = [*takewhile(lambda segment: segment.n <= _SMALL, reversed(store.segments()))][::-1]
-    if len(small) < at_least:
-        return
-    rows = np.concatenate([store.segment_rows(segment) for segment in small], 1)
-    replace_segments(store, [_merge(store, _Group(small, rows, np.ones(rows.shape[1], bool)))])
-    store.clear_leftovers()
+    listed = store.segments()
+    groups = [listed[some] for some in mergeable([segment.n for segment in listed], _capacity(store))]
+    nothing = np.empty(0, np.int64)
+    if groups:
+        replacements = [Replacement(group, _rewrite(store, group, nothing)) for group in groups]
+        maintenance.replace_segments(store, replacements)
+        store.clear_leftovers(uploads=False)
+    return sum(map(len, groups))
 
 
-def _groups(store: Store, state: GalleryState) -> list[_Group]:
-    """Group neighbouring segments whose live rows fit into one, in order."""
-    capacity = max(1, SEGMENT_BYTES // (4 * store.manifest.dim))
-    groups: list[_Group] = []
-    for segment in state.segments:
-        rows = store.segment_rows(segment)
-        single = _Group([segment], rows, ~np.isin(rows[NUMBER], state.dead))
-        last = groups[-1] if groups else None
-        if last and int(last.alive.sum() + single.alive.sum()) <= capacity:
-            groups[-1] = _Group(
-                [*last.old, segment],
-                np.concatenate([last.rows, single.rows], 1),
-                np.concatenate([last.alive, single.alive]),
-            )
-        else:
-            groups.append(single)
-    return groups
+def mergeable(sizes: Sequence[int], capacity: int) -> list[slice]:
+    """Return the ranges of neighbouring segments to merge.
+
+    Args:
+        sizes: Rows of each segment, oldest first.
+        capacity: Rows of the largest segment.
+    """
+    full = max(2, capacity // 2)
+    limit = full
+    found: list[slice] = []
+    taken = [False] * len(sizes)
+    while limit > 1:
+        start, total = 0, 0
+        for position, size in enumerate(sizes):
+            if size >= limit or taken[position]:
+                start, total = position + 1, 0
+                continue
+            total += size
+            if total >= limit:
+                found.append(slice(start, position + 1))
+                taken[start : position + 1] = [True] * (position + 1 - start)
+                start, total = position + 1, 0
+        limit = _next_limit(limit)
+    return sorted(found, key=lambda some: int(some.start))
 
 
-def _merge(store: Store, group: _Group) -> Replacement:
-    """Write the live rows of a group into a new segment, each checked against its checksum."""
-    vectors = np.concatenate([store.segment_vectors(segment) for segment in group.old])[group.alive]
-    rows = group.rows[:, group.alive]
-    if (segments.checksums(vectors, rows) != rows[CHECKSUM]).any():
-        hint = f"run `lookalike index verify {store.folder} --repair`, which moves it to quarantine"
-        raise LookalikeError(f"{store.folder}: a stored vector is damaged; {hint}")
+def _next_limit(limit: int) -> int:
+    """Return the highest power of the factor below a limit."""
+    power = 1
+    while power * _FACTOR < limit:
+        power *= _FACTOR
+    return power
+
+
+def _capacity(store: Store) -> int:
+    itemsize = np.dtype(store.manifest.dtype).itemsize
+    return min(SEGMENT_ROWS, max(1, SEGMENT_BYTES // (itemsize * store.manifest.dim)))
+
+
+def _groups(store: Store, listed: Sequence[Segment], dead: np.ndarray) -> Iterator[list[Segment]]:
+    """Yield neighbouring segments to rewrite into one: with dead rows, or small ones."""
+    capacity, group, size, wanted = _capacity(store), list[Segment](), 0, False
+    for segment in listed:
+        alive = segment.n - int(np.isin(store.segment_rows(segment)[NUMBER], dead).sum())
+        is_done = alive == segment.n >= capacity // 2
+        if group and (is_done or size + alive > capacity):
+            if wanted or len(group) > 1:
+                yield group
+            group, size, wanted = [], 0, False
+        if not is_done:
+            group.append(segment)
+            size, wanted = size + alive, wanted or alive < segment.n
+    if wanted or len(group) > 1:
+        yield group
+
+
+def _rewrite(store: Store, group: Sequence[Segment], dead: np.ndarray) -> Segment | None:
+    """Write the rows of segments, without the dead ones, into a new segment; `None` if no row is left."""
+    found = [store.segment_rows(segment) for segment in group]
+    kept = [np.flatnonzero(~np.isin(rows[NUMBER], dead)) for rows in found]
+    rows = np.concatenate([part[:2, some] for part, some in zip(found, kept, strict=True)], axis=1)
     if not rows.shape[1]:
-        return Replacement(group.old, None)
-    facts, manifest = facts_of(store, rows[ITEM]), store.manifest
-    folder = store.folder / "segments"
-    return Replacement(
-        group.old, segments.write(folder, [vectors], rows[:CHECKSUM], facts, manifest.dim, manifest.dtype)
+        return None
+    blocks = (
+        block for segment, some in zip(group, kept, strict=True) for block in _read(store, segment, some)
     )
+    facts = maintenance.facts_of(store, rows[ITEM])
+    manifest = store.manifest
+    return segments.write(store.folder / "segments", blocks, rows, facts, manifest.dim, manifest.dtype)
+
+
+def _read(store: Store, segment: Segment, some: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield some rows of a segment in blocks, each row checked against its checksum."""
+    vectors, rows = store.segment_vectors(segment), store.segment_rows(segment)
+    for start in range(0, len(some), _BLOCK):
+        at = some[start : start + _BLOCK]
+        block, checked = vectors[at], rows[:, at]
+        if (segments.checksums(block, checked) != checked[segments.CHECKSUM]).any():
+            hint = f"run `lookalike index verify {store.folder} --repair`, which moves it to quarantine"
+            raise LookalikeError(f"{store.folder}: a stored vector is damaged; {hint}")
+        yield block
+
+
+def _refresh_facts(store: Store, listed: Sequence[Segment]) -> None:
+    """Write the facts of changed items into the files of segments that stay."""
+    changed = maintenance.changed_items(store)
+    for segment in listed if len(changed) else ():
+        items = store.segment_rows(segment)[ITEM]
+        if np.isin(items, changed).any():
+            facts = maintenance.facts_of(store, items)
+            segments.write_facts(store.folder / "segments" / segment.file, facts)

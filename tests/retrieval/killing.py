@@ -30,7 +30,7 @@ from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
-from retrieval.upkeep.compact import compact, merge_newest
+from retrieval.upkeep.compact import compact, merge_small
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import new_items, unit_vectors
@@ -70,7 +70,7 @@ def upload(folder: Path) -> None:
 def merge(folder: Path) -> None:
     store = Store(folder)
     with store.writing():
-        merge_newest(store, at_least=2)
+        merge_small(store)
 
 
 def build_index(folder: Path) -> None:

@@ -15,7 +15,7 @@ from retrieval.ingest.sync import sync, update
 from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.records import IndexSpec
-from retrieval.upkeep.compact import MAX_SMALL_SEGMENTS, compact
+from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import commit, item_ids, small_gallery, unit_vectors
@@ -138,13 +138,13 @@ def test_single_uploads_are_merged_into_few_segments(tmp_path: Path) -> None:
     commit(gallery, [f"a{n}" for n in range(30)], seed=1)
     with gallery.store.writing():
         gallery.build_index(IndexSpec("hnsw"))
-    vectors = unit_vectors(3 * MAX_SMALL_SEGMENTS, seed=2)
+    vectors = unit_vectors(80, seed=2)
     for n, vector in enumerate(vectors):
         with gallery.store.writing():
             store_uploads(gallery.store, [Upload(f"n{n}.png", encoded(n), vector)])
         if n % 10 == 3:
             gallery.remove([f"n{n}.png", f"a{n // 10}.jpg"])
-        assert len(gallery.store.segments()) <= MAX_SMALL_SEGMENTS + 1
+        assert len(gallery.store.segments()) <= 1 + 7 * 3  # of fewer than 8, 64 and 512 rows
     gallery.refresh()
     gone = {n for n in range(len(vectors)) if n % 10 == 3}
     assert len(gallery) == 30 + len(vectors) - 2 * len(gone)
