@@ -30,6 +30,7 @@ for command in (
     upkeep.info,
     upkeep.verify,
     upkeep.compact,
+    upkeep.snapshot,
     transfer.export_,
     transfer.import_,
 ):

@@ -12,6 +12,7 @@ from retrieval.gallery import Gallery
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage
+from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
 
@@ -112,6 +113,26 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
     print_result(facts, as_json, lines)
     if found.left:
         ctx.exit(1)
+
+
+@click.command(short_help="Copy a gallery while it is in use.")
+@_gallery_argument
+@click.argument("target", type=_FILE)
+@json_option
+def snapshot(gallery: Path, target: Path, as_json: bool) -> None:
+    """Copy GALLERY to the new folder TARGET: one committed state, also while other processes write to it.
+
+    TARGET appears when it is complete. On the same file system, vectors, index and model are hard links, so
+    that the copy takes no time and little space; copy it to another disk as a backup. Image files are not
+    copied, except those that were uploaded to a server.
+
+    \b
+      lookalike index snapshot shop.gallery shop.monday
+    """
+    done = copy_gallery(gallery, target, show_progress=True)
+    facts = {**vars(done), "folder": str(target)}
+    how = f"{pluralize(done.copied, 'file')} copied" if done.copied else "all but the database linked"
+    print_result(facts, as_json, f"{target}: {pluralize(done.files, 'file')}, {_size(done.bytes)}; {how}")
 
 
 @click.command(short_help="Free the space of removed images.")
