@@ -9,7 +9,14 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result, print_status
-from retrieval.commands.options import combine_options, index_options, max_bad_option, retry_option
+from retrieval.commands.options import (
+    checksum_option,
+    combine_options,
+    index_options,
+    max_bad_option,
+    max_removed_option,
+    retry_option,
+)
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
@@ -155,26 +162,43 @@ def add(
 @click.command(short_help="Embed changed files again.")
 @click.argument("gallery", type=_FILE)
 @click.option("--prune", is_flag=True, help="Remove images whose file is gone.")
+@max_removed_option
+@checksum_option
 @retry_option
 @max_bad_option
 @json_option
 @click.pass_context
 def update(
-    ctx: click.Context, gallery: Path, prune: bool, retry: bool, max_bad: float, as_json: bool
+    ctx: click.Context,
+    gallery: Path,
+    prune: bool,
+    limit: syncing.RemovalLimit | None,
+    checksum: bool,
+    retry: bool,
+    max_bad: float,
+    as_json: bool,
 ) -> None:
     """Check the files of GALLERY and embed those with changed content again.
 
-    A file with only a new modification time, or one that moved within the folders of the gallery, is not
-    embedded again. Images whose file is gone are listed; they stay unless you pass --prune. New files are not
-    added: use `lookalike index sync`.
+    A file whose size and modification time are as when it was indexed counts as unchanged, unless you pass
+    --checksum. A file with only a new modification time, or one that moved within the folders of the gallery,
+    is not embedded again. Images whose file is gone are listed; they stay unless you pass --prune, which is
+    refused if more than --max-removed are gone. New files are not added: use `lookalike index sync`.
 
     \b
       lookalike index update shop.gallery
-      lookalike index update shop.gallery --prune
+      lookalike index update shop.gallery --checksum
+      lookalike index update shop.gallery --prune --max-removed 25%
     """
     target = Gallery(gallery)
-    policy = BadFilePolicy(retry, max_bad)
-    done = syncing.update(target, prune=prune, policy=policy, show_progress=True)
+    done = syncing.update(
+        target,
+        prune=prune,
+        limit=limit,
+        checksum=checksum,
+        policy=BadFilePolicy(retry, max_bad),
+        show_progress=True,
+    )
     if done.gone:
         verb = "removed" if prune else "--prune removes them"
         _print_list(f"{pluralize(len(done.gone), 'image')} whose file is gone ({verb}):", done.gone)
@@ -185,6 +209,8 @@ def update(
 @click.argument("gallery", type=_FILE)
 @click.argument("folder", type=_FILE)
 @click.option("--dry-run", is_flag=True, help="Print the differences and change nothing.")
+@max_removed_option
+@checksum_option
 @retry_option
 @max_bad_option
 @json_option
@@ -194,26 +220,43 @@ def sync(
     gallery: Path,
     folder: Path,
     dry_run: bool,
+    limit: syncing.RemovalLimit | None,
+    checksum: bool,
     retry: bool,
     max_bad: float,
     as_json: bool,
 ) -> None:
     """Sync GALLERY with FOLDER: add new files, embed changed files again, remove images whose file is gone.
 
-    Images from other folders stay. A file that moved, or has only a new modification time, is not embedded
-    again.
+    Images from other folders stay. A file whose size and modification time are as when it was indexed counts
+    as unchanged, unless you pass --checksum. A file that moved, or has only a new modification time, is not
+    embedded again.
+
+    If more than --max-removed of the images from FOLDER are gone, for example because a part of it is not
+    mounted, nothing is changed (exit code 2). A removed image keeps its id and metadata until
+    `lookalike index compact`, and gets them back when its file comes back.
 
     \b
       lookalike index sync shop.gallery photos --dry-run
       lookalike index sync shop.gallery photos
+      lookalike index sync shop.gallery photos --max-removed 100%
     """
     target = Gallery(gallery)
     if dry_run:
-        found = syncing.folder_difference(target, folder)
-        text = f"{gallery}: {found.new} new, {found.changed} changed, {found.unchanged} unchanged, "
-        print_result(vars(found), as_json, f"{text}{len(found.gone)} gone or moved")
+        found = syncing.folder_difference(
+            target, folder, limit=limit, checksum=checksum, show_progress=not as_json
+        )
+        facts = {**vars(found), "removed_share": found.removed_share}
+        print_result(facts, as_json, f"{gallery}: {_difference(found)}")
         return
-    result = syncing.sync(target, folder, policy=BadFilePolicy(retry, max_bad), show_progress=True)
+    result = syncing.sync(
+        target,
+        folder,
+        limit=limit,
+        checksum=checksum,
+        policy=BadFilePolicy(retry, max_bad),
+        show_progress=True,
+    )
     _report(ctx, target, result, as_json)
 
 
@@ -252,9 +295,17 @@ def rebuild(
     _report(ctx, done.gallery, done.result, as_json, old=str(done.old) if done.old else None)
 
 
+def _difference(found: syncing.FolderDifference) -> str:
+    text = (
+        f"{found.new} new, {found.changed} changed, {found.unchanged} unchanged, {found.moved} moved, "
+        f"{len(found.gone)} of {found.indexed} gone ({found.removed_share:.1%})"
+    )
+    return text if found.allowed else f"{text}: more than --max-removed allows, a sync would be refused"
+
+
 def _report(ctx: click.Context, gallery: Gallery, result: IngestResult, as_json: bool, **more: Any) -> None:
     """Print the result of a run; exit with code 3 if files were unusable."""
-    facts = {
+    facts = as_json and {
         **gallery.info(),
         **result.counts,
         **more,

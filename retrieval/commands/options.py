@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from retrieval.ingest.indexing import MAX_BAD
+from retrieval.ingest.sync import RemovalLimit
 from retrieval.search.index import KINDS
 
 _SIZE = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -66,6 +67,37 @@ sheet_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.html",
     help="Also write the images to an HTML page.",
+)
+
+
+def parse_limit(text: str) -> RemovalLimit:
+    """Parse the most images that may be removed: a share such as 10%, or a number.
+
+    Raises:
+        click.BadParameter: It is neither.
+    """
+    share = text.strip().removesuffix("%")
+    try:
+        if share == text.strip():
+            return RemovalLimit(0.0, click.IntRange(0)(share))
+        return RemovalLimit(click.FloatRange(0, 100)(share) / 100, 0)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{text!r} is not a share such as 10% or a number of images") from error
+
+
+max_removed_option = click.option(
+    "--max-removed",
+    "limit",
+    type=parse_limit,
+    metavar="SHARE",
+    help="Refuse to remove more images than this: a share such as 25% of the images concerned, or a number. "
+    "100% removes any number.  [default: 10%, or 10 images if that is more]",
+)
+checksum_option = click.option(
+    "--checksum",
+    is_flag=True,
+    help="Read all files and compare the SHA-256 of their contents. Without it, a file of the same size and "
+    "modification time counts as unchanged.",
 )
 retry_option = click.option("--retry", is_flag=True, help="Retry files that were unusable before.")
 max_bad_option = click.option(

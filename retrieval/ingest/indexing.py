@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -13,11 +16,12 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
-from retrieval.ingest.plan import ContentIndex, IndexingPlan, moved_item, plan_indexing
-from retrieval.ingest.sources import ImageFile, Scan, Sources, collect, file_exists
+from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
+from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
-from retrieval.storage.queries import count_items, files_by_root, keys_with_same_content, live_ids, newest_id
-from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem, StoredItem
+from retrieval.storage.planning import Comparison, Contents, ExistingItem, ImageFile, ItemPlace
+from retrieval.storage.queries import count_items, ids_by_key, keys_with_same_content, newest_id
+from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem
 from retrieval.text import pluralize
 from retrieval.upkeep.compact import merge_small
 
@@ -112,7 +116,7 @@ def add_images(
     # One lock for the whole run: two concurrent writers would embed the same files twice.
     with gallery.store.writing():
         started = now()
-        found = collect(sources, _roots(gallery))
+        found = collect(sources, known_roots(gallery.store))
         result = ingest(gallery, found, policy=policy, show_progress=show_progress)
         finish_run(
             gallery, result, command, started, reindex=reindex, index=index, show_progress=show_progress
@@ -123,27 +127,56 @@ def add_images(
 def ingest(
     gallery: Gallery, found: Scan, *, policy: BadFilePolicy | None = None, show_progress: bool = False
 ) -> IngestResult:
-    """Bring a gallery up to date with the files of a scan. Call it inside `store.writing()`.
+    """Bring a gallery up to date with the files of a scan. Call it inside `store.writing()`."""
+    policy = policy or BadFilePolicy()
+    with plan_indexing(gallery.store, found, retry=policy.retry, show_progress=show_progress) as plan:
+        return carry_out(gallery, plan, found, policy=policy, show_progress=show_progress)
 
-    An item whose file cannot be read at present is kept.
+
+def carry_out(
+    gallery: Gallery,
+    plan: Comparison,
+    found: Scan,
+    *,
+    policy: BadFilePolicy | None = None,
+    remove_gone: bool = False,
+    show_progress: bool = False,
+) -> IngestResult:
+    """Embed the new and changed files of a plan, and follow moved ones.
+
+    Call it inside the `store.writing()` in which the plan was made. An item whose file cannot be read at
+    present is kept.
+
+    Args:
+        gallery: Gallery to change.
+        plan: Comparison of the files with the gallery.
+        found: The scan that the plan was made from.
+        policy: Treatment of unusable files.
+        remove_gone: In the end, remove the items whose file is gone.
+        show_progress: Print progress on stderr.
+
+    Raises:
+        LookalikeError, KeyboardInterrupt: As for `add_images`. Nothing is removed.
     """
     store, policy = gallery.store, policy or BadFilePolicy()
     if gallery.changed():  # by another process, before we held the lock
         gallery.refresh()
     newest = newest_id(store)
-    plan = plan_indexing(store, found.files.values(), retry=policy.retry)
     result = IngestResult(
-        unchanged=plan.unchanged, ignored=found.ignored, unmatched=found.unmatched, bad=plan.bad
+        unchanged=plan.unchanged,
+        ignored=found.ignored,
+        unmatched=found.unmatched,
+        bad=list(plan.known_bad()),
     )
-    if plan.changes:
-        store.amend(plan.changes)
-        result.described = len(plan.changes)
-    if plan.todo or found.unusable:
-        with Progress("embedding", len(plan.todo), show=show_progress) as progress:
-            _Run(gallery, plan, result, policy.max_bad).run(found.unusable, progress)
-    outdated = sorted(set(live_ids(store)) & set(plan.outdated)) if plan.outdated else []
-    if outdated:
+    for changes in changes_of(store, plan):
+        store.amend(changes)
+        result.described += len(changes)
+    with Progress("embedding", plan.todo_count, show=show_progress) as progress:
+        _Run(gallery, plan, result, policy.max_bad).run(progress)
+    if outdated := plan.renamed():
         result.removed += store.remove(outdated)
+    for gone in plan.gone_items() if remove_gone else ():
+        result.removed += store.remove(gone)
     gallery.refresh()
     result.duplicates = keys_with_same_content(store, newest)
     return result
@@ -185,43 +218,45 @@ def index_new_vectors(
         gallery.build_index(spec, show_progress=show_progress)
 
 
+_Read = tuple[ImageFile, ExistingItem | None, Decoded | KnownFile | ImageError]
+
+
 class _Run:
     """One indexing run: reads, decodes and embeds the images of a plan, with periodic commits."""
 
-    def __init__(self, gallery: Gallery, plan: IndexingPlan, result: IngestResult, max_bad: float) -> None:
+    def __init__(self, gallery: Gallery, plan: Comparison, result: IngestResult, max_bad: float) -> None:
         self._gallery, self._plan, self._result, self._max_bad = gallery, plan, result, max_bad
-        self._known = ContentIndex(gallery.store)
+        self._contents = Contents(gallery.store)
+        # Items with the bytes of the files that are being read, and the number of those files.
+        self._known: dict[str, tuple[list[ItemPlace], int]] = {}
+        self._lock = Lock()
         self._moved: set[int] = set()  # items whose path was changed by this run
         self._new: list[tuple[np.ndarray, list[NewItem]]] = []
         self._changes: list[Change] = []
+        self._keys: set[str] = set()  # new keys in the changes
         self._bad: list[BadFile] = []
         self._deadline = time.monotonic() + COMMIT_SECONDS
 
-    def run(self, unusable: Iterable[BadFile], progress: Progress) -> None:
-        """Process all images of the plan.
-
-        Args:
-            unusable: Files that are known to be unusable without reading them.
-            progress: Progress to update.
-        """
+    def run(self, progress: Progress) -> None:
+        """Process all images of the plan, and update the progress."""
         tried = bad = 0
-        for file in unusable:
-            self._record_bad(file)
-            tried, bad = tried + 1, bad + 1
         try:
+            for image, item in self._plan.moved():
+                self._move(image, item)
+                self._commit_if_due()
+            for file, has_item in self._plan.unusable():
+                self._record_bad(file, has_item)
+                self._commit_if_due()
+                tried, bad = tried + 1, bad + 1
             for batch in self._batches():
                 self._process(batch)
-                bad += sum(isinstance(file, ImageError) for _, file in batch)
+                bad += sum(isinstance(file, ImageError) for _, _, file in batch)
                 tried += len(batch)
                 progress.update(len(batch), f"{bad} unusable" if bad else "")
                 if bad > self._max_bad * max(tried, _MIN_SAMPLE):
                     self._commit()
                     raise self._too_many(bad, tried)
-                if (
-                    sum(len(items) for _, items in self._new) >= COMMIT_ITEMS
-                    or time.monotonic() > self._deadline
-                ):
-                    self._commit()
+                self._commit_if_due()
         except KeyboardInterrupt:
             self._commit()
             count = pluralize(count_items(self._gallery.store).live, "image")
@@ -231,77 +266,115 @@ class _Run:
             ) from None
         self._commit()
 
-    def _batches(self) -> Iterable[list[tuple[ImageFile, Decoded | KnownFile | ImageError]]]:
-        todo, preprocess = self._plan.todo, self._gallery.embedder.preprocess
-        paths = (self._gallery.folder / image.full for image in todo)
-        read = read_ahead(paths, preprocess, side=preprocess.scaled, known=self._known.__contains__)
-        files = zip(todo, read, strict=True)
-        while batch := list(islice(files, BATCH)):
-            yield batch
+    def _batches(self) -> Iterator[list[_Read]]:
+        if not self._plan.todo_count:  # no need to load the model
+            return
+        preprocess = self._gallery.embedder.preprocess
+        reading = deque[tuple[ImageFile, ExistingItem | None]]()
 
-    def _process(self, batch: list[tuple[ImageFile, Decoded | KnownFile | ImageError]]) -> None:
-        new = [(image, file) for image, file in batch if isinstance(file, Decoded)]
+        def paths() -> Iterator[Path]:
+            for image, existing in self._plan.todo():
+                reading.append((image, existing))
+                yield self._gallery.folder / image.full
+
+        read = read_ahead(paths(), preprocess, side=preprocess.scaled, known=self._is_known)
+        while batch := list(islice(read, BATCH)):
+            yield [(*reading.popleft(), file) for file in batch]
+
+    def _is_known(self, content: str) -> bool:
+        """Return whether the gallery has embedded these bytes. Called by several threads."""
+        items = self._contents.items(content)
+        if items:
+            with self._lock:
+                self._known[content] = items, self._known.get(content, (items, 0))[1] + 1
+        return bool(items)
+
+    def _take_known(self, content: str) -> list[ItemPlace]:
+        """Return what `_is_known` found, and forget it with the last file."""
+        with self._lock:
+            items, files = self._known.pop(content)
+            if files > 1:
+                self._known[content] = items, files - 1
+        return items
+
+    def _process(self, batch: Sequence[_Read]) -> None:
+        new = [(image, existing, file) for image, existing, file in batch if isinstance(file, Decoded)]
         if new:
-            vectors = self._gallery.embedder.embed_pixels([file.pixels for _, file in new])
-            items = [self._new_item(i, f.content_sha256, f.width, f.height) for i, f in new]
+            vectors = self._gallery.embedder.embed_pixels([file.pixels for _, _, file in new])
+            items = [self._new_item(i, e, f.content_sha256, f.width, f.height) for i, e, f in new]
             self._new.append((vectors, items))
-        for image, file in batch:
+        for image, existing, file in batch:
             if isinstance(file, ImageError):
-                self._record_bad(BadFile(image.stamp, file.reason, file.detail))
+                self._record_bad(BadFile(image.stamp, file.reason, file.detail), existing is not None)
             elif isinstance(file, KnownFile):
-                self._reuse_vector(image, file.content_sha256)
+                self._reuse_vector(image, existing, file.content_sha256)
 
-    def _record_bad(self, file: BadFile) -> None:
+    def _record_bad(self, file: BadFile, has_item: bool) -> None:
         """Record an unusable file; keep the item of a file that is only unreachable at present."""
-        unreachable = file.reason in (ImageError.MISSING, ImageError.PERMISSION)
-        if unreachable and file.stamp.key in self._plan.existing:
+        if has_item and file.reason in (ImageError.MISSING, ImageError.PERMISSION):
             self._result.bad.append(file)
         else:
             self._bad.append(file)
 
-    def _reuse_vector(self, image: ImageFile, content: str) -> None:
+    def _reuse_vector(self, image: ImageFile, existing: ExistingItem | None, content: str) -> None:
         """Handle an image whose bytes are embedded already: a new modification time, a move or a copy."""
-        ids, existing = self._known.ids(content), self._plan.existing.get(image.key)
-        if existing is not None and existing.id in ids and image.id in (None, existing.key):
+        items = self._take_known(content)
+        if existing and existing.id in (i.id for i in items) and image.id in (None, existing.key):
             stamp = image.stamp if image.has_own_label else replace(image.stamp, label=existing.label)
             self._changes.append(Change(existing.id, stamp, image.metadata))
             self._result.unchanged += 1
             return
-        items = self._gallery.store.items(ids)
         moved = next((item for item in items if existing is None and self._has_moved(item, image)), None)
         if moved is not None:
-            self._changes.append(moved_item(image, moved))
-            self._moved.add(moved.id)
-            self._result.moved += 1
+            self._move(image, moved)
         else:
-            item = self._new_item(image, content, items[0].width, items[0].height)
-            self._new.append((self._gallery.vector(items[0].id)[None], [item]))
+            first = items[0]
+            item = self._new_item(image, existing, content, first.width, first.height)
+            self._new.append((self._gallery.vector(first.id)[None], [item]))
             self._result.copied += 1
 
-    def _has_moved(self, item: StoredItem, image: ImageFile) -> bool:
+    def _has_moved(self, item: ItemPlace, image: ImageFile) -> bool:
         """Return whether an item's file is gone, so that `image` may be the same file at a new path."""
         free = image.id in (None, item.key) and item.id not in self._moved
-        return free and item.path != "" and not file_exists(self._gallery.folder / item.full)
+        return free and item.path != "" and not file_exists(self._gallery.folder / item.root / item.path)
 
-    def _new_item(self, image: ImageFile, content: str, width: int, height: int) -> NewItem:
+    def _move(self, image: ImageFile, item: ItemPlace) -> None:
+        """Let an item follow its file."""
+        change = moved_item(image, item)
+        if change.key is not None and change.key not in (image.id, item.key):
+            if change.key in self._keys or ids_by_key(self._gallery.store, [change.key]):
+                change = replace(change, key=image.full.as_posix())
+            self._keys.add(str(change.key))
+        self._changes.append(change)
+        self._moved.add(item.id)
+        self._result.moved += 1
+
+    def _new_item(
+        self, image: ImageFile, existing: ExistingItem | None, content: str, width: int, height: int
+    ) -> NewItem:
         """Return the item of an image, with the label of the item that it replaces unless it has its own."""
-        existing = self._plan.existing.get(image.key)
         keeps_label = existing is not None and not image.has_own_label
         stamp = replace(image.stamp, label=existing.label) if existing and keeps_label else image.stamp
         self._result.replaced += existing is not None
         return NewItem(stamp, content, width, height, image.metadata, image.id)
 
+    def _commit_if_due(self) -> None:
+        waiting = sum(len(items) for _, items in self._new) + len(self._changes) + len(self._bad)
+        if waiting >= COMMIT_ITEMS or time.monotonic() > self._deadline:
+            self._commit()
+
     def _commit(self) -> None:
         store = self._gallery.store
         if self._changes:
             store.amend(self._changes)
+            self._changes, self._keys = [], set()
         items = [item for _, items in self._new for item in items]
         if items or self._bad:
             empty = np.empty((0, store.manifest.dim), np.float32)
             store.commit(np.concatenate([empty, *(block for block, _ in self._new)]), items, self._bad)
         self._result.added += len(items)
         self._result.bad += self._bad
-        self._new, self._changes, self._bad = [], [], []
+        self._new, self._bad = [], []
         self._deadline = time.monotonic() + COMMIT_SECONDS
 
     def _too_many(self, bad: int, tried: int) -> LookalikeError:
@@ -310,7 +383,3 @@ class _Run:
             f"{self._gallery.folder}: stopped: {bad} of {tried} files were unusable, the last one "
             f"{last.stamp.full} ({last.detail}); images embedded so far are kept; continue with --max-bad 1"
         )
-
-
-def _roots(gallery: Gallery) -> list[str]:
-    return [str(gallery.folder.resolve() / root) for root in files_by_root(gallery.store)]

@@ -1,117 +1,130 @@
-"""Indexing plan: which images are new, changed or known to be unusable, compared with a gallery."""
+"""Indexing plan: which files are new, changed, moved, gone or known to be unusable."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
+from retrieval.errors import ImageError, InputError
+from retrieval.images.decode import cores
+from retrieval.images.load import read_bytes
 from retrieval.ingest import tables
-from retrieval.ingest.sources import ImageFile
+from retrieval.ingest.sources import Entry, Scan, file_exists
+from retrieval.progress import Progress
 from retrieval.storage import schema
-from retrieval.storage.queries import column_type, embedded_contents, existing_items
-from retrieval.storage.records import UPLOADS, BadFile, Change, ExistingItem, StoredItem, Value
+from retrieval.storage.planning import Comparison, ImageFile, ItemPlace, roots
+from retrieval.storage.queries import column_type
+from retrieval.storage.records import Change, Value
 from retrieval.storage.store import Store
 
-
-@dataclass
-class IndexingPlan:
-    """Work that the images of some sources require.
-
-    Attributes:
-        todo: Images to read, and to embed unless the gallery has embedded the same bytes.
-        changes: Changes of labels and metadata only.
-        unchanged: Number of images that need no work.
-        bad: Unusable files that have not changed since the last run.
-        outdated: Ids to remove after `todo` is done: the images now have another key.
-        existing: Items of the gallery, by root and path.
-    """
-
-    todo: list[ImageFile] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
-    unchanged: int = 0
-    bad: list[BadFile] = field(default_factory=list)
-    outdated: list[int] = field(default_factory=list)
-    existing: Mapping[tuple[str, str], ExistingItem] = field(default_factory=dict)
+_CHUNK = 20_000  # files that are compared at a time
 
 
-def plan_indexing(store: Store, images: Iterable[ImageFile], *, retry: bool) -> IndexingPlan:
-    """Compare images with a gallery, by size and modification time.
+@contextmanager
+def plan_indexing(
+    store: Store, found: Scan, *, retry: bool = False, checksum: bool = False, show_progress: bool = False
+) -> Iterator[Comparison]:
+    """Compare the files of a scan with a gallery, by size and modification time.
 
     Args:
         store: Store of the gallery.
-        images: Images of the sources.
+        found: Files.
         retry: Retry files that were unusable before, although they have not changed.
+        checksum: Compare the SHA-256 of files with the same size and modification time, too.
+        show_progress: Print progress on stderr.
 
     Raises:
-        InputError: The metadata does not fit the gallery's columns.
+        InputError: As for iterating over the scan, or metadata or ids that cannot be stored.
     """
-    images = _with_uploads_root(store, images)
-    plan = IndexingPlan(existing=existing_items(store))
-    known_bad = {file.stamp.key: file for file in store.bad_files()}
-    described: dict[int, ImageFile] = {}
-    renamed_items: list[ExistingItem] = []
-    for image in images:
-        existing, version = plan.existing.get(image.key), (image.size, image.mtime_ns)
-        renamed = existing is not None and image.id not in (None, existing.key)
-        bad = known_bad.get(image.key)
-        if existing and existing.embedded and not renamed and (existing.size, existing.mtime_ns) == version:
-            plan.unchanged += 1
-            if image.has_own_label or image.metadata:
-                described[existing.id] = image
-        elif bad and not retry and (bad.stamp.size, bad.stamp.mtime_ns) == version:
-            plan.bad.append(bad)
+    with Comparison(store, retry=retry, checksum=checksum, distinct=found.repeats) as plan:
+        with Progress("listing", None, "files", show=show_progress) as progress:
+            for chunk in in_chunks(found):
+                plan.add(chunk)
+                progress.update(len(chunk))
+        if key := plan.repeated_key():
+            raise InputError(f"two images have the id {key!r}; give each its own")
+        check_metadata(store, plan.metadata_names, plan.metadata())
+        if checksum:
+            _compare_contents(store, plan, show_progress)
+        yield plan
+
+
+def known_roots(store: Store) -> list[str]:
+    """Return the full paths of the root folders of a gallery, that of the uploads included."""
+    home = store.folder.resolve()
+    return sorted({str(store.uploads), *(str(home / root) for root in roots(store))})
+
+
+def find_gone(store: Store, plan: Comparison, top: Path) -> None:
+    """Record the items of a plan below a folder whose file is gone.
+
+    A file that the scan did not find may still exist, in a tar file or without an image suffix.
+    """
+    home = store.folder.resolve()
+    for root in roots(store):
+        base = str(home / root)
+        if Path(base).is_relative_to(top):
+            low, high = "", None
+        elif top.is_relative_to(base):
+            low = f"{top.relative_to(base).as_posix()}/"
+            high = f"{low[:-1]}0"  # the text after all that begin with `low`
         else:
-            plan.todo.append(image)
-            if existing and renamed:
-                renamed_items.append(existing)
-    given = {image.id for image in plan.todo}  # an item whose key another file gets is replaced
-    plan.outdated = [item.id for item in renamed_items if item.key not in given]
-    check_metadata(store, images)
-    plan.changes = list(_changes(store, described))
-    return plan
+            continue
+        for items in plan.unseen(root, low, high):
+            plan.add_gone([item for item, path in items if not file_exists(Path(base, path))])
 
 
-def _with_uploads_root(store: Store, images: Iterable[ImageFile]) -> list[ImageFile]:
-    """Give uploaded files the root under which the gallery stores them."""
-    if not store.uploads.is_dir():
-        return list(images)
-    folder = f"{store.uploads}/"
-    with_path = ((os.path.join(image.root, image.path), image) for image in images)
-    return [
-        replace(image, root=UPLOADS, path=full.removeprefix(folder)) if full.startswith(folder) else image
-        for full, image in with_path
-    ]
+def match_moved(store: Store, plan: Comparison, show_progress: bool = False) -> None:
+    """Find the new places of gone files among the new files of a plan, by size and SHA-256."""
+    if not plan.gone_count:
+        return
+    with Progress("comparing moved files", None, "files", show=show_progress) as progress:
+        for numbers, digests in _hashed(store, plan.candidates()):
+            for number, digest in zip(numbers, digests, strict=True):
+                if digest is not None:
+                    plan.match(number, digest)
+            progress.update(len(numbers))
 
 
-class ContentIndex:
-    """SHA-256 of all embedded files, with the ids of their items. Thread-safe."""
+def _compare_contents(store: Store, plan: Comparison, show_progress: bool) -> None:
+    with Progress("comparing contents", plan.check_count, "files", show=show_progress) as progress:
+        expected: dict[int, str] = {}
 
-    def __init__(self, store: Store) -> None:
-        rows = embedded_contents(store)
-        # Sorted arrays take a third of the memory of a set of strings.
-        self._digests = np.array([digest for digest, _ in rows], "S64")
-        self._ids = np.array([item for _, item in rows], np.int64)
+        def files() -> Iterator[tuple[int, ImageFile]]:
+            for number, image, digest in plan.to_check():
+                expected[number] = digest
+                yield number, image
 
-    def __contains__(self, digest: str) -> bool:
-        start, stop = self._range(digest)
-        return start < stop
-
-    def ids(self, digest: str) -> list[int]:
-        """Return the ids of the items with these bytes, oldest first."""
-        found: list[int] = self._ids[slice(*self._range(digest))].tolist()
-        return found
-
-    def _range(self, digest: str) -> tuple[int, int]:
-        value = np.array(digest, "S64")
-        start, stop = (int(np.searchsorted(self._digests, value, side)) for side in ("left", "right"))
-        return start, stop
+        for numbers, digests in _hashed(store, files()):
+            same = (expected.pop(n) == digest for n, digest in zip(numbers, digests, strict=True))
+            plan.settle(zip(numbers, same, strict=True))
+            progress.update(len(numbers))
 
 
-def moved_item(image: ImageFile, item: StoredItem) -> Change:
+def _hashed(
+    store: Store, files: Iterable[tuple[int, ImageFile]]
+) -> Iterator[tuple[list[int], list[str | None]]]:
+    """Yield the numbers of some files and the SHA-256 of each one, `None` if it cannot be read."""
+
+    def digest(path: Path) -> str | None:
+        try:
+            return hashlib.sha256(read_bytes(path)).hexdigest()
+        except ImageError:
+            return None
+
+    home, files = store.folder, iter(files)
+    with ThreadPoolExecutor(cores(), thread_name_prefix="hash") as pool:
+        while some := list(islice(files, 256)):
+            numbers = [number for number, _ in some]
+            yield numbers, list(pool.map(digest, (home / image.full for _, image in some)))
+
+
+def moved_item(image: ImageFile, item: ItemPlace) -> Change:
     """Return the change of an item whose file has moved to the path of `image`.
 
     The key changes only if it was the old path, and the label only if it was the old folder.
@@ -123,32 +136,53 @@ def moved_item(image: ImageFile, item: StoredItem) -> Change:
     return Change(item.id, stamp, image.metadata, key)
 
 
-def check_metadata(store: Store, images: Iterable[ImageFile]) -> None:
-    """Raise an `InputError` if the metadata of the images does not fit the gallery's columns."""
-    described = [image for image in images if image.metadata]
-    if not described:
+def check_metadata(
+    store: Store, names: Iterable[str], rows: Iterable[tuple[object, Mapping[str, Value]]]
+) -> None:
+    """Raise an `InputError` if metadata does not fit the gallery's columns.
+
+    Args:
+        store: Store of the gallery.
+        names: Names of all columns of the metadata.
+        rows: Position in error messages and values of each image with metadata.
+    """
+    given = sorted(names)
+    if not given:
         return
     columns = store.columns()
-    names = schema.match_columns({name for image in described for name in image.metadata}, columns)
+    chosen = schema.match_columns(given, columns)
     types = {}
-    for column in set(columns) & set(names.values()):
+    for column in set(columns) & set(chosen.values()):
         kind = column_type(store, column)
         if kind is not None:
             types[column] = "text" if kind == "text" else "number"
-    rows = (
-        (image.full, {names[name]: schema.check_value(name, value) for name, value in image.metadata.items()})
-        for image in described
+    checked = (
+        (place, {chosen[name]: schema.check_value(name, value) for name, value in values.items()})
+        for place, values in rows
     )
-    tables.check_types(rows, types)
+    tables.check_types(checked, types)
 
 
-def _changes(store: Store, described: Mapping[int, ImageFile]) -> Iterator[Change]:
-    """Yield the changes of items whose label or metadata differ from those of their image, by id."""
-    for item in store.items(list(described)):
-        image = described[item.id]
-        label = image.label if image.has_own_label else item.label
-        metadata: dict[str, Value] = {
-            name: value for name, value in image.metadata.items() if item.metadata.get(name) != value
-        }
-        if metadata or label != item.label:
-            yield Change(item.id, replace(image.stamp, label=label), metadata)
+def changes_of(store: Store, plan: Comparison) -> Iterator[list[Change]]:
+    """Yield the changes of unchanged files whose given label or metadata differ from those stored."""
+    described = plan.described()
+    while some := {item: image for image, item in islice(described, 1000)}:
+        changes = []
+        for item in store.items(list(some)):
+            image = some[item.id]
+            label = image.label if image.has_own_label else item.label
+            metadata: dict[str, Value] = {
+                name: value for name, value in image.metadata.items() if item.metadata.get(name) != value
+            }
+            if metadata or label != item.label:
+                stamp = replace(image.stamp, label=label)
+                changes.append(Change(item.id, stamp, metadata))
+        if changes:
+            yield changes
+
+
+def in_chunks(files: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield files in lists of the size that is compared at a time."""
+    entries = iter(files)
+    while chunk := list(islice(entries, _CHUNK)):
+        yield chunk

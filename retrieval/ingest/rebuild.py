@@ -14,8 +14,8 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
-from retrieval.ingest.sources import Scan, stat_image
-from retrieval.storage.queries import live_ids
+from retrieval.ingest.sources import Entry, Scan, stat_image
+from retrieval.storage.queries import count_items, live_ids
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
 from retrieval.upkeep.verify import verify
@@ -75,13 +75,13 @@ def rebuild(
         new = _open_or_create(gallery, model, draft)
         with new.store.writing():
             _link_uploads(gallery.store, new.store)
-            resumed, started, found = len(new), now(), _scan_items(gallery)
+            resumed, started, found = len(new), now(), Scan(_stored_files(gallery))
             result = ingest(new, found, policy=policy, show_progress=show_progress)
             index = gallery.store.manifest.index_spec
             finish_run(
                 new, result, "rebuild", started, reindex=True, index=index, show_progress=show_progress
             )
-            _check(new, len(found.files) + len(found.unusable) - len(result.bad), show_progress)
+            _check(new, count_items(gallery.store).live - len(result.bad), show_progress)
             _exchange(draft, folder)
         if keep_old:
             draft.rename(old)
@@ -119,26 +119,18 @@ def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
     return new
 
 
-def _scan_items(gallery: Gallery) -> Scan:
-    """Return the files of all items, with the keys, labels and metadata that the gallery has for them."""
-    found = Scan()
+def _stored_files(gallery: Gallery) -> Iterator[Entry]:
+    """Yield the files of all items, with the keys, labels and metadata that the gallery has for them."""
     for item in _items(gallery.store):
         if not item.path:
             no_file = FileStamp("", item.key, 0, 0, item.label)
-            found.unusable.append(BadFile(no_file, "no-file", "it has a vector but no image file"))
+            yield BadFile(no_file, "no-file", "it has a vector but no image file")
             continue
         full = Path(gallery.paths.of(item)).absolute()
         image = stat_image(full, full.parents[len(Path(item.path).parts) - 1])
         if item.root == UPLOADS:
-            image = replace(image, root=UPLOADS)
-        if image.full in found.files:
-            other = found.files[image.full].id
-            found.unusable.append(BadFile(image.stamp, "same-file", f"it is also the file of {other}"))
-        else:
-            found.files[image.full] = replace(
-                image, label=item.label, id=item.key, metadata=item.metadata, has_own_label=True
-            )
-    return found
+            image = image._replace(root=UPLOADS)
+        yield image._replace(label=item.label, id=item.key, metadata=item.metadata, has_own_label=True)
 
 
 def _link_uploads(old: Store, new: Store) -> None:

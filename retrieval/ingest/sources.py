@@ -1,25 +1,36 @@
-"""Image sources: files, folders, glob patterns, tar shards, file lists and metadata tables."""
+"""Image sources: files, folders, glob patterns, tar shards, file lists and metadata tables.
+
+Files are listed as a stream, so that a folder may have any number of them. The rows of a metadata table are
+in memory during the run.
+"""
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError, InputError
 from retrieval.images import shards
-from retrieval.images.load import SUFFIXES
+from retrieval.images.load import SUFFIXES, irregular
 from retrieval.ingest import tables
 from retrieval.storage import schema
+from retrieval.storage.planning import ImageFile
 from retrieval.storage.records import BadFile, FileStamp, Value
 
 STDIN = "-"
 Metadata = str | Path | Sequence[Mapping[str, object]]
+Entry = ImageFile | BadFile
+_SORTED = 100_000  # entries of a folder that are sorted in memory
+_SUFFIXES = frozenset(SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -44,54 +55,27 @@ class Sources:
     root: Path | None = None
 
 
-@dataclass(frozen=True)
-class ImageFile(FileStamp):
-    """An image file with the metadata given by the user.
-
-    Attributes:
-        id: Key given by the user; `None` for the path.
-        metadata: Values by column.
-        has_own_label: The label was given by the user, and is not just the name of the folder.
-    """
-
-    id: str | None = None
-    metadata: Mapping[str, Value] = field(default_factory=dict)
-    has_own_label: bool = False
-
-    @property
-    def stamp(self) -> FileStamp:
-        """The file without its metadata."""
-        return FileStamp(self.root, self.path, self.size, self.mtime_ns, self.label)
-
-
-@dataclass
 class Scan:
-    """Files found in the sources.
+    """Files of some sources, found while they are iterated over, which is possible once.
 
     Attributes:
-        files: Image files by full path, in a fixed order.
-        unusable: Files with an invalid name, damaged tar files, table rows whose file does not exist.
+        repeats: The same file may be found several times; the first time counts.
         ignored: Number of files without an image suffix.
         unmatched: Number of table rows for files that are not among the images.
     """
 
-    files: dict[Path, ImageFile] = field(default_factory=dict)
-    unusable: list[BadFile] = field(default_factory=list)
-    ignored: int = 0
-    unmatched: int = 0
+    def __init__(self, entries: Iterable[Entry] = (), *, repeats: bool = False) -> None:
+        self.entries, self.repeats = entries, repeats
+        self.ignored = self.unmatched = 0
 
-    def add(self, path: Path, image: ImageFile) -> None:
-        """Add a file; of several entries for the same file the first one counts."""
-        if _is_valid_text(image.path):
-            self.files.setdefault(path, image)
-            return
-        printable = os.fsencode(image.path).decode("utf-8", "backslashreplace")
-        detail = "its name is not valid UTF-8: rename it"
-        self.unusable.append(BadFile(replace(image.stamp, path=printable), "name", detail))
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield image files, and files that are unusable without reading them: with an invalid name, not
+        regular files, in damaged tar files, and of table rows whose file does not exist."""
+        return iter(self.entries)
 
 
 def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
-    """Return all images of some sources, with their metadata.
+    """Return all images of some sources, with their metadata. Iterating over them raises the same errors.
 
     Args:
         sources: Images and metadata.
@@ -106,11 +90,14 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
         raise InputError("no images: name files or folders, or pass --list or --metadata")
     found = scan(paths, roots)
     if sources.list_file is not None:
-        _add_list(found, sources.list_file, (root or Path()).resolve(), roots)
+        listed = _listed(sources.list_file, (root or Path()).resolve(), roots)
+        found.entries, found.repeats = chain(found.entries, listed), True
     if metadata is None:
         return found
     if not isinstance(metadata, str | Path):
-        _describe(found, _rows_of_files(paths, metadata), Path("/"), "metadata")
+        found.entries = _described(
+            found, found.entries, _rows_of_files(paths, metadata), Path("/"), "metadata"
+        )
         return found
     table = Path(metadata)
     if root is not None:
@@ -118,10 +105,11 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
     else:
         folders = [path for path in paths if path.is_dir()]
         base = (folders[0] if len(folders) == 1 else table.parent).resolve()
-    if found.files:
-        _describe(found, tables.read_table(table), base, str(table))
+    rows = tables.read_table(table)
+    if paths or sources.list_file is not None:
+        found.entries = _described(found, found.entries, rows, base, str(table))
     else:
-        _add_rows(found, tables.read_table(table), base, roots)
+        found.entries = _files_of_rows(rows, base, roots)
     return found
 
 
@@ -130,33 +118,39 @@ def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
 
     Folders are searched recursively, through symbolic links too, but each folder only once. The label of an
     image is its folder, relative to the source folder. Hidden files are skipped; a file that is itself a
-    source needs no image suffix.
+    source needs no image suffix. Only regular files are images. The files of a folder are in alphabetical
+    order; if there are more than 100,000, each 100,000 of them are.
 
     Args:
         sources: Files, folders, glob patterns and tar shards.
         roots: Known root folders; paths and labels of sources inside one of them are relative to it.
 
     Raises:
-        InputError: A source does not exist or contains no image.
+        InputError: While iterating: a source does not exist or contains no image.
     """
-    found, known = Scan(), list(roots)
-    for source in map(Path, sources):
-        part = Scan()
-        if source.exists():
+    paths = [Path(source) for source in sources]
+    several = len(paths) > 1 or any(glob.has_magic(str(path)) for path in paths)
+    found = Scan(repeats=several)
+    found.entries = _entries(found, paths, list(roots))
+    return found
+
+
+def _entries(found: Scan, sources: Iterable[Path], known: Sequence[str]) -> Iterator[Entry]:
+    for source in sources:
+        if exists(source):
             top = source.resolve()
-            _add_path(part, top, _root(top, known, top if top.is_dir() else top.parent))
+            root = _root(str(top), known, str(top if top.is_dir() else top.parent))
+            entries = _below(found, top, root)
         elif glob.has_magic(str(source)):
-            _add_glob(part, source, known)
+            entries = _matches(found, source, known)
         else:
             raise InputError(f"{source}: there is no such file or folder")
-        if not part.files and not part.unusable:
+        first = next(entries, None)
+        if first is None:
             suffixes = ", ".join(SUFFIXES[:6])
             raise InputError(f"{source}: no image files in it ({suffixes}, ...){_tar_hint(source)}")
-        for path, image in part.files.items():
-            found.files.setdefault(path, image)
-        found.unusable += part.unusable
-        found.ignored += part.ignored
-    return found
+        yield first
+        yield from entries
 
 
 def stat_image(path: Path, root: Path) -> ImageFile:
@@ -170,83 +164,172 @@ def stat_image(path: Path, root: Path) -> ImageFile:
     return ImageFile(str(root), relative.as_posix(), size, mtime, label)
 
 
-def file_exists(path: Path) -> bool:
-    """Return whether a file, or a member of a tar file, exists; True if permissions forbid to check."""
+def stamp_of(path: str) -> tuple[int, int] | None:
+    """Return size and modification time in nanoseconds of a file, or of a member of a tar file.
+
+    Returns:
+        `None` if there is no such file; zeros if that cannot be found out at present, for lack of permission
+        or because of an error of the disk or the network.
+    """
     try:
-        _stat(path)
-    except PermissionError:
-        return True
-    except (OSError, ValueError, InputError):
-        return False
-    return True
+        return _stat(Path(path))
+    except (ValueError, InputError):
+        return None
+    except OSError as error:
+        return None if error.errno in _ABSENT else (0, 0)
+
+
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
+
+
+def file_exists(path: Path) -> bool:
+    """Return whether a file, or a member of a tar file, exists; True if that cannot be found out."""
+    return stamp_of(str(path)) is not None
 
 
 def _stat(path: Path) -> tuple[int, int]:
     try:
-        status = path.stat()
+        status = os.stat(path)
     except NotADirectoryError:
         return shards.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
+def exists(path: Path) -> bool:
+    """Return whether there is a file or folder; False for a path that cannot be one."""
+    try:
+        return path.exists()
+    except OSError as error:  # a name that is too long
+        if error.errno in _ABSENT:
+            return False
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
 # ---- files and folders
 
 
-def _add_path(found: Scan, top: Path, root: Path) -> None:
-    if top.is_file() and top.suffix.lower() == shards.SUFFIX:
-        _add_shard(found, top, root)
-        return
-    errors: list[OSError] = []
-    for path in _walk(top, errors):
-        if top.is_dir() and path.suffix.lower() not in SUFFIXES:
-            found.ignored += 1
-        else:
-            found.add(path, stat_image(path, root))
-    for error in errors:
-        folder = stat_image(Path(error.filename), root)
-        found.unusable.append(
-            BadFile(folder, ImageError.PERMISSION, f"the folder cannot be read ({error.strerror})")
-        )
+def _below(found: Scan, top: Path, root: str) -> Iterator[Entry]:
+    """Yield the images in a folder or a tar file, or the file itself."""
+    if top.is_dir():
+        yield from _walk(found, str(top), root)
+    elif top.is_file() and top.suffix.lower() == shards.SUFFIX:
+        yield from _members(found, top, Path(root))
+    else:
+        relative = _relative(str(top), root)
+        label, _, name = relative.rpartition("/")
+        yield _entry(root, str(top), f"{label}/" if label else "", name, label or None)
 
 
-def _add_glob(found: Scan, pattern: Path, known: Sequence[str]) -> None:
-    """Add the matches of a pattern; labels are relative to the last folder before its first wildcard."""
+def _matches(found: Scan, pattern: Path, known: Sequence[str]) -> Iterator[Entry]:
+    """Yield the matches of a pattern; labels are relative to the last folder before its first wildcard."""
     magic = next(i for i, part in enumerate(pattern.parts) if glob.has_magic(part))
     start = Path(*pattern.parts[:magic])
     top = start.resolve()
-    for match in sorted(glob.glob(str(pattern), recursive=True)):
-        path = top / Path(match).relative_to(start)
-        if path.is_dir() or path.suffix.lower() in (*SUFFIXES, shards.SUFFIX):
-            _add_path(found, path, _root(path, known, top))
-        else:
-            found.ignored += 1
+    matches = glob.iglob(str(pattern), recursive=True)
+    while some := sorted(islice(matches, _SORTED)):
+        for match in some:
+            path = top / Path(match).relative_to(start)
+            if path.is_dir() or path.suffix.lower() in (*SUFFIXES, shards.SUFFIX):
+                yield from _below(found, path, _root(str(path), known, str(top)))
+            else:
+                found.ignored += 1
 
 
-def _walk(top: Path, errors: list[OSError]) -> Iterator[Path]:
-    """Yield the files below a folder, or the file itself. Symbolic links are followed after real folders."""
-    if not top.is_dir():
-        yield top
-        return
+def _walk(found: Scan, top: str, root: str) -> Iterator[Entry]:
+    """Yield the images below a folder. Symbolic links to folders are followed after real folders."""
     seen: set[tuple[int, int]] = set()
-    queue = [top]
-    while queue:
-        links = []
-        for folder, folders, names in os.walk(queue.pop(0), onerror=errors.append):
+    queue, links = [top], list[str]()
+    while queue or links:
+        if not queue:
+            queue, links = links[:1], links[1:]
+        folder = queue.pop()
+        relative = _relative(folder, root)
+        label, prefix = relative or None, f"{relative}/" if relative else ""
+        below: list[str] = []
+        try:
             status = os.stat(folder)
             if (status.st_dev, status.st_ino) in seen:
-                folders.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            links += [path for name in folders if (path := Path(folder, name)).is_symlink()]
-            yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-        queue += links
+            with os.scandir(folder) as entries:
+                while some := sorted(islice(entries, _SORTED), key=attrgetter("name")):
+                    for entry in some:
+                        name = entry.name
+                        if name[0] == ".":
+                            continue
+                        if _is_folder(entry):
+                            (links if entry.is_symlink() else below).append(entry.path)
+                        elif name[name.rfind(".") :].lower() in _SUFFIXES:
+                            yield _entry(root, entry, prefix, name, label)
+                        else:
+                            found.ignored += 1
+        except OSError as error:
+            yield _unreadable_folder(root, relative or ".", error)
+        queue += sorted(below, reverse=True)
 
 
-def _root(path: Path, known: Iterable[str], otherwise: Path) -> Path:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
+        return False
+
+
+def _entry(root: str, file: os.DirEntry[str] | str, prefix: str, name: str, label: str | None) -> Entry:
+    """Return an image file, from an entry of a folder or the full path."""
+    path = prefix + name
+    if not path.isascii() and (bad := _invalid_name(root, path)):
+        return bad
+    try:
+        status = os.stat(file) if isinstance(file, str) else file.stat()
+    except OSError as error:
+        return _unreadable(root, path, error)
+    if (status.st_mode & _FORMAT) != _REGULAR and (kind := irregular(status.st_mode)):
+        detail = f"it is a {kind}, not an image file"
+        return BadFile(FileStamp(root, path, 0, 0, label), ImageError.NOT_AN_IMAGE, detail)
+    return ImageFile(root, path, status.st_size, status.st_mtime_ns, label)
+
+
+_FORMAT, _REGULAR = 0o170000, 0o100000
+
+
+def _unreadable(root: str, path: str, error: OSError) -> BadFile:
+    stamp = FileStamp(root, path, 0, 0)
+    if isinstance(error, PermissionError):
+        return BadFile(stamp, ImageError.PERMISSION, "there is no permission to read it")
+    if isinstance(error, FileNotFoundError):
+        return BadFile(stamp, ImageError.MISSING, "there is no such file")
+    return BadFile(stamp, ImageError.MISSING, f"it cannot be read ({error.strerror})")
+
+
+def _unreadable_folder(root: str, path: str, error: OSError) -> BadFile:
+    is_permission = isinstance(error, PermissionError)
+    reason = ImageError.PERMISSION if is_permission else ImageError.MISSING
+    return _invalid_name(root, path) or BadFile(
+        FileStamp(root, path, 0, 0), reason, f"the folder cannot be read ({error.strerror})"
+    )
+
+
+def _invalid_name(root: str, path: str) -> BadFile | None:
+    """Return an entry for a file whose name cannot be stored."""
+    try:
+        path.encode()
+        if "\0" not in path:
+            return None
+    except UnicodeEncodeError:  # bytes of the operating system that are not UTF-8, as surrogates
+        path = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return BadFile(FileStamp(root, path, 0, 0), "name", "its name is not valid UTF-8: rename it")
+
+
+def _relative(path: str, root: str) -> str:
+    """Return a path below a root, relative to it; empty for the root."""
+    return path[len(root.rstrip("/")) + 1 :] if path != root else ""
+
+
+def _root(path: str, known: Sequence[str], otherwise: str) -> str:
     """Return the innermost known root that contains a path."""
-    within = [root for root in map(Path, known) if path.is_relative_to(root)]
-    return max(within, key=lambda root: len(root.parts), default=otherwise)
+    within = [root for root in known if path == root or path.startswith(f"{root.rstrip('/')}/")]
+    return max(within, key=len, default=otherwise)
 
 
 def _tar_hint(source: Path) -> str:
@@ -254,24 +337,16 @@ def _tar_hint(source: Path) -> str:
     return f"; pass tar shards explicitly, for example '{source}/*{shards.SUFFIX}'" if tars else ""
 
 
-def _is_valid_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # bytes of the operating system that are not UTF-8, as surrogates
-        return False
-    return "\0" not in name
-
-
 # ---- tar shards
 
 
-def _add_shard(found: Scan, tar: Path, root: Path) -> None:
-    """Add the images of a tar shard, with metadata from sidecar files of the same stem, as in WebDataset.
+def _members(found: Scan, tar: Path, root: Path) -> Iterator[Entry]:
+    """Yield the images of a tar shard, with metadata from sidecar files of the same stem, as in WebDataset.
 
     x.json contains metadata (and id, label), x.cls the label, x.txt the metadata column "text". Reserved
     column names of a gallery, such as width, are skipped.
     """
-    base = stat_image(tar, root)
+    base, is_empty = stat_image(tar, root), True
     try:
         for _, group in groupby(shards.members(tar), lambda member: _stem(member.name)):
             members = list(group)
@@ -281,19 +356,21 @@ def _add_shard(found: Scan, tar: Path, root: Path) -> None:
                 if name.suffix.lower() not in SUFFIXES or name.name.startswith("."):
                     found.ignored += name.suffix.lower() not in _SIDECARS
                     continue
+                is_empty = False
                 path = f"{base.path}/{name.as_posix()}"
                 label = name.parent.as_posix() if name.parent.parts else None
                 image = ImageFile(base.root, path, member.size, base.mtime_ns, label)
                 if not shards.is_within(member.name):
-                    found.unusable.append(BadFile(image, "name", "its name points outside the tar file"))
+                    yield BadFile(image.stamp, "name", "its name points outside the tar file")
                 elif problem:
-                    found.unusable.append(BadFile(image, "metadata", problem))
+                    yield BadFile(image.stamp, "metadata", problem)
                 else:
-                    found.add(tar / name, _with_row(image, tables.parse_row(values, f"{tar}/{name}")))
+                    row = tables.parse_row(values, f"{tar}/{name}")
+                    yield _invalid_name(base.root, path) or _with_row(image, row)
     except InputError as error:
-        if not any(path.is_relative_to(tar) for path in found.files):
+        if is_empty:
             raise
-        found.unusable.append(BadFile(base, ImageError.DAMAGED, f"its end cannot be read ({error})"))
+        yield BadFile(base.stamp, ImageError.DAMAGED, f"its end cannot be read ({error})")
 
 
 _SIDECARS = {".json": "", ".cls": "label", ".txt": "text"}
@@ -338,19 +415,25 @@ def _from_json(text: str) -> dict[str, object]:
 # ---- lists and tables
 
 
-def _add_list(found: Scan, list_file: str, base: Path, known: Sequence[str]) -> None:
-    name = "standard input" if list_file == STDIN else list_file
+def _listed(list_file: str, base: Path, known: Sequence[str]) -> Iterator[Entry]:
+    name, is_empty = "standard input" if list_file == STDIN else list_file, True
     try:
-        data = sys.stdin.buffer.read() if list_file == STDIN else Path(list_file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if list_file == STDIN else open(list_file, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                text = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).rstrip("\r\n")
+                if text.strip():
+                    path = _resolve(base, text, f"{name}, line {number}")
+                    is_empty = False
+                    yield _image_at(path, _root(str(path), known, str(base)))
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror})") from error
-    lines = os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).split("\n")
-    entries = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
-    if not entries:
+    if is_empty:
         raise InputError(f"{name}: lists no images")
-    for number, line in entries:
-        path = _resolve(base, line, f"{name}, line {number}")
-        found.add(path, stat_image(path, _root(path, known, base)))
+
+
+def _image_at(path: Path, root: str) -> Entry:
+    image = stat_image(path, Path(root))
+    return _invalid_name(root, image.path) or image
 
 
 def _rows_of_files(paths: Sequence[Path], values: Sequence[Mapping[str, object]]) -> list[tables.TableRow]:
@@ -363,40 +446,52 @@ def _rows_of_files(paths: Sequence[Path], values: Sequence[Mapping[str, object]]
     )
 
 
-def _add_rows(found: Scan, rows: Iterable[tables.TableRow], base: Path, known: Sequence[str]) -> None:
-    """Add the images that are listed in a table."""
-    for row in rows:
-        path = _resolve(base, row.path, row.place)
-        if path in found.files:
-            raise InputError(f"{row.place}: {row.path!r} is in the table twice")
-        found.add(path, _with_row(stat_image(path, _root(path, known, base)), row))
+def _files_of_rows(rows: Iterable[tables.TableRow], base: Path, known: Sequence[str]) -> Iterator[Entry]:
+    """Yield the images that are listed in a table."""
+    for path, row in _by_path(rows, base).items():
+        image = _image_at(Path(path), _root(path, known, str(base)))
+        yield _with_row(image, row) if isinstance(image, ImageFile) else image
 
 
-def _describe(found: Scan, rows: Iterable[tables.TableRow], base: Path, name: str) -> None:
-    """Set the metadata of the files found from the rows of a table."""
-    done: set[Path] = set()
-    for row in rows:
-        path = _resolve(base, row.path, row.place)
-        if path in done:
-            raise InputError(f"{row.place}: {row.path!r} is in the table twice")
-        done.add(path)
-        if path in found.files:
-            found.files[path] = _with_row(found.files[path], row)
-        elif file_exists(path):
-            found.unmatched += 1
-        else:
-            detail = f"there is no such file ({row.place})"
-            found.unusable.append(BadFile(stat_image(path, base), ImageError.MISSING, detail))
-    if done.isdisjoint(found.files):
+def _described(
+    found: Scan, entries: Iterable[Entry], rows: Iterable[tables.TableRow], base: Path, name: str
+) -> Iterator[Entry]:
+    """Yield files with the metadata from the rows of a table, then the rows of files that do not exist."""
+    by_path = _by_path(rows, base)
+    matched: set[str] = set()
+    for entry in entries:
+        if isinstance(entry, ImageFile):
+            path = f"{entry.root.rstrip('/')}/{entry.path}"
+            if row := by_path.get(path):
+                matched.add(path)
+                entry = _with_row(entry, row)
+        yield entry
+    if not matched:
         raise InputError(
             f"{name}: no row matches an image; paths are relative to {base}, --root sets another folder"
         )
+    for path in (path for path in by_path if path not in matched):
+        if file_exists(Path(path)):
+            found.unmatched += 1
+        else:
+            detail = f"there is no such file ({by_path[path].place})"
+            yield BadFile(stat_image(Path(path), base).stamp, ImageError.MISSING, detail)
+
+
+def _by_path(rows: Iterable[tables.TableRow], base: Path) -> dict[str, tables.TableRow]:
+    by_path: dict[str, tables.TableRow] = {}
+    for row in rows:
+        path = str(_resolve(base, row.path, row.place))
+        if path in by_path:
+            raise InputError(f"{row.place}: {row.path!r} is in the table twice")
+        by_path[path] = row
+    return by_path
 
 
 def _with_row(image: ImageFile, row: tables.TableRow) -> ImageFile:
     label = row.label if row.has_label else image.label
     has_own_label = image.has_own_label or row.has_label
-    return replace(image, label=label, id=row.id, metadata=row.metadata, has_own_label=has_own_label)
+    return image._replace(label=label, id=row.id, metadata=row.metadata, has_own_label=has_own_label)
 
 
 def _resolve(base: Path, name: str, place: str) -> Path:

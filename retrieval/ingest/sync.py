@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from retrieval.errors import ImageError, InputError
+from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.gallery import Gallery
-from retrieval.images.load import read_bytes
-from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
-from retrieval.ingest.plan import moved_item, plan_indexing
-from retrieval.ingest.sources import ImageFile, Scan, file_exists, scan, stat_image
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run
+from retrieval.ingest.plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
+from retrieval.ingest.sources import Scan, file_exists, scan, stamp_of
 from retrieval.progress import Progress
-from retrieval.storage.queries import existing_items
-from retrieval.storage.records import ExistingItem
+from retrieval.storage.planning import Comparison, ImageFile, item_files
+from retrieval.storage.queries import count_items
+
+
+@dataclass(frozen=True)
+class RemovalLimit:
+    """Most images that a sync may remove: the larger one of a share and a number.
+
+    Attributes:
+        share: Share of the images concerned, from 0 to 1.
+        count: Number of images.
+    """
+
+    share: float = 0.1
+    count: int = 10
+
+    def allows(self, removed: int, total: int) -> bool:
+        """Return whether a number of `total` images may be removed."""
+        return removed <= max(self.count, self.share * total)
+
+    def __str__(self) -> str:
+        parts = [f"{100 * self.share:g}%"] * (self.share > 0) + [str(self.count)] * (self.count > 0)
+        return " or ".join(parts) or "0"
 
 
 @dataclass(frozen=True)
@@ -28,13 +46,24 @@ class FolderDifference:
         new: Number of files that are not in the gallery.
         changed: Number of files that have changed since they were indexed.
         unchanged: Number of files that have not.
-        gone: Paths of items whose file is no longer in the folder; some may have moved within it.
+        moved: Number of files that have moved to another path in the folder.
+        gone: Paths of the images whose file is gone, which `sync` removes.
+        indexed: Number of images that the gallery has from this folder.
+        allowed: The limit allows `sync` to remove those that are gone.
     """
 
     new: int
     changed: int
     unchanged: int
+    moved: int
     gone: list[str]
+    indexed: int
+    allowed: bool
+
+    @property
+    def removed_share(self) -> float:
+        """Share of the indexed images that are gone, from 0 to 1."""
+        return len(self.gone) / max(1, self.indexed)
 
 
 @dataclass
@@ -54,6 +83,8 @@ def update(
     gallery: Gallery,
     *,
     prune: bool = False,
+    limit: RemovalLimit | None = None,
+    checksum: bool = False,
     policy: BadFilePolicy | None = None,
     show_progress: bool = False,
 ) -> UpdateResult:
@@ -64,73 +95,111 @@ def update(
     Args:
         gallery: Gallery to update.
         prune: Remove items whose file is gone; otherwise they stay.
+        limit: Most items to remove; `None` for the default limit.
+        checksum: Compare the contents of files with the same size and modification time, too.
         policy: Treatment of unusable files.
         show_progress: Print progress on stderr.
 
     Raises:
-        InputError: All files are gone, for example because a disk is not mounted. Nothing is removed.
+        InputError: All files are gone, for example because a disk is not mounted, or more of them than the
+            limit allows and `prune` is set. Nothing is changed.
         LookalikeError, KeyboardInterrupt: As for `add_images`.
     """
-    store = gallery.store
+    store, policy = gallery.store, policy or BadFilePolicy()
     with store.writing():
-        started, existing = now(), existing_items(store)
-        found, gone = Scan(), dict[tuple[str, str], ExistingItem]()
-        with Progress("checking", len(existing), "files", show=show_progress) as progress:
-            for (root, path), item in existing.items():
-                folder = gallery.folder.resolve() / root
-                full = folder / path
-                if file_exists(full):
-                    found.add(full, stat_image(full, folder))
-                else:
-                    gone[root, path] = item
-                progress.update()
-        if existing and not found.files:
-            raise InputError(
-                f"{gallery.folder}: all image files are gone, for example {full}; is the disk mounted?"
+        started, gone = now(), list[int]()
+        total = count_items(store).live
+        found = Scan(_stored_files(gallery, gone, total, show_progress))
+        with plan_indexing(
+            store, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
+        ) as plan:
+            plan.add_gone(gone)
+            existing = plan.file_count
+            if gone and not existing:
+                raise InputError(
+                    f"{gallery.folder}: all image files are gone, for example {plan.gone_example()}; "
+                    "is the disk mounted?"
+                )
+            if gone:
+                _add_new_files(gallery, plan)
+                match_moved(store, plan, show_progress)
+            if prune:
+                _check_limit(str(gallery.folder), plan, existing + len(gone), limit)
+            result = carry_out(
+                gallery, plan, found, policy=policy, remove_gone=prune, show_progress=show_progress
             )
-        moved = _follow_moved(gallery, gone)
-        result = ingest(gallery, found, policy=policy, show_progress=show_progress)
-        result.moved += moved
+            paths = plan.gone_paths()
         if prune:
-            result.removed += _remove(gallery, gone)
             _forget_bad_files(gallery)
         finish_run(gallery, result, "update", started)
-    return UpdateResult(result, sorted(str(Path(*key)) for key in gone))
+    return UpdateResult(result, paths)
 
 
-def folder_difference(gallery: Gallery, folder: Path) -> FolderDifference:
-    """Return what `sync` would do, without changing anything."""
+def folder_difference(
+    gallery: Gallery,
+    folder: Path,
+    *,
+    limit: RemovalLimit | None = None,
+    checksum: bool = False,
+    show_progress: bool = False,
+) -> FolderDifference:
+    """Return what `sync` would do, without changing anything. The arguments are those of `sync`."""
     top, found = _scan_folder(gallery, folder)
-    gone = _missing(gallery, top, found.files)
-    plan = plan_indexing(gallery.store, found.files.values(), retry=False)
-    changed = sum(image.key in plan.existing for image in plan.todo)
-    return FolderDifference(
-        len(plan.todo) - changed, changed, plan.unchanged, sorted(str(Path(*key)) for key in gone)
-    )
+    with plan_indexing(gallery.store, found, checksum=checksum, show_progress=show_progress) as plan:
+        find_gone(gallery.store, plan, top)
+        match_moved(gallery.store, plan, show_progress)
+        changed = plan.changed_count
+        return FolderDifference(
+            plan.todo_count - changed,
+            changed,
+            plan.unchanged,
+            plan.moved_count,
+            plan.gone_paths(),
+            plan.below,
+            (limit or RemovalLimit()).allows(plan.gone_count, plan.below),
+        )
 
 
 def sync(
-    gallery: Gallery, folder: Path, *, policy: BadFilePolicy | None = None, show_progress: bool = False
+    gallery: Gallery,
+    folder: Path,
+    *,
+    limit: RemovalLimit | None = None,
+    checksum: bool = False,
+    policy: BadFilePolicy | None = None,
+    show_progress: bool = False,
 ) -> IngestResult:
     """Sync a gallery with a folder: add new, embed changed, follow moved and remove deleted files.
 
-    Items from other folders are not affected.
+    Items from other folders are not affected. A removed item keeps its id and metadata until the next
+    compaction, and gets them back if its file comes back.
 
     Args:
         gallery: Gallery to change.
         folder: Image folder.
+        limit: Most items to remove; `None` for the default limit.
+        checksum: Compare the contents of files with the same size and modification time, too.
         policy: Treatment of unusable files.
         show_progress: Print progress on stderr.
 
     Raises:
-        InputError: The folder does not exist or contains no image.
+        InputError: The folder does not exist or contains no image, or more items than the limit allows would
+            be removed. Nothing is changed.
         LookalikeError, KeyboardInterrupt: As for `add_images`. Nothing is removed.
     """
-    with gallery.store.writing():
+    store, policy = gallery.store, policy or BadFilePolicy()
+    with store.writing():
         started = now()
         top, found = _scan_folder(gallery, folder)
-        result = ingest(gallery, found, policy=policy, show_progress=show_progress)
-        result.removed += _remove(gallery, _missing(gallery, top, found.files))
+        with plan_indexing(
+            store, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
+        ) as plan:
+            find_gone(store, plan, top)
+            match_moved(store, plan, show_progress)
+            _check_limit(str(folder), plan, plan.below, limit)
+            result = carry_out(
+                gallery, plan, found, policy=policy, remove_gone=True, show_progress=show_progress
+            )
         _forget_bad_files(gallery, top)
         finish_run(gallery, result, "sync", started)
     return result
@@ -139,65 +208,52 @@ def sync(
 def _scan_folder(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
+    return folder.resolve(), scan([folder], known_roots(gallery.store))
+
+
+def _check_limit(where: str, plan: Comparison, total: int, limit: RemovalLimit | None) -> None:
+    limit, removed = limit or RemovalLimit(), plan.gone_count
+    if not limit.allows(removed, total):
+        raise InputError(
+            f"{where}: nothing was changed, since {removed} of {total} images ({removed / total:.1%}) would "
+            f"be removed, for example {plan.gone_example()}, and --max-removed allows {limit}; mount the "
+            "folder if it is not there, or pass --max-removed 100% if the files are deleted"
+        )
+
+
+def _stored_files(gallery: Gallery, gone: list[int], total: int, show_progress: bool) -> Iterator[ImageFile]:
+    """Yield the file of every item, and add to `gone` the items whose file is gone."""
+    home, last = gallery.folder.resolve(), 0
+    with Progress("checking", total, "files", show=show_progress) as progress:
+        while items := item_files(gallery.store, last):
+            for item, root, path in items:
+                stamp = stamp_of(f"{home / root}/{path}")
+                if stamp is None:
+                    gone.append(item)
+                else:
+                    yield ImageFile(root, path, *stamp, path.rpartition("/")[0] or None)
+            last = items[-1][0]
+            progress.update(len(items))
+
+
+def _add_new_files(gallery: Gallery, plan: Comparison) -> None:
+    """Add the files of the folders of gone items to a plan, as new places."""
     home = gallery.folder.resolve()
-    return folder.resolve(), scan([folder], {str(home / root) for root, _ in existing_items(gallery.store)})
-
-
-def _missing(gallery: Gallery, top: Path, files: Iterable[Path]) -> dict[tuple[str, str], ExistingItem]:
-    """Return the items below `top` whose file is gone.
-
-    A file that the scan did not find may still exist, in a tar file or without an image suffix.
-    """
-    existing, scanned = existing_items(gallery.store), set(files)
-    below = {key: path for key in existing if (path := Path(*key)).is_relative_to(top)}
-    return {
-        key: existing[key] for key, path in below.items() if path not in scanned and not file_exists(path)
-    }
-
-
-def _remove(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
-    removed = gallery.store.remove(item.id for item in gone.values())
-    gallery.refresh()
-    return removed
+    folders = sorted(str(home / root) for root in plan.gone_roots() if (home / root).is_dir())
+    for folder in folders:
+        try:
+            for chunk in in_chunks(scan([folder], folders)):
+                plan.add_candidates(chunk)
+        except InputError:  # it contains no image any more
+            continue
 
 
 def _forget_bad_files(gallery: Gallery, top: Path | None = None) -> None:
     """Drop deleted files from the list of unusable files: those below `top`, or all."""
-    bad = [
-        file.stamp for file in gallery.store.bad_files() if top is None or file.stamp.full.is_relative_to(top)
+    gone = [
+        file.stamp.key
+        for file in gallery.store.bad_files()
+        if (top is None or file.stamp.full.is_relative_to(top)) and not file_exists(file.stamp.full)
     ]
-    gallery.store.forget_bad_files(stamp.key for stamp in bad if not file_exists(stamp.full))
-
-
-def _follow_moved(gallery: Gallery, gone: dict[tuple[str, str], ExistingItem]) -> int:
-    """Update the paths of items whose file moved within its folders, delete them from `gone`, count them."""
-    store, existing = gallery.store, existing_items(gallery.store)
-    by_size: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    for key, item in gone.items():
-        by_size[item.size].append(key)
-    items = {(i.root, i.path): i for i in store.items([item.id for item in gone.values()])}
-    changes = []
-    for image in _files_below({str(gallery.folder.resolve() / root) for root, _ in gone}):
-        if image.key in existing or not by_size.get(image.size):
-            continue
-        try:
-            digest = hashlib.sha256(read_bytes(image.full)).hexdigest()
-        except ImageError:
-            continue
-        moved = next((key for key in by_size[image.size] if items[key].content_sha256 == digest), None)
-        if moved is not None:
-            changes.append(moved_item(image, items[moved]))
-            by_size[image.size].remove(moved)
-            del gone[moved]
-    if changes:
-        store.amend(changes)
-    return len(changes)
-
-
-def _files_below(roots: Iterable[str]) -> Iterable[ImageFile]:
-    folders = sorted(root for root in roots if Path(root).is_dir())
-    for folder in folders:
-        try:
-            yield from scan([folder], folders).files.values()
-        except InputError:  # it contains no image any more
-            continue
+    if gone:
+        gallery.store.forget_bad_files(gone)

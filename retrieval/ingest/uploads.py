@@ -15,7 +15,6 @@ from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.images.load import open_bytes
 from retrieval.ingest.plan import check_metadata
-from retrieval.ingest.sources import ImageFile
 from retrieval.storage.queries import ids_by_key, items_by_content
 from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
 from retrieval.storage.store import Store
@@ -84,7 +83,7 @@ def store_uploads(
             new.setdefault(digest, upload)
     if new:
         started = now()
-        check_metadata(store, [ImageFile("", "metadata", 0, 0, metadata=metadata or {})])
+        check_metadata(store, metadata or {}, [("metadata", metadata or {})])
         try:
             items = _write_files(store, new, label, metadata or {})
             store.commit(np.stack([upload.vector for upload in new.values()]), items)

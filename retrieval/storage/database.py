@@ -113,6 +113,14 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder / "gallery.db", os.W_OK) and os.access(folder, os.W_OK)
 
 
+def attach(db: sqlite3.Connection, folder: Path, name: str) -> None:
+    """Attach the database to another connection, opened with `uri=True`, as schema `name` for reading."""
+    with convert_errors(folder):
+        # Not read-only: a reader with write permission rolls back the transaction of a killed writer.
+        mode = "rw" if os.access(folder / "gallery.db", os.W_OK) and os.access(folder, os.W_OK) else "ro"
+        db.execute("ATTACH ? AS ?", (f"{(folder / 'gallery.db').absolute().as_uri()}?mode={mode}", name))
+
+
 def seal(db: sqlite3.Connection) -> str:
     """Return the SHA-256 over the small tables and the schema; it shows damage that SQLite misses."""
     digest = hashlib.sha256()

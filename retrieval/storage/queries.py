@@ -291,7 +291,7 @@ def items_by_content(store: Store, digests: Sequence[str]) -> dict[str, int]:
     marks = ", ".join("?" * len(digests))
     query = (
         f"SELECT content_sha256, min(id) FROM items WHERE {SEARCHABLE} "
-        f"AND content_sha256 IN ({marks}) GROUP BY content_sha256"
+        f"AND content_sha256 != '' AND content_sha256 IN ({marks}) GROUP BY content_sha256"
     )
     return dict(store.select(query, digests))
 
@@ -304,7 +304,7 @@ def keys_with_same_content(store: Store, newer_than: int) -> list[list[str]]:
         newer_than: Item id; a group has at least one item with a higher id.
     """
     query = (
-        f"SELECT content_sha256, key FROM items WHERE {LIVE} AND content_sha256 IN "
+        f"SELECT content_sha256, key FROM items WHERE {LIVE} AND content_sha256 != '' AND content_sha256 IN "
         f"(SELECT content_sha256 FROM items WHERE {LIVE} AND content_sha256 != '' AND id > ?) "
         "ORDER BY id"
     )

@@ -184,8 +184,8 @@ def test_sources_without_images_are_refused(gallery: Gallery, tmp_path: Path) ->
 def test_labels_are_the_folders(shop: Path, tmp_path: Path) -> None:
     nested = tmp_path / "top"
     shutil.copytree(shop, nested / "shop")
-    assert {stamp.label for stamp in scan([shop]).files.values()} == {"red", "green", "blue"}
-    assert "shop/red" in {stamp.label for stamp in scan([nested]).files.values()}
+    assert {stamp.label for stamp in scan([shop])} == {"red", "green", "blue"}
+    assert "shop/red" in {stamp.label for stamp in scan([nested])}
 
 
 def test_other_model_is_refused(gallery: Gallery, model_file: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.ingest.sources import scan
+from retrieval.storage.planning import ImageFile
 from train.data.dataset import SPLITS, LabelledImage, Splits
 
 ROLES = ("query", "gallery")
@@ -18,7 +19,7 @@ def from_folder(folder: Path) -> Splits:
     """Read a data set with one folder per class, at any depth; top folders train and test are splits."""
     if not folder.is_dir():
         raise InputError(f"folder:{folder}: no such folder")
-    stamps = [stamp for stamp in scan([folder]).files.values() if stamp.label]
+    stamps = [entry for entry in scan([folder]) if isinstance(entry, ImageFile) and entry.label]
     if not stamps:
         raise InputError(f"folder:{folder}: expected one folder of images for each class, found none")
     every = [LabelledImage(stamp.full, str(stamp.label)) for stamp in stamps]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -14,7 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from retrieval import ImageError, InputError, load_image
-from retrieval.ingest.sources import ImageFile, Scan, Sources, collect, scan
+from retrieval.ingest.sources import Scan, Sources, collect, scan
+from retrieval.storage.planning import ImageFile
+from retrieval.storage.records import BadFile
 from tests.conftest import draw
 
 
@@ -34,8 +37,20 @@ def write(file: Path, text: str) -> Path:
     return file
 
 
+def images(found: Scan) -> list[ImageFile]:
+    return [entry for entry in found if isinstance(entry, ImageFile)]
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
 def named(found: Scan) -> dict[str, ImageFile]:
-    return {image.path: image for image in found.files.values()}
+    return {image.path: image for image in images(found)}
+
+
+def unusable(found: Scan) -> list[tuple[str, str]]:
+    return [(entry.stamp.path, entry.reason) for entry in found if isinstance(entry, BadFile)]
 
 
 # ---- folders, globs, lists
@@ -56,14 +71,14 @@ def test_links_are_followed_without_loops(photos: Path, tmp_path: Path) -> None:
 def test_glob_labels_are_relative_to_the_fixed_part(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos.parent)
     for pattern in ("photos/**/*.png", f"{photos}/**/*.png", "photos/*", "photos/?*/*.png"):
-        found = scan([pattern])
-        assert {path: image.label for path, image in named(found).items()} == {
+        found = named(scan([pattern]))
+        assert {path: image.label for path, image in found.items()} == {
             f"{label}/{n}.png": label for label in ("red", "blue") for n in (0, 1)
         }, pattern
-        assert {image.root for image in found.files.values()} == {str(photos)}
+        assert {image.root for image in found.values()} == {str(photos)}
     assert list(named(scan(["photos/red/*"]))) == ["0.png", "1.png"]
     with pytest.raises(InputError, match=r"\*\.gif: no image files"):
-        scan(["photos/*.gif"])
+        list(scan(["photos/*.gif"]))
 
 
 def test_file_name_with_brackets_is_literal(tmp_path: Path) -> None:
@@ -75,8 +90,12 @@ def test_file_name_with_brackets_is_literal(tmp_path: Path) -> None:
 
 def test_overlapping_sources_count_once(photos: Path) -> None:
     found = scan([photos, photos / "red", photos / "red" / "0.png"])
-    assert len(found.files) == 4
-    assert named(found)["red/0.png"].label == "red"
+    assert found.repeats
+    assert not scan([photos]).repeats
+    assert images(found)[2].path == "red/0.png"
+    assert images(scan([photos]))[2] == ImageFile(
+        str(photos), "red/0.png", *stamp(photos / "red" / "0.png"), "red"
+    )
 
 
 def test_list_is_relative_to_the_working_folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +121,7 @@ def test_list_from_standard_input(photos: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_invalid_list_is_rejected(photos: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        collect(Sources([], list_file=str(write(photos / "list.txt", text)), root=photos))
+        list(collect(Sources([], list_file=str(write(photos / "list.txt", text)), root=photos)))
 
 
 def test_no_source_is_rejected() -> None:
@@ -133,8 +152,9 @@ def test_table_as_the_source(photos: Path, tmp_path: Path) -> None:
         collect(Sources([], metadata=table)),
         collect(Sources([], metadata=write(tmp_path / "t.csv", CSV), root=photos)),
     ):
-        assert list(named(found)) == ["red/0.png", "blue/1.png"]
-        assert {image.root for image in found.files.values()} == {str(photos)}
+        listed = named(found)
+        assert list(listed) == ["red/0.png", "blue/1.png"]
+        assert {image.root for image in listed.values()} == {str(photos)}
 
 
 def test_table_without_label_or_id_keeps_the_defaults(photos: Path) -> None:
@@ -159,7 +179,7 @@ def test_parquet_equals_csv(photos: Path) -> None:
     assert [image.id for image in found.values()] == ["1", "2"]
     pyarrow.parquet.write_table(pyarrow.table({"path": ["a"], "tags": [["x"]]}), photos / "t.parquet")
     with pytest.raises(InputError, match=r"row 1, column 'tags': a list"):
-        collect(Sources([], metadata=photos / "t.parquet"))
+        list(collect(Sources([], metadata=photos / "t.parquet")))
 
 
 def test_parquet_without_pyarrow_names_the_extra(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +191,13 @@ def test_parquet_without_pyarrow_names_the_extra(photos: Path, monkeypatch: pyte
 def test_rows_of_other_files_are_unmatched_or_bad(photos: Path, tmp_path: Path) -> None:
     text = "path\nred/0.png\nblue/0.png\nblue/gone.png\n"
     found = collect(Sources([photos / "red"], metadata=write(tmp_path / "t.csv", text), root=photos))
-    assert (len(found.files), found.unmatched) == (2, 1)
-    (bad,) = found.unusable
+    *there, bad = found
+    assert isinstance(bad, BadFile)
+    assert (len(there), found.unmatched) == (2, 1)
     assert (bad.stamp.path, bad.reason) == ("blue/gone.png", ImageError.MISSING)
     assert "line 4" in bad.detail
     as_source = collect(Sources([], metadata=tmp_path / "t.csv", root=photos))
-    assert len(as_source.files) == 3, "the missing file is reported on reading"
+    assert len(images(as_source)) == 3, "the missing file is reported on reading"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +223,7 @@ def test_invalid_table_is_rejected_with_the_line(
     photos: Path, tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        collect(Sources([photos], metadata=write(tmp_path / "t.csv", text)))
+        list(collect(Sources([photos], metadata=write(tmp_path / "t.csv", text))))
 
 
 def test_unreadable_table_is_rejected(photos: Path, tmp_path: Path) -> None:
@@ -246,49 +267,47 @@ def test_shard_with_sidecar_files(tmp_path: Path) -> None:
         "4.wav": "sound",
     }
     found = scan([shard(tmp_path / "s.tar", members)])
-    images = named(found)
-    assert list(images) == ["s.tar/a/0.png", "s.tar/a/1.jpg", "s.tar/2.seg.png", "s.tar/b/3.png"]
-    zero, one, two, three = images.values()
+    listed = named(found)
+    assert list(listed) == ["s.tar/a/0.png", "s.tar/a/1.jpg", "s.tar/2.seg.png", "s.tar/b/3.png"]
+    zero, one, two, three = listed.values()
     assert (zero.id, zero.label, zero.metadata) == ("77", "a", {"price": 3, "tags": '["x"]'})
     assert (one.label, one.metadata) == ("5", {"text": "a red car"})
     assert (two.label, three.label, found.ignored) == (None, "b", 1)
-    for seed, image in enumerate(images.values()):
+    for seed, image in enumerate(listed.values()):
         assert load_image(image.full).tobytes() == draw(seed).tobytes()
 
 
 def test_shard_in_a_folder_is_not_a_source(photos: Path) -> None:
     shard(photos / "s.tar", {"x.png": png(0)})
-    assert len(scan([photos]).files) == 4
-    assert len(scan([photos, photos / "s.tar"]).files) == 5
-    assert len(scan([photos / "*.tar"]).files) == 1
+    assert len(images(scan([photos]))) == 4
+    assert len(images(scan([photos, photos / "s.tar"]))) == 5
+    assert len(images(scan([photos / "*.tar"]))) == 1
     alone = photos.parent / "shards"
     alone.mkdir()
     (photos / "s.tar").rename(alone / "s.tar")
     with pytest.raises(InputError, match=r"pass tar shards explicitly, for example '.*/\*\.tar'"):
-        scan([alone])
+        list(scan([alone]))
 
 
 def test_shard_member_names_that_escape_the_tar_file(tmp_path: Path) -> None:
-    found = scan([shard(tmp_path / "s.tar", {"../x.png": png(0), "/y.png": png(1), "z.png": png(2)})])
-    assert list(named(found)) == ["s.tar/z.png"]
-    assert [bad.reason for bad in found.unusable] == ["name", "name"]
+    tar = shard(tmp_path / "s.tar", {"../x.png": png(0), "/y.png": png(1), "z.png": png(2)})
+    assert list(named(scan([tar]))) == ["s.tar/z.png"]
+    assert [reason for _, reason in unusable(scan([tar]))] == ["name", "name"]
 
 
 def test_damaged_shards(tmp_path: Path) -> None:
     whole = shard(tmp_path / "s.tar", {f"{n}.png": png(n) + bytes(2000) for n in range(9)})
     cut = tmp_path / "cut.tar"
     cut.write_bytes(whole.read_bytes()[:9000])
-    found = scan([cut])
-    assert 0 < len(found.files) < 9
-    last = list(found.files)[-1]
-    for path in found.files:
-        if path != last:
-            assert load_image(path).size == draw(0).size
+    *found, _ = images(scan([cut]))
+    assert 0 < len(found) < 8
+    for image in found:
+        assert load_image(image.full).size == draw(0).size
     packed = shard(tmp_path / "packed.tar", {"x.png": png(0)}, "w:gz")
     with pytest.raises(InputError, match="must not be compressed"):
-        scan([packed])
+        list(scan([packed]))
     with pytest.raises(InputError, match="cannot be read as a tar file"):
-        scan([write(tmp_path / "text.tar", "text" * 1000)])
+        list(scan([write(tmp_path / "text.tar", "text" * 1000)]))
 
 
 def test_broken_sidecar_makes_its_image_unusable(tmp_path: Path) -> None:
@@ -298,20 +317,67 @@ def test_broken_sidecar_makes_its_image_unusable(tmp_path: Path) -> None:
         "y.png": png(1),
         "y.json": '{"width": 7, "price": NaN, "b": true}',
     }
-    found = scan([shard(tmp_path / "s.tar", members)])
-    assert [(bad.stamp.path, bad.reason) for bad in found.unusable] == [("s.tar/x.png", "metadata")]
-    assert named(found)["s.tar/y.png"].metadata == {"price": None, "b": 1}
+    tar = shard(tmp_path / "s.tar", members)
+    assert unusable(scan([tar])) == [("s.tar/x.png", "metadata")]
+    assert named(scan([tar]))["s.tar/y.png"].metadata == {"price": None, "b": 1}
+
+
+# ---- files that cannot be used
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_unreadable_folder_is_reported(photos: Path) -> None:
     (photos / "red").chmod(0)
     try:
-        found = scan([photos])
+        found = list(scan([photos]))
     finally:
         (photos / "red").chmod(0o755)
-    assert [(bad.stamp.path, bad.reason) for bad in found.unusable] == [("red", ImageError.PERMISSION)]
-    assert len(found.files) == 2
+    assert unusable(Scan(found)) == [("red", ImageError.PERMISSION)]
+    assert len(images(Scan(found))) == 2
+
+
+def test_special_files_are_listed(photos: Path) -> None:
+    os.mkfifo(photos / "red" / "pipe.jpg")
+    os.mkfifo(photos / "red" / "pipe.txt")
+    (photos / "red" / "loop.png").symlink_to("loop.png")
+    (photos / "red" / "broken.png").symlink_to("nowhere")
+    (photos / "red" / "zero.png").symlink_to("/dev/zero")
+    entries = list(found := scan([photos]))
+    assert unusable(Scan(entries)) == [
+        ("red/broken.png", ImageError.MISSING),
+        ("red/loop.png", ImageError.MISSING),
+        ("red/pipe.jpg", ImageError.NOT_AN_IMAGE),
+        ("red/zero.png", ImageError.NOT_AN_IMAGE),
+    ]
+    assert (len(images(Scan(entries))), found.ignored) == (4, 2)
+    assert unusable(scan([photos / "red" / "pipe.jpg"])) == [("pipe.jpg", ImageError.NOT_AN_IMAGE)]
+
+
+def test_paths_too_long_for_the_system_are_listed(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree deeper than 4,096 characters; it is made and removed step by step."""
+    monkeypatch.chdir(photos / "red")
+    for _ in range(21):
+        os.mkdir("d" * 200)
+        os.chdir("d" * 200)
+    draw(0).save("x.png")
+    try:
+        entries = list(scan([photos]))
+    finally:
+        os.unlink("x.png")
+        for _ in range(21):
+            os.chdir("..")
+            os.rmdir("d" * 200)
+    assert len(images(Scan(entries))) == 4
+    ((path, reason),) = unusable(Scan(entries))
+    assert (len(path) > 3000, reason) == (True, ImageError.MISSING)
+
+
+def test_folder_that_vanishes_while_listing_is_listed(photos: Path) -> None:
+    found = iter(scan([photos]))
+    assert next(found).path == "blue/0.png"
+    shutil.rmtree(photos / "red")
+    assert unusable(Scan(rest := list(found))) == [("red", ImageError.MISSING)]
+    assert [image.path for image in images(Scan(rest))] == ["blue/1.png"]
 
 
 def test_paths_through_symbolic_links(photos: Path, tmp_path: Path) -> None:
@@ -319,4 +385,4 @@ def test_paths_through_symbolic_links(photos: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", f"path\n{tmp_path / 'link' / 'red' / '0.png'}\n")
     assert list(named(collect(Sources([], metadata=table, root=photos)))) == ["red/0.png"]
     table = write(tmp_path / "t.csv", "path\nred/0.png\n")
-    assert len(collect(Sources([tmp_path / "link"], metadata=table)).files) == 4
+    assert len(images(collect(Sources([tmp_path / "link"], metadata=table)))) == 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -15,10 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import Embedder, Gallery, InputError
+from retrieval import Embedder, Gallery, ImageError, InputError
 from retrieval.ingest import rebuild as rebuilding
+from retrieval.ingest import sources
+from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.rebuild import rebuild
-from retrieval.ingest.sync import folder_difference, sync, update
+from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike_here, restore_signals, unzip_shared
 from tests.serve.model import write_model
@@ -83,7 +87,8 @@ def test_sync_after_random_changes_matches_the_folder(gallery: Gallery, photos: 
         expected = folder_difference(gallery, photos)
         result = sync(gallery, photos)
         assert items_of(gallery) == {**files_of(photos), **files_of(other.parent)}, step
-        assert result.added + result.moved <= expected.new + expected.changed
+        assert result.added + result.moved <= expected.new + expected.changed + expected.moved
+        assert (result.moved, result.removed) == (expected.moved, len(expected.gone))
         again = sync(gallery, photos)
         assert (again.added, again.moved, again.removed) == (0, 0, 0), step
     assert verify(gallery.folder).problems == []
@@ -95,10 +100,13 @@ def test_sync_does_not_embed_known_content(gallery: Gallery, photos: Path) -> No
     (photos / "red").rename(photos / "rouge")
     touch(photos / "green" / "0.png")
     assert vars(folder_difference(gallery, photos)) == {
-        "new": 3,
+        "new": 0,
         "changed": 1,
         "unchanged": 2,
-        "gone": [str(photos / "red" / f"{n}.png") for n in range(3)],
+        "moved": 3,
+        "gone": [],
+        "indexed": 6,
+        "allowed": True,
     }
     result = sync(gallery, photos)
     assert (result.moved, result.removed, rows_written(gallery)) == (3, 0, before)
@@ -115,6 +123,109 @@ def test_sync_of_an_empty_folder_is_rejected(gallery: Gallery, photos: Path) -> 
         sync(gallery, photos)
     gallery.refresh()
     assert len(gallery) == 6
+
+
+def test_sync_of_a_partly_mounted_folder_is_refused(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    """More than 10 images and more than 10% of them are gone; moved ones do not count."""
+    for number in range(18):
+        draw(100 + number).save(photos / "green" / f"x{number}.png")
+    sync(gallery, photos)
+    (photos / "green").rename(photos / "vert")
+    assert folder_difference(gallery, photos).allowed
+    (photos / "vert").rename(tmp_path / "away")
+    draw(99).save(photos / "red" / "new.png")
+    found = folder_difference(gallery, photos)
+    assert (found.new, len(found.gone), found.indexed, found.allowed) == (1, 21, 24, False)
+    message = r"21 of 24 images \(87\.5%\).*green/0\.png.*allows 10% or 10;.*--max-removed 100%"
+    for limit in (None, RemovalLimit(0.5, 0), RemovalLimit(0.0, 20)):
+        with pytest.raises(InputError, match=message.replace("10% or 10", str(limit or "10% or 10"))):
+            sync(gallery, photos, limit=limit)
+        with pytest.raises(InputError, match=message.replace("10% or 10", str(limit or "10% or 10"))):
+            update(gallery, prune=True, limit=limit)
+    gallery.refresh()
+    assert len(gallery) == 24, "nothing was added either"
+    assert update(gallery).result.removed == 0
+    assert sync(gallery, photos, limit=RemovalLimit(0.0, 21)).removed == 21
+    assert items_of(gallery) == files_of(photos)
+
+
+@pytest.mark.parametrize(
+    ("text", "removed", "code"), [("40%", 12, 2), ("50%", 12, 0), ("11", 12, 2), ("12", 12, 0), ("0", 1, 2)]
+)
+def test_limit_of_removed_images(photos: Path, tmp_path: Path, text: str, removed: int, code: int) -> None:
+    for number in range(18):
+        draw(100 + number).save(photos / "red" / f"x{number}.png")
+    model, folder = str(write_model(tmp_path / "m.onnx")), str(tmp_path / "g")
+    lookalike_here("index", "build", folder, str(photos), "--model", model)
+    for number in range(removed):
+        (photos / "red" / f"x{number}.png").unlink()
+    words = ["index", "sync", folder, str(photos), "--max-removed", text]
+    printed = json.loads(lookalike_here(*words, "--dry-run", "--json").stdout)
+    assert (printed["removed_share"], printed["allowed"]) == (removed / 24, code == 0)
+    assert ("would be refused" in lookalike_here(*words, "--dry-run").stdout) == (code != 0)
+    done = lookalike_here(*words, code=code)
+    assert (f"{removed} of 24 images" in done.stderr) == (code != 0)
+
+
+def test_limit_is_a_share_or_a_number() -> None:
+    for text in ("ten", "101%", "-1", "1.5", "%"):
+        done = lookalike_here("index", "sync", "g", "f", "--max-removed", text, code=2)
+        assert "is not a share such as 10% or a number of images" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["sync", "update"])
+def test_checksum_finds_other_bytes_of_the_same_size_and_time(
+    gallery: Gallery, photos: Path, way: str
+) -> None:
+    for number in (7, 8):
+        draw(number).save(photos / "red" / f"{number}.bmp")
+    gallery.add([photos])
+    seven, eight = photos / "red" / "7.bmp", photos / "red" / "8.bmp"
+    status = seven.stat()
+    seven.write_bytes(eight.read_bytes())
+    os.utime(seven, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert seven.stat().st_size == status.st_size
+
+    def run(checksum: bool) -> IngestResult:
+        if way == "update":
+            return update(gallery, checksum=checksum).result
+        return sync(gallery, photos, checksum=checksum)
+
+    result = run(checksum=False)
+    assert (result.added, result.unchanged) == (0, 8), "unnoticed, as documented"
+    if way == "sync":
+        assert folder_difference(gallery, photos).changed == 0
+        assert folder_difference(gallery, photos, checksum=True).changed == 1
+    result = run(checksum=True)
+    assert (result.added, result.replaced, result.unchanged) == (1, 1, 7)
+    ids = gallery.ids_of(["red/7.bmp", "red/8.bmp"])
+    np.testing.assert_array_equal(*(gallery.vector(i) for i in ids))
+    assert run(checksum=True).unchanged == 8
+
+
+def test_special_files_do_not_stop_a_run(gallery: Gallery, photos: Path) -> None:
+    os.mkfifo(photos / "red" / "pipe.jpg")
+    result = sync(gallery, photos)
+    assert (result.added, [(bad.stamp.path, bad.reason) for bad in result.bad]) == (
+        6,
+        [("red/pipe.jpg", ImageError.NOT_AN_IMAGE)],
+    )
+    result = sync(gallery, photos)
+    assert (result.unchanged, len(result.bad)) == (6, 1)
+
+
+def test_file_that_cannot_be_looked_up_is_not_gone(
+    gallery: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale network file system fails with other errors than those of a missing file."""
+    sync(gallery, photos)
+
+    def fail(path: Path) -> tuple[int, int]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    (photos / "red" / "0.png").unlink()
+    monkeypatch.setattr(sources, "_stat", fail)
+    assert sync(gallery, photos).removed == 0
 
 
 def test_sync_keeps_items_that_it_does_not_scan(gallery: Gallery, photos: Path) -> None:
