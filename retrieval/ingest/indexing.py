@@ -19,8 +19,15 @@ from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
 from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
-from retrieval.storage.planning import Comparison, Contents, ExistingItem, ImageFile, ItemPlace
-from retrieval.storage.queries import count_items, ids_by_key, keys_with_same_content, newest_id
+from retrieval.storage.planning import (
+    Comparison,
+    Contents,
+    ExistingItem,
+    ImageFile,
+    ItemPlace,
+    former_item,
+)
+from retrieval.storage.queries import count_items, ids_by_key
 from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem
 from retrieval.text import pluralize
 from retrieval.upkeep.compact import merge_small
@@ -161,7 +168,6 @@ def carry_out(
     store, policy = gallery.store, policy or BadFilePolicy()
     if gallery.changed():  # by another process, before we held the lock
         gallery.refresh()
-    newest = newest_id(store)
     result = IngestResult(
         unchanged=plan.unchanged,
         ignored=found.ignored,
@@ -178,7 +184,7 @@ def carry_out(
     for gone in plan.gone_items() if remove_gone else ():
         result.removed += store.remove(gone)
     gallery.refresh()
-    result.duplicates = keys_with_same_content(store, newest)
+    result.duplicates = plan.duplicates()
     return result
 
 
@@ -352,11 +358,19 @@ class _Run:
     def _new_item(
         self, image: ImageFile, existing: ExistingItem | None, content: str, width: int, height: int
     ) -> NewItem:
-        """Return the item of an image, with the label of the item that it replaces unless it has its own."""
-        keeps_label = existing is not None and not image.has_own_label
-        stamp = replace(image.stamp, label=existing.label) if existing and keeps_label else image.stamp
+        """Return the item of an image, with the label of the item that it replaces unless it has its own.
+
+        An image whose item was removed gets its key and label back.
+        """
         self._result.replaced += existing is not None
-        return NewItem(stamp, content, width, height, image.metadata, image.id)
+        key = image.id
+        if existing is None and key is None:
+            existing = former_item(self._gallery.store, image.root, image.path)
+            key = None if existing is None or existing.key == image.path else existing.key
+        stamp = image.stamp
+        if existing is not None and not image.has_own_label:
+            stamp = replace(stamp, label=existing.label)
+        return NewItem(stamp, content, width, height, image.metadata, key)
 
     def _commit_if_due(self) -> None:
         waiting = sum(len(items) for _, items in self._new) + len(self._changes) + len(self._bad)
@@ -372,6 +386,7 @@ class _Run:
         if items or self._bad:
             empty = np.empty((0, store.manifest.dim), np.float32)
             store.commit(np.concatenate([empty, *(block for block, _ in self._new)]), items, self._bad)
+            self._plan.note_added([item.content_sha256 for item in items])
         self._result.added += len(items)
         self._result.bad += self._bad
         self._new, self._bad = [], []

@@ -99,26 +99,26 @@ def create(folder: Path) -> None:
 
 def connect(folder: Path) -> sqlite3.Connection:
     """Open the database, read-only if it cannot be written; it is never created."""
-    file = folder / "gallery.db"
-    # A reader with write permission also rolls back the transaction of a killed writer.
-    mode = "rw" if is_writable(folder) else "ro"
-    uri = f"{file.absolute().as_uri()}?mode={mode}"
-    db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(_uri(folder), uri=True, timeout=30, isolation_level=None, check_same_thread=False)
     functions.register(db)
     return db
+
+
+def attach(db: sqlite3.Connection, folder: Path, name: str) -> None:
+    """Attach the database for reading, as schema `name`, to a connection that was opened with `uri=True`."""
+    with convert_errors(folder):
+        db.execute("ATTACH ? AS ?", (_uri(folder), name))
+
+
+def _uri(folder: Path) -> str:
+    # A reader with write permission also rolls back the transaction of a killed writer.
+    mode = "rw" if is_writable(folder) else "ro"
+    return f"{(folder / 'gallery.db').absolute().as_uri()}?mode={mode}"
 
 
 def is_writable(folder: Path) -> bool:
     """Return whether this process may write to the database."""
     return os.access(folder / "gallery.db", os.W_OK) and os.access(folder, os.W_OK)
-
-
-def attach(db: sqlite3.Connection, folder: Path, name: str) -> None:
-    """Attach the database to another connection, opened with `uri=True`, as schema `name` for reading."""
-    with convert_errors(folder):
-        # Not read-only: a reader with write permission rolls back the transaction of a killed writer.
-        mode = "rw" if os.access(folder / "gallery.db", os.W_OK) and os.access(folder, os.W_OK) else "ro"
-        db.execute("ATTACH ? AS ?", (f"{(folder / 'gallery.db').absolute().as_uri()}?mode={mode}", name))
 
 
 def seal(db: sqlite3.Connection) -> str:

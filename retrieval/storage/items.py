@@ -126,7 +126,7 @@ class ItemWriter:
     def keys_of(self, items: Sequence[NewItem]) -> list[str]:
         """Return the key of each item: the given one, that of the item at its path, or its path."""
         keys: list[str] = []
-        taken: set[str] = set()
+        taken = {item.key for item in items if item.key is not None}
         for item in items:
             keys.append(schema.check_key(item.key) if item.key is not None else self._key(item, taken))
             taken.add(keys[-1])
@@ -261,7 +261,8 @@ class ItemWriter:
         if not path:
             raise InputError("an item without a file needs a key")
         at_path = f"SELECT key FROM items WHERE {_AT_PATH} ORDER BY id LIMIT 1"
-        if kept := self._db.execute(at_path, (root, path)).fetchone():
+        kept = self._db.execute(at_path, (root, path)).fetchone()
+        if kept and kept[0] not in taken:
             return str(kept[0])
         live = f"SELECT 1 FROM items WHERE key = ? AND {schema.LIVE}"
         is_taken = path in taken or self._db.execute(live, (path,)).fetchone()

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
 from retrieval.storage.schema import LIVE, SEARCHABLE
-from retrieval.storage.store import Store
+from retrieval.storage.store import Store, last_number
 
 _PAGE = 1000  # rows read at a time
 _RANGE = 100_000  # items compared by one statement
@@ -107,6 +109,7 @@ CREATE TABLE files (n INTEGER PRIMARY KEY, root TEXT, path TEXT, size INTEGER, m
     key TEXT, metadata TEXT, own_label INTEGER, reason TEXT, detail TEXT,
     state INTEGER, item INTEGER, item_key TEXT, item_label TEXT);
 CREATE TABLE listed (path TEXT PRIMARY KEY, n INTEGER) WITHOUT ROWID;
+CREATE TABLE added (content TEXT);
 CREATE TABLE seen (item INTEGER PRIMARY KEY);
 CREATE TABLE gone (item INTEGER PRIMARY KEY, key TEXT, root TEXT, path TEXT, label TEXT, width INTEGER,
     height INTEGER, size INTEGER, content TEXT, n INTEGER UNIQUE);
@@ -338,6 +341,23 @@ class Comparison:
         self._db.execute("COMMIT")
         self._unchanged += done
 
+    def note_added(self, contents: Sequence[str]) -> None:
+        """Record the SHA-256 of files that were added to the gallery."""
+        self._db.executemany("INSERT INTO added VALUES (?)", ((content,) for content in contents))
+
+    def duplicates(self) -> list[list[str]]:
+        """Return the keys of items with the same bytes, in groups that have at least one added item."""
+        same = f"items.content_sha256 = fresh.content AND items.content_sha256 != '' AND {LIVE}"
+        query = (
+            "SELECT content, key FROM (SELECT DISTINCT content FROM added ORDER BY content) AS fresh "
+            f"JOIN gallery.items AS items ON {same} WHERE EXISTS (SELECT 1 FROM gallery.items AS items "
+            f"WHERE {same} LIMIT 1 OFFSET 1) ORDER BY content, items.id"
+        )
+        with database.convert_errors(self._store.folder):
+            rows = self._db.execute(query).fetchall()
+        groups = [[key for _, key in rows] for _, rows in groupby(rows, itemgetter(0))]
+        return sorted(groups)
+
     # ---- items whose file is gone
 
     @property
@@ -486,15 +506,27 @@ class Contents:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        ((self._newest,),) = store.select("SELECT coalesce(max(id), 0) FROM items")
+        with store.reading() as db:
+            self._newest = last_number(db)
 
     def items(self, digest: str) -> list[ItemPlace]:
-        """Return the items with these bytes, oldest first, without newer ones than this object."""
+        """Return the items with these bytes, oldest first, without vectors newer than this object."""
         query = (
             "SELECT id, key, root, path, label, width, height FROM items "
-            f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND id <= ? ORDER BY id"
+            f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND vector <= ? ORDER BY id"
         )
         return [ItemPlace(*row) for row in self._store.select(query, (digest, self._newest))]
+
+
+def former_item(store: Store, root: str, path: str) -> ExistingItem | None:
+    """Return the item of a file that was removed last and whose key is free; `None` if there is none."""
+    query = (
+        "SELECT id, key, label FROM items WHERE deleted_at IS NOT NULL AND path != '' "
+        "AND root = ? AND path = ? AND NOT EXISTS "
+        "(SELECT 1 FROM items AS live WHERE live.key = items.key AND live.deleted_at IS NULL) "
+        "ORDER BY deleted_at DESC, id DESC LIMIT 1"
+    )
+    return next((ExistingItem(*row) for row in store.select(query, (root, path))), None)
 
 
 def item_files(store: Store, after: int) -> list[tuple[int, str, str]]:

@@ -7,7 +7,6 @@ embedded again, since their vector was lost to damage.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ from retrieval.storage.conditions import (
     item_columns,
     tables_of,
 )
-from retrieval.storage.records import ExistingItem
 from retrieval.storage.schema import AT_ONCE, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
@@ -239,11 +237,6 @@ def labelled_ids(store: Store) -> np.ndarray:
     return store.select_numbers("SELECT id AS n FROM items WHERE coalesce(label, '') != ''")
 
 
-def newest_id(store: Store) -> int:
-    """Return the highest id of an item, removed or not; 0 without items."""
-    return int(store.select("SELECT coalesce(max(id), 0) FROM items")[0][0])
-
-
 def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
     """Return the id of the live item of each key; keys without one are left out."""
     found: dict[str, int] = {}
@@ -252,15 +245,6 @@ def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
         marks = ", ".join("?" * len(chunk))
         found |= store.select(f"SELECT key, id FROM items WHERE {LIVE} AND key IN ({marks})", chunk)
     return found
-
-
-def existing_items(store: Store) -> dict[tuple[str, str], ExistingItem]:
-    """Return the live items that have a file, by root and path."""
-    query = (
-        "SELECT root, path, id, key, size, mtime_ns, label, vector IS NOT NULL FROM items "
-        f"WHERE {LIVE} AND path != ''"
-    )
-    return {(root, path): ExistingItem(*facts) for root, path, *facts in store.select(query)}
 
 
 def files_by_root(store: Store) -> dict[str, int]:
@@ -278,14 +262,6 @@ def ids_of_file(store: Store, root: str, path: str) -> list[int]:
 # ---- contents
 
 
-def embedded_contents(store: Store) -> list[tuple[str, int]]:
-    """Return (SHA-256 of the file's bytes, id) of the searchable items that have a file, in this order."""
-    return store.select(
-        f"SELECT content_sha256, id FROM items WHERE {SEARCHABLE} "
-        "AND content_sha256 != '' ORDER BY content_sha256, id"
-    )
-
-
 def items_by_content(store: Store, digests: Sequence[str]) -> dict[str, int]:
     """Return the oldest searchable item of each SHA-256; digests without one are left out."""
     marks = ", ".join("?" * len(digests))
@@ -294,24 +270,6 @@ def items_by_content(store: Store, digests: Sequence[str]) -> dict[str, int]:
         f"AND content_sha256 != '' AND content_sha256 IN ({marks}) GROUP BY content_sha256"
     )
     return dict(store.select(query, digests))
-
-
-def keys_with_same_content(store: Store, newer_than: int) -> list[list[str]]:
-    """Return the keys of live items whose files hold the same bytes, in groups.
-
-    Args:
-        store: Gallery store.
-        newer_than: Item id; a group has at least one item with a higher id.
-    """
-    query = (
-        f"SELECT content_sha256, key FROM items WHERE {LIVE} AND content_sha256 != '' AND content_sha256 IN "
-        f"(SELECT content_sha256 FROM items WHERE {LIVE} AND content_sha256 != '' AND id > ?) "
-        "ORDER BY id"
-    )
-    groups: dict[str, list[str]] = defaultdict(list)
-    for digest, key in store.select(query, (newer_than,)):
-        groups[digest].append(key)
-    return [keys for keys in groups.values() if len(keys) > 1]
 
 
 def repeated_contents(store: Store) -> list[tuple[str, int]]:

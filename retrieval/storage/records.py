@@ -148,27 +148,6 @@ class StoredItem:
 
 
 @dataclass(frozen=True)
-class ExistingItem:
-    """The live item of an image file.
-
-    Attributes:
-        id: Item id.
-        key: Item key.
-        size: File size in bytes when it was embedded.
-        mtime_ns: Modification time then, in nanoseconds.
-        label: Label, if any.
-        embedded: Whether it has a vector; False if it was lost to damage.
-    """
-
-    id: int
-    key: str
-    size: int
-    mtime_ns: int
-    label: str | None
-    embedded: bool
-
-
-@dataclass(frozen=True)
 class Change:
     """New facts about an item whose vector stays; `None` leaves a fact unchanged.
 

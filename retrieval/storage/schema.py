@@ -30,6 +30,7 @@ CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, roo
 CREATE UNIQUE INDEX live_key ON items (key) WHERE deleted_at IS NULL;
 CREATE INDEX live_path ON items (root, path) WHERE deleted_at IS NULL AND path != '';
 CREATE INDEX removed_key ON items (key) WHERE deleted_at IS NOT NULL;
+CREATE INDEX removed_path ON items (root, path) WHERE deleted_at IS NOT NULL AND path != '';
 CREATE INDEX live_content ON items (content_sha256) WHERE deleted_at IS NULL AND content_sha256 != '';
 CREATE TABLE changes (n INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL, dead INTEGER);
 CREATE TABLE metadata (id INTEGER PRIMARY KEY REFERENCES items);

@@ -96,6 +96,28 @@ def test_new_ids_replace_old_ones_without_embedding(gallery: Gallery, photos: Pa
     assert agrees(gallery)
 
 
+def test_id_that_another_file_has_by_its_path(gallery: Gallery, photos: Path) -> None:
+    """Both are new in one commit, and the file that has the id by its path comes first."""
+    table = photos / "t.csv"
+    table.write_text("path,id\nred/1.png,red/0.png\n")
+    gallery.add([photos], metadata=table)
+    assert sorted(set(items(gallery)) - {f"green/{n}.png" for n in range(3)}) == sorted(
+        [str(photos / "red" / "0.png"), "red/0.png", "red/2.png"]
+    )
+    assert agrees(gallery)
+
+
+def test_id_of_two_images_is_rejected(gallery: Gallery, photos: Path) -> None:
+    with tarfile.open(photos / "s.tar", "w") as tar:
+        for number in (0, 1):
+            tar.add(photos / "red" / f"{number}.png", f"{number}.png")
+            (photos / "id.json").write_text('{"id": 7}')
+            tar.add(photos / "id.json", f"{number}.json")
+    with pytest.raises(InputError, match="two images have the id '7'"):
+        gallery.add([photos / "s.tar"])
+    assert items(gallery) == {}
+
+
 def test_own_label_is_kept_when_the_image_changes(gallery: Gallery, photos: Path) -> None:
     table = photos / "t.csv"
     table.write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")

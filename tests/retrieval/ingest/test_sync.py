@@ -149,6 +149,29 @@ def test_sync_of_a_partly_mounted_folder_is_refused(gallery: Gallery, photos: Pa
     assert items_of(gallery) == files_of(photos)
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_removed_image_gets_its_id_and_metadata_back(
+    gallery: Gallery, photos: Path, tmp_path: Path, changed: bool
+) -> None:
+    (photos / "t.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\n")
+    gallery.add([photos], metadata=photos / "t.csv")
+    (photos / "t.csv").unlink()
+    before = gallery.items(ids := gallery.ids_of(["a", "green/1.png"]))
+    gone = [photos / "red" / "0.png", photos / "green" / "1.png"]
+    for file in gone:
+        file.rename(tmp_path / file.name)
+    assert sync(gallery, photos).removed == 2
+    for number, file in enumerate(gone):
+        (tmp_path / file.name).rename(file)
+        if changed:
+            draw(70 + number).save(file)
+    result = sync(gallery, photos)
+    assert (result.added, result.replaced) == (2, 0)
+    assert gallery.ids_of(["a", "green/1.png"]) == ids
+    assert gallery.items(ids) == before
+    items_of(gallery)
+
+
 @pytest.mark.parametrize(
     ("text", "removed", "code"), [("40%", 12, 2), ("50%", 12, 0), ("11", 12, 2), ("12", 12, 0), ("0", 1, 2)]
 )
