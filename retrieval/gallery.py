@@ -313,10 +313,27 @@ class Gallery:
             InputError: An option is invalid, or the queries have another shape.
         """
         answers = self._searcher.find(queries, options, own)
-        items = self.items(sorted({i for answer in answers for i, _ in answer}))
+        rows = np.concatenate([np.empty(0, np.int64), *(answer.rows for answer in answers)])
+        items = self._items_of(np.unique(rows))
         return [
-            [Hit(**vars(items[i]), score=score) for i, score in answer if i in items] for answer in answers
+            [
+                Hit(*items[row], score)
+                for row, score in zip(answer.rows.tolist(), answer.scores.tolist(), strict=True)
+                if row in items
+            ]
+            for answer in answers
         ]
+
+    def _items_of(self, rows: np.ndarray) -> dict[int, tuple[int, str, str | None, dict[str, Any], str]]:
+        """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
+        numbers = self._snapshot.stored.numbers_of(rows).tolist()
+        found = {item.vector: item for item in self.store.items(self._snapshot.item_ids(rows).tolist())}
+        path = self.paths.of
+        return {
+            row: (item.id, path(item), item.label, item.metadata, item.key)
+            for row, number in zip(rows.tolist(), numbers, strict=True)
+            if (item := found.get(number)) is not None
+        }
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
@@ -333,9 +350,8 @@ class Gallery:
 
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
         """Return items by id; ids that are unknown or removed in this state are left out."""
-        there = self._snapshot.rows_of(np.array(ids, np.int64)) >= 0
-        found = self.store.items([i for i, known in zip(ids, there.tolist(), strict=True) if known])
-        return {i.id: Item(i.id, self.paths.of(i), i.label, i.metadata, i.key) for i in found}
+        rows = self._snapshot.rows_of(np.array(ids, np.int64))
+        return {values[0]: Item(*values) for values in self._items_of(rows[rows >= 0]).values()}
 
     def item(self, item: int) -> Item:
         """Return one item by id.

@@ -62,14 +62,17 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ranking:
+class Ranking:
     """Rows of a snapshot, int64 [n], with their scores, float [n], best first."""
 
     rows: np.ndarray
     scores: np.ndarray
 
-    def __getitem__(self, which: slice | np.ndarray) -> _Ranking:
-        return _Ranking(self.rows[which], self.scores[which])
+    def __getitem__(self, which: slice | np.ndarray) -> Ranking:
+        return Ranking(self.rows[which], self.scores[which])
+
+
+NOTHING = Ranking(np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class Searcher:
@@ -87,8 +90,8 @@ class Searcher:
 
     def find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
-    ) -> list[list[tuple[int, float]]]:
-        """Return the best items of each query as (id, score), best first.
+    ) -> list[Ranking]:
+        """Return the best rows of each query.
 
         Args:
             queries: float32 [N, D], unit length.
@@ -104,14 +107,14 @@ class Searcher:
         groups: dict[tuple[int, ...], list[int]] = {}
         for position, items in enumerate(own):
             groups.setdefault(items, []).append(position)
-        found: list[list[tuple[int, float]]] = [[] for _ in own]
+        found = [NOTHING] * len(own)
         for items, positions in groups.items():
             limited = replace(options, exclude=[*options.exclude, *items])
             for position, answer in zip(positions, self._find(queries[positions], limited), strict=True):
                 found[position] = answer
         return found
 
-    def _find(self, queries: np.ndarray, options: SearchOptions) -> list[list[tuple[int, float]]]:
+    def _find(self, queries: np.ndarray, options: SearchOptions) -> list[Ranking]:
         allowed = None if options.where is None else self._filters.selection(options.where, self._state)
         groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
         excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
@@ -126,11 +129,7 @@ class Searcher:
         else:
             found = self._nearest(queries, options.k, allowed, excluded)
         lowest = -np.inf if options.min_score is None else options.min_score
-        kept = [one[one.scores >= lowest][: options.k] for one in found]
-        return [
-            list(zip(self.snapshot.item_ids(one.rows).tolist(), one.scores.tolist(), strict=True))
-            for one in kept
-        ]
+        return [one[one.scores >= lowest][: options.k] for one in found]
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
@@ -139,6 +138,8 @@ class Searcher:
             InputError: There is no such item.
         """
         names = list(names)
+        if not names:
+            return []
         keys = ids_by_key(self._store, [name for name in names if isinstance(name, str) and is_text(name)])
         ids = [(keys.get(name) if isinstance(name, str) else None) or _number(str(name)) for name in names]
         for name, row in zip(names, self.snapshot.rows_of(np.array(ids, np.int64)).tolist(), strict=True):
@@ -150,12 +151,14 @@ class Searcher:
 
     def _nearest(
         self, queries: np.ndarray, k: int, allowed: Selection | None, excluded: np.ndarray
-    ) -> list[_Ranking]:
+    ) -> list[Ranking]:
         """Return the k nearest of the allowed rows, without the excluded ones."""
         count = min(k + len(excluded), max(self.snapshot.size, 1))
         scores, rows = self.snapshot.nearest(queries, count, allowed)
-        kept = (rows >= 0) & ~np.isin(rows, excluded)
-        return [_Ranking(r[w], s[w])[:k] for r, s, w in zip(rows, scores, kept, strict=True)]
+        kept = rows >= 0
+        if len(excluded):
+            kept &= ~np.isin(rows, excluded)
+        return [Ranking(r[w], s[w])[:k] for r, s, w in zip(rows, scores, kept, strict=True)]
 
     def _expanded(self, queries: np.ndarray, allowed: Selection | None, excluded: np.ndarray) -> np.ndarray:
         moved = []
@@ -166,12 +169,12 @@ class Searcher:
 
     def _rerank_k_reciprocal(
         self, queries: np.ndarray, k: int, allowed: Selection | None, excluded: np.ndarray
-    ) -> list[_Ranking]:
+    ) -> list[Ranking]:
         count = min(max(k, CANDIDATES), MOST_CANDIDATES)
         found = []
         for query, near in zip(queries, self._nearest(queries, count, allowed, excluded), strict=True):
             scores = 1 - k_reciprocal(query, self.snapshot.vectors(near.rows))
-            found.append(_Ranking(near.rows, scores)[np.argsort(-scores, kind="stable")])
+            found.append(Ranking(near.rows, scores)[np.argsort(-scores, kind="stable")])
         return found
 
     def _one_per_group(
@@ -181,7 +184,7 @@ class Searcher:
         allowed: Selection | None,
         excluded: np.ndarray,
         groups: np.ndarray,
-    ) -> _Ranking:
+    ) -> Ranking:
         """Return the nearest row of each of the k nearest groups; each search leaves out the groups found."""
         rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
         left, wanted = allowed, 4 * k
@@ -190,7 +193,7 @@ class Searcher:
             best = _best_of_each(near, groups)
             rows, scores = np.concatenate([rows, best.rows]), np.concatenate([scores, best.scores])
             if len(rows) >= k or len(near.rows) < wanted:
-                return _Ranking(rows, scores)[np.argsort(-scores, kind="stable")]
+                return Ranking(rows, scores)[np.argsort(-scores, kind="stable")]
             # Groups have been found whole up to here: the rest is in the others.
             others = ~np.isin(groups, groups[rows])
             for mask in (None if allowed is None else allowed.allowed, self.snapshot.alive):
@@ -198,7 +201,7 @@ class Searcher:
             left = Selection(others)
 
 
-def _best_of_each(found: _Ranking, groups: np.ndarray) -> _Ranking:
+def _best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:
     """Return the best of each group, best first."""
     _, first = np.unique(groups[found.rows], return_index=True)
     return found[np.sort(first)]

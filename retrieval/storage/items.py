@@ -27,7 +27,7 @@ from retrieval.storage.records import (
 
 # A metadata column may have the name of a column of `items`: all columns are qualified.
 _SELECT = (
-    f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.crc, metadata.* "
+    f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.vector, items.crc, metadata.* "
     "FROM items LEFT JOIN metadata ON metadata.id = items.id"
 )
 _IDS = "(SELECT value FROM json_each(?))"
@@ -50,11 +50,22 @@ def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredIte
     Raises:
         LookalikeError: The facts of an item are damaged.
     """
-    known = metadata_columns(db)
+    count = len(schema.FACTS)
     for start in range(0, len(ids), schema.AT_ONCE):
         chunk = ids[start : start + schema.AT_ONCE]
-        for row in db.execute(f"{_SELECT} WHERE items.id IN ({', '.join('?' * len(chunk))})", chunk):
-            yield _stored(row, known)
+        found = db.execute(f"{_SELECT} WHERE items.id IN ({', '.join('?' * len(chunk))})", chunk)
+        names = [name for name, *_ in found.description[count + 3 :]]
+        for row in found:
+            facts: tuple[Any, ...] = row[:count]
+            vector, crc, owner = row[count : count + 3]
+            metadata: dict[str, Value] = {}
+            if owner is not None:
+                pairs = zip(names, row[count + 3 :], strict=True)
+                metadata = {name: value for name, value in pairs if value is not None}
+            if schema.item_crc(facts, metadata) != crc:
+                what = f"item {row[0]}: its facts in the gallery's database are damaged"
+                raise LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
+            yield StoredItem._make((*facts, vector, metadata))
 
 
 def read_facts(db: sqlite3.Connection, ids: Collection[int]) -> dict[int, tuple[Any, ...]]:
@@ -73,17 +84,6 @@ def removed_uploads(db: sqlite3.Connection, ids: Collection[int]) -> list[str]:
 def metadata_columns(db: sqlite3.Connection) -> list[str]:
     """Return the names of the metadata columns, oldest first."""
     return [name for _, name, *_ in db.execute("PRAGMA table_info (metadata)")][1:]
-
-
-def _stored(row: Sequence[Any], names: Sequence[str]) -> StoredItem:
-    count = len(schema.FACTS)
-    facts, crc, values = row[:count], row[count], row[count + 2 :]
-    metadata = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    if schema.item_crc(facts, metadata) != crc:
-        what = f"item {row[0]}: its facts in the gallery's database are damaged"
-        raise LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
-    number, key, root, path, size, mtime_ns, content, width, height, label = facts
-    return StoredItem(number, key, root, path, size, mtime_ns, content, width, height, label, metadata)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class ItemWriter:
         if change.key is not None:
             facts["key"] = schema.check_key(change.key)
         given = {**self._metadata(change.id), **self._checked(change.metadata)}
-        crc = schema.item_crc([facts[name] for name in schema.FACTS], given)
+        crc = schema.item_crc(tuple(facts[name] for name in schema.FACTS), given)
         assignments = ", ".join(f"{name} = ?" for name in schema.FACTS)
         try:
             self._db.execute(

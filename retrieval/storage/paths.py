@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +25,16 @@ class ItemPaths:
 
     def __init__(self, store: Store, root: Path | None = None) -> None:
         self._store, self._moved = store, root
+        self._bases: dict[str, str] = {}
 
     def of(self, item: StoredItem) -> str:
         """Return the path of an item's file; empty if it has none."""
-        return str(self._base(item.root) / item.path) if item.path else ""
+        if not item.path:
+            return ""
+        base = self._bases.get(item.root)
+        if base is None:
+            base = self._bases[item.root] = str(self._base(item.root))
+        return os.path.join(base, item.path)
 
     def lookup(self, ids: Sequence[int]) -> list[Path]:
         """Return the absolute path of each item's file; items without a file get a unique path of no file."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,9 +112,8 @@ class Facts:
 NO_FACTS = ("", "", "", 0, 0, "", 0, 0, None)  # in the order of `Facts`, about an item that is not known
 
 
-@dataclass(frozen=True)
-class StoredItem:
-    """All facts about an item except its vector.
+class StoredItem(NamedTuple):
+    """All facts about an item except its vector. A named tuple, since a search makes many.
 
     Attributes:
         id: Item id, which stays with the key and is never used for another one.
@@ -126,6 +125,7 @@ class StoredItem:
         content_sha256: SHA-256 of the file's bytes; empty for an item without a file.
         width, height: Image size in pixels; 0 if unknown.
         label: Label, if any.
+        vector: Number of its vector; `None` if it waits to be embedded again.
         metadata: Values by column, without the missing ones.
     """
 
@@ -139,6 +139,7 @@ class StoredItem:
     width: int
     height: int
     label: str | None
+    vector: int | None
     metadata: dict[str, Value]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -57,7 +56,7 @@ def _found(
 
 
 def _stored(name: str) -> StoredItem:
-    return StoredItem(7, name, f"/{name}", name, 1, 1, "", 4, 3, name, {name: name, "price": 0.5})
+    return StoredItem(7, name, f"/{name}", name, 1, 1, "", 4, 3, name, 1, {name: name, "price": 0.5})
 
 
 # ---- search
@@ -170,7 +169,7 @@ def test_dialog_escapes_all_names() -> None:
         assert page.text.count(_NASTY) == 6
         assert "0.5000" in page.text
         assert not page.scripted
-    other = replace(_stored(_NASTY), key=f"key {_NASTY}")
+    other = _stored(_NASTY)._replace(key=f"key {_NASTY}")
     assert f"key {_NASTY}" in _Parsed(item_view(other, _SHOP, None, compares=False)).text
 
 
