@@ -18,10 +18,12 @@ from retrieval.search.filters import Filters, State
 from retrieval.search.index import Index, build_index, write_index
 from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
+from retrieval.search.where import parse_condition
 from retrieval.storage.identity import check_same, own_model, probe_pixels
 from retrieval.storage.inventory import inventory
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
+from retrieval.storage.queries import live_ids
 from retrieval.storage.records import BadFile, GalleryState, IndexSpec
 from retrieval.storage.store import Store
 
@@ -394,19 +396,34 @@ class Gallery:
         there = ids[self._snapshot.rows_of(ids) >= 0]
         return int(there[0]) if len(there) else None
 
-    def remove(self, items: Iterable[int | str]) -> int:
-        """Remove items, by id or key, in one transaction, and return their number.
+    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+        """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
+
+        Unlike hits, the latter include items that wait to be embedded again.
+
+        Raises:
+            InputError: There is no such item, or the condition is invalid.
+        """
+        matching = [] if where is None else live_ids(self.store, parse_condition(where))
+        return sorted({*self.ids_of(items), *matching})
+
+    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+        """Remove items in one transaction, and return their number.
 
         Their disk space is freed by `retrieval.upkeep.compact`.
 
+        Args:
+            items: Ids or keys.
+            where: Condition; all items that fulfil it are removed as well.
+
         Raises:
-            InputError: There is no such item; nothing is removed.
+            InputError: There is no such item, or the condition is invalid; nothing is removed.
             LookalikeError: Another process is writing.
         """
         with self.store.writing():
             started = now()
             self.refresh()
-            removed = self.store.remove(self.ids_of(items))
+            removed = self.store.remove(self.select(items, where=where))
             self.store.record_run("remove", started, {"removed": removed})
             self.refresh()
         return removed

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from retrieval.cli import json_option, print_result
-from retrieval.gallery import Gallery
+from retrieval.gallery import Gallery, Item
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage
@@ -17,6 +20,7 @@ from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
 
 _FILE = click.Path(path_type=Path)
+_EXAMPLES = 5  # images that a dry run shows
 _gallery_argument = click.argument("gallery", type=_FILE)
 
 
@@ -34,28 +38,54 @@ def info(gallery: Path, as_json: bool) -> None:
     print_result(facts, as_json, align_columns(_info(facts), right={0}))
 
 
-@click.command(short_help="Remove images by id.")
+@click.command(short_help="Remove images by id or by a condition.")
 @_gallery_argument
-@click.argument("items", nargs=-1, required=True, metavar="ID...")
+@click.argument("items", nargs=-1, metavar="[ID]...")
+@click.option("--where", metavar="CONDITION", help="Remove all images that fulfil a condition.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
 @json_option
-def remove(gallery: Path, items: tuple[str, ...], as_json: bool) -> None:
-    """Remove images from GALLERY by their ids. Image files are not deleted, except those that were uploaded
-    to a server and are stored in the gallery.
+def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bool, as_json: bool) -> None:
+    """Remove images from GALLERY: those with an ID, and all that fulfil CONDITION. Image files are not
+    deleted, except those that were uploaded to a server and are stored in the gallery.
 
     An ID is what `lookalike search` shows: the number of an image, or its key, which is the id in your
-    metadata or else the path. Searches no longer find the images; `lookalike index compact` frees their
-    space.
+    metadata or else the path. CONDITION is written as for `lookalike search`. Searches no longer find the
+    images; `lookalike index compact` frees their space.
 
     \b
       lookalike index remove shop.gallery red/7.jpg
       lookalike index remove shop.gallery 17 18
+      lookalike index remove shop.gallery --where "label = 'returns'" --dry-run
+      lookalike index remove shop.gallery --where "added < date '2020-01-01'"
     """
+    if not items and where is None:
+        raise click.UsageError("Missing argument '[ID]...' or option '--where'.")
     target = Gallery(gallery)
-    count = target.remove(items)
-    facts = {"gallery": str(gallery), "removed": count, "images": len(target)}
+    if dry_run:
+        ids = target.select(items, where=where)
+        examples = list(target.items(ids[:_EXAMPLES]).values())
+        left = len(target) - int(np.count_nonzero(target.snapshot.rows_of(np.array(ids, np.int64)) >= 0))
+        facts = {"gallery": str(gallery), "dry_run": True, "removed": len(ids), "images": left}
+        print_result(
+            facts | {"examples": [asdict(item) for item in examples]},
+            as_json,
+            [
+                f"{gallery}: {pluralize(len(ids), 'image')} would be removed; {left} would stay",
+                *_example_lines(examples, len(ids)),
+            ],
+        )
+        return
+    count = target.remove(items, where=where)
+    facts = {"gallery": str(gallery), "dry_run": False, "removed": count, "images": len(target)}
     print_result(
-        facts, as_json, f"{gallery}: {count} removed; {pluralize(len(target), 'image')} in the gallery"
+        facts, as_json, [f"{gallery}: {count} removed; {pluralize(len(target), 'image')} in the gallery"]
     )
+
+
+def _example_lines(examples: Sequence[Item], count: int) -> list[str]:
+    rows = [[str(item.id), item.label or "-", item.path or item.key] for item in examples]
+    lines = [f"  {line}" for line in align_columns(rows, right={0})] if rows else []
+    return [*lines, f"  and {count - len(rows)} more"] if count > len(rows) else lines
 
 
 @click.command(short_help="Verify a gallery, and repair it.")

@@ -227,9 +227,20 @@ def last_runs(store: Store, count: int) -> list[dict[str, Any]]:
 # ---- ids, keys and files
 
 
-def live_ids(store: Store) -> list[int]:
-    """Return the ids of the live items, ascending."""
-    return [item for (item,) in store.select(f"SELECT id FROM items WHERE {LIVE} ORDER BY id")]
+def live_ids(store: Store, condition: Condition | None = None) -> list[int]:
+    """Return the ids of the live items, ascending.
+
+    Args:
+        store: Gallery store.
+        condition: Condition that the items fulfil; `None` for all items.
+
+    Raises:
+        InputError: The gallery has no such column, or it holds no values of the type.
+    """
+    sql, values = ("1", ()) if condition is None else _compiled(store, condition)
+    tables = "items" if condition is None else "items LEFT JOIN metadata USING (id)"
+    query = f"SELECT id AS n FROM {tables} WHERE {LIVE} AND ({sql}) ORDER BY id"
+    return [int(item) for item in store.select_numbers(query, values)]
 
 
 def labelled_ids(store: Store) -> np.ndarray:
