@@ -13,9 +13,13 @@ import numpy as np
 from retrieval.errors import InputError, did_you_mean
 
 AIM = 10  # neighbours for which parameters are chosen and recall is measured
-_TRAINED_ON = 64  # training vectors per cell
+_GRAPH_OVER_CELLS = 1 << 15  # cells from which a graph finds those to visit
+_COARSE_LINKS = 32  # of that graph
+_COARSE_REACH = 64  # its least efSearch
 _LINKS = 32  # links of an HNSW node on each level, twice as many on the lowest
-_NUMBER = 8  # bytes of a row number
+SAMPLE_BYTES = 1 << 30  # training vectors in memory
+_MIN_PER_CELL = 32  # training vectors per cell
+_NUMBER = 8  # bytes of a vector number
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class Kind:
         size: Function of the dimension that returns the bytes per vector.
         oversample: Candidates per requested neighbour to try, ascending.
         efforts: Search efforts to try, ascending: visited cells, or HNSW's `efSearch`.
-        growth: Exponent with which the time per query grows with the number of vectors.
         in_cells: Whether vectors are partitioned into cells (FAISS's IVF), of which a search visits some.
+        in_graph: Whether a search follows a graph of neighbours (FAISS's HNSW).
     """
 
     name: str
@@ -37,40 +41,55 @@ class Kind:
     size: Callable[[int], int]
     oversample: tuple[int, ...]
     efforts: tuple[int, ...] = (1,)
-    growth: float = 1.0
     in_cells: bool = False
+    in_graph: bool = False
 
 
 def _product(d: int, cells: int) -> str:
     # Four bits per subspace, which FAISS compares within registers. With exact scores afterwards this was
     # faster than RaBitQ at equal memory (60,000 x 512, FAISS 1.15.1); OPQ takes minutes to train.
-    return f"IVF{cells},PQ{_subspaces(d)}x4fs"
+    return _in_cells(f"PQ{_subspaces(d)}x4fs")(d, cells)
 
 
 def _product_size(d: int) -> int:
     return (_subspaces(d) + 1) // 2 + _NUMBER
 
 
-_CELLS = tuple(2**i for i in range(15))
+def _in_cells(codes: str) -> Callable[[int, int], str]:
+    """Return a factory of an index whose cells hold codes, found by a graph if there are many cells."""
+
+    def factory(_: int, cells: int) -> str:
+        graph = f"_HNSW{_COARSE_LINKS}" if cells >= _GRAPH_OVER_CELLS else ""
+        return f"IVF{cells}{graph},{codes}"
+
+    return factory
+
+
+def _steps(first: int, last: int) -> tuple[int, ...]:
+    """Return the powers of two from `first` to `last`, with 1.5 times each between them."""
+    powers = [2**i for i in range(first.bit_length() - 1, last.bit_length())]
+    return tuple(sorted({*powers, *(3 * power // 2 for power in powers[1:-1])}))
+
+
+_CELLS = _steps(1, 1 << 18)
 _ALL = (
     # All vectors, one byte per dimension.
     Kind("sq8", lambda d, _: "IDMap,SQ8", lambda d: d + _NUMBER, (1, 2, 4, 10)),
     # All vectors, one byte per eight dimensions. In one cell: FAISS's index without cells takes no filter.
-    Kind("pq", lambda d, _: _product(d, 1), _product_size, (2, 5, 10, 20, 40)),
-    # Vectors in cells: unchanged, one byte per dimension, one byte per eight dimensions.
-    Kind(
-        "ivf-flat", lambda d, n: f"IVF{n},Flat", lambda d: 4 * d + _NUMBER, (1,), _CELLS, 0.5, in_cells=True
-    ),
-    Kind("ivf-sq8", lambda d, n: f"IVF{n},SQ8", lambda d: d + _NUMBER, (2, 10), _CELLS, 0.5, in_cells=True),
-    Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40), _CELLS, 0.5, in_cells=True),
+    Kind("pq", lambda d, _: _product(d, 1), _product_size, (2, 5, 10, 20, 40, 80)),
+    # Vectors in cells: unchanged, one byte per dimension, half a byte, one byte per eight dimensions.
+    Kind("ivf-flat", _in_cells("Flat"), lambda d: 4 * d + _NUMBER, (1,), _CELLS, in_cells=True),
+    Kind("ivf-sq8", _in_cells("SQ8"), lambda d: d + _NUMBER, (2, 10), _CELLS, in_cells=True),
+    Kind("ivf-sq4", _in_cells("SQ4"), lambda d: (d + 1) // 2 + _NUMBER, (2, 5, 10), _CELLS, in_cells=True),
+    Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40, 80), _CELLS, in_cells=True),
     # A graph of neighbours, one byte per dimension.
     Kind(
         "hnsw",
         lambda d, _: f"IDMap,HNSW{_LINKS},SQ8",
         lambda d: d + 8 * _LINKS + 3 * _NUMBER,
         (2, 5),
-        tuple(2**i for i in range(4, 12)),
-        0.1,
+        _steps(16, 2048),
+        in_graph=True,
     ),
 )
 APPROXIMATE = {kind.name: kind for kind in _ALL}
@@ -94,58 +113,22 @@ def memory_needed(name: str, dim: int, count: int) -> int:
     if name == "flat":
         return 4 * dim * count
     kind = APPROXIMATE[name]
-    return kind.size(dim) * count + (4 * dim * cells(count) if kind.in_cells else 0)
+    if not kind.in_cells:
+        return kind.size(dim) * count
+    cells = number_of_cells(count, dim)
+    links = 8 * _COARSE_LINKS if cells >= _GRAPH_OVER_CELLS else 0
+    return kind.size(dim) * count + (4 * dim + links) * cells
 
 
-def growth(name: str) -> float:
-    """Return the exponent with which the time per query grows with the number of vectors."""
-    return 1.0 if name == "flat" else APPROXIMATE[name].growth
+def number_of_cells(count: int, dim: int) -> int:
+    """Return the number of cells for `count` vectors.
 
-
-def train_index(
-    kind: Kind, sample: np.ndarray, count: int, centroids: np.ndarray | None = None
-) -> faiss.Index:
-    """Return an empty, trained index.
-
-    Args:
-        kind: Index kind.
-        sample: Training vectors, float32 [n, D].
-        count: Number of vectors that it will hold.
-        centroids: Centroids of the cells, float32 [cells, D], if they are known already.
+    It is the power of two next to 4 sqrt(n), with 40 vectors each, and at most what a sample of
+    `SAMPLE_BYTES` trains with 32 vectors each.
     """
-    index = faiss.index_factory(
-        sample.shape[1], kind.factory(sample.shape[1], cells(count)), faiss.METRIC_INNER_PRODUCT
-    )
-    # With too few training vectors FAISS would warn or refuse; repeated ones do no harm.
-    sample = np.resize(sample, (max(len(sample), 64), sample.shape[1]))
-    if isinstance(index, faiss.IndexIVFPQFastScan):
-        index.pq.cp.min_points_per_centroid = 1
-    if isinstance(index, faiss.IndexIVF):
-        index.cp.niter = 10
-        index.cp.min_points_per_centroid = 1
-        index.cp.max_points_per_centroid = _TRAINED_ON
-        if centroids is not None and kind.in_cells:
-            faiss.downcast_index(index.quantizer).add(centroids)
-    index.train(sample)
-    return index
-
-
-def centroids(index: faiss.Index) -> np.ndarray:
-    """Return the centroids of the cells, float32 [cells, D]."""
-    found: np.ndarray = faiss.downcast_index(index.quantizer).reconstruct_n(0, index.nlist)
-    return found
-
-
-def cells(count: int) -> int:
-    """Return the number of cells for `count` vectors: the power of two next to 4 sqrt(n), 40 vectors each."""
     wanted = round(math.log2(4 * math.sqrt(max(1, count))))
-    exponent = min(wanted, int(math.log2(max(1, count / 40))), len(_CELLS) - 1)
-    return int(2**exponent)
-
-
-def training_size(count: int) -> int:
-    """Return the number of training vectors for an index of `count` vectors."""
-    return min(count, max(_TRAINED_ON * cells(count), 65_536))
+    trained = SAMPLE_BYTES // (4 * dim * _MIN_PER_CELL)
+    return int(2 ** min(wanted, int(math.log2(max(1, count / 40))), int(math.log2(max(1, trained)))))
 
 
 def efforts(kind: Kind, index: faiss.Index) -> list[int]:
@@ -180,7 +163,8 @@ def candidates(
     more = max(1.0, k / AIM)
     if isinstance(index, faiss.IndexIVF):
         visited = min(math.ceil(effort * widen * math.sqrt(more)), index.nlist)
-        parameters = faiss.SearchParametersIVF(nprobe=visited, sel=selector)
+        coarse = _coarse_parameters(index, visited)
+        parameters = faiss.SearchParametersIVF(nprobe=visited, sel=selector, quantizer_params=coarse)
     elif isinstance(faiss.downcast_index(index.index), faiss.IndexHNSW):
         reach = max(math.ceil(effort * widen * more), count)
         parameters = faiss.SearchParametersHNSW(efSearch=reach, sel=selector)
@@ -188,8 +172,23 @@ def candidates(
         parameters = faiss.SearchParameters(sel=selector)
     # `faiss.contrib.torch_utils`, which other libraries import, replaces `search` by one without `params`.
     search_arrays = getattr(index, "search_numpy", index.search)
-    rows: np.ndarray = search_arrays(queries, count, params=parameters)[1]
-    return rows
+    numbers: np.ndarray = search_arrays(queries, count, params=parameters)[1]
+    return numbers
+
+
+def visited_cells(index: faiss.IndexIVF, queries: np.ndarray, effort: int) -> np.ndarray:
+    """Return the cells that a search visits, int64 [N, effort]."""
+    coarse = faiss.downcast_index(index.quantizer)
+    search_arrays = getattr(coarse, "search_numpy", coarse.search)
+    found: np.ndarray = search_arrays(queries, effort, params=_coarse_parameters(index, effort))[1]
+    return found
+
+
+def _coarse_parameters(index: faiss.IndexIVF, visited: int) -> Any:
+    """Return the search parameters of the graph over the cells; `None` if there is no graph."""
+    if index.nlist < _GRAPH_OVER_CELLS:
+        return None
+    return faiss.SearchParametersHNSW(efSearch=max(_COARSE_REACH, 2 * visited))
 
 
 def _subspaces(dim: int) -> int:

@@ -122,6 +122,10 @@ class Snapshot:
         return Selection.of(self.alive)
 
     @cached_property
+    def _all(self) -> Selection:
+        return Selection(np.ones(len(self), bool))
+
+    @cached_property
     def covered(self) -> int:
         """Number of rows, from the first one, that the index covers."""
         if self.index is None:
@@ -196,7 +200,8 @@ class Snapshot:
         if self.index is None or few or not self.index.usable:
             scores, rows = self.stored.nearest(queries, k, selected)
         else:
-            scores, rows = self._propose(queries, k, selected, len(self) / count)
+            held = max(len(self), self.index.card["vectors"])
+            scores, rows = self._propose(queries, k, selected, held / count)
             short = np.flatnonzero(rows[:, min(k, count) - 1] < 0)
             if len(short):
                 scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)
@@ -207,7 +212,12 @@ class Snapshot:
         self, queries: np.ndarray, k: int, selected: Selection | None, widen: float
     ) -> tuple[np.ndarray, np.ndarray]:
         assert self.index is not None
-        selector = None if selected is None else selected.numbers(self.covered, self.stored.numbers_of)
+        known = selected
+        if (
+            known is None and self.index.card["vectors"] > self.covered
+        ):  # compaction leaves the index as it is
+            known = self._all
+        selector = None if known is None else known.numbers(self.covered, self.stored.numbers_of)
         rows = self.stored.rows_of(self.index.propose(queries, k, selector, widen))
         scores = self.stored.score(queries, rows)
         if self.covered < len(self):

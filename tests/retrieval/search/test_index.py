@@ -20,6 +20,7 @@ from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, write_
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import IndexSpec
+from retrieval.storage.segments import checksums
 from tests.retrieval.vectors import brute_force, clustered, snapshot
 
 DIM = 24
@@ -214,6 +215,65 @@ def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
     assert (rows[:, 0] == np.arange(0, len(VECTORS), 40)).mean() >= 0.98
 
 
+NUMBERS = np.arange(12_000) * 3 + 7 * (np.arange(12_000) >= 5000)
+
+
+def numbered(rows: np.ndarray) -> Vectors:
+    """Return some of the vectors with numbers that have gaps."""
+    parts = np.array_split(rows, 3)
+    return Vectors([VECTORS[part] for part in parts], DIM, [NUMBERS[part] for part in parts])
+
+
+@EVERY_KIND
+def test_ids_are_vector_numbers_and_dead_vectors_are_left_out(kind: str, tmp_path: Path) -> None:
+    rows, live = np.arange(12_000), np.arange(12_000) % 4 != 0
+    built = build_index(numbered(rows[:9000]), IndexSpec(kind, recall=0.9), live=live[:9000])
+    assert built is not None
+    assert (built.index.ntotal, built.last) == (6750, NUMBERS[8999])
+    index = reopened(built, tmp_path)
+    proposed = index.propose(VECTORS[1:9000:40], 1)
+    assert np.isin(proposed, [-1, *NUMBERS[:9000][live[:9000]]]).all()
+    assert (proposed == NUMBERS[1:9000:40, None]).any(1).mean() >= 0.98
+    # More vectors died, were compacted away, and others came.
+    left = np.flatnonzero((rows % 5 != 1) & live)
+    alive = left % 7 != 0
+    extended = build_index(numbered(left), IndexSpec(kind, recall=0.9), live=alive, previous=index)
+    assert extended is not None
+    inside = np.count_nonzero(left[alive] < 9000)
+    new = np.count_nonzero(left[alive] >= 9000)
+    rebuilt = 1 - inside / 6750 > 0.3
+    assert extended.index.ntotal == (inside if rebuilt else 6750) + new
+    assert extended.last == NUMBERS[left[-1]]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.2, True), (0.4, False)])
+def test_index_with_many_dead_vectors_is_built_again(share: float, kept: bool, tmp_path: Path) -> None:
+    first = reopened(build_index(stored(VECTORS[:8000]), IndexSpec("ivf-sq8")), tmp_path)
+    live = np.random.default_rng(0).random(12_000) >= share
+    again = build_index(stored(VECTORS), IndexSpec("ivf-sq8"), live=live, previous=first)
+    assert again is not None
+    assert again.index.ntotal == (8000 if kept else np.count_nonzero(live[:8000])) + np.count_nonzero(
+        live[8000:]
+    )
+
+
+def test_recall_after_compaction_left_dead_vectors_in_the_index(tmp_path: Path) -> None:
+    """The nearest vectors of the queries are dropped: their entries take no place among the candidates."""
+    index = reopened(build_index(stored(VECTORS), IndexSpec("ivf-sq8")), tmp_path)
+    _, nearest = brute_force(VECTORS, QUERIES, 20)
+    rows = np.setdiff1d(np.arange(len(VECTORS)), nearest)
+    parts = np.array_split(rows, 3)
+    numbers = [np.stack([part, part + 1]) for part in parts]
+    facts = [
+        np.concatenate([both, checksums(VECTORS[part], both)[None]])
+        for part, both in zip(parts, numbers, strict=True)
+    ]
+    compacted = Snapshot([VECTORS[part] for part in parts], facts, None, index, 11_999, dim=DIM)
+    scores, found = compacted.nearest(QUERIES, 10)
+    assert (found >= 0).all()
+    assert share_found(scores, brute_force(VECTORS[rows], QUERIES, 10)[0]) >= 0.98
+
+
 @pytest.mark.parametrize("new", [0, 3])
 def test_few_new_vectors_keep_the_parameters(new: int, tmp_path: Path) -> None:
     first = reopened(build_index(stored(VECTORS[:8000]), IndexSpec("ivf-pq")), tmp_path)
@@ -292,7 +352,8 @@ def test_invalid_index_specs() -> None:
 def test_auto_takes_what_fits_and_keeps_the_trials(tmp_path: Path) -> None:
     memory = kinds.memory_needed("sq8", DIM, len(VECTORS))
     index = reopened(build_index(stored(VECTORS), IndexSpec(memory=memory)), tmp_path)
-    assert index.card["kind"] in {trial["kind"] for trial in index.card["tried"]} <= {"pq", "sq8", "ivf-pq"}
+    tried = {trial["kind"] for trial in index.card["tried"]}
+    assert index.card["kind"] in tried <= {"pq", "sq8", "ivf-pq", "ivf-sq4"}
     assert (index.folder / "index.faiss").stat().st_size <= 1.15 * memory
     scores, _ = state(index).nearest(QUERIES, 10)
     assert share_found(scores, brute_force(VECTORS, QUERIES, 10)[0]) >= 0.98

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 
 from retrieval import LookalikeError
-from retrieval.search import kinds, tuning
+from retrieval.search import kinds, training, tuning
 from retrieval.search.index import build_index, write_index
 from retrieval.search.tuning import IndexTrial
 from retrieval.search.vectors import Vectors
@@ -18,14 +22,28 @@ from tests.retrieval.vectors import brute_force, clustered
 DIM = 32
 VECTORS = clustered(6000, DIM, 1)
 STORED = Vectors(np.array_split(VECTORS, 3), DIM)
+ALL = np.arange(6000)
 KIND = kinds.APPROXIMATE["sq8"]
 
 
-def test_recall_of_an_incomplete_index_is_its_share() -> None:
-    held_out = tuning.hold_out_queries(STORED)
+@pytest.fixture(scope="module", autouse=True)
+def few_queries() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "QUERIES", 100)
+        patch.setattr(tuning, "_TIMED", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def ground(few_queries: None) -> tuning.Ground:
+    return tuning.prepare(STORED)
+
+
+def test_recall_of_an_incomplete_index_is_its_share(ground: tuning.Ground) -> None:
+    held_out = ground.held_out
     lacking = np.random.default_rng(0).choice(6000, 2500, replace=False)
-    index = kinds.train_index(KIND, VECTORS, 6000)
-    tuning.add_rows(index, STORED, np.union1d(held_out.rows, lacking))
+    index = training.train_index(KIND, ground.training)
+    training.add_rows(index, STORED, np.setdiff1d(ground.rows, lacking))
     others = np.isin(np.arange(6000), held_out.rows, invert=True)
     _, nearest = brute_force(VECTORS, VECTORS[held_out.rows], 10, others)
     there = ~np.isin(nearest, lacking)
@@ -37,18 +55,27 @@ def test_recall_of_an_incomplete_index_is_its_share() -> None:
 
 
 def test_held_out_queries_are_new_and_not_their_own_neighbours() -> None:
-    held_out = tuning.hold_out_queries(STORED, old=5000)
+    held_out, _ = tuning.hold_out_queries(STORED, ALL, ALL[5000:])
     assert held_out.rows.min() >= 5000
     assert len(set(held_out.rows.tolist())) == 100
     np.testing.assert_array_equal(held_out.queries, VECTORS[held_out.rows])
     assert (held_out.kth < 0.9999).all()
 
 
-def test_sweep_stops_at_the_least_sufficient_effort() -> None:
-    held_out = tuning.hold_out_queries(STORED)
+def test_held_out_queries_of_some_rows() -> None:
+    rows = np.flatnonzero(np.random.default_rng(0).random(6000) < 0.5)
+    held_out, _ = tuning.hold_out_queries(STORED, rows)
+    assert np.isin(held_out.rows, rows).all()
+    others = np.isin(ALL, np.setdiff1d(rows, held_out.rows))
+    scores, _ = brute_force(VECTORS, held_out.queries, 10, others)
+    np.testing.assert_allclose(held_out.kth, scores[:, -1], rtol=0, atol=1e-6)
+
+
+def test_sweep_stops_at_the_least_sufficient_effort(ground: tuning.Ground) -> None:
+    held_out = ground.held_out
     kind = kinds.APPROXIMATE["ivf-flat"]
-    index = kinds.train_index(kind, VECTORS, 6000)
-    tuning.add_rows(index, STORED, held_out.rows)
+    index = training.train_index(kind, ground.training)
+    training.add_rows(index, STORED, ground.rows)
     efforts = []
     for wanted in (0.5, 0.9, 0.99, 1.0):
         (trial,) = tuning.sweep_efforts(kind, index, held_out, wanted)
@@ -60,41 +87,145 @@ def test_sweep_stops_at_the_least_sufficient_effort() -> None:
     assert efforts[0] < efforts[-1]
 
 
-def test_fastest_kind_within_recall_and_memory_is_chosen() -> None:
+@pytest.fixture(scope="module")
+def sampled() -> Iterator[tuning.Ground]:
+    """Return the ground of 6,000 vectors with a sample of far fewer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "SAMPLE", 500)
+        patch.setattr(tuning, "QUERIES", 50)
+        patch.setattr(tuning, "_NEAREST", 40)
+        yield tuning.prepare(STORED)
+
+
+def test_sample_has_the_nearest_of_each_query(sampled: tuning.Ground) -> None:
+    others = np.isin(ALL, sampled.held_out.rows, invert=True)
+    _, nearest = brute_force(VECTORS, sampled.held_out.queries, 40, others)
+    sample = {row.tobytes() for row in sampled.sample.take(np.arange(len(sampled.sample)))}
+    assert len(sample) < 3000
+    there = np.array([[VECTORS[row].tobytes() in sample for row in line] for line in nearest])
+    assert there[:, :10].all()
+    assert there.mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["ivf-flat", "ivf-sq8", "sq8", "hnsw"])
+def test_recall_in_the_sample_is_that_of_the_full_index(sampled: tuning.Ground, name: str) -> None:
+    kind = kinds.APPROXIMATE[name]
+    index = training.train_index(kind, sampled.training)
+    training.add_rows(index, sampled.vectors, sampled.rows)
+    for trial in tuning._try(sampled, kind, 0.9):
+        in_full, _ = sampled.held_out.recall(index, trial.effort, trial.oversample)
+        assert trial.recall == pytest.approx(in_full, abs=0.01)
+
+
+def test_times_grow_with_the_vectors_that_are_compared(
+    sampled: tuning.Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock that counts compared vectors, the extrapolated time is the count in the full index."""
+    compared = [0.0]
+    search = kinds.candidates
+
+    def counting(index: faiss.Index, queries: np.ndarray, k: int, effort: int, *rest: Any) -> np.ndarray:
+        if isinstance(index, faiss.IndexIVF):
+            visited = kinds.visited_cells(index, queries, min(effort, index.nlist))
+            compared[0] += sum(index.invlists.list_size(int(cell)) for cell in visited.ravel())
+        else:
+            compared[0] += index.ntotal
+        return search(index, queries, k, effort, *rest)
+
+    monkeypatch.setattr(tuning, "_clock", lambda: compared[0] / 1000)
+    monkeypatch.setattr(kinds, "candidates", counting)
+    for name in ("sq8", "ivf-flat"):
+        kind = kinds.APPROXIMATE[name]
+        index = training.train_index(kind, sampled.training)
+        training.add_rows(index, sampled.vectors, sampled.rows)
+        (trial, *_) = tuning._try(sampled, kind, 0.9)
+        compared[0] = 0.0
+        for query in sampled.held_out.queries:
+            counting(index, query[None], 10, trial.effort, 1)
+        assert trial.ms == pytest.approx(compared[0] / len(sampled.held_out.rows), rel=0.15)
+
+
+def test_busy_machine_does_not_change_the_time(
+    ground: tuning.Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reading of the clock is late by up to ten times the duration of a search."""
+    random, now = np.random.default_rng(0), [0.0]
+    monkeypatch.setattr(tuning, "_clock", lambda: now[0])
+
+    def search(query: np.ndarray) -> None:
+        now[0] += 1.0 + (random.random() < 0.5) * random.exponential(10.0)
+
+    monkeypatch.setattr(tuning, "_SECONDS", 1e9)
+    assert tuning.milliseconds(search, ground.held_out.queries) == pytest.approx(1000, rel=0.2)
+
+
+def test_nearly_equal_times_give_the_smaller_kind() -> None:
+    times = {"flat": (512, 9.0), "ivf-pq": (24, 1.0), "ivf-sq8": (136, 0.9), "hnsw": (400, 0.95)}
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        noise = random.uniform(1, 1.05, len(times))
+        trials = [
+            IndexTrial(name, 1, 1, 1.0, 1.0, size, ms * late)
+            for (name, (size, ms)), late in zip(times.items(), noise, strict=True)
+        ]
+        assert tuning.best_first(trials, 0.9)[0].kind == "ivf-pq"
+    assert tuning.best_first([IndexTrial("pq", 1, 1, 0.9, 0.85, 24, 1.0)], 0.9) == []
+
+
+def test_identical_vectors_do_not_stall() -> None:
+    """Every vector ties with every other; a scan keeps a bounded number of them."""
+    same = Vectors([np.repeat(VECTORS[:1], 60_000, 0)], DIM)
+    ground = tuning.prepare(same)
+    assert len(ground.sample) <= tuning.SAMPLE + 26 * tuning.QUERIES
+    np.testing.assert_allclose(ground.held_out.kth, 1.0, rtol=0, atol=1e-6)
+    (trial,) = tuning.sweep_efforts(
+        kinds.APPROXIMATE["ivf-flat"],
+        _filled(kinds.APPROXIMATE["ivf-flat"], ground),
+        ground.sampled_queries,
+        0.9,
+    )
+    assert trial.recall == 1.0
+
+
+def _filled(kind: kinds.Kind, ground: tuning.Ground) -> faiss.Index:
+    index = training.train_index(kind, ground.training)
+    training.add_rows(index, ground.sample, np.arange(len(ground.sample)))
+    return index
+
+
+def trials_of(ground: tuning.Ground, recall: float, memory: int | None) -> list[IndexTrial]:
+    return tuning.run_trials(ground, tuning.CANDIDATES, recall=recall, memory=memory, show_progress=False)
+
+
+def test_best_kind_within_recall_and_memory_is_chosen(ground: tuning.Ground) -> None:
     memory = kinds.memory_needed("sq8", DIM, 6000)
-    tried = tuning.run_trials(STORED, recall=0.97, memory=memory, show_progress=False)
-    chosen = tuning.fastest(tried, 0.97)
-    assert chosen is not None
-    assert {trial.kind for trial in tried} == {"pq", "sq8", "ivf-pq"}, "the others are too large"
+    tried = trials_of(ground, 0.97, memory)
+    assert {trial.kind for trial in tried} == {"pq", "sq8", "ivf-pq", "ivf-sq4"}, "the others are too large"
     good = [trial for trial in tried if trial.at_least >= 0.97]
-    assert chosen.ms == min(trial.ms for trial in good)
+    assert tuning.best_first(tried, 0.97)[0].ms <= 1.25**2 * min(trial.ms for trial in good)
     assert all(trial.at_least <= trial.recall for trial in tried)
-    assert tuning.fastest_first(tried, 0.97)[0] == chosen.kind
-    all_tried = tuning.run_trials(STORED, recall=1.0, memory=None, show_progress=False)
-    assert {trial.kind for trial in all_tried} == {"flat", "pq", "sq8", "ivf-pq", "ivf-sq8", "hnsw"}
-    assert "flat" in tuning.fastest_first(all_tried, 1.0), "exact search always is"
+    exact = trials_of(ground, 1.0, None)
+    assert {trial.kind for trial in exact} == set(tuning.CANDIDATES)
+    assert "flat" in {trial.kind for trial in tuning.best_first(exact, 1.0)}, "exact search always is"
 
 
-def test_no_kind_fits() -> None:
+def test_no_kind_fits(ground: tuning.Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         LookalikeError, match=r"(?s)within 1,000 bytes \(the smallest takes \d+,\d+\);.*recall@10"
     ):
-        tuning.run_trials(STORED, recall=0.9, memory=1000, show_progress=False)
-    points = np.random.default_rng(0).standard_normal((4000, 64))
-    noise = Vectors([(points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)], 64)
-    memory = kinds.memory_needed("pq", 64, 4000)
+        trials_of(ground, 0.9, 1000)
+    monkeypatch.setitem(kinds.APPROXIMATE, "pq", replace(kinds.APPROXIMATE["pq"], oversample=(1, 2)))
+    memory = kinds.memory_needed("pq", DIM, 6000)
     with pytest.raises(LookalikeError, match=r"(?s)no index reaches recall 1 within.*pq .*0\.\d{4}"):
-        tuning.run_trials(noise, recall=1.0, memory=memory, show_progress=False)
+        trials_of(ground, 1.0, memory)
+    with pytest.raises(LookalikeError, match=r"(?s)kind pq does not reach recall 1; .*pq "):
+        tuning.run_trials(ground, ["pq"], recall=1.0, memory=None, show_progress=False)
 
 
-def test_times_are_extrapolated_to_all_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "SAMPLE", 1500)
-    monkeypatch.setattr(tuning.HeldOutQueries, "milliseconds", lambda *_: 1.0)
-    tried = tuning.run_trials(STORED, recall=0.9, memory=None, show_progress=False)
-    times = {trial.kind: trial.ms for trial in tried}
-    assert times["flat"] == times["sq8"] == times["pq"] == 4.0
-    assert times["ivf-pq"] == times["ivf-sq8"] == 2.0
-    assert 1.0 < times["hnsw"] < 2.0
+def test_graph_is_not_judged_beyond_the_sampled_neighbours(sampled: tuning.Ground) -> None:
+    """The sample is as dense as all vectors only next to the queries: 40 vectors each."""
+    trials = [*tuning._try(sampled, kinds.APPROXIMATE["hnsw"], 1.0)]
+    assert max(trial.effort for trial in trials) <= 40
 
 
 def test_table_marks_the_chosen_one() -> None:
