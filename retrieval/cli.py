@@ -45,6 +45,10 @@ COMMANDS = {
         "retrieval.commands.duplicates:duplicates",
         "Find duplicates and near-duplicates in a gallery.",
     ),
+    "inspect": (
+        "retrieval.commands.inspect:inspect",
+        "Find blurred, dark, tiny and odd images in a gallery, and files that are gone.",
+    ),
     "evaluate": (
         "train.commands.evaluate:evaluate",
         "Measure a run, a model or a gallery on labelled images.",

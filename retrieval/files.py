@@ -1,17 +1,20 @@
-"""Crash-safe files: atomic writes, lock files, checksums."""
+"""Crash-safe files: atomic writes, lock files, checksums, tables."""
 
 from __future__ import annotations
 
+import csv
 import datetime
 import fcntl
 import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from retrieval.errors import InputError
 
 
 @contextmanager
@@ -81,6 +84,24 @@ def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
     for name, content in contents.items():
         with atomic_write(folder / name) as draft:
             draft.write_text(content)
+
+
+def write_csv(file: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV table for users, in place of any earlier one.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    try:
+        with (
+            atomic_write(file) as draft,
+            draft.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream,
+        ):
+            table = csv.writer(stream, lineterminator="\n")
+            table.writerow(columns)
+            table.writerows(rows)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror}); choose another file") from error
 
 
 def user_cache(name: str) -> Path:
