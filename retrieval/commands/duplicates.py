@@ -1,21 +1,45 @@
-"""`lookalike duplicates`: groups of duplicates and near-duplicates."""
+"""`lookalike duplicates`: groups of duplicates and near-duplicates, and their removal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from retrieval.cli import json_option, print_result, print_status
-from retrieval.commands.options import sheet_option
+from retrieval.commands.options import combine_options, sheet_option
+from retrieval.files import write_csv
 from retrieval.gallery import Gallery
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
-from retrieval.text import align_columns
+from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.duplicates import Group, find_duplicates
 from retrieval.upkeep.near_pairs import SampledRecall
+from retrieval.upkeep.thinning import RULES, Thinning, plan_thinning, remove_surplus
+
+_COLUMNS = ("key", "path", "kept_key", "kept_path", "score", "reason")  # of the list
+
+_thinning_options = combine_options(
+    click.option(
+        "--keep",
+        type=click.Choice(RULES),
+        help="Keep one image of each group: the largest in pixels, the one with the oldest file, the "
+        "sharpest (measured), or the first in the gallery.",
+    ),
+    click.option("--across-labels", is_flag=True, help="With --keep: also thin groups with several labels."),
+    click.option(
+        "--list",
+        "list_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE.csv",
+        help="With --keep: write the other images to a table: key, path, kept_key, kept_path, score, reason.",
+    ),
+    click.option("--remove", is_flag=True, help="With --keep: remove the other images from the gallery."),
+    click.option("--dry-run", is_flag=True, help="With --remove: print the figures only."),
+)
 
 
 @click.command()
@@ -29,9 +53,21 @@ from retrieval.upkeep.near_pairs import SampledRecall
     help="Minimum cosine similarity of two near-duplicates.",
 )
 @click.option("--exact", is_flag=True, help="Compare all pairs in galleries of over 100,000 images, too.")
+@_thinning_options
 @sheet_option
 @json_option
-def duplicates(gallery: Path, min_score: float, exact: bool, sheet: Path | None, as_json: bool) -> None:
+def duplicates(
+    gallery: Path,
+    min_score: float,
+    exact: bool,
+    keep: str | None,
+    across_labels: bool,
+    list_file: Path | None,
+    remove: bool,
+    dry_run: bool,
+    sheet: Path | None,
+    as_json: bool,
+) -> None:
     """Find duplicates and near-duplicates in a gallery: identical files, and images that look alike.
 
     Groups are the connected components of all pairs with a similarity of S or more, so two images of a group
@@ -39,24 +75,37 @@ def duplicates(gallery: Path, min_score: float, exact: bool, sheet: Path | None,
     come first: one of the labels is probably wrong. The right S depends on the model: look at some groups
     before you remove images.
 
-    Above 100,000 images, each is compared with those in the nearest cells of a partition of the gallery; the
-    output gives the recall, measured on a sample. --exact compares all pairs, which takes 20 minutes for a
-    million images.
-
     \b
       lookalike duplicates shop.gallery
       lookalike duplicates shop.gallery --min-score 0.98 --sheet duplicates.html
+
+    --keep chooses one image of each group. The others are listed with --list and removed with --remove. An
+    image is left out only if its similarity to a kept image is S or more, so that several images of a chain
+    are kept. Groups with different labels are left alone. Image files are not deleted, except those that were
+    uploaded to a server: delete the files in the list yourself, or the next `index sync` adds them again.
+
+    \b
+      lookalike duplicates shop.gallery --keep largest --list others.csv
+      lookalike duplicates shop.gallery --keep sharpest --remove --dry-run
+
+    Above 100,000 images, each is compared with those in the nearest cells of a partition of the gallery; the
+    output gives the recall, measured on a sample. --exact compares all pairs, which takes 20 minutes for a
+    million images.
     """
+    if keep is None and (across_labels or list_file or remove or dry_run):
+        raise click.UsageError("--across-labels, --list, --remove and --dry-run need --keep")
+    if dry_run and not remove:
+        raise click.UsageError("--dry-run needs --remove")
     if sheet is not None:
         check_sheet_path(sheet)
     target = Gallery(gallery)
     start = time.perf_counter()
     search = find_duplicates(target, min_score, exact=exact, show_progress=True)
     groups, recall = search.groups, search.recall
-    seconds = time.perf_counter() - start
-    found = {
+    images, seconds = len(target), time.perf_counter() - start
+    found: dict[str, Any] = {
         "gallery": str(gallery),
-        "images": len(target),
+        "images": images,
         "min_score": min_score,
         "seconds": round(seconds, 3),
         "recall": 1.0 if recall is None else recall.share,
@@ -71,16 +120,60 @@ def duplicates(gallery: Path, min_score: float, exact: bool, sheet: Path | None,
             for group in groups
         ],
     }
-    print_result(
-        found,
-        as_json,
-        [_summary(len(target), groups), *(line for g in groups for line in _lines(g))],
-    )
-    print_status(f"compared {len(target)} images in {seconds:.1f} s; {_describe(recall)}")
+    lines = [_summary(images, groups), *(line for g in groups for line in _lines(g))]
+    if keep is not None:
+        thinning = plan_thinning(
+            target, groups, keep, min_score, across_labels=across_labels, show_progress=True
+        )
+        if list_file is not None:
+            write_csv(list_file, _COLUMNS, _table(thinning))
+        removed = remove_surplus(target, thinning) if remove and not dry_run and thinning.surplus else 0
+        found["thinning"] = _facts(keep, thinning) | {"removed": removed}
+        lines += ["", _outcome(keep, thinning, removed, dry_run)]
+    print_result(found, as_json, lines)
+    print_status(f"compared {images} images in {seconds:.1f} s; {_describe(recall)}")
+    if list_file is not None:
+        print_status(f"{list_file}: written")
     if sheet is not None:
         title = f"{gallery.name}: near-duplicates"
-        write_sheet(sheet, title, f"{_summary(len(target), groups)}.", [_row(group) for group in groups])
+        write_sheet(sheet, title, f"{_summary(images, groups)}.", [_row(group) for group in groups])
         print_status(f"{sheet}: written")
+
+
+# ---- keeping one image of each group
+
+
+def _facts(keep: str, thinning: Thinning) -> dict[str, Any]:
+    return {
+        "keep": keep,
+        "groups": thinning.thinned,
+        "across_labels": thinning.across_labels,
+        "surplus": [
+            {"id": one.item.id, "kept_id": one.kept.id, **dict(zip(_COLUMNS, row, strict=True))}
+            for one, row in zip(thinning.surplus, _table(thinning), strict=True)
+        ],
+    }
+
+
+def _table(thinning: Thinning) -> Iterator[tuple[str | float, ...]]:
+    """Yield the values of `_COLUMNS` for each surplus image."""
+    for one in thinning.surplus:
+        kept = one.kept
+        yield one.item.key, one.item.path, kept.key, kept.path, round(one.score, 6), one.reason
+
+
+def _outcome(keep: str, thinning: Thinning, removed: int, dry_run: bool) -> str:
+    others = pluralize(len(thinning.surplus), "image")
+    what = (
+        f"{removed} removed" if removed else f"{others} would be removed" if dry_run else f"{others} to spare"
+    )
+    text = f"keeping the {keep} of each group: {what}, from {pluralize(thinning.thinned, 'group')}"
+    if thinning.across_labels:
+        text += f"; left alone, across labels: {pluralize(thinning.across_labels, 'group')}"
+    return text
+
+
+# ---- text output
 
 
 def _describe(recall: SampledRecall | None) -> str:
