@@ -67,8 +67,13 @@ def inspect(
     out: Path | None,
     list_file: Path | None,
     most: int,
+    blurred: float | None,
+    dark: float | None,
+    flat: float | None,
+    tiny: float | None,
+    narrow: float | None,
+    alone: float | None,
     as_json: bool,
-    **thresholds: float | None,
 ) -> None:
     """Find blurred, dark, tiny and odd images in a gallery, and files that are gone.
 
@@ -87,6 +92,8 @@ def inspect(
     if out is not None:
         _create(out)
     start = time.perf_counter()
+    thresholds = {"blurred": blurred, "dark": dark, "flat": flat}
+    thresholds |= {"tiny": tiny, "narrow": narrow, "alone": alone}
     given = {name: value for name, value in thresholds.items() if value is not None}
     found = inspect_gallery(target, given, show_progress=True)
     seconds = time.perf_counter() - start
