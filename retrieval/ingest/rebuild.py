@@ -11,10 +11,11 @@ from pathlib import Path
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import atomic_write, fsync_folder, now
+from retrieval.files import fsync_folder, link_or_copy, now
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
+from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
@@ -48,7 +49,7 @@ def rebuild(
     policy: BadFilePolicy | None = None,
     show_progress: bool = False,
 ) -> RebuildResult:
-    """Embed all images of a gallery with another model, under the same ids, labels and metadata.
+    """Embed all images of a gallery with another model, under the same ids, keys, labels and metadata.
 
     The new gallery is built in the hidden folder `.NAME.rebuild` beside the old one and replaces it when it
     is complete; until then the old one is unchanged. An interrupted rebuild continues where it stopped.
@@ -74,6 +75,7 @@ def rebuild(
             raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")
         new = _open_or_create(gallery, model, draft)
         with new.store.writing():
+            carry_identities(gallery.store, new.store)
             _link_uploads(gallery.store, new.store)
             resumed, started, found = len(new), now(), Scan(_stored_files(gallery))
             result = ingest(new, found, policy=policy, show_progress=show_progress)
@@ -139,11 +141,7 @@ def _link_uploads(old: Store, new: Store) -> None:
         source, target = old.uploads / name, new.uploads / name
         if source.exists() and not target.exists():
             new.uploads.mkdir(exist_ok=True)
-            try:
-                target.hardlink_to(source)
-            except OSError:  # the file system has no hard links
-                with atomic_write(target) as draft:
-                    shutil.copy2(source, draft)
+            link_or_copy(source, target)
 
 
 def _items(store: Store) -> Iterator[StoredItem]:

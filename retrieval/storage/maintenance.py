@@ -16,10 +16,11 @@ import numpy as np
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.storage import database, schema
-from retrieval.storage.items import metadata_columns, read_facts
+from retrieval.storage.items import ItemWriter, metadata_columns, read_facts
 from retrieval.storage.records import NO_FACTS, Facts, Segment
 from retrieval.storage.store import Store, insert_segment
 
+_LAST_ID = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'items'"
 _IDS = "(SELECT value FROM json_each(?))"
 _AT_ONCE = 10_000  # items read at once
 _PAGES = 4096  # of the database, copied at once
@@ -155,6 +156,60 @@ def _refuse_restart() -> Callable[[int, int, int], None]:
         least = remaining
 
     return check
+
+
+# ---- rebuilds
+
+
+def carry_identities(old: Store, new: Store) -> None:
+    """Give the items of a gallery a row in its successor, as removed items: they keep their ids when added.
+
+    An item that the successor has under its id and key already stays as it is. Items that the old gallery has
+    not any more are removed from the successor, and ids that were given once are not given again.
+
+    Args:
+        old: Gallery.
+        new: Its successor, inside `writing()`.
+    """
+    missing, outdated = _identity_differences(old, new)
+    facts, columns = ", ".join(f"items.{name}" for name in schema.FACTS), old.columns()
+    values = "".join(f", metadata.{schema.quoted(name)}" for name in columns)
+    marks = ", ".join("?" * (len(schema.FACTS) + 2))
+    insert = f"INSERT OR REPLACE INTO items ({', '.join(schema.FACTS)}, crc, deleted_at) VALUES ({marks})"
+    names = "".join(f", {schema.quoted(name)}" for name in columns)
+    described = f"INSERT OR REPLACE INTO metadata (id{names}) VALUES (?{', ?' * len(columns)})"
+    query = (
+        f"SELECT {facts}, items.crc{values} FROM items LEFT JOIN metadata ON metadata.id = items.id "
+        f"WHERE items.id IN {_IDS}"
+    )
+    when, end = now(), len(schema.FACTS) + 1
+    with new.transaction() as db:
+        writer = ItemWriter(db)
+        writer.add_columns(columns)
+        writer.remove(outdated.tolist(), when)
+        for start in range(0, len(missing), _AT_ONCE):
+            rows = old.select(query, (json.dumps(missing[start : start + _AT_ONCE].tolist()),))
+            db.executemany(insert, ((*row[:end], when) for row in rows))
+            with_values = (row for row in rows if any(value is not None for value in row[end:]))
+            db.executemany(described, ((row[0], *row[end:]) for row in with_values))
+        ((last,),) = old.select(_LAST_ID)
+        last = max(last, db.execute(_LAST_ID).fetchone()[0])
+        db.execute("DELETE FROM sqlite_sequence WHERE name = 'items'")
+        db.execute("INSERT INTO sqlite_sequence VALUES ('items', ?)", (last,))
+
+
+def _identity_differences(old: Store, new: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of live items that the new gallery lacks under their key, and those that it must lose."""
+    found = []
+    for store in (old, new):
+        ids, keys = array("q"), array("Q")
+        with store.reading() as db:
+            for item, key in db.execute(f"SELECT id, key FROM items WHERE {schema.LIVE} ORDER BY id"):
+                ids.append(item)
+                keys.append(hash(key) & 0xFFFFFFFFFFFFFFFF)
+        found.append(np.rec.fromarrays([np.frombuffer(ids, np.int64), np.frombuffer(keys, np.uint64)]))
+    ours, theirs = found
+    return np.setdiff1d(ours, theirs)["f0"], np.setdiff1d(theirs, ours)["f0"]
 
 
 # ---- verification

@@ -23,6 +23,7 @@ from retrieval.ingest import sources
 from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
+from retrieval.storage.records import Change
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike_here, restore_signals, unzip_shared
 from tests.serve.model import write_model
@@ -342,6 +343,47 @@ def test_rebuild_replaces_only_the_vectors(described: Gallery, better: Embedder)
         rebuild(done.gallery, better)
     assert rebuild(done.gallery, better, keep_old=False).old is None
     assert not list(described.folder.parent.glob(".g*"))
+
+
+def ids(gallery: Gallery) -> dict[str, int]:
+    return {key: gallery.ids_of([key])[0] for key in facts(gallery)}
+
+
+def test_rebuild_keeps_numeric_ids(described: Gallery, better: Embedder, photos: Path) -> None:
+    """Ids are those of before, with gaps, and the ids of removed items are not given to new ones."""
+    draw(7).save(photos / "red" / "7.png")
+    described.add([photos])
+    described.remove(["red/7.png", "b", *[key for key in facts(described) if key.startswith("green/0")]])
+    before = ids(described)
+    highest = described.store.select("SELECT max(id) FROM items")[0][0]
+    assert max(before.values()) < highest
+    assert sorted(before.values()) != [*range(1, len(before) + 1)]
+    done = rebuild(described, better)
+    assert ids(done.gallery) == before
+    draw(8).save(photos / "red" / "8.png")
+    done.gallery.add([photos / "red" / "8.png"])
+    assert done.gallery.ids_of(["red/8.png"])[0] > highest
+
+
+def test_resumed_rebuild_follows_changes_of_the_old_gallery(
+    described: Gallery, better: Embedder, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two runs, items are renamed, removed and added."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuilding, "_exchange", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rebuild(described, better)
+    draw(9).save(photos / "red" / "9.png")
+    described.add([photos / "red" / "9.png"])
+    described.remove(["b"])
+    with described.store.writing():
+        described.store.amend([Change(described.ids_of(["a"])[0], key="renamed", metadata={"price": 13})])
+    described.refresh()
+    before, expected = ids(described), facts(described)
+    done = rebuild(described, better)
+    assert done.resumed > 0
+    assert ids(done.gallery) == before
+    assert facts(done.gallery) == expected
 
 
 def test_rebuild_reports_missing_files(described: Gallery, better: Embedder, photos: Path) -> None:
