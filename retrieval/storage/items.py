@@ -132,12 +132,11 @@ class ItemWriter:
             taken.add(keys[-1])
         return keys
 
-    def identify(self, keys: Sequence[str], given: Mapping[str, int] | None = None) -> Identities:
+    def identify(self, keys: Sequence[str]) -> Identities:
         """Return the ids of items by key: that of the live item, of the last removed one, or a new one.
 
         Args:
             keys: Keys of the items.
-            given: Ids of items that have none yet, by key.
 
         Raises:
             InputError: A key occurs twice.
@@ -150,11 +149,10 @@ class ItemWriter:
         ((first,),) = self._db.execute(
             "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
         )
-        if not known and not given:
+        if not known:
             return Identities(np.arange(first, first + len(keys)), frozenset(), 0)
         fresh = iter(range(first, first + len(keys)))
-        given = given or {}
-        ids = (known.get(key) or given.get(key) or next(fresh) for key in keys)
+        ids = (known.get(key) or next(fresh) for key in keys)
         return Identities(np.fromiter(ids, np.int64, len(keys)), frozenset(known.values()), len(live))
 
     def _ids(self, deleted: str, keys: Sequence[str]) -> dict[str, int]:

@@ -199,7 +199,7 @@ def carry_identities(old: Store, new: Store) -> None:
 
 
 def _identity_differences(old: Store, new: Store) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of live items that the new gallery lacks under their key, and those that it must lose."""
+    """Return the ids of live items that the new gallery lacks under their key, and those it has to drop."""
     found = []
     for store in (old, new):
         ids, keys = array("q"), array("Q")

@@ -59,8 +59,6 @@ class NewItem:
         width, height: Image size in pixels; 0 if unknown.
         metadata: Values by column; other columns keep the value of the item that this one replaces.
         key: Stable id for users; `None` for the path, or for the key that the path already has.
-        id: Item id, which must be free or that of the item with the key; `None` for the one that the key has
-            or had, or else the next free one.
     """
 
     stamp: FileStamp
@@ -69,7 +67,6 @@ class NewItem:
     height: int
     metadata: Mapping[str, Value] = field(default_factory=dict)
     key: str | None = None
-    id: int | None = None
 
 
 @dataclass(frozen=True)

@@ -282,8 +282,7 @@ class Store:
                 facts = Facts(*zip(*map(_facts, writer.keys_of(items), items), strict=True))
                 names = dict.fromkeys(name for item in items for name in item.metadata)
                 metadata = {name: [item.metadata.get(name, MISSING) for item in items] for name in names}
-                given = {key: i.id for key, i in zip(facts.key, items, strict=True) if i.id is not None}
-                self._append(db, writer, vectors, facts, metadata, given)
+                self._append(db, writer, vectors, facts, metadata)
             for file in bad:
                 writer.put_bad(file, when)
 
@@ -302,7 +301,7 @@ class Store:
             InputError: Keys, a metadata column or a value that cannot be stored; nothing is changed.
         """
         with self.transaction() as db:
-            return self._append(db, ItemWriter(db), vectors, facts, metadata or {}, {})
+            return self._append(db, ItemWriter(db), vectors, facts, metadata or {})
 
     def _append(
         self,
@@ -311,10 +310,9 @@ class Store:
         vectors: np.ndarray,
         facts: Facts,
         metadata: MetadataColumns,
-        given: Mapping[str, int],
     ) -> int:
         writer.add_columns(metadata)
-        who = writer.identify(facts.key, given)
+        who = writer.identify(facts.key)
         first = last_number(db) + 1
         numbers = np.arange(first, first + len(facts))
         columns = {name: list(column) for name, column in vars(facts).items()}
