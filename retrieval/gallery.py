@@ -328,8 +328,8 @@ class Gallery:
 
     def _items_of(self, rows: np.ndarray) -> dict[int, tuple[int, str, str | None, dict[str, Any], str]]:
         """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
-        numbers = self._snapshot.stored.numbers_of(rows).tolist()
-        found = {item.vector: item for item in self.store.items(self._snapshot.item_ids(rows).tolist())}
+        numbers, ids, _ = self._snapshot.facts(rows).tolist()
+        found = {item.vector: item for item in self.store.items(ids)}
         path = self.paths.of
         return {
             row: (item.id, path(item), item.label, item.metadata, item.key)

@@ -117,7 +117,9 @@ class Searcher:
     def _find(self, queries: np.ndarray, options: SearchOptions) -> list[Ranking]:
         allowed = None if options.where is None else self._filters.selection(options.where, self._state)
         groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
-        excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
+        excluded = NOTHING.rows
+        if options.exclude:
+            excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
         if options.rerank == "query-expansion":
             queries = self._expanded(queries, allowed, excluded)
         if options.rerank == "k-reciprocal":
@@ -128,8 +130,9 @@ class Searcher:
             found = [self._one_per_group(query, options.k, allowed, excluded, groups) for query in queries]
         else:
             found = self._nearest(queries, options.k, allowed, excluded)
-        lowest = -np.inf if options.min_score is None else options.min_score
-        return [one[one.scores >= lowest][: options.k] for one in found]
+        if options.min_score is not None:
+            found = [one[one.scores >= options.min_score] for one in found]
+        return [one[: options.k] for one in found]
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
@@ -138,8 +141,6 @@ class Searcher:
             InputError: There is no such item.
         """
         names = list(names)
-        if not names:
-            return []
         keys = ids_by_key(self._store, [name for name in names if isinstance(name, str) and is_text(name)])
         ids = [(keys.get(name) if isinstance(name, str) else None) or _number(str(name)) for name in names]
         for name, row in zip(names, self.snapshot.rows_of(np.array(ids, np.int64)).tolist(), strict=True):
@@ -158,6 +159,8 @@ class Searcher:
         kept = rows >= 0
         if len(excluded):
             kept &= ~np.isin(rows, excluded)
+        if kept.all():
+            return [Ranking(*one) for one in zip(rows, scores, strict=True)]
         return [Ranking(r[w], s[w])[:k] for r, s, w in zip(rows, scores, kept, strict=True)]
 
     def _expanded(self, queries: np.ndarray, allowed: Selection | None, excluded: np.ndarray) -> np.ndarray:

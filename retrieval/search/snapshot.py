@@ -95,6 +95,7 @@ class Snapshot:
     ) -> None:
         self.stored = Vectors(parts, dim, [part[NUMBER] for part in rows])
         self._parts, self._rows = parts, rows
+        self._columns = [part.T for part in rows]
         self.index, self.last = index, last
         self.where = where
         gone = self.stored.rows_of(np.empty(0, np.int64) if dead is None else dead)
@@ -141,6 +142,10 @@ class Snapshot:
         items = [part[ITEM] for part in self._rows]
         return self.stored.gather(items, rows, np.empty(len(rows), np.int64))
 
+    def facts(self, rows: np.ndarray) -> np.ndarray:
+        """Return vector numbers, item ids and checksums of rows, int64 [3, n]."""
+        return self.stored.gather(self._columns, rows, np.empty((len(rows), 3), np.int64)).T
+
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the row of each item, int64 [n]; -1 for unknown and removed items."""
         ids = np.asarray(ids, np.int64)
@@ -162,8 +167,7 @@ class Snapshot:
         rows = np.asarray(rows, np.int64)
         dtype = self._parts[0].dtype if self._parts else np.float32
         stored = self.stored.gather(self.stored.parts, rows, np.empty((len(rows), self.stored.dim), dtype))
-        facts = np.empty((len(rows), 3), np.int64)
-        facts = self.stored.gather([part.T for part in self._rows], rows, facts).T
+        facts = self.facts(rows)
         if not np.array_equal(checksums(stored, facts), facts[CHECKSUM]):
             hint = f"run `lookalike index verify {self.where}`"
             raise LookalikeError(f"{self.where}: a stored vector is damaged; {hint}")

@@ -41,8 +41,9 @@ class Reader:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Read one committed state, in a transaction that ends with the block."""
-        with convert_errors(self._folder):
-            db = self._take()
+        kept = self._take()
+        try:
+            db = kept[1] if kept else connect(self._folder)
             try:
                 db.execute("BEGIN")
                 yield db
@@ -50,21 +51,22 @@ class Reader:
             except BaseException:
                 db.close()
                 raise
-            self._keep(db)
-
-    def _take(self) -> sqlite3.Connection:
-        while self._idle:
-            process, db = self._idle.pop()
-            if process == os.getpid():  # a connection does not survive a fork
-                return db
-        return connect(self._folder)
-
-    def _keep(self, db: sqlite3.Connection) -> None:
+        except sqlite3.DatabaseError as error:
+            raise _failed(self._folder, error) from error
         # One that was opened without permission to write cannot roll back the transaction of a killed writer.
-        if len(self._idle) < _IDLE and is_writable(self._folder):
-            self._idle.append((os.getpid(), db))
+        if kept or (len(self._idle) < _IDLE and is_writable(self._folder)):
+            self._idle.append(kept or (os.getpid(), db))
         else:
             db.close()
+
+    def _take(self) -> tuple[int, sqlite3.Connection] | None:
+        """Return an idle connection of this process; a connection does not survive a fork."""
+        process = os.getpid()
+        while self._idle:
+            kept = self._idle.pop()
+            if kept[0] == process:
+                return kept
+        return None
 
 
 def _close(idle: list[tuple[int, sqlite3.Connection]]) -> None:
@@ -153,5 +155,9 @@ def convert_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        hint = f"; run `lookalike index verify {folder} --repair`" if is_damage(error) else ""
-        raise LookalikeError(f"{folder}: the gallery's database failed ({error}){hint}") from error
+        raise _failed(folder, error) from error
+
+
+def _failed(folder: Path, error: sqlite3.DatabaseError) -> LookalikeError:
+    hint = f"; run `lookalike index verify {folder} --repair`" if is_damage(error) else ""
+    return LookalikeError(f"{folder}: the gallery's database failed ({error}){hint}")
