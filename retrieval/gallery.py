@@ -15,7 +15,7 @@ from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
-from retrieval.search.index import Index, build_index, write_index
+from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
 from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
@@ -214,12 +214,45 @@ class Gallery:
             show_progress=show_progress,
         )
 
-    def build_index(self, spec: IndexSpec | None = None, *, show_progress: bool = False) -> None:
+    def optimize_index(
+        self, spec: IndexSpec | None = None, *, tolerated: int = 0, show_progress: bool = False
+    ) -> IndexWork:
+        """Bring the index up to what is asked for, and return the work done. Call it in `store.writing()`.
+
+        The index is built or extended if there is none, its kind, recall or memory limit is another one, it
+        has outgrown its memory limit, it is damaged, many of its vectors are dead, or vectors are not in it.
+
+        Args:
+            spec: Kind, recall and memory; what it leaves open is as in the previous call.
+            tolerated: Number of vectors that may be outside the index.
+            show_progress: Report progress on stderr.
+
+        Raises:
+            InputError, LookalikeError: As for `retrieval.search.index.build_index`.
+        """
+        previous = self.store.manifest.index_spec
+        spec = (spec or IndexSpec()).or_else(previous)
+        self.refresh()
+        state = self._snapshot
+        reason = work_needed(state.index, state.stored, spec, live=state.alive, tolerated=tolerated)
+        if reason:
+            built = self.build_index(spec, show_progress=show_progress)
+            if built is None:
+                return IndexWork("removed" if state.index else "nothing", reason)
+            return IndexWork("extended" if built.is_extended else "built", reason)
+        if spec != previous:
+            self.store.use_index(self.store.state().index, spec)
+        return IndexWork("nothing", "")
+
+    def build_index(self, spec: IndexSpec | None = None, *, show_progress: bool = False) -> BuiltIndex | None:
         """Index all committed vectors and put the index to use. Call it inside `store.writing()`.
 
         Args:
             spec: Kind, recall and memory; what it leaves open is as in the previous call.
             show_progress: Report progress on stderr.
+
+        Returns:
+            The index; `None` for exact search.
 
         Raises:
             InputError, LookalikeError: As for `retrieval.search.index.build_index`.
@@ -233,6 +266,7 @@ class Gallery:
         active = None if built is None else write_index(built, self.folder / "indexes")
         self.store.use_index(active, spec)
         self.refresh()
+        return built
 
     # ---- searching
 

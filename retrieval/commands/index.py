@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from retrieval.commands import ingest, transfer, upkeep
+from retrieval.commands import ingest, optimize, transfer, upkeep
 
 
 @click.group()
@@ -30,6 +30,7 @@ for command in (
     upkeep.info,
     upkeep.verify,
     upkeep.compact,
+    optimize.optimize,
     upkeep.snapshot,
     transfer.export_,
     transfer.import_,

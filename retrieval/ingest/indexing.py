@@ -206,7 +206,7 @@ def finish_run(
 def index_new_vectors(
     gallery: Gallery, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
 ) -> None:
-    """Merge small segments, and index new vectors if there are many or another index is specified.
+    """Merge small segments, and bring the index up to what is asked for; a few new vectors may wait.
 
     Every command that adds vectors calls it at its end.
 
@@ -218,10 +218,8 @@ def index_new_vectors(
     """
     if merge_small(gallery.store):
         gallery.refresh()
-    previous = gallery.store.manifest.index_spec
-    spec = (index or IndexSpec()).or_else(previous)
-    if spec != previous or gallery.outside_index > (0 if reindex else max(10_000, len(gallery) // 10)):
-        gallery.build_index(spec, show_progress=show_progress)
+    tolerated = 0 if reindex else max(10_000, len(gallery) // 10)
+    gallery.optimize_index(index, tolerated=tolerated, show_progress=show_progress)
 
 
 _Read = tuple[ImageFile, ExistingItem | None, Decoded | KnownFile | ImageError]

@@ -48,11 +48,26 @@ class BuiltIndex:
         last: Highest vector number that it covers.
         card: kind, effort, oversample, recall (measured), recall_wanted, memory_wanted, chosen_for (number of
             vectors when the kind was chosen), ms, bytes_per_vector, and tried: the trials as plain values.
+        is_extended: Whether it is the previous index with more vectors.
     """
 
     index: faiss.Index
     last: int
     card: dict[str, Any]
+    is_extended: bool = False
+
+
+@dataclass(frozen=True)
+class IndexWork:
+    """What was done to the index of a gallery, and why.
+
+    Attributes:
+        done: "built", "extended", "removed", or "nothing".
+        reason: Why, as in "there is no index"; empty if there was nothing to do.
+    """
+
+    done: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -209,6 +224,9 @@ class Index:
     Its files are held open from the start, so a writer that deletes them does not affect it. A file beyond
     256 MB is used once its size is right, while its checksum is computed in the background.
 
+    Attributes:
+        checking: Thread that computes the checksum of a large file; `None` before the first use.
+
     Args:
         folder: Folder with `index.faiss` and `card.json`.
         sha256, card_sha256: SHA-256 of the two files.
@@ -221,6 +239,7 @@ class Index:
         self.folder, self._sha256, self._card_sha256 = folder, sha256, card_sha256
         self._repair = f"rebuild it with `lookalike index verify {folder.parents[1]} --repair`"
         self._found_damaged = threading.Event()
+        self.checking: threading.Thread | None = None
         self._file, self._card_file = (self._open_file(name) for name in ("index.faiss", "card.json"))
 
     @cached_property
@@ -246,7 +265,8 @@ class Index:
         elif self._size != self.card["bytes"]:
             raise self._damage("index.faiss")
         else:
-            threading.Thread(target=self._check_later, name="index check", daemon=True).start()
+            self.checking = threading.Thread(target=self._check_later, name="index check", daemon=True)
+            self.checking.start()
         return self._read(faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
 
     def propose(self, queries: np.ndarray, k: int, selector: Any = None, widen: float = 1.0) -> np.ndarray:
@@ -430,7 +450,7 @@ def _extend(
         never_less = {name: max(card[name], getattr(good[0], name)) for name in ("effort", "oversample")}
         card = {**card, **_plain(good[0]), **never_less}
     training.add_rows(index, vectors, held_out.rows)
-    return BuiltIndex(index, max(_last(vectors), card["last"]), card)
+    return BuiltIndex(index, max(_last(vectors), card["last"]), card, is_extended=True)
 
 
 def _last(vectors: Vectors) -> int:
