@@ -2,8 +2,8 @@
 
 The share of selected rows decides which search is fastest (1M x 128, one query, CPU time compared with FAISS
 and its `IDSelectorBitmap`): a product with a copy of the selected vectors for few (0.1 times at 1 %), FAISS
-and its selector for some (1.0 at 10 %), and products with all vectors, of which some are left out, for most
-(0.6 at 50 %).
+and its selector for some (1.0 at 10 %), and FAISS without a selector but with more results, of which some are
+left out, for most (0.5 at 50 %).
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ import faiss
 import numpy as np
 
 COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
-DENSE = 0.15  # share of selected rows from which a product with all vectors is faster than a selector
+DENSE = 0.2  # share of selected rows from which a search without a selector is faster
+_RECORDED, _FAILED = (
+    8,
+    2,
+)  # searches that are recorded, and failures among them after which a selector is used
 
 
 class Selection:
@@ -33,6 +37,7 @@ class Selection:
         self._bitmaps: dict[tuple[int, int], faiss.IDSelectorBitmap] = {}
         self._vectors: np.ndarray | None = None
         self._numbers: dict[int, faiss.IDSelectorBitmap] = {}
+        self._enough: list[bool] = []
 
     @classmethod
     def of(cls, allowed: Selection | np.ndarray | None) -> Selection | None:
@@ -49,10 +54,20 @@ class Selection:
         """Selected rows, ascending, int64 [count]."""
         return np.flatnonzero(self.allowed)
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether so many rows are selected that leaving out the others afterwards is fastest."""
-        return self.count > DENSE * len(self.allowed)
+    def surplus(self, k: int) -> int:
+        """Return how many of all rows to search for k selected ones; 0 if it is better to use a selector.
+
+        Where selected rows are far from the queries, as with a label that other images have, too few of the
+        nearest are selected. That is learnt from `record`.
+        """
+        share = self.count / max(len(self.allowed), 1)
+        if share < DENSE or self.count < k or self._enough.count(False) >= _FAILED:
+            return 0
+        return int(1.5 * k / share) + 32
+
+    def record(self, enough: bool) -> None:
+        """Record whether a search for `surplus` rows had enough selected ones among its results."""
+        self._enough = [*self._enough[1 - _RECORDED :], enough]
 
     def is_small(self, dim: int) -> bool:
         """Return whether the selected vectors, of dimension `dim`, are few enough to keep a copy."""

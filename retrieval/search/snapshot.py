@@ -47,7 +47,14 @@ class ItemRows:
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the newest row of each item, int64 [n]; -1 for unknown items."""
         rows = np.full(ids.shape, -1)
-        if self._parts:
+        if self._parts and (ids[1:] >= ids[:-1]).all():
+            ends = np.searchsorted(ids, [*self._firsts[1:], np.iinfo(np.int64).max])
+            first = int(np.searchsorted(ids, self._firsts[0]))
+            for number, end in enumerate(ends.tolist()):
+                if first < end:
+                    rows[first:end] = _at(self._parts[number], ids[first:end], self._starts[number])
+                    first = end
+        elif self._parts:
             part_of = np.searchsorted(self._firsts, ids, side="right") - 1
             for number in np.unique(part_of[part_of >= 0]):
                 mine = part_of == number

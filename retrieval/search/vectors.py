@@ -185,9 +185,17 @@ class Vectors:
         size = _BLOCK if many else _WIDE_BLOCK
         if allowed is not None and allowed.is_small(self.dim):
             return _scan_with_products(queries, k, self._selected_blocks(allowed, start, size))
-        if many or (allowed is not None and allowed.is_dense):
+        if many:
             mask = None if allowed is None else allowed.allowed
             return _scan_with_products(queries, k, self._allowed_blocks(mask, start, size))
+        if allowed is not None and not start and (surplus := allowed.surplus(k)):
+            scores, rows = self._scan_with_faiss(queries, surplus, None, start)
+            kept = (rows >= 0) & allowed.allowed[rows]
+            enough = bool((np.count_nonzero(kept, axis=1) >= k).all())
+            allowed.record(enough)
+            if enough:
+                first = np.argsort(~kept, axis=1, kind="stable")[:, :k]
+                return np.take_along_axis(scores, first, 1), np.take_along_axis(rows, first, 1)
         return self._scan_with_faiss(queries, k, allowed, start)
 
     def _selected_blocks(self, allowed: Selection, start: int, size: int) -> Iterator[Block]:

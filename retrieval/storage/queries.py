@@ -78,7 +78,8 @@ def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = 
     query = f"SELECT id AS n FROM {tables} WHERE ({sql})"
     if among is not None:
         return store.select_numbers(f"{query} AND id IN {_LISTED}", (*values, _json(among)))
-    (ends,) = store.select("SELECT min(id), max(id) FROM items")
+    # In one query without subqueries, SQLite would read all rows.
+    (ends,) = store.select("SELECT (SELECT min(id) FROM items), (SELECT max(id) FROM items)")
     starts = range(ends[0] or 0, (ends[1] or 0) + 1, _AT_ONCE)
     found = [
         store.select_numbers(f"{query} AND id >= ? AND id < ?", (*values, start, start + _AT_ONCE))

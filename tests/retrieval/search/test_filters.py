@@ -145,8 +145,8 @@ def test_readers_of_different_states_share_the_cache(tmp_path: Path) -> None:
     model.gallery.refresh()
     newer = model.gallery._searcher
     for _ in range(2):
-        assert len(newer.find(unit_vectors(1), options)[0]) == 61
-        assert len(older.find(unit_vectors(1), options)[0]) == 60
+        assert len(newer.find(unit_vectors(1), options)[0].rows) == 61
+        assert len(older.find(unit_vectors(1), options)[0].rows) == 60
 
 
 @given(
@@ -177,6 +177,20 @@ def test_every_way_to_search_selected_rows_finds_the_nearest(
         np.testing.assert_allclose(ours, scores, atol=1e-6)
         np.testing.assert_array_equal(ours_rows < 0, numbers < 0)
         assert possible[ours_rows[ours_rows >= 0]].all()
+
+
+def test_selector_replaces_surplus_where_selected_rows_are_far_away() -> None:
+    rows, query = clustered(2000, 8, 1), clustered(1, 8, 2)
+    far = np.argsort(rows @ query[0])[:1000]
+    selected = Selection(np.isin(np.arange(2000), far))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(selection, "COPIED", 0)
+        stored = Vectors([rows], 8)
+        assert selected.surplus(10)
+        for _ in range(4):
+            _, found = stored.nearest(query, 10, selected)
+            np.testing.assert_array_equal(found, brute_force(rows, query, 10, selected.allowed)[1])
+        assert not selected.surplus(10), "the nearest rows are not selected ones"
 
 
 def test_one_selection_serves_many_threads() -> None:
