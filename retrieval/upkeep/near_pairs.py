@@ -24,9 +24,9 @@ _ROUNDING = 1e-6  # of float32
 
 _TRAINED_ON = 32  # vectors per cell from which its centroid is computed
 _ITERATIONS = 5  # of k-means
-_PROBES = (4, 8, 16, 32, 64)  # nearest cells of a vector that are searched
-_USUAL_PROBES = 8  # if the sample has no pair
-_WANTED = 0.995  # share of the sampled pairs that the probes have to find
+_VISITED = (4, 8, 16, 32, 64)  # nearest cells of a vector that are searched
+_USUALLY_VISITED = 8  # if the sample has no pair
+_WANTED = 0.995  # share of the sampled pairs that the visited cells have to find
 _QUERIES = 2048  # sampled vectors, which are compared with all others
 _AT_ONCE = 256  # of them
 _PAIRS = 20_000  # sampled pairs that suffice
@@ -223,7 +223,7 @@ class _Cells:
     def __init__(self, vectors: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         count = len(vectors)
         # As many comparisons with centroids as with vectors in the searched cells.
-        cells = min(2 ** round(np.log2(np.sqrt(max(1, _USUAL_PROBES * count)))), max(1, count))
+        cells = min(2 ** round(np.log2(np.sqrt(max(1, _USUALLY_VISITED * count)))), max(1, count))
         kmeans = faiss.Kmeans(
             vectors.shape[1],
             cells,
@@ -234,11 +234,11 @@ class _Cells:
             max_points_per_centroid=_TRAINED_ON,
         )
         kmeans.train(vectors)
-        most = min(max(_PROBES), cells)
-        probes = min(self._probes_needed(kmeans.index, vectors, a, b, most), most)
-        nearest = np.empty((count, probes), np.int32)
+        most = min(max(_VISITED), cells)
+        visited = min(self._cells_needed(kmeans.index, vectors, a, b, most), most)
+        nearest = np.empty((count, visited), np.int32)
         for block in _blocks(count):
-            nearest[block] = kmeans.index.search(vectors[block], probes)[1]
+            nearest[block] = kmeans.index.search(vectors[block], visited)[1]
         self._members = _inverted(nearest[:, :1], cells)
         self._seekers = _inverted(nearest, cells)
         sizes = [np.diff(ends) for _, ends in (self._members, self._seekers)]
@@ -252,18 +252,18 @@ class _Cells:
                     yield seekers[some], members[others]
 
     @staticmethod
-    def _probes_needed(
+    def _cells_needed(
         index: faiss.Index, vectors: np.ndarray, a: np.ndarray, b: np.ndarray, most: int
     ) -> int:
         """Return how many cells find enough of the pairs, in one direction or the other."""
         if not len(a):
-            return _USUAL_PROBES
+            return _USUALLY_VISITED
         members, at = np.unique(np.stack([a, b]), return_inverse=True)
         left, right = at.reshape(2, -1)
         cells = index.search(vectors[members], most)[1]
         hits = (cells[left] == cells[right, :1]) | (cells[right] == cells[left, :1])  # [m, most]
         shares = np.logical_or.accumulate(hits, axis=1).mean(0)
-        enough = [n for n in _PROBES if shares[min(n, most) - 1] >= _WANTED]
+        enough = [n for n in _VISITED if shares[min(n, most) - 1] >= _WANTED]
         return enough[0] if enough else most
 
 

@@ -127,7 +127,7 @@ def test_cells_find_the_groups_that_all_pairs_give(tmp_path: Path, monkeypatch: 
 def test_recall_is_that_of_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cell a vector misses pairs; the recall is compared with all pairs one by one."""
     monkeypatch.setattr(duplicates, "EXACT_UP_TO", 100)
-    monkeypatch.setattr(near_pairs, "_PROBES", (1,))
+    monkeypatch.setattr(near_pairs, "_VISITED", (1,))
     vectors = crowd(4, 1500, 6)
     found = find_duplicates(make(tmp_path / "g", vectors), 0.9)
     group_of = {int(item.key): at for at, group in enumerate(found.groups) for item in group.members}

@@ -21,7 +21,7 @@ from tests.conftest import draw, lookalike_here
 from tests.retrieval.upkeep.test_duplicates import crowd, make
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.integers(0, 2**32), st.integers(2, 120), st.sampled_from([2, 5, 40]), st.booleans())
 def test_surplus_images_are_near_a_kept_one(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, dim: int, across_labels: bool
