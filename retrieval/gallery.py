@@ -24,7 +24,7 @@ from retrieval.storage.inventory import inventory
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
 from retrieval.storage.queries import live_ids
-from retrieval.storage.records import BadFile, GalleryState, IndexSpec
+from retrieval.storage.records import ActiveIndex, BadFile, GalleryState, IndexSpec
 from retrieval.storage.store import Store
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Gallery:
         self._embedder: Embedder | None = None
         self.root = None if root is None else Path(root)
         self._filters = Filters(self.store)
+        self._index: Index | None = None
         self._use(self._load())
 
     @classmethod
@@ -168,6 +169,7 @@ class Gallery:
             self.store = Store(self.folder)
             self._embedder = None
             self._filters = Filters(self.store)
+            self._index = None
         self._use(self._load())
 
     # ---- adding
@@ -489,12 +491,17 @@ class Gallery:
         return self._open_state(self.store.state())
 
     def _open_state(self, state: GalleryState) -> State:
-        parts = [self.store.segment_vectors(segment) for segment in state.segments]
-        rows = [self.store.segment_rows(segment) for segment in state.segments]
+        opened = self.store.open_segments(state.segments)
+        parts, rows = [vectors for vectors, _ in opened], [rows for _, rows in opened]
         index, last = None, 0
         if state.index is not None:
-            folder = self.folder / "indexes" / state.index.folder
-            index = Index(folder, state.index.sha256, state.index.card_sha256)
-            last = state.index.last
+            index, last = self._open_index(state.index), state.index.last
         dim, where = self.store.manifest.dim, str(self.folder)
         return State(state, Snapshot(parts, rows, state.dead, index, last, dim=dim, where=where))
+
+    def _open_index(self, record: ActiveIndex) -> Index:
+        """Return the index of a record; the same one as before stays open."""
+        folder = self.folder / "indexes" / record.folder
+        if self._index is None or self._index.folder != folder:
+            self._index = Index(folder, record.sha256, record.card_sha256)
+        return self._index

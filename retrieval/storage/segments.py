@@ -119,6 +119,19 @@ def rows(folder: Path, segment: Segment) -> np.ndarray:
     return found
 
 
+def inode(folder: Path, segment: Segment) -> int:
+    """Return the inode number of the file of rows, which no other file gets while it is open.
+
+    Raises:
+        DamagedError: The file is missing.
+    """
+    path = rows_file(folder / segment.file)
+    try:
+        return path.stat().st_ino
+    except OSError as error:
+        raise DamagedError(path) from error
+
+
 def facts(folder: Path, name: str) -> dict[str, list[Any]]:
     """Return the facts about the items of a segment as columns.
 

@@ -88,6 +88,7 @@ class Store:
         self.manifest = parse_manifest(folder, self.select("SELECT key, value FROM meta WHERE key != 'seal'"))
         self._held = False
         self._watch: Watch | None = None
+        self._opened: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
     @classmethod
     def create(
@@ -173,6 +174,21 @@ class Store:
     def segments(self) -> list[Segment]:
         """Return all committed segments, oldest first."""
         return [Segment(*row) for row in self.select(SEGMENTS)]
+
+    def open_segments(self, listed: Iterable[Segment]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return vectors and rows of segments, as below. Files that are open since the last call stay open.
+
+        Raises:
+            LookalikeError: A file is missing or damaged.
+        """
+        opened: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+        for segment in listed:
+            with self._repairable():  # a repair writes a file under its old name
+                key = segment.file, segments.inode(self.folder / "segments", segment)
+            known = self._opened.get(key)
+            opened[key] = known or (self.segment_vectors(segment), self.segment_rows(segment))
+        self._opened = opened
+        return list(opened.values())
 
     def segment_vectors(self, segment: Segment) -> np.ndarray:
         """Return the vectors of a segment, memory-mapped: [n, D] as stored. Rows are checked when used.

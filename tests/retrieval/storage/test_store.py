@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
-from retrieval.storage.records import BadFile, Change, FileStamp, NewItem, Value
+from retrieval.storage.records import BadFile, Change, FileStamp, IndexSpec, NewItem, Value
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -241,3 +241,15 @@ def test_no_damaged_vector_is_served(gallery: Gallery) -> None:
     path.write_bytes(data)
     with pytest.raises(LookalikeError, match="verify"):
         Gallery(gallery.folder).search_vectors(np.ones((1, 48), np.float32))
+
+
+def test_files_stay_open_from_one_state_to_the_next(gallery: Gallery) -> None:
+    commit(gallery, ["a", "b"])
+    with gallery.store.writing():
+        gallery.build_index(IndexSpec("sq8"))
+    before = gallery.snapshot
+    commit(gallery, ["c"])
+    after = gallery.snapshot
+    assert after.index is before.index
+    assert np.shares_memory(after.stored.parts[0], before.stored.parts[0])
+    assert len(after) == len(before) + 1
