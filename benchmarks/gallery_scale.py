@@ -1,7 +1,7 @@
 """A gallery at growing sizes: time, CPU time and memory of each operation, one process for each.
 
-Vectors of dimension 64 are drawn from 20,000 clusters with 12 inner dimensions and written to a file in parts.
-They are imported, indexed, opened, searched and added to; then 1 % is removed and the gallery compacted.
+Vectors of dimension 64 are drawn from 20,000 clusters with 12 inner dimensions and written to a file. They
+are imported, indexed, opened, searched and added to; then 1 % is removed and the gallery compacted.
 Memory is the peak of the process: all of it, and without the files that it maps, which the system can drop.
 "bare" is the same FAISS index with the same parameters, without exact scores and items.
 
@@ -160,7 +160,7 @@ def search(folder: Path, _: str) -> dict[str, Any]:
     exact = snapshot.stored.nearest(queries, 10)[0][:, -1]
     hits = gallery.search_vectors(queries)
     right = [hit.score >= last - 1e-6 for one, last in zip(hits, exact.tolist(), strict=True) for hit in one]
-    return {**found, "bare_ms": bare["ms"], "bare_cpu_ms": bare["cpu_ms"], "recall": sum(right) / len(right) }
+    return {**found, "bare_ms": bare["ms"], "bare_cpu_ms": bare["cpu_ms"], "recall": sum(right) / len(right)}
 
 
 def add(folder: Path, _: str) -> dict[str, Any]:
@@ -206,10 +206,82 @@ OPERATIONS = {
 }
 
 
+# ---- page
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the page of committed results as Markdown."""
+    sizes = {int(count): found for count, found in results["sizes"].items()}
+    counts = sorted(sizes)
+    lines = [
+        "# A gallery at ten million",
+        "",
+        "<!-- Written by `python -m benchmarks.gallery_scale --page` from benchmarks/gallery_scale.json. -->",
+        "",
+        *(__doc__ or "").strip().partition("\n\n")[2].partition("\n\n    python")[0].splitlines(),
+        "",
+        f"Measured on {results['machine']}, with {results['threads']} thread, while other programs used the "
+        "machine: CPU time is reliable, wall-clock time an upper bound. The index is "
+        f"`--kind {results['kind']}`.",
+        f"The column {_power(10 * counts[-1])} is extrapolated: each number grows as it did from "
+        f"{_power(counts[-2])} to {_power(counts[-1])}.",
+        "",
+    ]
+    operations = [name for name in OPERATIONS if all(name in sizes[count] for count in counts)]
+    for title, field, unit in (
+        ("CPU seconds", "cpu_seconds", 1.0),
+        ("Seconds", "seconds", 1.0),
+        ("Peak memory, MB", "peak_bytes", 1e6),
+        ("Peak memory without mapped files, MB", "peak_anonymous_bytes", 1e6),
+    ):
+        lines += [f"## {title}", "", *_table(operations, sizes, field, unit), ""]
+    details = {
+        "recall@10": ("search", "recall", 1.0),
+        "one search, ms": ("search", "ms", 1.0),
+        "one search, CPU ms": ("search", "cpu_ms", 1.0),
+        "bare FAISS, CPU ms": ("search", "bare_cpu_ms", 1.0),
+        "first search, seconds": ("open", "first_search_seconds", 1.0),
+        "disk without index, MB": ("import", "disk_bytes", 1e6),
+        "index, bytes per vector": ("index", "bytes_per_vector", 1.0),
+    }
+    rows = [
+        [name, *(_number(sizes[count][operation][field] / unit) for count in counts)]
+        for name, (operation, field, unit) in details.items()
+        if all(operation in sizes[count] for count in counts)
+    ]
+    lines += ["## Search and disk", "", *_markdown(["", *map(_power, counts)], rows), ""]
+    return "\n".join(lines)
+
+
+def _table(operations: Sequence[str], sizes: dict[int, dict[str, Any]], field: str, unit: float) -> list[str]:
+    counts = sorted(sizes)
+    rows = []
+    for name in operations:
+        values = [sizes[count][name][field] / unit for count in counts]
+        slope = math.log(values[-1] / values[-2]) / math.log(counts[-1] / counts[-2])
+        rows.append([name, *map(_number, values), _number(values[-1] * 10 ** max(slope, 0))])
+    return _markdown(["", *map(_power, counts), f"{_power(10 * counts[-1])}, extrapolated"], rows)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _power(count: int) -> str:
+    exponent = round(math.log10(count))
+    return f"10^{exponent}" if count == 10**exponent else f"{count:,}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def run(counts: Sequence[int], kind: str, folder: Path, json_file: Path) -> None:
     """Run all operations at each size, and write the results after each."""
     results: dict[str, Any] = json.loads(json_file.read_text()) if json_file.exists() else {}
-    results |= {"machine": machine(), "dim": DIM, "kind": kind}
+    threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+    results |= {"machine": machine(), "threads": threads, "dim": DIM, "kind": kind}
     sizes = results.setdefault("sizes", {})
     for count in counts:
         place = folder / str(count)
@@ -246,7 +318,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--counts", nargs="+", type=int, default=[20_000, 60_000])
     parser.add_argument("--kind", default="ivf-sq8")
-    parser.add_argument("--folder", type=Path, help="where to keep files and galleries; else they are deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="where to keep files and galleries; else they are deleted"
+    )
     parser.add_argument("--json", type=Path, help="output file; what it has already is not measured again")
     parser.add_argument("--operation", help=argparse.SUPPRESS)
     parser.add_argument("--page", action="store_true", help="write the page from the committed numbers")

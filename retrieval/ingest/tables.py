@@ -135,7 +135,8 @@ def plain_values(values: list[Any], place: str, start: int) -> list[Value]:
     Raises:
         InputError: A value is neither text, a number, a date nor missing.
     """
-    if {*map(type, values)} <= {str, int, type(None)}:
+    types = {*map(type, values)} - {type(None)}
+    if types <= {str, int} or (types <= {int, float} and all(map(math.isfinite, filter(None, values)))):
         return values
     return [_plain(value, f"{place}, row {row}") for row, value in enumerate(values, start + 1)]
 

@@ -147,6 +147,7 @@ def check_values(column: str, values: Sequence[object]) -> Sequence[Value]:
         not given
         or (types == {str} and _are_texts(given))
         or (types == {int} and min(given) in _INTEGERS and max(given) in _INTEGERS)
+        or (types == {float} and all(map(math.isfinite, given)))
     ):
         return cast("Sequence[Value]", values)
     return [check_value(column, value) for value in values]

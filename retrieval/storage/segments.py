@@ -76,9 +76,17 @@ def write_rows(path: Path, rows: np.ndarray) -> None:
 
 def write_facts(path: Path, facts: Mapping[str, Sequence[Any]]) -> None:
     """Write the file of facts of the segment at `path`, with the CRC-32 of what follows as first value."""
-    columns = json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()[1:]
+    fields = (f"{json.dumps(name)}:{_column(values)}" for name, values in facts.items())
+    columns = f"{','.join(fields)}}}".encode()
     with atomic_write(items_file(path)) as draft:
         draft.write_bytes(_CRC % zlib.crc32(columns) + columns)
+
+
+def _column(values: Sequence[Any]) -> str:
+    """Return a list as JSON; quickly if its values are all the same, as facts about missing files are."""
+    if len(values) and values[-1] == values[0] and list(values).count(values[0]) == len(values):
+        return f"[{','.join([json.dumps(values[0], ensure_ascii=False)] * len(values))}]"
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
 
 
 def rows_file(path: Path) -> Path:
