@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from retrieval import InputError, LookalikeError
 from retrieval.search.snapshot import Snapshot
+from retrieval.storage.segments import checksums
 from tests.retrieval.vectors import brute_force, clustered, snapshot
 
 FEW_AND_MANY = pytest.mark.parametrize("count", [1, 3, 40], ids="queries={}".format)
@@ -134,6 +135,35 @@ def test_damaged_vector_is_never_returned(count: int, value: float, tmp_path: Pa
     assert (state.nearest(queries, 5, elsewhere)[1] != 123).all()
     with pytest.raises(LookalikeError, match="damaged"):
         state.nearest(queries, 500)
+
+
+@settings(max_examples=200)
+@given(history=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True), max_size=8))
+@example(history=[[1, 2], [1, 3], [3], [4, 5], [2, 6]])
+def test_items_and_numbers_are_found_in_any_history(history: list[list[int]]) -> None:
+    """Each commit gives new vectors to some items; some rows are compacted away, others are only dead."""
+    parts, rows, newest, number = [], [], dict[int, int](), 0
+    for items in history:
+        numbers = np.arange(number + 1, number + len(items) + 1)
+        newest |= zip(items, numbers.tolist(), strict=True)
+        number += len(items)
+        kept = numbers % 3 != 0  # of a compaction
+        if kept.any():
+            facts = np.stack([numbers, items])[:, kept]
+            part = np.ones((facts.shape[1], 2), np.float32)
+            parts.append(part)
+            rows.append(np.concatenate([facts, checksums(part, facts)[None]]))
+    there = [n for part in rows for n in part[0].tolist()]
+    dead = np.array(sorted(set(there) - set(newest.values())), np.int64)
+    state = Snapshot(parts, rows, dead, dim=2)
+    row_of = {n: row for row, n in enumerate(there)}
+    asked = np.arange(14)
+    found = state.rows_of(asked).tolist()
+    assert found == [row_of.get(newest.get(item, -1), -1) for item in asked.tolist()]
+    numbers = np.arange(-1, number + 3)
+    assert state.stored.rows_of(numbers).tolist() == [row_of.get(n, -1) for n in numbers.tolist()]
+    assert state.stored.numbers_of(np.arange(len(there))).tolist() == there
+    assert state.size == len(there) - len(dead)
 
 
 @FEW_AND_MANY
