@@ -93,8 +93,7 @@ def train_index(kind: Kind, training: Training, *, one_cell: bool = False) -> fa
     """
     sample = training.sample
     cells = 1 if one_cell or not kind.in_cells else len(training.centroids)
-    metric = faiss.METRIC_INNER_PRODUCT
-    index = faiss.index_factory(sample.shape[1], kind.factory(sample.shape[1], cells), metric)
+    index = faiss.index_factory(sample.shape[1], kind.factory(sample.shape[1], cells), kind.metric)
     if isinstance(index, faiss.IndexIVF):
         quantizer = faiss.downcast_index(index.quantizer)
         quantizer.add(training.centroids if cells > 1 else sample[:1])

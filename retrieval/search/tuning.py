@@ -33,7 +33,7 @@ QUERIES = 256
 _NEAREST = 384  # vectors next to each query in the sample
 _NEAREST_BYTES = 1 << 28
 # At equal recall `ivf-flat` is slower than `ivf-sq8` and four times as large, so it is not tried.
-CANDIDATES = ("flat", "pq", "sq8", "ivf-pq", "ivf-sq4", "ivf-sq8", "hnsw")
+CANDIDATES = ("flat", "pq", "sq8", "ivf-rabitq", "ivf-pq", "ivf-sq4", "ivf-sq8", "hnsw-rabitq", "hnsw")
 _SURPLUS = 26  # rough neighbours among which the exact ones are
 _TIMED = 24  # queries
 _ROUNDS = 5
@@ -325,7 +325,11 @@ def run_trials(
     with Progress("choosing an index", len(names), "kinds", show=show_progress) as progress:
         for name in names:
             needed = kinds.memory_needed(name, dim, count)
-            if memory is None or needed <= memory:
+            larger = kinds.instead_of(name) if len(names) > 1 else ""
+            fits = memory is None or needed <= memory
+            if fits and not (
+                larger and (memory is None or kinds.memory_needed(larger, dim, count) <= memory)
+            ):
                 progress.update(0, name)
                 done = _try_flat(ground) if name == "flat" else _try(ground, kinds.APPROXIMATE[name], recall)
                 tried += [replace(trial, bytes_per_vector=needed // max(1, count)) for trial in done]

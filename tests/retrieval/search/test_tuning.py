@@ -205,7 +205,11 @@ def test_best_kind_within_recall_and_memory_is_chosen(ground: tuning.Ground) -> 
     assert tuning.best_first(tried, 0.97)[0].ms <= 1.25**2 * min(trial.ms for trial in good)
     assert all(trial.at_least <= trial.recall for trial in tried)
     exact = trials_of(ground, 1.0, None)
-    assert {trial.kind for trial in exact} == set(tuning.CANDIDATES)
+    for_less_memory = {name for name in tuning.CANDIDATES if kinds.instead_of(name)}
+    assert {trial.kind for trial in exact} == {*tuning.CANDIDATES} - for_less_memory
+    assert for_less_memory == {"ivf-rabitq", "hnsw-rabitq"}
+    tight = trials_of(ground, 0.5, kinds.memory_needed("ivf-rabitq", DIM, 6000))
+    assert {trial.kind for trial in tight} == {"pq", "ivf-pq", "ivf-rabitq"}
     assert "flat" in {trial.kind for trial in tuning.best_first(exact, 1.0)}, "exact search always is"
 
 
