@@ -25,6 +25,7 @@ for command in (
     ingest.add,
     ingest.update,
     ingest.sync,
+    ingest.watch,
     ingest.rebuild,
     upkeep.remove,
     upkeep.info,

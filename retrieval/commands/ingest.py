@@ -1,7 +1,8 @@
-"""`lookalike index build`, `add`, `update`, `sync` and `rebuild`: bring images into a gallery."""
+"""`lookalike index build`, `add`, `update`, `sync`, `watch` and `rebuild`: bring images into a gallery."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.ingest import sync as syncing
+from retrieval.ingest import watch as watching
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
 from retrieval.ingest.sources import Sources
@@ -260,6 +262,64 @@ def sync(
     _report(ctx, target, result, as_json)
 
 
+@click.command(short_help="Keep a gallery in sync with a folder.")
+@click.argument("gallery", type=_FILE)
+@click.argument("folder", type=_FILE)
+@click.option(
+    "--poll",
+    "seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=watching.SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks at the folder.",
+)
+@max_removed_option
+@max_bad_option
+@click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON on stdout.")
+def watch(
+    gallery: Path,
+    folder: Path,
+    seconds: float,
+    limit: syncing.RemovalLimit | None,
+    max_bad: float,
+    as_json: bool,
+) -> None:
+    """Keep GALLERY in sync with FOLDER until Ctrl-C or SIGTERM.
+
+    Every --poll seconds the folder is compared with the gallery, on any file system; if it has changed, it is
+    synced as by `lookalike index sync`, with the same limit on removed images. A file modified in the last
+    two seconds waits, since it may be incomplete. Errors are printed, and the watch goes on.
+
+    \b
+      lookalike index watch shop.gallery photos
+      lookalike index watch shop.gallery /mnt/photos --poll 60 --max-removed 5%
+    """
+    target = Gallery(gallery)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder")
+    print_status(f"{folder}: watching; Ctrl-C ends it")
+    events = watching.watch(
+        target,
+        folder,
+        seconds=seconds,
+        limit=limit,
+        policy=BadFilePolicy(max_bad=max_bad),
+        show_progress=not as_json,
+    )
+    try:
+        for event in events:
+            if isinstance(event, IngestResult):
+                facts = {**event.counts, "images": len(target), "bad": _bad_facts(event)}
+                click.echo(json.dumps(facts) if as_json else _summary(target, event))
+                _print_bad(event)
+            else:
+                print_status(f"lookalike: {event}")
+    except KeyboardInterrupt:
+        target.refresh()
+        print_status(f"{folder}: stopped; {pluralize(len(target), 'image')} in the gallery")
+
+
 @click.command(short_help="Rebuild a gallery with another model.")
 @click.argument("gallery", type=_FILE)
 @click.option("--model", required=True, type=_FILE, help="New model file.")
@@ -309,7 +369,7 @@ def _report(ctx: click.Context, gallery: Gallery, result: IngestResult, as_json:
         **gallery.info(),
         **result.counts,
         **more,
-        "bad": [{"path": str(b.stamp.full), "reason": b.reason, "detail": b.detail} for b in result.bad],
+        "bad": _bad_facts(result),
         "duplicates": result.duplicates,
     }
     print_result(facts, as_json, _summary(gallery, result))
@@ -319,10 +379,19 @@ def _report(ctx: click.Context, gallery: Gallery, result: IngestResult, as_json:
         _print_list(
             f"{pluralize(copies, 'image')} with the same bytes as another image; all are kept:", groups
         )
+    _print_bad(result)
+    if result.bad:
+        ctx.exit(3)
+
+
+def _bad_facts(result: IngestResult) -> list[dict[str, str]]:
+    return [{"path": str(b.stamp.full), "reason": b.reason, "detail": b.detail} for b in result.bad]
+
+
+def _print_bad(result: IngestResult) -> None:
     if result.bad:
         bad = [f"{file.stamp.full}: {file.detail}" for file in result.bad]
         _print_list(f"{pluralize(len(bad), 'file')} unusable and skipped:", bad)
-        ctx.exit(3)
 
 
 def _summary(gallery: Gallery, result: IngestResult) -> str:

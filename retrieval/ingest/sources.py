@@ -172,7 +172,7 @@ def stamp_of(path: str) -> tuple[int, int] | None:
         or because of an error of the disk or the network.
     """
     try:
-        return _stat(Path(path))
+        return _stat(path)
     except (ValueError, InputError):
         return None
     except OSError as error:
@@ -187,11 +187,11 @@ def file_exists(path: Path) -> bool:
     return stamp_of(str(path)) is not None
 
 
-def _stat(path: Path) -> tuple[int, int]:
+def _stat(path: str | Path) -> tuple[int, int]:
     try:
         status = os.stat(path)
     except NotADirectoryError:
-        return shards.stat(path)
+        return shards.stat(Path(path))
     return status.st_size, status.st_mtime_ns
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run
 from retrieval.ingest.plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
-from retrieval.ingest.sources import Scan, file_exists, scan, stamp_of
+from retrieval.ingest.sources import Entry, Scan, file_exists, scan, stamp_of
 from retrieval.progress import Progress
 from retrieval.storage.planning import Comparison, ImageFile, item_files
 from retrieval.storage.queries import count_items
@@ -59,6 +61,11 @@ class FolderDifference:
     gone: list[str]
     indexed: int
     allowed: bool
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `sync` would change anything."""
+        return bool(self.new or self.changed or self.moved or self.gone)
 
     @property
     def removed_share(self) -> float:
@@ -141,10 +148,11 @@ def folder_difference(
     *,
     limit: RemovalLimit | None = None,
     checksum: bool = False,
+    min_age: float = 0.0,
     show_progress: bool = False,
 ) -> FolderDifference:
     """Return what `sync` would do, without changing anything. The arguments are those of `sync`."""
-    top, found = _scan_folder(gallery, folder)
+    top, found = _scan_folder(gallery, folder, min_age)
     with plan_indexing(gallery.store, found, checksum=checksum, show_progress=show_progress) as plan:
         find_gone(gallery.store, plan, top)
         match_moved(gallery.store, plan, show_progress)
@@ -167,6 +175,7 @@ def sync(
     limit: RemovalLimit | None = None,
     checksum: bool = False,
     policy: BadFilePolicy | None = None,
+    min_age: float = 0.0,
     show_progress: bool = False,
 ) -> IngestResult:
     """Sync a gallery with a folder: add new, embed changed, follow moved and remove deleted files.
@@ -180,6 +189,7 @@ def sync(
         limit: Most items to remove; `None` for the default limit.
         checksum: Compare the contents of files with the same size and modification time, too.
         policy: Treatment of unusable files.
+        min_age: Leave out files modified in the last so many seconds.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -190,7 +200,7 @@ def sync(
     store, policy = gallery.store, policy or BadFilePolicy()
     with store.writing():
         started = now()
-        top, found = _scan_folder(gallery, folder)
+        top, found = _scan_folder(gallery, folder, min_age)
         with plan_indexing(
             store, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
         ) as plan:
@@ -205,10 +215,21 @@ def sync(
     return result
 
 
-def _scan_folder(gallery: Gallery, folder: Path) -> tuple[Path, Scan]:
+def _scan_folder(gallery: Gallery, folder: Path, min_age: float) -> tuple[Path, Scan]:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
-    return folder.resolve(), scan([folder], known_roots(gallery.store))
+    found = scan([folder], known_roots(gallery.store))
+    if min_age:
+        found.entries = _settled(found.entries, min_age)
+    return folder.resolve(), found
+
+
+def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:
+    """Yield the files that were not modified lately; a time in the future is no reason to wait."""
+    now_ns = time.time_ns()
+    for entry in entries:
+        if not isinstance(entry, ImageFile) or not 0 <= now_ns - entry.mtime_ns < min_age * 1e9:
+            yield entry
 
 
 def _check_limit(where: str, plan: Comparison, total: int, limit: RemovalLimit | None) -> None:
@@ -223,11 +244,11 @@ def _check_limit(where: str, plan: Comparison, total: int, limit: RemovalLimit |
 
 def _stored_files(gallery: Gallery, gone: list[int], total: int, show_progress: bool) -> Iterator[ImageFile]:
     """Yield the file of every item, and add to `gone` the items whose file is gone."""
-    home, last = gallery.folder.resolve(), 0
+    home, last = str(gallery.folder.resolve()), 0
     with Progress("checking", total, "files", show=show_progress) as progress:
         while items := item_files(gallery.store, last):
             for item, root, path in items:
-                stamp = stamp_of(f"{home / root}/{path}")
+                stamp = stamp_of(f"{os.path.join(home, root)}/{path}")
                 if stamp is None:
                     gone.append(item)
                 else:

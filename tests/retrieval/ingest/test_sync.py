@@ -244,7 +244,7 @@ def test_file_that_cannot_be_looked_up_is_not_gone(
     """A stale network file system fails with other errors than those of a missing file."""
     sync(gallery, photos)
 
-    def fail(path: Path) -> tuple[int, int]:
+    def fail(path: str) -> tuple[int, int]:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     (photos / "red" / "0.png").unlink()
