@@ -19,6 +19,7 @@ _COARSE_REACH = 64  # its least efSearch
 _LINKS = 32  # links of an HNSW node on each level, twice as many on the lowest
 SAMPLE_BYTES = 1 << 30  # training vectors in memory
 _MIN_PER_CELL = 32  # training vectors per cell
+_BLOCK = 32  # codes that FAISS's fast scan compares at once
 _NUMBER = 8  # bytes of a vector number
 
 
@@ -34,6 +35,7 @@ class Kind:
         efforts: Search efforts to try, ascending: visited cells, or HNSW's `efSearch`.
         in_cells: Whether vectors are partitioned into cells (FAISS's IVF), of which a search visits some.
         in_graph: Whether a search follows a graph of neighbours (FAISS's HNSW).
+        in_blocks: Whether a cell stores codes in blocks of 32, of which the last is half empty on average.
         instead_of: Larger kind that is at least as fast, so that this one is for less memory only.
         metric: FAISS metric; vectors of unit length have the same order by distance as by inner product.
     """
@@ -45,6 +47,7 @@ class Kind:
     efforts: tuple[int, ...] = (1,)
     in_cells: bool = False
     in_graph: bool = False
+    in_blocks: bool = False
     instead_of: str = ""
     metric: int = faiss.METRIC_INNER_PRODUCT
 
@@ -103,7 +106,7 @@ _ALL = (
     Kind("ivf-flat", _in_cells("Flat"), lambda d: 4 * d + _NUMBER, (1,), _CELLS, in_cells=True),
     Kind("ivf-sq8", _in_cells("SQ8"), lambda d: d + _NUMBER, (2, 10), _CELLS, in_cells=True),
     Kind("ivf-sq4", _in_cells("SQ4"), lambda d: (d + 1) // 2 + _NUMBER, (2, 5, 10), _CELLS, in_cells=True),
-    Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40, 80), _CELLS, in_cells=True),
+    Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40, 80), _CELLS, in_cells=True, in_blocks=True),
     # A graph of neighbours, one byte per dimension.
     Kind(
         "hnsw",
@@ -121,6 +124,7 @@ _ALL = (
         (10, 20, 40, 80),
         _CELLS,
         in_cells=True,
+        in_blocks=True,
         instead_of="ivf-sq4",
     ),
     Kind(
@@ -159,7 +163,8 @@ def memory_needed(name: str, dim: int, count: int) -> int:
         return kind.size(dim) * count
     cells = number_of_cells(count, dim)
     links = 8 * _COARSE_LINKS if cells >= _GRAPH_OVER_CELLS else 0
-    return kind.size(dim) * count + (4 * dim + links) * cells
+    empty = _BLOCK // 2 * (kind.size(dim) - _NUMBER) if kind.in_blocks else 0
+    return kind.size(dim) * count + (4 * dim + links + empty) * cells
 
 
 def instead_of(name: str) -> str:
