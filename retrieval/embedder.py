@@ -32,6 +32,7 @@ _MAX_RUN = 64  # images per run of the graph on an accelerator, and in memory fo
 _RUN_SIZES = (1, 2, 4, 8, 16, 32)  # images per run of the graph on a CPU, from which the fastest is taken
 _USUAL_SIZE = 8  # before they are measured
 _GROUPS = 2  # groups of images measured per size
+_MIN_GROUP = 16  # images of such a group, at least
 _MIN_REPETITIONS = 3  # of a latency measurement
 
 _CPU = "CPUExecutionProvider"
@@ -159,8 +160,7 @@ class Embedder:
         size = self._run_size.choose(len(images))
         began = time.thread_time()
         parts = [self.embed_in_one_run(images[at : at + size]) for at in range(0, len(images), size)]
-        if len(images) == BATCH:
-            self._run_size.record(size, time.thread_time() - began)
+        self._run_size.record(size, len(images), time.thread_time() - began)
         return np.concatenate(parts)
 
     def embed_maps(self, pixels: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -237,9 +237,9 @@ class Embedder:
 class _RunSize:
     """Fastest number of images per run of the graph on a CPU, found while embedding, without extra runs.
 
-    Each size embeds `_GROUPS` groups of `BATCH` images, in turn; the shortest time of each counts. It is the
-    CPU time of the calling thread, which does its share of each run: like the wall time of an idle machine,
-    but not disturbed by other processes and by decoding threads.
+    Each size embeds `_GROUPS` groups of images, in turn; the shortest time per image of each counts. Times
+    are CPU times of the calling thread, which does its share of each run: like the wall time of an idle
+    machine, but not disturbed by other processes and by decoding threads.
     """
 
     def __init__(self) -> None:
@@ -247,17 +247,18 @@ class _RunSize:
 
     def choose(self, count: int) -> int:
         """Return the images per run for a group of `count` images."""
-        size, times = min(self._seconds.items(), key=lambda entry: len(entry[1]))
-        if len(times) < _GROUPS and count == BATCH:
-            return size
-        if not times:
-            return _USUAL_SIZE
-        return min(self._seconds, key=lambda size: min(self._seconds[size]))
+        if count >= _MIN_GROUP:
+            fitting = [size for size in _RUN_SIZES if size <= count]
+            rarest = min(fitting, key=lambda size: len(self._seconds[size]))
+            if len(self._seconds[rarest]) < _GROUPS:
+                return rarest
+        measured = {size: min(seconds) for size, seconds in self._seconds.items() if seconds}
+        return min(measured, key=measured.__getitem__, default=_USUAL_SIZE)
 
-    def record(self, size: int, seconds: float) -> None:
-        """Record the time of a group of `BATCH` images."""
-        if len(self._seconds[size]) < _GROUPS:
-            self._seconds[size].append(seconds)
+    def record(self, size: int, count: int, seconds: float) -> None:
+        """Record the time of a group of `count` images."""
+        if count >= max(_MIN_GROUP, size) and len(self._seconds[size]) < _GROUPS:
+            self._seconds[size].append(seconds / count)
 
 
 def measure_latency(embedder: Embedder, batch: int, *, seconds: float = 1.0) -> float:
