@@ -3,7 +3,8 @@
 A gallery of clustered vectors (see `benchmarks.search`) with four columns of metadata. For each share of the
 items that a condition selects:
 
-- FAISS: `IndexFlatIP`, or our index with our parameters, with an `IDSelectorBitmap` that is made beforehand.
+- FAISS: `IndexFlatIP`, or our index with an effort that grows as the share falls, with an `IDSelectorBitmap`
+  that is made beforehand.
 - ours: the same condition in `Snapshot.nearest`, with exact scores and verified checksums; "hits" adds the
   facts about the hits, `Gallery.search_vectors`.
 - first: the first search with the condition after opening the gallery.
@@ -24,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when FAISS and numpy are i
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -38,6 +40,7 @@ from benchmarks.search import K, draw, parameters_of, recall
 from retrieval import Gallery
 from retrieval.search.filters import Filters
 from retrieval.search.selection import Selection
+from retrieval.storage.lookups import create_lookups
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import NO_FACTS, Facts, IndexSpec
 from retrieval.storage.store import Store
@@ -85,7 +88,9 @@ def bare(gallery: Gallery, exact: faiss.Index, allowed: np.ndarray) -> Callable[
         parameters = faiss.SearchParameters(sel=selector)
         return lambda queries: exact.search(queries, K, params=parameters)[1]
     index = gallery.index.faiss
-    parameters = parameters_of(index, gallery.index.card["effort"]) or faiss.SearchParameters()
+    widened = math.ceil(gallery.index.card["effort"] * len(allowed) / max(np.count_nonzero(allowed), 1))
+    most = index.nlist if isinstance(index, faiss.IndexIVF) else widened
+    parameters = parameters_of(index, min(widened, most)) or faiss.SearchParameters()
     parameters.sel = selector
     stored = gallery.snapshot.stored
     return lambda queries: stored.rows_of(index.search(queries, K, params=parameters)[1])
@@ -171,9 +176,12 @@ def main() -> None:
         Store.create(made, Manifest("", args.dim, embedding="random"))
         gallery = Gallery(made)
         fill(gallery, 0, args.count, args.dim)
+        with gallery.store.writing():
+            lookups = timed(lambda: create_lookups(gallery.store))
         exact = faiss.IndexFlatIP(args.dim)
         for _, block in gallery.snapshot.stored.blocks(size=AT_ONCE):
             exact.add(np.ascontiguousarray(block))
+        print("lookup indexes: {:.0f} ms, {:.0f} CPU-ms".format(*lookups))
         print(f"{args.count} x {args.dim}; wall and CPU ms; ratios of CPU time to FAISS; recall")
         heads = "".join(f"{name:>17}" for name in ("FAISS", "ours", "hits", "first"))
         print(f"{'':14}{heads}  {'ours':>6} {'hits':>6} {'first':>6}  FAISS  ours", flush=True)

@@ -19,6 +19,7 @@ from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
 from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
+from retrieval.storage.lookups import create_lookups
 from retrieval.storage.planning import (
     Comparison,
     Contents,
@@ -206,7 +207,7 @@ def finish_run(
 def index_new_vectors(
     gallery: Gallery, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
 ) -> None:
-    """Merge small segments, and bring the index up to what is asked for; a few new vectors may wait.
+    """Merge small segments, and bring the indexes up to what is asked for; a few new vectors may wait.
 
     Every command that adds vectors calls it at its end.
 
@@ -218,6 +219,7 @@ def index_new_vectors(
     """
     if merge_small(gallery.store):
         gallery.refresh()
+    create_lookups(gallery.store, show_progress=show_progress)
     tolerated = 0 if reindex else max(10_000, len(gallery) // 10)
     gallery.optimize_index(index, tolerated=tolerated, show_progress=show_progress)
 

@@ -297,3 +297,10 @@ def tables_of(sql: str, *, for_missing_values: bool) -> str:
     if "items." not in sql and not for_missing_values:
         return "metadata"
     return "items LEFT JOIN metadata USING (id)" if "metadata." in sql else "items"
+
+
+def unindexed(tables: str) -> str:
+    """Return a FROM clause that reads all rows in the order of their ids, without lookup indexes."""
+    for table in ("items", "metadata"):
+        tables = tables.replace(table, f"{table} NOT INDEXED")
+    return tables

@@ -17,18 +17,20 @@ from retrieval.storage.conditions import (
     SQL,
     Column,
     Condition,
+    Test,
     compile_condition,
     find_column,
     holds_for_missing_values,
     item_columns,
     tables_of,
+    unindexed,
 )
 from retrieval.storage.schema import AT_ONCE, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
 _LISTED = "(SELECT value FROM json_each(?))"
-_AT_ONCE = 1 << 22  # ids whose rows are read at once, so that the memory is bounded
-_BOTH = f"FROM items LEFT JOIN metadata USING (id) WHERE {SEARCHABLE}"
+_AT_ONCE = 1 << 23  # ids whose rows are read at once, so that the memory is bounded
+_BOTH = f"FROM {unindexed('items LEFT JOIN metadata USING (id)')} WHERE {SEARCHABLE}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class ItemCounts:
 
 
 def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = None) -> np.ndarray:
-    """Return the ids of the items that fulfil a condition, removed ones among them: int64 [n].
+    """Return the ids of the items that fulfil a condition, removed ones among them, ascending: int64 [n].
 
     Args:
         store: Gallery store.
@@ -75,17 +77,21 @@ def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = 
     """
     sql, values = _compiled(store, condition)
     tables = tables_of(sql, for_missing_values=holds_for_missing_values(condition) is True)
+    # One test reads a lookup index; several would read a row for each entry of one of them.
+    alone = isinstance(condition, Test) and " " not in tables
+    tables = tables if alone else unindexed(tables)
     query = f"SELECT id AS n FROM {tables} WHERE ({sql})"
     if among is not None:
         return store.select_numbers(f"{query} AND id IN {_LISTED}", (*values, _json(among)))
     # In one query without subqueries, SQLite would read all rows.
     (ends,) = store.select("SELECT (SELECT min(id) FROM items), (SELECT max(id) FROM items)")
     starts = range(ends[0] or 0, (ends[1] or 0) + 1, _AT_ONCE)
+    between = f"{'+' * alone}id >= ? AND {'+' * alone}id < ?"  # the plus keeps SQLite from reading by id
     found = [
-        store.select_numbers(f"{query} AND id >= ? AND id < ?", (*values, start, start + _AT_ONCE))
+        np.sort(store.select_numbers(f"{query} AND {between}", (*values, start, start + _AT_ONCE)))
         for start in starts
     ]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return np.concatenate(found)
 
 
 def column_values(
@@ -166,14 +172,15 @@ def _compiled(store: Store, condition: Condition) -> SQL:
 def label_counts(store: Store) -> list[tuple[str | None, int]]:
     """Return each label with its searchable items, most frequent first; `None` or "" stands for no label."""
     return store.select(
-        f"SELECT label, count(*) AS n FROM items WHERE {SEARCHABLE} GROUP BY label ORDER BY n DESC, label"
+        f"SELECT label, count(*) AS n FROM items NOT INDEXED WHERE {SEARCHABLE} "
+        "GROUP BY label ORDER BY n DESC, label"
     )
 
 
 def largest_classes(store: Store, count: int) -> list[int]:
     """Return the number of searchable items of the most frequent labels, largest first, at most `count`."""
     query = (
-        f"SELECT count(*) FROM items WHERE {SEARCHABLE} AND coalesce(label, '') != '' "
+        f"SELECT count(*) FROM items NOT INDEXED WHERE {SEARCHABLE} AND coalesce(label, '') != '' "
         "GROUP BY label ORDER BY 1 DESC LIMIT ?"
     )
     return [size for (size,) in store.select(query, (count,))]
@@ -239,7 +246,7 @@ def live_ids(store: Store, condition: Condition | None = None) -> list[int]:
         InputError: The gallery has no such column, or it holds no values of the type.
     """
     sql, values = ("1", ()) if condition is None else _compiled(store, condition)
-    tables = "items" if condition is None else "items LEFT JOIN metadata USING (id)"
+    tables = "items" if condition is None else unindexed("items LEFT JOIN metadata USING (id)")
     query = f"SELECT id AS n FROM {tables} WHERE {LIVE} AND ({sql}) ORDER BY id"
     return [int(item) for item in store.select_numbers(query, values)]
 

@@ -17,8 +17,10 @@ from retrieval.search import filters, selection, vectors
 from retrieval.search.query import SearchOptions
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors
+from retrieval.storage import lookups
 from retrieval.storage.records import Change, FileStamp, NewItem
 from retrieval.upkeep.compact import compact
+from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, unit_vectors
 from tests.retrieval.vectors import brute_force, clustered
 
@@ -29,6 +31,8 @@ CONDITIONS = {
         None not in f.values() and f["price"] < 5 and f["brand"] != "a"
     ),
     "brand in ('a', 'b') and key like 'k%'": lambda f: f["brand"] in ("a", "b"),
+    "brand not like 'A%'": lambda f: f["brand"] not in (None, "a"),
+    "price > 3": lambda f: f["price"] is not None and f["price"] > 3,
 }
 Facts = dict[str, Any]
 
@@ -147,6 +151,23 @@ def test_readers_of_different_states_share_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
         assert len(newer.find(unit_vectors(1), options)[0].rows) == 61
         assert len(older.find(unit_vectors(1), options)[0].rows) == 60
+
+
+def test_lookup_indexes_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "WORTHWHILE", 10)
+    model = Model(tmp_path / "g")
+    with model.gallery.store.writing():
+        model.add([f"k{n}" for n in range(200)])
+        lookups.create_lookups(model.gallery.store)
+        lookups.create_lookups(model.gallery.store)
+    plan = "EXPLAIN QUERY PLAN SELECT group_concat(id) FROM metadata WHERE metadata.price < 5 AND +id < 9"
+    assert "COVERING INDEX" in str(model.gallery.store.select(plan))
+    for what in ("add", "remove", "amend", "replace"):
+        model.change(what)
+    model.check()
+    compact(Gallery(model.gallery.folder))
+    model.check()
+    assert not verify(model.gallery.folder).problems
 
 
 @given(
