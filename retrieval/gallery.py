@@ -101,14 +101,19 @@ class Gallery:
         return cls(folder, root=root, threads=threads)
 
     @classmethod
-    def create(cls, folder: str | Path, model: Embedder | str | Path) -> Gallery:
+    def create(cls, folder: str | Path, model: Embedder | str | Path, *, storage: str = "float32") -> Gallery:
         """Create an empty gallery for a model, whose file is copied into it.
+
+        Args:
+            folder: Gallery folder.
+            model: Model, or model file.
+            storage: Type of the stored numbers, "float32" or "float16".
 
         Raises:
             InputError: The folder is not empty, or the model cannot be used.
         """
         embedder = model if isinstance(model, Embedder) else Embedder(model)
-        manifest = Manifest(embedder.fingerprint, embedder.dim, decode_policy=DECODE_POLICY)
+        manifest = Manifest(embedder.fingerprint, embedder.dim, decode_policy=DECODE_POLICY, dtype=storage)
         Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
         return cls(folder)
 

@@ -17,6 +17,7 @@ from retrieval.commands.options import (
     max_bad_option,
     max_removed_option,
     retry_option,
+    storage_option,
 )
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
@@ -26,6 +27,7 @@ from retrieval.ingest import watch as watching
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
 from retrieval.ingest.sources import Sources
+from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
 from retrieval.text import pluralize
 
@@ -60,6 +62,7 @@ _source_options = combine_options(
 @_source_options
 @click.option("--model", required=True, type=_FILE, help="Model file to embed with.")
 @index_options
+@storage_option
 @retry_option
 @max_bad_option
 @json_option
@@ -75,6 +78,7 @@ def build(
     kind: str | None,
     recall: float | None,
     memory: int | None,
+    storage: str | None,
     retry: bool,
     max_bad: float,
     as_json: bool,
@@ -100,8 +104,9 @@ def build(
     label and a text for a/x.jpg.
     """
     embedder, new = Embedder(model), not (gallery / "gallery.db").exists()
-    target = Gallery.create(gallery, embedder) if new else Gallery(gallery)
+    target = Gallery.create(gallery, embedder, storage=storage or "float32") if new else Gallery(gallery)
     target.check_model(embedder)
+    check_storage(gallery, target.store.manifest, storage)
     try:
         result = add_images(
             target,

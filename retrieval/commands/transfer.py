@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from retrieval.cli import json_option, print_result
-from retrieval.commands.options import index_options
+from retrieval.commands.options import index_options, storage_option
 from retrieval.gallery import Gallery
 from retrieval.ingest.transfer import ImportResult, export_vectors, import_vectors
 from retrieval.storage.records import IndexSpec
@@ -49,6 +49,7 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
     help="Start of the ids of vectors without ids; by default the name of FILE without its suffix.",
 )
 @index_options
+@storage_option
 @json_option
 def import_(
     gallery: Path,
@@ -60,6 +61,7 @@ def import_(
     kind: str | None,
     recall: float | None,
     memory: int | None,
+    storage: str | None,
     as_json: bool,
 ) -> None:
     """Import vectors from another program into GALLERY, which is created if necessary, and index them.
@@ -94,6 +96,7 @@ def import_(
         root=root,
         prefix=prefix,
         index=IndexSpec(kind, recall, memory),
+        storage=storage,
         show_progress=True,
     )
     target = Gallery(gallery)

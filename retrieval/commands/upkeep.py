@@ -207,7 +207,11 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ):
         if facts[name]:
             lines.append((name.replace("_", " "), f"{facts[name]} ({hint})"))
-    lines += [("index", described), ("dimensions", f"{facts['dim']}"), ("model", facts["fingerprint"])]
+    lines += [
+        ("index", described),
+        ("dimensions", f"{facts['dim']}, stored as {facts['storage']}"),
+        ("model", facts["fingerprint"]),
+    ]
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))

@@ -115,7 +115,7 @@ def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
             return begun
     if draft.exists():
         shutil.rmtree(draft)
-    new = Gallery.create(draft, model)
+    new = Gallery.create(draft, model, storage=gallery.store.manifest.dtype)
     with new.store.writing():
         new.store.update_manifest(replace(new.store.manifest, rebuilt_from=origin))
     return new

@@ -24,6 +24,7 @@ from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.vector_files import VECTOR, VectorFile, import_pyarrow, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.progress import Progress
+from retrieval.storage.identity import check_storage
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
 from retrieval.storage.records import IndexSpec, StoredItem, Value
@@ -162,6 +163,7 @@ def import_vectors(
     root: Path | None = None,
     prefix: str | None = None,
     index: IndexSpec | None = None,
+    storage: str | None = None,
     show_progress: bool = False,
 ) -> ImportResult:
     """Import vectors computed by another program; they are normalized and indexed.
@@ -182,6 +184,7 @@ def import_vectors(
         root: Base folder of relative paths; by default the folder of `source`.
         prefix: Start of the keys of rows without an id; by default the name of `source` without its suffix.
         index: Index to build; `None` keeps the present kind of index.
+        storage: Type of the stored numbers, "float32" or "float16"; `None` for that of the gallery.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -195,9 +198,10 @@ def import_vectors(
     if is_new:
         embedder = _model_of(file, model, name)
         items.check(None, show_progress=show_progress)
-        gallery = _create(folder, file.dim, embedder, name)
+        gallery = _create(folder, file.dim, embedder, name, storage or "float32")
     else:
         gallery = _existing(folder, file.dim, model, name)
+        check_storage(folder, gallery.store.manifest, storage)
     with gallery.store.writing():
         started = now()
         gallery.refresh()
@@ -238,10 +242,10 @@ def _model_of(file: VectorFile, model: Path | None, name: str | None) -> Embedde
     return embedder
 
 
-def _create(folder: Path, dim: int, embedder: Embedder | None, name: str | None) -> Gallery:
+def _create(folder: Path, dim: int, embedder: Embedder | None, name: str | None, storage: str) -> Gallery:
     if embedder is not None:
-        return Gallery.create(folder, embedder)
-    Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name))
+        return Gallery.create(folder, embedder, storage=storage)
+    Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name, dtype=storage))
     return Gallery(folder)
 
 

@@ -45,6 +45,13 @@ def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> E
     return embedder
 
 
+def check_storage(folder: Path, manifest: Manifest, storage: str | None) -> None:
+    """Raise an `InputError` if a gallery stores numbers of another type than `storage`; `None` for any."""
+    if storage not in (None, manifest.dtype):
+        hint = f"omit --storage, or export it and import the vectors into a new one with --storage {storage}"
+        raise InputError(f"{folder}: stores {manifest.dtype}; {hint}")
+
+
 def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
     """Refuse a model other than the gallery's.
 

@@ -38,6 +38,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None) -> dict[str, A
         "index": index,
         "outside_index": stored - covered,
         "dim": store.manifest.dim,
+        "storage": store.manifest.dtype,
         "fingerprint": store.manifest.fingerprint,
         "roots": {str(folder / root): count for root, count in files_by_root(store).items()},
         "columns": store.columns(),

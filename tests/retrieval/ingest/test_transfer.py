@@ -20,6 +20,7 @@ from retrieval.ingest.vector_files import open_vectors
 from retrieval.ingest.vector_items import VectorItems
 from retrieval.progress import Stage, progress_listener
 from retrieval.storage.records import IndexSpec
+from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import DIM, bare_gallery, commit, contents, unit_vectors
@@ -195,6 +196,31 @@ def test_imported_vectors_are_indexed(tmp_path: Path) -> None:
     assert Gallery(folder).outside_index == 5, "a few new vectors are searched exactly"
     import_vectors(folder, save(tmp_path / "c.npy", unit_vectors(10_100, seed=2)), name="x")
     assert Gallery(folder).outside_index == 0, "many are added to the index"
+
+
+def test_float16_storage(tmp_path: Path) -> None:
+    """Vectors and scores are those of the rounded vectors, and all operations keep the type."""
+    vectors = unit_vectors(300)
+    source, folder = save(tmp_path / "a.npy", vectors), tmp_path / "g"
+    import_vectors(folder, source, name="x", storage="float16")
+    with pytest.raises(InputError, match="stores float16; omit --storage"):
+        import_vectors(folder, source, name="x", storage="float32", prefix="b")
+    assert import_vectors(folder, source, name="x") == ImportResult(unchanged=300)
+    gallery = Gallery(folder)
+    assert gallery.info()["storage"] == "float16"
+    rounded = vectors.astype(np.float16).astype(np.float32)
+    assert_vectors(folder, [f"a-{row:09}" for row in range(1, 301)], rounded)
+    scores = vectors[:20] @ rounded.T
+    for row, hits in enumerate(gallery.search_vectors(vectors[:20], 5)):
+        best = np.argsort(-scores[row])[:5]
+        assert [hit.id for hit in hits] == (best + 1).tolist()
+        np.testing.assert_allclose([hit.score for hit in hits], scores[row, best], atol=1e-6)
+    gallery.remove(["a-000000001"])
+    compact(Gallery(folder))
+    assert not verify(folder).problems
+    assert_vectors(folder, [f"a-{row:09}" for row in range(2, 301)], rounded[1:])
+    export_vectors(Gallery(folder), tmp_path / "out.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rounded[1:])
 
 
 def test_same_ids_in_distant_rows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
