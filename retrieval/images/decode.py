@@ -34,7 +34,7 @@ class Decoded:
     """A decoded file.
 
     Attributes:
-        pixels: Preprocessed image, uint8 [H, W, 3].
+        pixels: Preprocessed image, uint8 [H, W, 3], or whatever array `preprocess` returns.
         content_sha256: SHA-256 of the file.
         width: Width of the full upright image, in pixels.
         height: Height of the full upright image, in pixels.
@@ -101,7 +101,7 @@ def decode_ahead(
 
     Args:
         paths: Image files.
-        preprocess: Function from an upright RGB image to uint8 [H, W, 3], such as a `Preprocess`.
+        preprocess: Function from an upright RGB image to an array, such as a `Preprocess`.
         side: Length to which `preprocess` scales the shorter side; see `retrieval.images.load.load_image`.
     """
     for file in read_ahead(paths, preprocess, side=side, known=lambda _: False):

@@ -17,11 +17,12 @@ from retrieval.errors import ImageError
 from retrieval.gallery import Gallery, Item
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
+from retrieval.search.selection import Selection
 
 SIDE = (
     256  # length of the shorter side at which images are measured, in pixels; smaller ones are not enlarged
 )
-_CHUNK = 2048  # images in memory, without their pixels
+_CHUNK = 512  # images in memory, without their pixels
 _DEVIATIONS = 3.5  # median absolute deviations, scaled to a standard deviation, of an outlier
 _SCALE = 1.4826  # standard deviation of a normal distribution per median absolute deviation
 _TIMES = 2.0  # factor from the median that an outlier has as well, where a ratio means something
@@ -144,7 +145,10 @@ def inspect_gallery(
             if len(rows) > 1:
                 values["similarity"][some] = _to_nearest_other(gallery, rows[some])
             progress.update(len(ids[some]), f"{len(unreadable)} unreadable" if unreadable else "")
-    return _inspection(gallery, ids, values, thresholds or {}, unreadable)
+    limits = _limits(values, thresholds or {})
+    if gallery.index is not None and limits["alone"] is not None:
+        _correct_similarities(gallery, rows, values["similarity"], limits["alone"])
+    return _inspection(gallery, ids, values, limits, unreadable)
 
 
 def measure_files(paths: Sequence[Path]) -> list[dict[str, float] | ImageError]:
@@ -181,44 +185,60 @@ def _measure(image: Image.Image) -> np.ndarray:
     )
 
 
-def _to_nearest_other(gallery: Gallery, rows: np.ndarray) -> np.ndarray:
+def _to_nearest_other(gallery: Gallery, rows: np.ndarray, *, exact: bool = False) -> np.ndarray:
     """Return the score of the nearest other row of each of some rows, float32 [n]."""
-    scores, found = gallery.snapshot.nearest(gallery.snapshot.vectors(rows), 2)
+    snapshot, queries = gallery.snapshot, gallery.snapshot.vectors(rows)
+    if exact:
+        scores, found = snapshot.stored.nearest(queries, 2, Selection.of(snapshot.alive))
+    else:
+        scores, found = snapshot.nearest(queries, 2)
     own = found == rows[:, None]
     own[~own.any(1), 1] = True  # of two equal vectors, the search may leave out the row itself
     nearest: np.ndarray = np.where(own[:, 0], scores[:, 1], scores[:, 0])
     return nearest
 
 
+def _correct_similarities(gallery: Gallery, rows: np.ndarray, scores: np.ndarray, limit: float) -> None:
+    """Replace scores below a limit by exact ones: an index may have missed the nearest other row."""
+    lonely = np.flatnonzero(scores < limit)
+    for some in (lonely[start : start + _CHUNK] for start in range(0, len(lonely), _CHUNK)):
+        scores[some] = _to_nearest_other(gallery, rows[some], exact=True)
+
+
+def _limits(values: Mapping[str, np.ndarray], thresholds: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the threshold of each fault by its name."""
+    return {
+        fault.name: thresholds.get(fault.name, fault.threshold(values[fault.measure])) for fault in FAULTS
+    }
+
+
 def _inspection(
     gallery: Gallery,
     ids: np.ndarray,
     values: Mapping[str, np.ndarray],
-    thresholds: Mapping[str, float],
+    limits: Mapping[str, float | None],
     unreadable: list[tuple[Item, ImageError]],
 ) -> Inspection:
-    limits: list[float | None] = []
     worst: list[np.ndarray] = []  # positions in ids
     for fault in FAULTS:
         measured = values[fault.measure]
-        limit = thresholds.get(fault.name, fault.threshold(measured))
+        limit = limits[fault.name]
         severity = np.zeros(len(ids)) if limit is None else fault.severity(measured, limit)
         faulty = np.flatnonzero(severity > 0)
         worst.append(faulty[np.argsort(-severity[faulty], kind="stable")])
-        limits.append(limit)
     shown = np.unique(np.concatenate(worst))
     items = gallery.items(ids[shown].tolist())
     findings = [
         Finding(
             fault,
-            limit,
+            limits[fault.name],
             [
                 (items[int(ids[at])], float(values[fault.measure][at]))
                 for at in found
                 if int(ids[at]) in items
             ],
         )
-        for fault, limit, found in zip(FAULTS, limits, worst, strict=True)
+        for fault, found in zip(FAULTS, worst, strict=True)
     ]
     measures = {int(ids[at]): {name: float(column[at]) for name, column in values.items()} for at in shown}
     known = {name: column[np.isfinite(column)] for name, column in values.items()}

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 from scipy import ndimage, stats
 
-from retrieval import Gallery
+from retrieval import Gallery, IndexSpec
 from retrieval.upkeep.quality import FAULTS, SIDE, Fault, inspect_gallery, measure_files
 from tests.conftest import lookalike_here
 from tests.retrieval.reports.html_page import Page
@@ -121,6 +121,24 @@ def test_similarity_is_that_of_the_nearest_other_vector(tmp_path: Path) -> None:
     expected = dict(zip(kept.tolist(), scores.max(1).tolist(), strict=True))
     assert {int(item.key): value for item, value in alone.images} == pytest.approx(expected, abs=1e-6)
     assert len(found.unreadable) == 298, "there are no such files"
+
+
+def test_an_index_makes_no_image_lonely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index visits one of many cells; images that it finds alone are compared with all others."""
+    monkeypatch.setattr("retrieval.search.snapshot._FEW", 10)
+    vectors = crowd(5, 2000, 12)
+    gallery = make(tmp_path / "g", vectors)
+    with gallery.store.writing():
+        gallery.build_index(IndexSpec("ivf-flat", recall=0.1))
+    gallery.remove([str(i) for i in range(1500, 2000)])
+    vectors = vectors[:1500]
+    scores, rows = gallery.snapshot.nearest(vectors, 2)
+    (alone,) = (f for f in inspect_gallery(gallery, {"alone": 0.8}).findings if f.fault.name == "alone")
+    true = vectors.astype(float) @ vectors.T.astype(float)
+    np.fill_diagonal(true, -1)
+    assert (np.where(rows[:, 0] == np.arange(1500), scores[:, 1], scores[:, 0]) < true.max(1) - 0.01).any()
+    expected = {i: score for i, score in enumerate(true.max(1).tolist()) if score < 0.8}
+    assert {int(item.key): value for item, value in alone.images} == pytest.approx(expected, abs=1e-6)
 
 
 def test_report_table_and_missing_files(place: Path, tmp_path: Path, model_file: Path) -> None:
