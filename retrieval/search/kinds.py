@@ -38,6 +38,7 @@ class Kind:
         in_blocks: Whether a cell stores codes in blocks of 32, of which the last is half empty on average.
         instead_of: Larger kind that is at least as fast, so that this one is for less memory only.
         metric: FAISS metric; vectors of unit length have the same order by distance as by inner product.
+        needs: Class of FAISS that versions before 1.15 lack.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Kind:
     in_blocks: bool = False
     instead_of: str = ""
     metric: int = faiss.METRIC_INNER_PRODUCT
+    needs: str = ""
 
 
 def _product(d: int, cells: int) -> str:
@@ -126,6 +128,7 @@ _ALL = (
         in_cells=True,
         in_blocks=True,
         instead_of="ivf-sq4",
+        needs="IndexIVFRaBitQFastScan",
     ),
     Kind(
         "hnsw-rabitq",
@@ -136,9 +139,10 @@ _ALL = (
         in_graph=True,
         instead_of="hnsw",
         metric=faiss.METRIC_L2,
+        needs="IndexHNSWRaBitQ",
     ),
 )
-APPROXIMATE = {kind.name: kind for kind in _ALL}
+APPROXIMATE = {kind.name: kind for kind in _ALL if not kind.needs or hasattr(faiss, kind.needs)}
 NAMES = ("auto", "flat", *APPROXIMATE)
 
 

@@ -33,7 +33,7 @@ QUERIES = 256
 _NEAREST = 384  # vectors next to each query in the sample
 _NEAREST_BYTES = 1 << 28
 # At equal recall `ivf-flat` is slower than `ivf-sq8` and four times as large, so it is not tried.
-CANDIDATES = ("flat", "pq", "sq8", "ivf-rabitq", "ivf-pq", "ivf-sq4", "ivf-sq8", "hnsw-rabitq", "hnsw")
+CANDIDATES = tuple(name for name in kinds.NAMES if name not in ("auto", "ivf-flat"))
 _SURPLUS = 26  # rough neighbours among which the exact ones are
 _TIMED = 24  # queries
 _ROUNDS = 5
