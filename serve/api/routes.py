@@ -237,6 +237,7 @@ async def image(number: ItemId, service: Service) -> schemas.Image:
             "content": {"image/webp": {}, "image/svg+xml": {}},
             "description": "A grey tile if the file is missing, or is not the one that was indexed.",
         },
+        304: {"description": "The thumbnail of the request's If-None-Match is the present one."},
         **documented(UnknownItemError, InputError, *LOAD),
     },
 )
@@ -247,9 +248,12 @@ async def thumbnail(
     found = await asyncio.to_thread(service.cached_thumbnail, number)
     if found is None:
         found = await workers.run(lambda: service.thumbnail(number), request.receive)
-    # A missing file may come back; the image of an id never changes.
-    caching = "no-store" if found is MISSING else "private, max-age=3600"
-    return Response(found.data, media_type=found.media_type, headers={"Cache-Control": caching})
+    if found is MISSING:  # the file may come back
+        return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
+    headers = {"Cache-Control": "private, no-cache", "ETag": found.etag}  # the file of an id may change
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.data, media_type=found.media_type, headers=headers)
 
 
 # ---- the server as a whole

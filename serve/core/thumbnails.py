@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from dataclasses import dataclass
+from functools import cached_property
 
 from PIL import Image
 
@@ -18,6 +20,11 @@ class Thumbnail:
 
     data: bytes
     media_type: str
+
+    @cached_property
+    def etag(self) -> str:
+        """Entity tag of HTTP: differs for other bytes."""
+        return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
 
 def shrink(image: Image.Image) -> Image.Image:

@@ -201,7 +201,9 @@ def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Ga
     assert found["metadata"] == {"price": 170}
     thumbnail = api.get(found["thumbnail"])
     assert Image.open(io.BytesIO(thumbnail.content)).size == (240, 200)
-    assert thumbnail.headers["cache-control"] == "private, max-age=3600"
+    assert thumbnail.headers["cache-control"] == "private, no-cache"
+    again = api.get(found["thumbnail"], headers={"If-None-Match": thumbnail.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
     assert load_image(item.path).size == (48, 40)
     assert str(shop) not in api.post("/v1/search", json={"id": 18}).text
 

@@ -200,7 +200,7 @@ def test_internal_failure_reveals_no_details(
 ) -> None:
     folder = shutil.copytree(shop_gallery, tmp_path / "damaged.gallery")
     service = SearchService(folder)
-    (segment,) = (path for path in (folder / "segments").iterdir() if ".rows." not in path.name)
+    (segment,) = (path for path in (folder / "segments").iterdir() if path.suffixes == [".npy"])
     data = bytearray(segment.read_bytes())
     data[-1000] ^= 255
     segment.write_bytes(data)
