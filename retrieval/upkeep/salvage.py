@@ -23,7 +23,7 @@ from retrieval.storage.segments import NUMBER, DamagedError
 from retrieval.storage.store import Store
 from retrieval.upkeep.damage import matching, quarantine
 
-_DRAFT = ".salvage"
+_DRAFT = "indexes/salvage"  # where the next writer deletes it if this process is killed
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable
 from itertools import count
@@ -26,11 +27,14 @@ import faiss
 import numpy as np
 
 from retrieval import Gallery
+from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
+from retrieval.upkeep import compact as compaction
 from retrieval.upkeep.compact import compact, merge_small
+from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import new_items, unit_vectors
@@ -73,6 +77,24 @@ def merge(folder: Path) -> None:
         merge_small(store)
 
 
+def compact_stale(folder: Path) -> None:
+    """Compact with a new index, since many vectors of the old one are gone."""
+    compaction._STALE = 0.01
+    compact(Gallery(folder))
+
+
+def import_more(folder: Path) -> None:
+    """Import vectors, one of which replaces another."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "more.npz"
+        np.savez(file, vectors=unit_vectors(3, 9), id=np.array(["a1.jpg", "x", "y"]))
+        import_vectors(folder, file, name="random")
+
+
+def snapshot(folder: Path) -> None:
+    copy_gallery(folder / "g", folder / "copy")
+
+
 def build_index(folder: Path) -> None:
     gallery = Gallery(folder)
     with gallery.store.writing():
@@ -94,8 +116,12 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "merge": merge,
     "remove": remove,
     "compact": lambda folder: compact(Gallery(folder)),
+    "compact_stale": compact_stale,
+    "import": import_more,
+    "snapshot": snapshot,
     "build_index": build_index,
     "repair": repair,
+    "salvage": repair,
     "create": create,
 }
 
@@ -124,7 +150,7 @@ class Killer:
     def arm(self) -> None:
         for owner, names in (
             (os, ("fsync", "open")),
-            (Path, ("replace", "rename", "unlink", "mkdir", "open")),
+            (Path, ("replace", "rename", "unlink", "mkdir", "open", "hardlink_to")),
             (shutil, ("rmtree", "copyfile")),
             (np, ("save",)),
             (faiss, ("write_index",)),
@@ -153,9 +179,10 @@ class Killer:
 
 
 def look(folder: Path) -> tuple[object, ...]:
-    """Return a signature of the state on disk: names, sizes, commit counter of the database."""
+    """Return a signature of the state on disk: names, sizes, commit counters of the databases."""
     files = sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
-    return tuple(files), (folder / "gallery.db").read_bytes()[24:28]
+    counters = [path.read_bytes()[24:28] for path in sorted(folder.rglob("gallery.db"))]
+    return tuple(files), *counters
 
 
 def main(operation: str, original: Path, out: Path) -> None:

@@ -7,11 +7,12 @@ import re
 import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def damaged(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"create"}))
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"create", "salvage", "snapshot"}))
 def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> None:
     start = shutil.copytree(original, quick / "start")
     if operation == "repair":
@@ -68,6 +69,8 @@ def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> No
     for folder in steps:
         found = verify(folder)
         assert not found.problems or operation == "repair"
+        if operation != "repair":
+            assert Gallery(folder).index is not None, "at no time is there no index"
         if not found.problems:
             now = contents(Gallery(folder))
             assert now in (before, after), folder.name
@@ -81,6 +84,45 @@ def test_killed_at_every_step(original: Path, quick: Path, operation: str) -> No
         assert contents(finished) == after
     assert len(steps) > 5
     assert True in seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["emptied", "pages"])
+def test_killed_salvage_can_be_repeated(original: Path, quick: Path, loss: str) -> None:
+    """With an intact old database except for its list of segments, and with none."""
+    start = shutil.copytree(original, quick / "start")
+    expected = contents(Gallery(start))
+    if loss == "emptied":
+        (start / "gallery.db").write_bytes(b"")
+        expected = {key: (label, {}, vector) for key, (label, _, vector) in expected.items()}
+    else:
+        with closing(sqlite3.connect(start / "gallery.db")) as db, db:
+            db.execute("UPDATE segments SET file = 'lost-' || file")
+    steps = kill_at_every_step("salvage", start, quick / "killed")
+    for folder in steps:
+        assert not verify(folder, repair=True).left
+        assert contents(Gallery(folder)) == expected
+        with Gallery(folder).store.writing():
+            pass
+        assert not verify(folder).problems
+        assert not verify(folder).leftovers
+    assert len(steps) > 5
+
+
+@pytest.mark.slow
+def test_killed_snapshot_leaves_a_whole_copy_or_none(original: Path, quick: Path) -> None:
+    shutil.copytree(original, quick / "start" / "g")
+    expected = contents(Gallery(original))
+    steps = kill_at_every_step("snapshot", quick / "start", quick / "killed")
+    there = [(folder / "copy").exists() for folder in steps]
+    for folder, is_there in zip(steps, there, strict=True):
+        if not is_there:
+            OPERATIONS["snapshot"](folder)
+        for gallery in (folder / "g", folder / "copy"):
+            assert not verify(gallery).problems
+            assert contents(Gallery(gallery)) == expected
+        assert sorted(path.name for path in folder.iterdir()) == ["copy", "g"]
+    assert set(there) == {False, True}
 
 
 @pytest.mark.slow
