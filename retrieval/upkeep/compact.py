@@ -20,7 +20,6 @@ from retrieval.storage.store import Store
 SEGMENT_BYTES = 1 << 28  # of vectors in one file
 SEGMENT_ROWS = 1 << 17  # in one file; the facts about their items are in memory while it is written
 _FACTOR = 8  # growth of a segment by each merge, at least
-_STALE = 0.3  # share of the index's vectors that are gone, from which a new one is built
 _BLOCK = 4096  # rows in memory at once
 
 
@@ -32,7 +31,7 @@ class Compaction:
         dropped: Removed items that were deleted for good.
         segments: Number of segments before and after.
         bytes: Size on disk before and after.
-        reindexed: Whether a new index was built, because many vectors of the old one are gone.
+        reindexed: Whether a new index was built, because many vectors of the old one were dead.
     """
 
     dropped: int
@@ -60,9 +59,10 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     store, started = gallery.store, now()
     with store.writing():
         gallery.refresh()
-        reindexed = _is_index_stale(gallery)
-        if reindexed:
-            gallery.build_index(show_progress=show_progress)
+        reindexed = False
+        if gallery.index is not None:
+            some = len(gallery.snapshot)  # vectors outside it may wait
+            reindexed = gallery.optimize_index(tolerated=some, show_progress=show_progress).done != "nothing"
         size, state = folder_size(store.folder), store.state()
         groups = [*_groups(store, state.segments, state.dead)]
         total = sum(segment.n for group in groups for segment in group)
@@ -81,16 +81,6 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         gallery.refresh()
         counts = len(state.segments), len(store.segments())
         return Compaction(dropped, counts, (size, folder_size(store.folder)), reindexed)
-
-
-def _is_index_stale(gallery: Gallery) -> bool:
-    """Return whether many vectors of the index are gone."""
-    index, state = gallery.store.state().index, gallery.snapshot
-    if index is None:
-        return False
-    rows = state.live_rows()
-    alive = int(np.searchsorted(rows, state.covered))
-    return alive < (1 - _STALE) * index.n
 
 
 def merge_small(store: Store) -> int:

@@ -88,21 +88,26 @@ def verify(folder: str | Path, *, repair: bool = False, show_progress: bool = Fa
         salvaged = salvage(folder, show_progress=show_progress)
         left = _find_problems(folder, show_progress)
     if repair and left:
-        store = Store(folder)
-        with store.writing(repairing=True):
-            started = now()
-            for problem in left:
-                if callable(problem.repair):
-                    problem.repair(store)
-            if any(_damaged_index(store, store.state())):
-                maintenance.drop_index(store)
-            store.record_run("repair", started, {"problems": len(problems)})
-        if any(problem.repair == "index" for problem in left):
-            gallery = Gallery(folder)
-            with gallery.store.writing():
-                gallery.build_index(show_progress=show_progress)
+        _repair(Store(folder), left)
+    if repair and (salvaged or any(problem.repair == "index" for problem in left)):
+        gallery = Gallery(folder)
+        with gallery.store.writing():
+            gallery.optimize_index(show_progress=show_progress)
+    if repair and left:
         left = _find_problems(folder, show_progress)
     return Verification(*_counts(folder), problems, left, salvaged)
+
+
+def _repair(store: Store, problems: Sequence[Problem]) -> None:
+    """Repair problems in place; a damaged index is not used any more."""
+    with store.writing(repairing=True):
+        started = now()
+        for problem in problems:
+            if callable(problem.repair):
+                problem.repair(store)
+        if any(_damaged_index(store, store.state())):
+            maintenance.drop_index(store)
+        store.record_run("repair", started, {"problems": len(problems)})
 
 
 def _counts(folder: Path) -> tuple[int, int, int, int]:

@@ -29,10 +29,10 @@ import numpy as np
 from retrieval import Gallery
 from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
+from retrieval.search import index
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
-from retrieval.upkeep import compact as compaction
 from retrieval.upkeep.compact import compact, merge_small
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify
@@ -79,7 +79,7 @@ def merge(folder: Path) -> None:
 
 def compact_stale(folder: Path) -> None:
     """Compact with a new index, since many vectors of the old one are gone."""
-    compaction._STALE = 0.01
+    index._MAX_DEAD = 0.01
     compact(Gallery(folder))
 
 
