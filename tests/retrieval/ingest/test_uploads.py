@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
 from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
+from retrieval.storage import database
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -130,6 +134,52 @@ def test_rebuild_keeps_uploads(grown: Gallery, tmp_path: Path, keep_old: bool) -
 def test_remove_command_deletes_the_uploaded_file(grown: Gallery) -> None:
     grown.remove(["n1.png"])
     assert len(kept(grown.folder)) == 2
+
+
+def test_single_uploads_stay_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of SQLite's virtual machine and the files that are listed do not grow with the gallery."""
+    steps = listed = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    real = database.connect
+
+    def connect(folder: Path) -> sqlite3.Connection:
+        db = real(folder)
+        db.set_progress_handler(count, 10)
+        return db
+
+    def upload(gallery: Gallery, number: int) -> tuple[int, int]:
+        nonlocal steps, listed
+        steps = listed = 0
+        with gallery.store.writing():
+            vector = unit_vectors(1, number)[0]
+            store_uploads(gallery.store, [Upload(f"n{number}.png", encoded(number), vector)])
+        return steps, listed
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        nonlocal listed
+        for name in os.listdir(self):
+            listed += 1
+            yield self / name
+
+    monkeypatch.setattr(database, "connect", connect)
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    costs = []
+    for size in (10, 3000):
+        (tmp_path / f"{size}").mkdir()
+        gallery = small_gallery(tmp_path / f"{size}")
+        (gallery.folder / "pictures").mkdir()
+        for number in range(size):
+            (gallery.folder / "pictures" / f"{number:064x}.png").touch()
+        commit(gallery, [f"a{number}" for number in range(size)])
+        upload(gallery, 1)
+        costs.append(upload(gallery, 2))
+    (few_steps, few_files), (many_steps, many_files) = costs
+    assert many_files <= few_files
+    assert many_steps <= 1.5 * few_steps
 
 
 def test_single_uploads_are_merged_into_few_segments(tmp_path: Path) -> None:

@@ -117,6 +117,30 @@ def test_compaction_merges_drops_and_indexes_again(tmp_path: Path) -> None:
     assert contents(gallery) == {}
 
 
+COMMITS = st.lists(st.one_of(st.just(1), st.integers(1, 100), st.just(5000)), max_size=300)
+
+
+@settings(max_examples=30)
+@given(COMMITS, st.sampled_from([100, 4096, 1 << 17]))
+def test_merging_keeps_segments_few_and_writes_little(commits: list[int], capacity: int) -> None:
+    """After every commit, by the sizes of the segments alone."""
+    sizes: list[int] = []
+    written = 0
+    for rows in commits:
+        sizes.append(rows)
+        found = compaction.mergeable(sizes, capacity)
+        for some in reversed(found):
+            written += sum(sizes[some])
+            sizes[some] = [sum(sizes[some])]
+        assert not compaction.mergeable(sizes, capacity), "nothing is left to do"
+        assert max(sizes) <= max(capacity, 5000)
+    tiers = [limit for limit in (8, 64, 512, 4096, 32768) if limit < capacity // 2] + [capacity // 2]
+    assert sum(sizes) == sum(commits)
+    assert written <= len(tiers) * sum(commits)
+    if set(commits) == {1}:
+        assert len(sizes) <= 7 * len(tiers) + sum(commits) // (capacity // 2)
+
+
 def test_readers_see_committed_states_only(tmp_path: Path) -> None:
     """The writer always commits ten items of one generation, in many or few segments."""
     gallery = bare_gallery(tmp_path / "g")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery, LookalikeError
-from retrieval.storage.records import IndexSpec
+from retrieval.storage.maintenance import drop_index
+from retrieval.storage.records import BadFile, FileStamp, IndexSpec
 from retrieval.storage.segments import files_of
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
-from tests.retrieval.filling import commit, contents, small_gallery
+from tests.retrieval.filling import DIM, commit, contents, small_gallery
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +187,45 @@ def test_damaged_database_is_not_written(folder: Path) -> None:
         gallery.remove([1])
     assert not verify(folder, repair=True).left
     assert gallery.remove([1]) == 1
+
+
+def test_index_that_is_not_as_asked_for_is_built(folder: Path) -> None:
+    with Gallery(folder).store.writing():
+        pass
+    gallery = Gallery(folder)
+    assert gallery.index is not None
+    with gallery.store.writing():
+        drop_index(gallery.store)
+    assert ["no index" in problem.what for problem in verify(folder).problems] == [True]
+    assert not verify(folder, repair=True).left
+    gallery.refresh()
+    assert gallery.index.card["kind"] == "sq8"
+    with gallery.store.writing():
+        active = gallery.store.state().index
+        gallery.store.use_index(active, IndexSpec("hnsw"))
+    assert ["of kind sq8 instead" in problem.what for problem in verify(folder).problems] == [True]
+    assert not verify(folder, repair=True).left
+    gallery.refresh()
+    assert gallery.index.card["kind"] == "hnsw"
+
+
+@pytest.mark.parametrize(
+    ("table", "damage"),
+    [("runs", "UPDATE runs SET counts = '{}' WHERE run = 1"), ("bad", "UPDATE bad SET detail = 'x'")],
+)
+def test_damaged_records_are_deleted(folder: Path, table: str, damage: str) -> None:
+    gallery = Gallery(folder)
+    with gallery.store.writing():
+        gallery.store.record_run("test", "2026-01-01", {"added": 3})
+        bad = BadFile(FileStamp("/pictures", "z.jpg", 1, 1), "damaged", "it is cut off")
+        gallery.store.commit(np.empty((0, DIM), np.float32), [], [bad])
+    before = contents(gallery)
+    with gallery.store.writing(), gallery.store.transaction() as db:
+        db.execute(damage)
+    assert ["1 damaged rows" in problem.what for problem in verify(folder).problems] == [True]
+    assert not verify(folder, repair=True).left
+    assert contents(Gallery(folder)) == before
+    assert len(gallery.bad_files()) == (table == "runs")
 
 
 def test_leftovers_are_not_problems(folder: Path) -> None:
