@@ -33,6 +33,7 @@ for command in (
     upkeep.compact,
     optimize.optimize,
     upkeep.snapshot,
+    upkeep.upgrade,
     transfer.export_,
     transfer.import_,
 ):

@@ -89,7 +89,8 @@ def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
         facts: dict[str, Any] = {name: json.loads(value) for name, value in rows}
         version = int(facts["format_version"])
         if version != FORMAT_VERSION:
-            hint = "update lookalike" if version > FORMAT_VERSION else "build the gallery again"
+            hint = {2: f"run `lookalike index upgrade {folder}`"}.get(version, "build the gallery again")
+            hint = "update lookalike" if version > FORMAT_VERSION else hint
             what = f"gallery format {version} is not supported (this version reads {FORMAT_VERSION})"
             raise InputError(f"{folder}: {what}; {hint}")
         return Manifest(
