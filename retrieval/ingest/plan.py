@@ -18,7 +18,7 @@ from retrieval.ingest.sources import Entry, Scan, file_exists
 from retrieval.progress import Progress
 from retrieval.storage import schema
 from retrieval.storage.planning import Comparison, ImageFile, ItemPlace, roots
-from retrieval.storage.queries import column_type
+from retrieval.storage.queries import holds_text
 from retrieval.storage.records import Change, Value
 from retrieval.storage.store import Store
 
@@ -153,9 +153,9 @@ def check_metadata(
     chosen = schema.match_columns(given, columns)
     types = {}
     for column in set(columns) & set(chosen.values()):
-        kind = column_type(store, column)
-        if kind is not None:
-            types[column] = "text" if kind == "text" else "number"
+        is_text = holds_text(store, column)
+        if is_text is not None:
+            types[column] = "text" if is_text else "number"
     checked = (
         (place, {chosen[name]: schema.check_value(name, value) for name, value in values.items()})
         for place, values in rows

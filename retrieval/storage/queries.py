@@ -343,3 +343,13 @@ def column_type(store: Store, column: str) -> str | None:
     if not found:
         return None
     return "text" if "text" in found else "number" if "real" in found else "integer"
+
+
+def holds_text(store: Store, column: str) -> bool | None:
+    """Return whether the values of a metadata column are text rather than numbers; `None` if it is empty.
+
+    All values of a column are of one of the two, so that one value is read.
+    """
+    name = quoted(column)
+    found = store.select(f"SELECT typeof({name}) FROM metadata WHERE {name} IS NOT NULL LIMIT 1")
+    return found[0][0] == "text" if found else None

@@ -469,7 +469,7 @@ class Store:
 
     def uploaded_files(self) -> set[str]:
         """Return the names of the uploaded files that live items have."""
-        query = "SELECT path FROM items WHERE root = ? AND deleted_at IS NULL"
+        query = "SELECT path FROM items WHERE root = ? AND path != '' AND deleted_at IS NULL"
         return {path for (path,) in self.select(query, (UPLOADS,))}
 
     def leftovers(self, *, uploads: bool = True) -> list[Path]:

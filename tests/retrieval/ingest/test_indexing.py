@@ -12,6 +12,8 @@ import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.images.load import read_bytes
+from retrieval.ingest.indexing import add_images
+from retrieval.ingest.sources import Sources
 from tests.conftest import draw
 
 
@@ -218,6 +220,15 @@ def test_same_names_in_two_folders_are_two_items(gallery: Gallery, photos: Path,
     assert len(items(gallery)) == 12
     assert agrees(gallery)
     assert gallery.add([photos, other]).unchanged == 12
+
+
+def test_overlapping_sources_are_indexed_once(gallery: Gallery, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"{photos}/red/0.png\n{photos}/red/0.png\n")
+    sources = Sources([photos, photos / "red", f"{photos}/**/*.png"], str(tmp_path / "list.txt"), root=photos)
+    for expected in (6, 0):
+        result = add_images(gallery, sources)
+        assert (result.added, result.unchanged, result.duplicates) == (expected, 6 - expected, [])
+    assert items(gallery)["red/0.png"][1] == "red"
 
 
 # ---- tar shards
