@@ -13,7 +13,9 @@ import numpy as np
 from retrieval.errors import InputError, did_you_mean
 
 AIM = 10  # neighbours for which parameters are chosen and recall is measured
-_GRAPH_OVER_CELLS = 1 << 15  # cells from which a graph finds those to visit
+# Cells from which a graph finds those to visit. Of 32,768 x 128 it takes 0.15 ms for 8 cells and 0.30 ms for
+# 64, a scan 0.42 and 0.46; of 16,384 it takes 0.10 and 0.17 ms, a scan 0.13 and 0.15.
+_GRAPH_OVER_CELLS = 1 << 15
 _COARSE_LINKS = 32  # of that graph
 _COARSE_REACH = 64  # its least efSearch
 _LINKS = 32  # links of an HNSW node on each level, twice as many on the lowest

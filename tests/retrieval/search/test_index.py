@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from retrieval import InputError, LookalikeError
-from retrieval.search import kinds
+from retrieval.search import kinds, training
+from retrieval.search import snapshot as snapshots
 from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, write_index
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
@@ -77,6 +78,20 @@ def test_filter_narrow_and_broad(indexes: dict[str, Index], kind: str, share: fl
     assert allowed[rows].all()
     assert (rows >= 0).all()
     assert share_found(scores, expected) >= 0.98
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("share", [0.01, 0.12, 0.5])
+def test_filter_within_the_index_reaches_its_recall(
+    indexes: dict[str, Index], kind: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without exact search where few rows are allowed, which otherwise hides what the index finds."""
+    monkeypatch.setattr(snapshots, "_FEW", 0)
+    allowed = np.random.default_rng(0).random(len(VECTORS)) < share
+    scores, rows = state(indexes[kind]).nearest(QUERIES, 10, allowed)
+    expected, _ = brute_force(VECTORS, QUERIES, 10, allowed)
+    assert allowed[rows].all()
+    assert share_found(scores, expected) >= 0.95
 
 
 @EVERY_KIND
@@ -304,6 +319,42 @@ def test_index_is_rebuilt_if_it_cannot_be_extended(change: dict, why: str, tmp_p
     vectors = options.pop("vectors")
     second = build_index(stored(vectors), IndexSpec(**options), previous=reopened(first, tmp_path))
     assert not np.array_equal(centres(second), centres(first)), why
+
+
+@pytest.mark.parametrize("kind", ["ivf-sq8", "ivf-pq"])
+def test_graph_over_many_cells(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_GRAPH_OVER_CELLS", 64)
+    first = build_index(stored(VECTORS[:8000]), IndexSpec(kind, recall=0.95))
+    assert first is not None
+    assert isinstance(faiss.downcast_index(first.index.quantizer), faiss.IndexHNSW)
+    extended = build_index(stored(VECTORS), IndexSpec(kind, recall=0.95), previous=reopened(first, tmp_path))
+    index = reopened(extended, tmp_path)
+    assert index.faiss.ntotal == len(VECTORS)
+    scores, _ = state(index).nearest(QUERIES, 10)
+    assert share_found(scores, brute_force(VECTORS, QUERIES, 10)[0]) >= 0.94
+    allowed = np.random.default_rng(0).random(len(VECTORS)) < 0.9
+    scores, rows = state(index).nearest(QUERIES, 10, allowed)
+    assert allowed[rows].all()
+
+
+def test_cells_are_trained_in_two_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean similarity to the nearest centroid is that of plain k-means, or better."""
+    monkeypatch.setattr(training, "_TWO_LEVELS", 64)
+    two = training.train_cells(VECTORS, 128)
+    plain = faiss.Kmeans(DIM, 128, niter=10, spherical=True, max_points_per_centroid=1000)
+    plain.train(VECTORS)
+    quality = [(VECTORS @ centroids.T).max(1).mean() for centroids in (two, plain.centroids)]
+    assert two.shape == (128, DIM)
+    np.testing.assert_allclose(np.linalg.norm(two, axis=1), 1, rtol=1e-4)
+    assert quality[0] >= quality[1] - 0.005
+
+
+def test_training_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "SAMPLE_BYTES", 4 * DIM * 1000)
+    assert kinds.number_of_cells(10**9, DIM) == 16
+    monkeypatch.undo()
+    assert [kinds.number_of_cells(10**n, 64) for n in (4, 5, 6, 7, 8)] == [128, 1024, 4096, 16384, 32768]
+    assert kinds.number_of_cells(10**9, 512) == 16384, "1 GiB of training vectors"
 
 
 def test_damaged_index_is_rebuilt(tmp_path: Path) -> None:
