@@ -29,6 +29,7 @@ from retrieval.storage.schema import AT_ONCE, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
 _LISTED = "(SELECT value FROM json_each(?))"
+_SORTED = 10_000  # ids up to which sorting is fast
 _AT_ONCE = 1 << 23  # ids whose rows are read at once, so that the memory is bounded
 _BOTH = f"FROM {unindexed('items LEFT JOIN metadata USING (id)')} WHERE {SEARCHABLE}"
 
@@ -88,10 +89,19 @@ def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = 
     starts = range(ends[0] or 0, (ends[1] or 0) + 1, _AT_ONCE)
     between = f"{'+' * alone}id >= ? AND {'+' * alone}id < ?"  # the plus keeps SQLite from reading by id
     found = [
-        np.sort(store.select_numbers(f"{query} AND {between}", (*values, start, start + _AT_ONCE)))
+        _ascending(store.select_numbers(f"{query} AND {between}", (*values, start, start + _AT_ONCE)), start)
         for start in starts
     ]
     return np.concatenate(found)
+
+
+def _ascending(ids: np.ndarray, start: int) -> np.ndarray:
+    """Return different ids from `start` on in ascending order; many in a tenth of the time of sorting."""
+    if len(ids) < _SORTED:
+        return np.sort(ids)
+    there = np.zeros(int(ids.max()) - start + 1, bool)
+    there[ids - start] = True
+    return np.flatnonzero(there) + start
 
 
 def column_values(

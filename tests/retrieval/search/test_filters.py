@@ -17,7 +17,7 @@ from retrieval.search import filters, selection, vectors
 from retrieval.search.query import SearchOptions
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors
-from retrieval.storage import lookups
+from retrieval.storage import lookups, queries
 from retrieval.storage.records import Change, FileStamp, NewItem
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -107,6 +107,8 @@ def test_filters_follow_commits(tmp_path: Path, seed: int, monkeypatch: pytest.M
         return asked(*args, **options)
 
     monkeypatch.setattr(filters, "ids_matching", counting)
+    monkeypatch.setattr(queries, "_SORTED", 1 if seed else 10_000)
+    monkeypatch.setattr(queries, "_AT_ONCE", 64 if seed else 1 << 20)
     model = Model(tmp_path / "g")
     model.random.seed(seed)
     with model.gallery.store.writing():
