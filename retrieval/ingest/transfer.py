@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,38 +20,24 @@ from retrieval.errors import InputError
 from retrieval.files import atomic_write, now
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import index_new_vectors
-from retrieval.ingest.vector_files import VECTOR, VectorFile, import_pyarrow, open_vectors
+from retrieval.ingest.vector_files import VECTOR, Chunk, VectorFile, import_pyarrow, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.progress import Progress
 from retrieval.storage.identity import check_storage
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
-from retrieval.storage.records import IndexSpec, StoredItem, Value
+from retrieval.storage.records import IndexSpec, Value
 from retrieval.storage.store import Store
 
-BATCH = 4096
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Consecutive rows of a source.
-
-    Attributes:
-        start: Number of the first row, from 0.
-        values: Values of each row, by column.
-        vectors: Vectors, float32 or float64 [n, D].
-    """
-
-    start: int
-    values: list[dict[str, Any]]
-    vectors: np.ndarray
+AT_ONCE = 16_384  # rows of an export in memory
+_INTEGERS = ("width", "height")
 
 
 # ---- export
 
 
 def export_vectors(gallery: Gallery, target: Path, *, show_progress: bool = False) -> int:
-    """Export all items of a gallery, in batches of bounded memory; the files are written atomically.
+    """Export all items of a gallery, column by column in bounded memory; the files are written atomically.
 
     Args:
         gallery: Gallery to export.
@@ -66,37 +51,36 @@ def export_vectors(gallery: Gallery, target: Path, *, show_progress: bool = Fals
         InputError: The suffix is another one, or pyarrow is not installed for `.parquet`.
         LookalikeError: The gallery is damaged.
     """
-    columns = [*COLUMNS, *gallery.store.columns()]
+    names = [*COLUMNS, *gallery.store.columns()]
     with Progress("exporting", len(gallery), "vectors", show=show_progress) as progress:
-        batches = _batches_of(gallery, progress)
+        chunks = _chunks_of(gallery, progress)
         if target.suffix == ".parquet":
-            _write_parquet(gallery, target, columns, batches)
+            _write_parquet(gallery, target, names, chunks)
         elif target.suffix == ".npy":
-            _write_arrays(gallery, target, columns, batches)
+            _write_arrays(gallery, target, names, chunks)
         else:
             raise InputError(f"{target}: the file name must end in .parquet or .npy")
     return len(gallery)
 
 
-def _batches_of(gallery: Gallery, progress: Progress) -> Iterator[Batch]:
-    state = gallery.snapshot
+def _chunks_of(gallery: Gallery, progress: Progress) -> Iterator[Chunk]:
+    state, paths = gallery.snapshot, gallery.paths
     rows = state.live_rows()
-    for start in range(0, len(rows), BATCH):
-        some = rows[start : start + BATCH]
-        ids = state.item_ids(some).tolist()
-        found = {item.id: item for item in gallery.store.items(ids)}
-        if len(found) < len(ids):
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        ids = state.item_ids(some)
+        by_id = np.argsort(ids)
+        known, facts, metadata = gallery.store.item_columns(ids[by_id].tolist())
+        if len(known) < len(ids):
             raise InputError(f"{gallery.folder}: compacted during the export; run the export again")
-        yield Batch(start, [_row(gallery, found[i]) for i in ids], state.vectors(some))
+        files = list(map(paths.join, facts.root, facts.path))
+        values = (facts.key, files, facts.label, facts.width, facts.height)
+        columns = {**dict(zip(COLUMNS, map(list, values), strict=True)), **metadata}
+        yield Chunk(start, state.vectors(some[by_id]), {name: list(found) for name, found in columns.items()})
         progress.update(len(some))
 
 
-def _row(gallery: Gallery, item: StoredItem) -> dict[str, Value]:
-    values = (item.key, gallery.paths.of(item), item.label, item.width, item.height)
-    return {**dict(zip(COLUMNS, values, strict=True)), **item.metadata}
-
-
-def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batches: Iterable[Batch]) -> None:
+def _write_arrays(gallery: Gallery, target: Path, names: Sequence[str], chunks: Iterable[Chunk]) -> None:
     shape = (len(gallery), gallery.snapshot.stored.dim)
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with (
@@ -106,34 +90,39 @@ def _write_arrays(gallery: Gallery, target: Path, columns: Sequence[str], batche
         table.open("w", newline="", encoding="utf-8") as text,
     ):
         np.lib.format.write_array_header_1_0(file, header)
-        lines = csv.DictWriter(text, columns, restval="")
-        lines.writeheader()
-        for batch in batches:
-            file.write(np.ascontiguousarray(batch.vectors, "<f4").tobytes())
-            lines.writerows(batch.values)
+        lines = csv.writer(text)
+        lines.writerow(names)
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk.vectors, "<f4").data)
+            lines.writerows(zip(*(chunk.columns[name] for name in names), strict=True))
 
 
-def _write_parquet(gallery: Gallery, target: Path, columns: Sequence[str], batches: Iterable[Batch]) -> None:
+def _write_parquet(gallery: Gallery, target: Path, names: Sequence[str], chunks: Iterable[Chunk]) -> None:
     pa, parquet = import_pyarrow(target)
     types = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string()}
-    fields = [(name, pa.string()) for name in COLUMNS[:3]] + [(name, pa.int64()) for name in COLUMNS[3:]]
-    kinds = {name: column_type(gallery.store, name) or "integer" for name in columns[len(COLUMNS) :]}
-    fields += [(name, types[kind]) for name, kind in kinds.items()]
+    kinds = {name: "integer" if name in _INTEGERS else "text" for name in COLUMNS}
+    kinds |= {name: column_type(gallery.store, name) or "integer" for name in names if name not in kinds}
+    fields = [(name, types[kind]) for name, kind in kinds.items()]
     dim = gallery.snapshot.stored.dim
     layout = pa.schema([*fields, (VECTOR, pa.list_(pa.float32(), dim))])
-    with atomic_write(target) as draft, closing(parquet.ParquetWriter(draft, layout)) as file:
-        for batch in batches:
-            arrays = [
-                pa.array([_cast(row.get(name), kinds.get(name)) for row in batch.values], kind)
-                for name, kind in fields
-            ]
-            flat = pa.array(np.ascontiguousarray(batch.vectors).reshape(-1))
+    # Vectors neither repeat nor compress: trying both takes most of the time.
+    options = {"use_dictionary": list(kinds), "compression": "NONE", "write_statistics": list(kinds)}
+    with (
+        atomic_write(target) as draft,
+        closing(parquet.ParquetWriter(draft, layout, **options)) as file,
+    ):
+        for chunk in chunks:
+            arrays = [pa.array(_cast(chunk.columns[name], kinds[name]), kind) for name, kind in fields]
+            flat = pa.array(np.ascontiguousarray(chunk.vectors).reshape(-1))
             arrays.append(pa.FixedSizeListArray.from_arrays(flat, dim))
             file.write_batch(pa.record_batch(arrays, schema=layout))
 
 
-def _cast(value: Value, kind: str | None) -> Value:
-    return str(value) if kind == "text" and value is not None else value
+def _cast(values: list[Value], kind: str) -> list[Value]:
+    """Return values of a column as one type: a column of text may have numbers from earlier versions."""
+    if kind != "text" or {*map(type, values)} <= {str, type(None)}:
+        return values
+    return [None if value is None else str(value) for value in values]
 
 
 # ---- import

@@ -31,6 +31,7 @@ _SELECT = (
     "FROM items LEFT JOIN metadata ON metadata.id = items.id"
 )
 _IDS = "(SELECT value FROM json_each(?))"
+_PART = 256  # rows fetched at a time: tuples of many rows keep the garbage collector busy
 _LOG = "INSERT INTO changes (item, dead)"
 _DEAD = f"{_LOG} SELECT id, vector FROM items WHERE vector IS NOT NULL"
 _AT_PATH = f"root = ? AND path = ? AND path != '' AND {schema.LIVE}"
@@ -63,9 +64,36 @@ def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredIte
                 pairs = zip(names, row[count + 3 :], strict=True)
                 metadata = {name: value for name, value in pairs if value is not None}
             if schema.item_crc(facts, metadata) != crc:
-                what = f"item {row[0]}: its facts in the gallery's database are damaged"
-                raise LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
+                raise _damaged(row[0])
             yield StoredItem._make((*facts, vector, metadata))
+
+
+def read_columns(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[int], Facts, bulk.Columns]:
+    """Return ids, facts and metadata of items as columns, by ascending id; unknown ids are left out.
+
+    Raises:
+        LookalikeError: The facts of an item are damaged.
+    """
+    found = db.execute(f"{_SELECT} WHERE items.id IN {_IDS} ORDER BY items.id", (json.dumps(list(ids)),))
+    columns: list[list[Any]] = [[] for _ in found.description]
+    while part := found.fetchmany(_PART):
+        for column, values in zip(columns, zip(*part, strict=True), strict=True):
+            column += values
+    count = len(schema.FACTS)
+    names = [name for name, *_ in found.description[count + 3 :]]
+    (known, *facts), crcs = columns[:count], columns[count + 1]
+    metadata = dict(zip(names, columns[count + 3 :], strict=True))
+    if known:
+        computed = bulk.item_crcs(known, facts, bulk.metadata_texts(metadata, len(known)))
+        if computed != crcs:
+            damaged = next(item for item, a, b in zip(known, computed, crcs, strict=True) if a != b)
+            raise _damaged(damaged)
+    return known, Facts(*facts), metadata
+
+
+def _damaged(item: int) -> LookalikeError:
+    what = f"item {item}: its facts in the gallery's database are damaged"
+    return LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
 
 
 def read_facts(db: sqlite3.Connection, ids: Collection[int]) -> dict[int, tuple[Any, ...]]:

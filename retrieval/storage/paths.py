@@ -29,12 +29,16 @@ class ItemPaths:
 
     def of(self, item: StoredItem) -> str:
         """Return the path of an item's file; empty if it has none."""
-        if not item.path:
+        return self.join(item.root, item.path)
+
+    def join(self, root: str, path: str) -> str:
+        """Return the path of an item's file by the item's root and path; empty if it has none."""
+        if not path:
             return ""
-        base = self._bases.get(item.root)
+        base = self._bases.get(root)
         if base is None:
-            base = self._bases[item.root] = str(self._base(item.root))
-        return os.path.join(base, item.path)
+            base = self._bases[root] = str(self._base(root))
+        return os.path.join(base, path)
 
     def lookup(self, ids: Sequence[int]) -> list[Path]:
         """Return the absolute path of each item's file; items without a file get a unique path of no file."""

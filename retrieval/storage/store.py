@@ -38,7 +38,7 @@ import numpy as np
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
 from retrieval.storage import database, removals, schema, segments
-from retrieval.storage.items import ItemWriter, metadata_columns, read_items, removed_uploads
+from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
 from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
 from retrieval.storage.records import (
     MISSING,
@@ -55,6 +55,7 @@ from retrieval.storage.records import (
     NewItem,
     Segment,
     StoredItem,
+    Value,
 )
 from retrieval.storage.watch import SEGMENTS, Watch
 
@@ -217,6 +218,15 @@ class Store:
         """
         with self.reading() as db:
             return list(read_items(db, ids))
+
+    def item_columns(self, ids: Sequence[int]) -> tuple[list[int], Facts, Mapping[str, Sequence[Value]]]:
+        """Return ids, facts and metadata of items as columns, by ascending id, as `items` does for each.
+
+        Raises:
+            LookalikeError: The facts of an item are damaged.
+        """
+        with self.reading() as db:
+            return read_columns(db, ids)
 
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
