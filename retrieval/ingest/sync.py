@@ -17,6 +17,7 @@ from retrieval.ingest.sources import Entry, Scan, file_exists, scan, stamp_of
 from retrieval.progress import Progress
 from retrieval.storage.planning import Comparison, ImageFile, item_files
 from retrieval.storage.queries import count_items
+from retrieval.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class RemovalLimit:
         return removed <= max(self.count, self.share * total)
 
     def __str__(self) -> str:
-        parts = [f"{100 * self.share:g}%"] * (self.share > 0) + [str(self.count)] * (self.count > 0)
-        return " or ".join(parts) or "0"
+        parts = [f"{100 * self.share:g}%"] if self.share else []
+        parts += [pluralize(self.count, "image")] if self.count else []
+        return " or ".join(parts) or "none"
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retrieval.errors import LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
 from retrieval.storage.schema import LIVE, SEARCHABLE
@@ -181,7 +183,7 @@ class Comparison:
             "INSERT INTO files SELECT chunk.*, state, item, item_key, item_label FROM verdicts "
             "JOIN chunk USING (n) WHERE state IS NOT NULL"
         )
-        with database.convert_errors(self._store.folder):
+        with self._errors():
             self._db.execute("INSERT OR IGNORE INTO seen SELECT item FROM verdicts WHERE item IS NOT NULL")
             self._db.execute(insert)
             ((unchanged,),) = self._db.execute("SELECT count(*) FROM verdicts WHERE state IS NULL")
@@ -190,7 +192,7 @@ class Comparison:
     def add_candidates(self, files: Sequence[ImageFile | BadFile]) -> None:
         """Add files that count only as new places of moved files."""
         self._fill(files)
-        with database.convert_errors(self._store.folder):
+        with self._errors():
             self._db.execute(
                 f"INSERT INTO files SELECT chunk.*, {_CANDIDATE}, NULL, NULL, NULL FROM verdicts "
                 f"JOIN chunk USING (n) WHERE state = {_TODO} AND item IS NULL"
@@ -215,6 +217,11 @@ class Comparison:
                 root, path = UPLOADS, path[len(prefix) :]
             rows.append((n, root, path, size, mtime_ns, label, key, values, own, None, None))
         self._last += len(rows)
+        with self._errors():
+            self._write_chunk(rows)
+            self._db.execute(_COMPARE, self._options)
+
+    def _write_chunk(self, rows: Sequence[Sequence[object]]) -> None:
         db = self._db
         db.execute("BEGIN")
         db.execute("DELETE FROM chunk")
@@ -229,8 +236,6 @@ class Comparison:
             )
             db.execute(f"DELETE FROM chunk WHERE reason IS NULL AND n != ({repeated})")
         db.execute("COMMIT")
-        with database.convert_errors(self._store.folder):
-            db.execute(_COMPARE, self._options)
 
     def _uploads_below(self, root: str) -> str | None:
         """Return the beginning of the paths of uploads below a root; `None` if they are not there."""
@@ -308,7 +313,7 @@ class Comparison:
             "FROM gallery.items AS new WHERE new.root = files.root AND new.path = files.path "
             "AND new.path != '' AND new.deleted_at IS NULL AND new.key = files.key)"
         )
-        with database.convert_errors(self._store.folder):
+        with self._errors():
             return [item for (item,) in self._db.execute(query)]
 
     # ---- contents
@@ -353,7 +358,7 @@ class Comparison:
             f"JOIN gallery.items AS items ON {same} WHERE EXISTS (SELECT 1 FROM gallery.items AS items "
             f"WHERE {same} LIMIT 1 OFFSET 1) ORDER BY content, items.id"
         )
-        with database.convert_errors(self._store.folder):
+        with self._errors():
             rows = self._db.execute(query).fetchall()
         groups = [[key for _, key in rows] for _, rows in groupby(rows, itemgetter(0))]
         return sorted(groups)
@@ -379,7 +384,7 @@ class Comparison:
         unseen = "NOT EXISTS (SELECT 1 FROM seen WHERE seen.item = items.id)"
         start: str | None = low
         while start is not None:
-            with database.convert_errors(self._store.folder):
+            with self._errors():
                 values = {"root": root, "low": start, "high": high}
                 end = (self._db.execute(bound, values).fetchone() or (None,))[0]
                 values["high"] = high if end is None else end
@@ -391,7 +396,7 @@ class Comparison:
 
     def add_gone(self, items: Sequence[int]) -> None:
         """Record items as gone."""
-        with database.convert_errors(self._store.folder):
+        with self._errors():
             self._db.executemany(
                 "INSERT OR IGNORE INTO gone SELECT id, key, root, path, label, width, height, size, "
                 f"iif({SEARCHABLE}, content_sha256, ''), NULL FROM gallery.items AS items WHERE id = ?",
@@ -463,12 +468,27 @@ class Comparison:
             f"WHERE gone.n IS NULL AND gone.item > ? ORDER BY gone.item LIMIT {_RANGE}"
         )
         while True:
-            with database.convert_errors(self._store.folder):
+            with self._errors():
                 rows = self._db.execute(query, (last,)).fetchall()
             if not rows:
                 return
             last = rows[-1][0]
             yield [item for _, item in rows if item is not None]
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Convert errors of either database; only the temporary one is written."""
+        try:
+            with database.convert_errors(self._store.folder):
+                yield
+        except LookalikeError as error:
+            code = getattr(error.__cause__, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_FULL:
+                raise LookalikeError(
+                    "temporary database of the files: the disk is full; free some space, or name another "
+                    "folder in the environment variable SQLITE_TMPDIR"
+                ) from error
+            raise
 
     # ---- pages
 
@@ -481,7 +501,7 @@ class Comparison:
         """Yield the rows of a query without their first column, the number by which they ascend."""
         last = 0
         while True:
-            with database.convert_errors(self._store.folder):
+            with self._errors():
                 rows = self._db.execute(query, (last,)).fetchall()
             if not rows:
                 return

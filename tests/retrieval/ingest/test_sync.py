@@ -137,11 +137,12 @@ def test_sync_of_a_partly_mounted_folder_is_refused(gallery: Gallery, photos: Pa
     draw(99).save(photos / "red" / "new.png")
     found = folder_difference(gallery, photos)
     assert (found.new, len(found.gone), found.indexed, found.allowed) == (1, 21, 24, False)
-    message = r"21 of 24 images \(87\.5%\).*green/0\.png.*allows 10% or 10;.*--max-removed 100%"
     for limit in (None, RemovalLimit(0.5, 0), RemovalLimit(0.0, 20)):
-        with pytest.raises(InputError, match=message.replace("10% or 10", str(limit or "10% or 10"))):
+        allowed = "10% or 10 images" if limit is None else str(limit)
+        message = rf"21 of 24 images \(87\.5%\).*green/0\.png.*allows {allowed};.*--max-removed 100%"
+        with pytest.raises(InputError, match=message):
             sync(gallery, photos, limit=limit)
-        with pytest.raises(InputError, match=message.replace("10% or 10", str(limit or "10% or 10"))):
+        with pytest.raises(InputError, match=message):
             update(gallery, prune=True, limit=limit)
     gallery.refresh()
     assert len(gallery) == 24, "nothing was added either"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrieval import LookalikeError
 from retrieval.storage import planning
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.planning import Comparison, ImageFile
@@ -118,3 +119,10 @@ def test_unseen_items_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         parts = [[path for _, path in some] for some in plan.unseen("/a", "", None)]
     assert parts == [["00", "01", "02"], ["03", "05"], ["06", "07", "08"], ["09"]]
     assert plan.below == 10
+
+
+def test_full_disk_of_the_temporary_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path / "g", {}, {})
+    monkeypatch.setattr(planning, "_SETTINGS", "PRAGMA max_page_count = 40;")
+    with Comparison(store) as plan, pytest.raises(LookalikeError, match=r"disk is full;.*SQLITE_TMPDIR"):
+        plan.add([ImageFile("/a", f"{number}" * 50, 1, 1) for number in range(5000)])
