@@ -214,7 +214,7 @@ def print_status(message: str) -> None:
     click.echo(printable(message), err=True)
 
 
-def print_result(result: Any, as_json: bool, text: str | Sequence[str]) -> None:
+def print_result(result: Any, as_json: bool, text: str | Sequence[str], *, indent: int | None = 2) -> None:
     """Print the result of a command on stdout.
 
     Args:
@@ -222,9 +222,10 @@ def print_result(result: Any, as_json: bool, text: str | Sequence[str]) -> None:
         as_json: Print `result` as JSON instead of `text`.
         text: Result for people, or its lines. Line breaks within a line are escaped, those of a text are not:
             names from a gallery belong into lines.
+        indent: Indentation of the JSON; `None` for one line, as one of several results.
     """
     lines = printable_lines(text) if isinstance(text, str) else "\n".join(map(printable, text))
-    click.echo(json.dumps(result, indent=2) if as_json else lines)
+    click.echo(json.dumps(result, indent=indent) if as_json else lines)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Progress:
         left = f", {_duration((self._total - self._done) / rate)} left" if self._total and rate else ""
         tail = f", {self._note}" if self._note else ""
         line = f"{self._what}: {self._done}{of} {self._unit}, {rate:.1f}/s{left}{tail}"
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
     def __enter__(self) -> Progress:
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -319,7 +318,7 @@ def watch(
         for event in events:
             if isinstance(event, IngestResult):
                 facts = {**event.counts, "images": len(target), "bad": _bad_facts(event)}
-                click.echo(json.dumps(facts) if as_json else _summary(target, event))
+                print_result(facts, as_json, [_summary(target, event)], indent=None)
                 _print_bad(event)
             else:
                 print_status(f"lookalike: {event}")

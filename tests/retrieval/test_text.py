@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.text import align_columns, display_width, printable, printable_lines
+
+ROOT = Path(__file__).parents[2]
 
 
 @given(st.text())
@@ -38,3 +42,19 @@ def test_columns_stay_aligned() -> None:
     lines = align_columns(rows, right={1})
     assert lines == ["画像    1  x", r"a\nb   22  y", "e\u0301     333  z"]
     assert len({display_width(line) for line in lines}) == 1
+
+
+def test_everything_is_printed_through_the_command_line_module() -> None:
+    """What `retrieval.cli` prints is escaped. Others print through it, or their own lines without names."""
+    known = {
+        *("retrieval/cli.py", "retrieval/embedder.py", "retrieval/progress.py", "serve/server.py"),
+        *("train/input/cache_file.py", "train/analysis/paper_figures.py"),
+    }
+    printing = re.compile(r"^ *(click\.echo|click\.secho|print|sys\.std(out|err)\.write)\(", re.MULTILINE)
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for package in ("retrieval", "train", "export", "serve")
+        for file in (ROOT / package).rglob("*.py")
+        if printing.search(file.read_text())
+    }
+    assert found - {"serve/client.py"} == known, "the client has an example"

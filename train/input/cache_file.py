@@ -21,6 +21,7 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, file_lock
 from retrieval.images.load import DECODE_POLICY
+from retrieval.text import printable
 
 _T = TypeVar("_T")
 _FORMAT = 1
@@ -50,7 +51,8 @@ def cache_file(
 
     def waiting(_: object) -> None:
         if show_progress:
-            print(f"{folder}: waiting for another process that fills this cache", file=sys.stderr)
+            line = f"{folder}: waiting for another process that fills this cache"
+            print(printable(line), file=sys.stderr)
 
     with explain_write_errors(folder):
         found = _open(file, read)
