@@ -39,7 +39,8 @@ def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
     dry = json.loads(
         lookalike_here("index", "sync", "g", "photos", "--dry-run", "--json", cwd=tmp_path).stdout
     )
-    assert (dry["new"], dry["changed"], dry["unchanged"], len(dry["gone"])) == (1, 0, 4, 2)
+    assert (dry["new"], dry["moved"], dry["changed"], dry["unchanged"]) == (0, 1, 0, 4)
+    assert len(dry["gone"]) == 1
     done = lookalike_here("index", "sync", "g", "photos", cwd=tmp_path)
     assert "1 moved, 1 removed, 4 unchanged; 5 images in the gallery" in done.stdout
     (photos / "red" / "other.png").unlink()

@@ -102,7 +102,7 @@ def test_large_index_is_checked_in_the_background(
     file.write_bytes(content)
     index = Gallery(tmp_path / "g").index
     assert index is not None
-    assert index.usable
+    assert index.usable or flipped  # the check may have ended already
     assert index.checking is not None
     index.checking.join()
     assert index.usable is not flipped
