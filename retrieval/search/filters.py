@@ -32,17 +32,29 @@ class State:
     committed: GalleryState
     snapshot: Snapshot
 
+    @property
+    def last(self) -> int:
+        """Highest vector number; 0 without vectors."""
+        segments = self.committed.segments
+        return segments[-1].last if segments else 0
+
     def is_same(self, other: State) -> bool:
-        """Return whether items, vectors and metadata are the same in another state."""
-        ours, theirs = self.committed, other.committed
-        return ours.segments == theirs.segments and ours.log == theirs.log
+        """Return whether rows, items and metadata are the same in another state."""
+        ours, theirs = (self.committed.log, self.last), (other.committed.log, other.last)
+        return ours == theirs and len(self.snapshot) == len(other.snapshot)
 
     def unchanged_rows(self, earlier: State) -> int | None:
-        """Return the number of first rows that an earlier state has, too; `None` if it is no earlier one."""
-        ours, theirs = self.committed, earlier.committed
-        if theirs.log > ours.log or ours.segments[: len(theirs.segments)] != theirs.segments:
+        """Return the number of first rows that an earlier state has, too; `None` if it is no earlier one.
+
+        Merged segments keep their rows. Vector numbers ascend and are never used again: if the last row is
+        where it was, no row before it has gone.
+        """
+        count = len(earlier.snapshot)
+        if earlier.committed.log > self.committed.log:
             return None
-        return len(earlier.snapshot)
+        if count and self.snapshot.stored.rows_of(np.array([earlier.last]))[0] != count - 1:
+            return None
+        return count
 
 
 @dataclass(frozen=True, eq=False)

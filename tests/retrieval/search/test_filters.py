@@ -19,7 +19,7 @@ from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors
 from retrieval.storage import lookups, queries
 from retrieval.storage.records import Change, FileStamp, NewItem
-from retrieval.upkeep.compact import compact
+from retrieval.upkeep.compact import compact, merge_small
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, unit_vectors
 from tests.retrieval.vectors import brute_force, clustered
@@ -77,6 +77,8 @@ class Model:
                     self.facts[key] = self.draw()
                     changes.append(Change(fresh.ids_of([key])[0], metadata=self.facts[key]))
                 self.gallery.store.amend(changes)
+            elif what == "merge":
+                assert merge_small(self.gallery.store) > 1
         if what == "compact":
             compact(Gallery(self.gallery.folder))
         if self.random.random() < 0.7:
@@ -117,7 +119,7 @@ def test_filters_follow_commits(tmp_path: Path, seed: int, monkeypatch: pytest.M
     assert scans == [True] * len(CONDITIONS)
     model.check()
     assert len(scans) == len(CONDITIONS), "nothing has changed"
-    for what in model.random.choices(["add", "replace", "remove", "amend"], k=12):
+    for what in [*model.random.choices(["add", "replace", "remove", "amend"], k=12), "add", "add", "merge"]:
         model.change(what)
     model.check()
     assert scans.count(True) == len(CONDITIONS), "only what changed is asked for"
