@@ -247,30 +247,33 @@ def is_sealed(store: Store) -> bool:
 
 
 def item_table(store: Store) -> ItemTable:
-    """Read all live items, all of one committed state, and check their facts."""
+    """Read all live items and check their facts, in ranges: a writer may commit in between."""
     facts = ", ".join(f"items.{name}" for name in schema.FACTS)
     ids, numbers, damaged = array("q"), array("q"), list[int]()
     with _tolerant(store.folder) as db:
         names = metadata_columns(db)
         values = "".join(f", metadata.{schema.quoted(name)}" for name in names)
         join = "LEFT JOIN metadata ON metadata.id = items.id" if names else ""
-        query = f"SELECT items.vector, items.crc, {facts}{values} FROM items {join} WHERE {schema.LIVE}"
-        last = 2 + len(schema.FACTS)
-        for row in db.execute(query):
-            ids.append(row[2])
-            numbers.append(row[0] if isinstance(row[0], int) else 0)
-            metadata = dict(zip(names, row[last:], strict=True)) if names else None
-            if schema.item_crc(row[2:last], metadata) != row[1]:
-                damaged.append(row[2])
+        query = (
+            f"SELECT items.vector, items.crc, {facts}{values} FROM items {join} "
+            f"WHERE {schema.LIVE} AND items.id > ? ORDER BY items.id LIMIT {_AT_ONCE}"
+        )
+        end = 2 + len(schema.FACTS)
+        while rows := db.execute(query, (ids[-1] if ids else 0,)).fetchall():
+            for row in rows:
+                ids.append(row[2])
+                numbers.append(row[0] if isinstance(row[0], int) else 0)
+                metadata = dict(zip(names, row[end:], strict=True)) if names else None
+                if schema.item_crc(row[2:end], metadata) != row[1]:
+                    damaged.append(row[2])
     return ItemTable(np.frombuffer(ids, np.int64), np.frombuffer(numbers, np.int64), damaged)
 
 
 @contextmanager
 def _tolerant(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open a connection that reads one committed state, and replaces bytes that are not UTF-8."""
+    """Open a connection for reading that replaces bytes that are not UTF-8."""
     with database.convert_errors(folder), closing(database.connect(folder)) as db:
         db.text_factory = lambda data: data.decode("utf-8", "replace")
-        db.execute("BEGIN")
         yield db
 
 

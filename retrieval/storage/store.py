@@ -378,7 +378,7 @@ class Store:
         unique = set(ids)
         with self.transaction() as db:
             ItemWriter(db).remove(unique, now())
-            uploaded = removed_uploads(db, unique)
+            uploaded = removed_uploads(db, unique) if self.uploads.is_dir() else ()
         for name in uploaded:
             (self.uploads / name).unlink(missing_ok=True)
         return len(unique)

@@ -132,8 +132,9 @@ def _find_problems(folder: Path, show_progress: bool) -> list[Problem]:
     for _ in range(_TRIES):
         found = list(_check(store, show_progress))
         if not found or not store.changed():
-            break
-    return problems + found
+            return problems + found
+    what = f"{folder}: was changed by another process during {_TRIES} attempts"
+    raise LookalikeError(f"{what}; verify a copy made with `lookalike index snapshot`, or wait for it")
 
 
 def _check(store: Store, show_progress: bool) -> Iterator[Problem]:
