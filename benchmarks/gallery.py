@@ -1,0 +1,197 @@
+"""A gallery's operations in CPU time and wall-clock time, compared with bare FAISS, LanceDB and usearch.
+
+Searches return complete hits: items with key, label and metadata. Bare FAISS searches the same index with the
+same parameters and returns numbers only; "ratio" is our CPU time to its. "commit" adds one vector, before and
+after 100,000 recorded runs and as many unusable files. "float16" is the cost of `--storage float16`: the
+largest error of a score, the share of the ten nearest neighbours that are the same, and exact search.
+
+    python -m benchmarks.gallery
+    python -m benchmarks.gallery --count 1000000 --kinds flat hnsw ivf-sq8 --peers peers/bin/python
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when FAISS and numpy are imported
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from benchmarks.search import draw
+from retrieval import Gallery
+from retrieval.ingest.transfer import export_vectors, import_vectors
+from retrieval.storage.records import BadFile, Facts, FileStamp, IndexSpec
+from retrieval.upkeep.compact import compact
+from retrieval.upkeep.verify import verify
+
+K = 10
+ADDED, HISTORY = 1000, 100_000
+REPEATED_RUNS = """
+WITH RECURSIVE counter (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?)
+INSERT INTO runs (command, started, ended, counts, versions, crc)
+SELECT command, started, ended, counts, versions, crc FROM counter, (SELECT * FROM runs LIMIT 1)
+"""
+
+
+class Report:
+    """Rows of results, printed as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        print(f"{'':34}{'seconds':>12}{'CPU s':>12}  more", flush=True)
+
+    def time(self, name: str, work: Callable[[], Any], rounds: int = 1, **more: Any) -> Any:
+        """Measure one round of some work, averaged over several, and return its last result."""
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(rounds):
+            result = work()
+        cpu = (time.process_time() - processor) / rounds
+        self.add(name, (time.perf_counter() - wall) / rounds, cpu, **more)
+        return result
+
+    def add(self, name: str, seconds: float, cpu: float, **more: Any) -> None:
+        """Add a row that was measured elsewhere."""
+        self.rows.append({"name": name, "seconds": seconds, "cpu_seconds": cpu, **more})
+        shown = ", ".join(f"{key} {value:.4g}" for key, value in more.items())
+        print(f"{name:34}{seconds:12.5f}{cpu:12.5f}  {shown}", flush=True)
+
+    def compare(self, name: str, ours: Callable[[], Any], bare: Callable[[], Any], rounds: int) -> None:
+        """Measure a search and its bare counterpart in turns."""
+        taken = np.zeros((2, 2))
+        ours(), bare()
+        for _ in range(rounds):
+            for line, work in enumerate((ours, bare)):
+                wall, processor = time.perf_counter(), time.process_time()
+                work()
+                taken[line] += time.perf_counter() - wall, time.process_time() - processor
+        (seconds, cpu), (_, bare_cpu) = taken / rounds
+        self.add(name, seconds, cpu, bare=bare_cpu, ratio=cpu / bare_cpu)
+
+
+def search(report: Report, folder: Path, kind: str, queries: np.ndarray) -> None:
+    """Build an index of one kind; open the gallery and search it."""
+    gallery = Gallery(folder)
+    with gallery.store.writing():
+        report.time(f"{kind}: index", lambda: gallery.build_index(IndexSpec(kind)))
+    opened: Gallery = report.time(f"{kind}: open", lambda: Gallery(folder))
+    report.time(f"{kind}: first search", lambda: opened.search_vectors(queries[:1], K))
+    index = opened.index
+    if index is None:
+        exact = faiss.IndexFlatIP(queries.shape[1])
+        for part in opened.snapshot.stored.parts:
+            exact.add(np.asarray(part, np.float32))
+
+    def bare(asked: np.ndarray) -> Any:
+        return exact.search(asked, K) if index is None else index.propose(asked, K)
+
+    turn = iter(range(10**9))
+
+    def one() -> np.ndarray:
+        return queries[next(turn) // 2 % len(queries)][None]
+
+    report.compare(f"{kind}: one search", lambda: opened.search_vectors(one(), K), lambda: bare(one()), 100)
+    many = queries[:100]
+    report.compare(f"{kind}: 100 at once", lambda: opened.search_vectors(many, K), lambda: bare(many), 5)
+
+
+def commits(report: Report, folder: Path, vectors: np.ndarray) -> None:
+    """Measure one commit before and after a long history."""
+    gallery = Gallery(folder)
+    numbers = iter(range(10**9))
+
+    def commit() -> None:
+        key = f"one-{next(numbers)}"
+        gallery.store.append(vectors[:1], Facts([key], [""], [""], [0], [0], [""], [0], [0], [None]))
+
+    with gallery.store.writing():
+        report.time("commit", commit, 20)
+        bad = [BadFile(FileStamp("/images", f"{n}.jpg", 1, 1), "damaged", "") for n in range(HISTORY)]
+        gallery.store.commit(np.empty((0, vectors.shape[1]), np.float32), [], bad)
+        with gallery.store.transaction() as db:
+            db.execute(REPEATED_RUNS, (HISTORY,))
+        report.time(f"commit after {HISTORY:,}", commit, 20)
+
+
+def halves(report: Report, folder: Path, source: Path, queries: np.ndarray) -> None:
+    """Measure what storage as float16 costs."""
+    work = lambda: import_vectors(folder / "h", source, name="x", storage="float16")  # noqa: E731
+    report.time("float16: import", work)
+    full, half = Gallery(folder / "g"), Gallery(folder / "h")
+    sizes = [sum(f.stat().st_size for f in (g.folder / "segments").glob("*")) for g in (full, half)]
+    scores, rows = full.snapshot.stored.nearest(queries, K)
+    rounded = half.snapshot.stored.score(queries, rows)
+    found = half.snapshot.stored.nearest(queries, K)[1]
+    same = [len(set(a) & set(b)) / K for a, b in zip(rows.tolist(), found.tolist(), strict=True)]
+    error = float(np.abs(rounded - scores).max())
+    report.compare(
+        "float16: exact search, to float32",
+        lambda: half.snapshot.stored.nearest(queries[:1], K),
+        lambda: full.snapshot.stored.nearest(queries[:1], K),
+        10,
+    )
+    report.rows[-1] |= {"error": error, "recall": float(np.mean(same)), "bytes": sizes[1] / sizes[0]}
+    print(f"{'':34}error {error:.2g}, recall {np.mean(same):.4f}, disk {sizes[1] / sizes[0]:.2f} times")
+
+
+def peers(report: Report, python: Path, folder: Path, queries: np.ndarray) -> None:
+    """Run the peers on the same files."""
+    np.save(folder / "queries.npy", queries)
+    np.save(folder / "exact.npy", Gallery(folder / "g").snapshot.stored.nearest(queries, K)[0])
+    script = Path(__file__).with_name("_peers.py")
+    found = subprocess.run([python, script, folder], stdout=subprocess.PIPE, check=True).stdout
+    for peer, operations in json.loads(found).items():
+        for name, row in operations.items():
+            more = {"recall": row["recall"]} if "recall" in row else {}
+            report.add(f"{peer}: {name}", row["seconds"], row["cpu_seconds"], **more)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=50_000, help="vectors in the gallery")
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--kinds", nargs="+", default=["flat", "hnsw", "ivf-sq8"])
+    parser.add_argument("--peers", type=Path, help="Python of an environment with lancedb and usearch")
+    parser.add_argument("--json", type=Path, help="output file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        gallery, source = folder / "g", folder / "v.npy"
+        np.save(source, draw(args.count, args.dim, 1))
+        np.save(folder / "more.npy", draw(ADDED, args.dim, 2))
+        queries = draw(200, args.dim, 3)
+        print(f"{args.count} x {args.dim}", flush=True)
+        report = Report()
+        flat = IndexSpec("flat")
+        report.time("import", lambda: import_vectors(gallery, source, name="x", index=flat))
+        report.time("export", lambda: export_vectors(Gallery(gallery), folder / "out.npy"))
+        halves(report, folder, source, queries)
+        if args.peers:
+            peers(report, args.peers, folder, queries)
+        else:
+            print("LanceDB, usearch: skipped; pass --peers PYTHON")
+        for kind in args.kinds:
+            search(report, gallery, kind, queries)
+        report.time(f"add {ADDED}", lambda: import_vectors(gallery, folder / "more.npy", name="x"))
+        tenth = range(1, args.count, 10)
+        report.time("remove 10 %", lambda: Gallery(gallery).remove(list(tenth)))
+        report.time("compact", lambda: compact(Gallery(gallery)))
+        commits(report, gallery, queries)
+        assert not report.time("verify", lambda: verify(gallery)).problems
+    if args.json:
+        args.json.write_text(
+            json.dumps({"count": args.count, "dim": args.dim, "rows": report.rows}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()
