@@ -399,7 +399,8 @@ class Comparison:
         with self._errors():
             self._db.executemany(
                 "INSERT OR IGNORE INTO gone SELECT id, key, root, path, label, width, height, size, "
-                f"iif({SEARCHABLE}, content_sha256, ''), NULL FROM gallery.items AS items WHERE id = ?",
+                f"CASE WHEN {SEARCHABLE} THEN content_sha256 ELSE '' END, NULL "
+                "FROM gallery.items AS items WHERE id = ?",
                 [(item,) for item in items],
             )
 
