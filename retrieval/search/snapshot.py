@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -13,7 +14,8 @@ from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors, top_k
 from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, checksums
 
-_FEW = 10_000  # allowed rows up to which the search is exact rather than by the index
+_FEW = 10_000  # allowed rows up to which the search is always exact rather than by the index
+_SCAN = 4e-7  # milliseconds of an exact search for a dimension of a vector
 
 
 class ItemRows:
@@ -207,8 +209,7 @@ class Snapshot:
             allowed = allowed & self.alive
         selected = self._live if allowed is None else Selection.of(allowed)
         count = len(self) if selected is None else selected.count
-        few = count <= max(_FEW, len(self) // 10, k)
-        if self.index is None or few or not self.index.usable:
+        if self.index is None or not self.index.usable or count <= max(k, self._exact_up_to):
             scores, rows = self.stored.nearest(queries, k, selected)
         else:
             held = max(len(self), self.index.card["vectors"])
@@ -219,14 +220,22 @@ class Snapshot:
         self.vectors(np.unique(rows[rows >= 0]))
         return scores, rows
 
+    @cached_property
+    def _exact_up_to(self) -> int:
+        """Number of allowed rows up to which exact search is faster than the index.
+
+        A filter that allows one row of n takes n times the effort of the index, and an n-th of a full scan.
+        """
+        assert self.index is not None
+        card = self.index.card
+        return max(_FEW, int(math.sqrt(card["ms"] * card["vectors"] / (_SCAN * self.stored.dim))))
+
     def _propose(
         self, queries: np.ndarray, k: int, selected: Selection | None, widen: float
     ) -> tuple[np.ndarray, np.ndarray]:
         assert self.index is not None
         known = selected
-        if (
-            known is None and self.index.card["vectors"] > self.covered
-        ):  # compaction leaves the index as it is
+        if known is None and self.index.card["vectors"] > self.covered:  # some were compacted away
             known = self._all
         selector = None if known is None else known.numbers(self.covered, self.stored.numbers_of)
         rows = self.stored.rows_of(self.index.propose(queries, k, selector, widen))

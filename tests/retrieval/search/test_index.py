@@ -87,6 +87,7 @@ def test_filter_within_the_index_reaches_its_recall(
 ) -> None:
     """Without exact search where few rows are allowed, which otherwise hides what the index finds."""
     monkeypatch.setattr(snapshots, "_FEW", 0)
+    monkeypatch.setattr(snapshots, "_SCAN", 1e9)
     allowed = np.random.default_rng(0).random(len(VECTORS)) < share
     scores, rows = state(indexes[kind]).nearest(QUERIES, 10, allowed)
     expected, _ = brute_force(VECTORS, QUERIES, 10, allowed)
