@@ -38,7 +38,7 @@ import numpy as np
 
 from benchmarks.search import K, draw, parameters_of, recall
 from retrieval import Gallery
-from retrieval.search.filters import Filters
+from retrieval.search.filters import Filters, State
 from retrieval.search.selection import Selection
 from retrieval.storage.lookups import create_lookups
 from retrieval.storage.manifest import Manifest
@@ -99,8 +99,8 @@ def bare(gallery: Gallery, exact: faiss.Index, allowed: np.ndarray) -> Callable[
 def rows_of(gallery: Gallery, exact: faiss.Index, kind: str, share: float, args: Any) -> dict[str, Any]:
     """Return the row of one kind and share."""
     where, queries = f"price < {share}", draw(args.queries, args.dim, 0)
-    filters, state = Filters(gallery.store), gallery._searcher._state
-    snapshot = gallery.snapshot
+    filters, snapshot = Filters(gallery.store), gallery.snapshot
+    state = State(gallery.store.state(), snapshot)
     selected = filters.selection(where, state)
     faiss_search = bare(gallery, exact, selected.allowed)
 

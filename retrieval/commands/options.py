@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from retrieval.errors import InputError
 from retrieval.ingest.indexing import MAX_BAD
 from retrieval.ingest.sync import RemovalLimit
 from retrieval.search.index import KINDS
@@ -29,6 +30,22 @@ def parse_size(text: str) -> int:
     number, prefix, binary = match.groups()
     power = " kmgt".index(prefix.lower() or " ")
     return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def where_option(text: str) -> Callable[[Any], Any]:
+    """Return the option --where with a help text. @FILE stands for a condition in a file, however long."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+        if value is None or not value.startswith("@"):
+            return value
+        try:
+            return Path(value[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{value[1:]}: the condition cannot be read ({error})") from error
+
+    return click.option(
+        "--where", metavar="CONDITION", callback=read, help=f"{text}; @FILE reads it from FILE."
+    )
 
 
 def combine_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from retrieval.cli import json_option, print_result, print_status
-from retrieval.commands.options import sheet_option
+from retrieval.commands.options import sheet_option, where_option
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
 from retrieval.images.decode import embed_files
@@ -47,7 +47,7 @@ class _Query:
     "--id", "items", multiple=True, metavar="ID", help="Search with an item of the gallery. Repeatable."
 )
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Number of hits.")
-@click.option("--where", metavar="CONDITION", help="Filter by metadata; the syntax is described above.")
+@where_option("Filter by metadata, as described above")
 @click.option("--min-score", type=float, metavar="S", help="Minimum score of a hit, from -1 to 1.")
 @click.option("--group-by", metavar="COLUMN", help="Only the best hit for each value of COLUMN.")
 @click.option("--exclude", multiple=True, metavar="ID", help="Exclude an item. Repeatable.")

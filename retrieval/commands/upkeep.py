@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from retrieval.cli import json_option, print_result
+from retrieval.commands.options import where_option
 from retrieval.gallery import Gallery, Item
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
@@ -42,7 +43,7 @@ def info(gallery: Path, as_json: bool) -> None:
 @click.command(short_help="Remove images by id or by a condition.")
 @_gallery_argument
 @click.argument("items", nargs=-1, metavar="[ID]...")
-@click.option("--where", metavar="CONDITION", help="Remove all images that fulfil a condition.")
+@where_option("Remove all images that fulfil a condition")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
 @json_option
 def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bool, as_json: bool) -> None:

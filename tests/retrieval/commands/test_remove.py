@@ -49,6 +49,10 @@ def test_removes_by_condition_and_by_id(gallery: Gallery) -> None:
         f"{name}.jpg" for name in NAMES[4:11]
     ]
     assert remove(gallery, "--where", "price = 3")["removed"] == 0
+    listed = gallery.folder / "keys.txt"
+    keys = [f"x{n}.jpg" for n in range(50_000)]
+    listed.write_text(f"key in {(*keys, 'n05.jpg')}\n")
+    assert remove(gallery, "--where", f"@{listed}")["removed"] == 1
     assert remove(gallery, "--where", "price is not null")["images"] == 0
 
 
@@ -66,6 +70,7 @@ def test_condition_also_removes_what_waits_to_be_embedded(gallery: Gallery) -> N
         (["--dry-run"], "Missing argument"),
         (["--where", "prize = 3"], "did you mean 'price'"),
         (["--where", "price = '3'"], "holds numbers, not text"),
+        (["--where", "@nowhere.txt"], "nowhere.txt: the condition cannot be read"),
         (["--where", ""], "expected the name of a column"),
         (["nothing.jpg", "--where", "price = 3"], "no item 'nothing.jpg'"),
     ],
