@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -35,6 +36,7 @@ from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_small
 from retrieval.upkeep.snapshot import copy_gallery
+from retrieval.upkeep.upgrade import upgrade
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import new_items, unit_vectors
@@ -118,6 +120,7 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "compact": lambda folder: compact(Gallery(folder)),
     "compact_stale": compact_stale,
     "import": import_more,
+    "upgrade": upgrade,
     "snapshot": snapshot,
     "build_index": build_index,
     "repair": repair,
@@ -203,6 +206,15 @@ def main(operation: str, original: Path, out: Path) -> None:
         if look(folder) in seen:
             shutil.rmtree(folder)
         seen.add(look(folder) if folder.exists() else None)
+
+
+def kill_at_every_step(operation: str, start: Path, out: Path) -> list[Path]:
+    """Run this module in a process of its own, and return the states in order of the steps."""
+    command = [sys.executable, "-m", "tests.retrieval.killing", operation, str(start), str(out)]
+    here = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return sorted(out.iterdir(), key=lambda path: int(path.name))
 
 
 if __name__ == "__main__":

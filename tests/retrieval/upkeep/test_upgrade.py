@@ -19,6 +19,7 @@ from retrieval.upkeep.upgrade import upgrade
 from retrieval.upkeep.verify import verify
 from tests.conftest import lookalike_here
 from tests.retrieval.filling import DIM, commit, contents, unit_vectors
+from tests.retrieval.killing import kill_at_every_step
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -144,3 +145,18 @@ def test_interrupted_upgrade_can_be_repeated(old: Path, monkeypatch: pytest.Monk
     verify(old, repair=True)  # builds the index that was asked for
     assert not verify(old).problems
     assert not verify(old).leftovers
+
+
+@pytest.mark.slow
+def test_killed_upgrade_can_be_repeated(old: Path, tmp_path: Path) -> None:
+    expected = contents(upgrade(shutil.copytree(old, tmp_path / "copy")))
+    steps = kill_at_every_step("upgrade", old, tmp_path / "killed")
+    for folder in steps[::4]:
+        try:
+            gallery = Gallery(folder)
+        except InputError:
+            gallery = upgrade(folder)
+        assert contents(gallery) == expected
+        assert not verify(folder, repair=True).left
+        assert not verify(folder).leftovers
+    assert len(steps) > 40
