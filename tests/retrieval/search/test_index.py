@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from retrieval import InputError, LookalikeError
-from retrieval.search import kinds, training
+from retrieval.search import kinds, training, tuning
 from retrieval.search import snapshot as snapshots
 from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, write_index
 from retrieval.search.snapshot import Snapshot
@@ -41,8 +42,17 @@ def reopened(built: BuiltIndex | None, folder: Path) -> Index:
     return Index(folder / active.folder, active.sha256, active.card_sha256)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_queries() -> Iterator[None]:
+    """Measure recall with fewer queries, to save time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "QUERIES", 120)
+        patch.setattr(tuning, "_TIMED", 4)
+        yield
+
+
 @pytest.fixture(scope="module")
-def indexes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
+def indexes(few_queries: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Index]:
     """Return one index of each kind over all vectors."""
     folder = tmp_path_factory.mktemp("indexes")
     return {kind: reopened(build_index(stored(VECTORS), IndexSpec(kind)), folder) for kind in APPROXIMATE}
