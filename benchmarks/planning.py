@@ -29,6 +29,7 @@ from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Facts, IndexSpec
 from retrieval.storage.store import Store
+from retrieval.upkeep.compact import merge_small
 
 DIM, PART = 4, 1000
 RUNS: dict[str, Callable[[Gallery, Path], object]] = {
@@ -61,6 +62,7 @@ def fill(folder: Path, count: int) -> None:
                 paths, [str(root)] * n, paths, [0] * n, times, digests, [9] * n, [9] * n, [part] * n
             )
             store.append(np.tile(vector, (n, 1)), facts)
+        merge_small(store)  # the first run would do it
 
 
 def resident(name: str) -> int:
