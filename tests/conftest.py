@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,17 @@ def model_file(untrained_run: Path) -> Path:
     file = untrained_run.with_name("model.onnx")
     lookalike_here("export", str(untrained_run), "--out", str(file))
     return file
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder in memory if possible: a killed process loses nothing that it has written."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
 
 
 def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,10 @@ from retrieval.upkeep.salvage import Salvage, salvage
 
 _TRIES = 3
 _UNSEALED = "gallery.db: the lists of segments and indexes do not match their checksum"
-_SALVAGE = "it is built again from the segments and from what is intact of it"
+_SALVAGE = (
+    "it is built again from the segments; metadata, labels changed since and the history are lost where the "
+    "old file cannot be read"
+)
 
 
 @dataclass(frozen=True)

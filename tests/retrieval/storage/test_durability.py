@@ -9,7 +9,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -36,17 +35,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gallery.remove(["a0.jpg"])
     (gallery.folder / "segments" / "left.npy.tmp-1").touch()
     return gallery.folder
-
-
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder in memory if possible: a killed process loses nothing that it has written."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
 
 
 def damaged(folder: Path) -> None:

@@ -148,9 +148,9 @@ def test_interrupted_upgrade_can_be_repeated(old: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_killed_upgrade_can_be_repeated(old: Path, tmp_path: Path) -> None:
-    expected = contents(upgrade(shutil.copytree(old, tmp_path / "copy")))
-    steps = kill_at_every_step("upgrade", old, tmp_path / "killed")
+def test_killed_upgrade_can_be_repeated(old: Path, quick: Path) -> None:
+    expected = contents(upgrade(shutil.copytree(old, quick / "copy")))
+    steps = kill_at_every_step("upgrade", old, quick / "killed")
     for folder in steps[::4]:
         try:
             gallery = Gallery(folder)
