@@ -471,7 +471,7 @@ class Gallery:
 
     def info(self) -> dict[str, Any]:
         """Return facts about the gallery as plain values; see `retrieval.storage.inventory`."""
-        return inventory(self.store, None if self.index is None else self.index.card)
+        return inventory(self.store, None if self.index is None else self.index.card, self.outside_index)
 
     def bad_files(self) -> list[BadFile]:
         """Return the files that could not be used when they were last tried."""

@@ -13,13 +13,14 @@ _PARTS = ("segments", "indexes", "model", "reports", "pictures", "quarantine")
 _RUNS = 5
 
 
-def inventory(store: Store, index_card: Mapping[str, Any] | None) -> dict[str, Any]:
+def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index: int) -> dict[str, Any]:
     """Return facts about the state last committed, as plain values.
 
     Args:
         store: Gallery store.
         index_card: Card of the index in use, see `retrieval.search.index.BuiltIndex`; `None` for exact
             search.
+        outside_index: Number of vectors that the index does not cover.
     """
     folder, state = store.folder, store.state()
     stored = sum(segment.n for segment in state.segments)
@@ -36,7 +37,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None) -> dict[str, A
         "bad_files": count_bad_files(store),
         "segments": len(state.segments),
         "index": index,
-        "outside_index": stored - covered,
+        "outside_index": outside_index,
         "dim": store.manifest.dim,
         "storage": store.manifest.dtype,
         "fingerprint": store.manifest.fingerprint,

@@ -70,6 +70,15 @@ def test_many_removed_vectors_are_left_out(tmp_path: Path) -> None:
     assert Gallery(tmp_path / "g").index.card["vectors"] == 180  # type: ignore[union-attr]
 
 
+def test_info_counts_the_vectors_outside_after_compaction(tmp_path: Path) -> None:
+    imported(tmp_path, 300, 1, "--kind", "ivf-sq8")
+    imported(tmp_path, 30, 2, "--prefix", "more")
+    gallery = Gallery(tmp_path / "g")
+    gallery.remove(gallery.snapshot.item_ids(np.arange(40)).tolist())
+    run("compact", str(tmp_path / "g"))
+    assert run("info", str(tmp_path / "g"))["outside_index"] == 30, "the index still holds 40 dropped ones"
+
+
 def test_memory_limit_is_kept_when_the_gallery_grows(tmp_path: Path) -> None:
     limit = kinds.memory_needed("sq8", DIM, 1000)
     assert imported(tmp_path, 900, 1, "--kind", "sq8", "--memory", str(limit))["index"] == "sq8"
