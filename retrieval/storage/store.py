@@ -27,7 +27,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -435,11 +435,6 @@ class Store:
             raise LookalikeError(f"{self.folder}: written without the writer's lock; use `store.writing()`")
         with database.writing(self.folder) as db:
             yield db
-
-    def vacuum(self) -> None:
-        """Free unused space in the database."""
-        with database.convert_errors(self.folder), closing(database.connect(self.folder)) as db:
-            db.execute("VACUUM")
 
     # ---- errors and leftovers
 
