@@ -27,7 +27,7 @@ def create_lookups(store: Store, *, show_progress: bool = False) -> None:
         known = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         wanted = [("items", "label"), *(("metadata", name) for name in metadata_columns(db))]
         large = {
-            table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] >= WORTHWHILE
+            table: db.execute(f"SELECT 1 FROM {table} LIMIT 1 OFFSET {WORTHWHILE - 1}").fetchone() is not None
             for table in ("items", "metadata")
         }
     missing = [(t, name) for t, name in wanted if large[t] and f"{_PREFIX}{t}.{name}" not in known]
