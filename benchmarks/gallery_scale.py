@@ -168,10 +168,10 @@ def add(folder: Path, _: str) -> dict[str, Any]:
     from retrieval.ingest.transfer import import_vectors
 
     write(folder / "more.npy", ADDED, 10**7)
-    import_vectors(folder / "g", folder / "more.npy", name="random", prefix="warm")
+    import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"first-{os.getpid()}")
     found: dict[str, Any] = {}
     with measured(found):
-        import_vectors(folder / "g", folder / "more.npy", name="random")
+        import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"next-{os.getpid()}")
     return found
 
 
