@@ -55,7 +55,7 @@ def lance(folder: Path) -> dict[str, Any]:
 
     def search(query: np.ndarray) -> Any:
         asked = opened.search(query).distance_type("dot").limit(K).nprobes(32).refine_factor(20)
-        return asked.select(["id"]).to_arrow()["id"].to_numpy()
+        return asked.select(["id", "_distance"]).to_arrow()["id"].to_numpy()
 
     found["search"] = {**each(search, queries), **recall(folder, vectors, queries, search)}
     more = table(np.load(folder / "more.npy"), len(vectors))

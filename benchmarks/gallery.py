@@ -124,8 +124,8 @@ def commits(report: Report, folder: Path, vectors: np.ndarray) -> None:
 
 def halves(report: Report, folder: Path, source: Path, queries: np.ndarray) -> None:
     """Measure what storage as float16 costs."""
-    work = lambda: import_vectors(folder / "h", source, name="x", storage="float16")  # noqa: E731
-    report.time("float16: import", work)
+    options: dict[str, Any] = {"name": "x", "storage": "float16", "index": IndexSpec("flat")}
+    report.time("float16: import", lambda: import_vectors(folder / "h", source, **options))
     full, half = Gallery(folder / "g"), Gallery(folder / "h")
     sizes = [sum(f.stat().st_size for f in (g.folder / "segments").glob("*")) for g in (full, half)]
     scores, rows = full.snapshot.stored.nearest(queries, K)
