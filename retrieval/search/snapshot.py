@@ -212,10 +212,12 @@ class Snapshot:
         if self.index is None or not self.index.usable or count <= max(k, self._exact_up_to):
             scores, rows = self.stored.nearest(queries, k, selected)
         else:
-            held = max(len(self), self.index.card["vectors"])
-            scores, rows = self._propose(queries, k, selected, held / count)
-            short = np.flatnonzero(rows[:, min(k, count) - 1] < 0)
-            if len(short):
+            widen = max(len(self), self.index.card["vectors"]) / count
+            scores, rows = self._propose(queries, k, selected, widen, select=allowed is not None)
+            last = min(k, count) - 1
+            if len(short := np.flatnonzero(rows[:, last] < 0)):
+                scores[short], rows[short] = self._propose(queries[short], k, selected, widen, select=True)
+            if len(short := np.flatnonzero(rows[:, last] < 0)):
                 scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)
         self.vectors(np.unique(rows[rows >= 0]))
         return scores, rows
@@ -231,19 +233,29 @@ class Snapshot:
         return max(_FEW, int(math.sqrt(card["ms"] * card["vectors"] / (_SCAN * self.stored.dim))))
 
     def _propose(
-        self, queries: np.ndarray, k: int, selected: Selection | None, widen: float
+        self, queries: np.ndarray, k: int, selected: Selection | None, widen: float, *, select: bool
     ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k nearest of the selected rows among those that the index proposes, and newer ones.
+
+        Args:
+            queries: float32 [N, D].
+            k: Number of neighbours.
+            selected: Selected rows; `None` for all.
+            widen: Vectors in the index for each selected one.
+            select: The index proposes selected rows only. Otherwise it proposes more, and dead ones are left
+                out: a third of the time if there are few, but there may be fewer than k left.
+        """
         assert self.index is not None
-        known = selected
-        if known is None and self.index.card["vectors"] > self.covered:  # some were compacted away
-            known = self._all
-        selector = None if known is None else known.numbers(self.covered, self.stored.numbers_of)
-        rows = self.stored.rows_of(self.index.propose(queries, k, selector, widen))
-        scores = self.stored.score(queries, rows)
+        if select:
+            known = (selected or self._all).numbers(self.covered, self.stored.numbers_of)
+            rows = self.stored.rows_of(self.index.propose(queries, k, known, widen))
+        else:
+            rows = self.stored.rows_of(self.index.propose(queries, math.ceil(k * widen)))
+            if self.alive is not None:
+                rows = np.where((rows >= 0) & self.alive[rows], rows, -1)
         if self.covered < len(self):
-            newer = self.stored.nearest(queries, k, selected, self.covered)
-            scores, rows = np.hstack([scores, newer[0]]), np.hstack([rows, newer[1]])
-        return top_k(scores, rows, k)
+            rows = np.hstack([rows, self.stored.scan(queries, k, selected, self.covered)[1]])
+        return top_k(self.stored.score(queries, rows), rows, k)
 
     def _checked(self, queries: np.ndarray, k: int) -> np.ndarray:
         if k < 1:

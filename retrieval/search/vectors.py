@@ -18,6 +18,7 @@ _BY_MATRIX = 16  # queries from which a matrix product is faster than FAISS's sc
 _SLACK = 16  # surplus candidates, so that rounding hardly ever requires a second scan
 _TIED = 4096  # candidates beyond which ties are no longer resolved
 _ONE_BY_ONE = 8  # requested rows per part, below which they are fetched one by one
+_FEW = 64  # numbers up to which they are looked up one by one
 _MERGED = 64  # parts whose results are merged at once
 
 # Rows that are scored at once: their numbers, int64 [b], or that of the first; vectors [b, D]; which of them
@@ -71,10 +72,17 @@ class Vectors:
         part_of = np.maximum(np.searchsorted(self._first, numbers, side="right") - 1, 0)
         within = numbers - self._first[part_of]
         there = (within >= 0) & (numbers <= self._last[part_of])
-        for part in np.unique(part_of[there & ~self._gapless[part_of]]):
-            mine = there & (part_of == part)
-            at = np.searchsorted(self._numbers[part], numbers[mine])
-            within[mine] = np.where(self._numbers[part][at] == numbers[mine], at, -1)
+        gaps = there & ~self._gapless[part_of]
+        if np.count_nonzero(gaps) <= _FEW:
+            for place in zip(*np.nonzero(gaps), strict=True):
+                part, number = self._numbers[part_of[place]], numbers[place]
+                at = part.searchsorted(number)
+                within[place] = at if part[at] == number else -1
+        else:
+            for number in np.unique(part_of[gaps]):
+                mine, part = gaps & (part_of == number), self._numbers[number]
+                at = part.searchsorted(numbers[mine])
+                within[mine] = np.where(part[at] == numbers[mine], at, -1)
         return np.where(there & (within >= 0), self._starts[part_of] + within, -1)
 
     def gather(self, parts: Sequence[np.ndarray], rows: np.ndarray, into: np.ndarray) -> np.ndarray:
