@@ -88,7 +88,8 @@ def test_any_history_matches_a_dictionary(
             ids = {key if key in now else f"forgotten {item}": item for key, item in ids.items()}
     assert {key: vector for key, (_, _, vector) in contents(gallery).items()} == expected
     assert contents(Gallery(gallery.folder)) == contents(gallery)
-    assert not verify(gallery.folder).problems
+    unindexed = "indexes: no index instead of the kind"  # asked for before there were vectors
+    assert not [p for p in verify(gallery.folder).problems if not p.what.startswith(unindexed)]
     numbers = gallery.snapshot.stored.numbers_of(np.arange(len(gallery.snapshot)))
     assert (np.diff(numbers) > 0).all(), "rows stay in the order of the vector numbers"
 
