@@ -49,6 +49,7 @@ class Background(Generic[T]):
 
     def __init__(self) -> None:
         self._status: Status[T] = Status()
+        self._lock = threading.Lock()  # the slot is free as soon as the status says so
 
     def status(self) -> Status[T]:
         """Return the state of the work that was started last."""
@@ -60,21 +61,25 @@ class Background(Generic[T]):
         Raises:
             BusyError: Other work is running in this process.
         """
-        if not _slot.acquire(blocking=False):
-            if self._status.running and self._status.key == key:
-                return
-            raise BusyError("other long work is running on this server: try again when it is done")
-        self._status = Status(key, running=True)
+        with self._lock:
+            if not _slot.acquire(blocking=False):
+                if self._status.running and self._status.key == key:
+                    return
+                raise BusyError("other long work is running on this server: try again when it is done")
+            self._status = Status(key, running=True)
         threading.Thread(target=self._run, args=(key, work), name="background", daemon=True).start()
 
     def _run(self, key: str, work: Callable[[], T]) -> None:
+        ended: Status[T] = Status(key)
         try:
             with progress_listener(lambda stage: self._report(key, stage)):
-                self._status = Status(key, result=work())
+                ended = Status(key, result=work())
         except Exception as error:
-            self._status = Status(key, failure=error_message(error))
+            ended = Status(key, failure=error_message(error))
         finally:
-            _slot.release()
+            with self._lock:
+                _slot.release()
+                self._status = ended
 
     def _report(self, key: str, stage: Stage) -> None:
         self._status = Status(key, running=True, stage=stage)

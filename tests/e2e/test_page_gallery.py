@@ -152,7 +152,7 @@ def test_label_filters_the_images(page: Page, home: Path, label: str) -> None:
 
 
 def test_near_duplicates_match_the_command(page: Page, home: Path) -> None:
-    groups = find_duplicates(Gallery(home), 0.95)
+    groups = find_duplicates(Gallery(home), 0.95).groups
     part = find(page)
     across = sum(len(group.labels) > 1 for group in groups)
     expect(part).to_contain_text(f"{len(groups)} groups")
@@ -293,7 +293,7 @@ def test_removed_item_leaves_the_results(free: Page, changed: Server) -> None:
 def test_all_but_the_first_of_a_group_are_removed(free: Page, changed: Server) -> None:
     gallery = Gallery(folder_of(changed))
     before = len(gallery)
-    groups = find_duplicates(gallery, 0.95)
+    groups = find_duplicates(gallery, 0.95).groups
     part = find(free)
     for group in groups[:2]:
         button = part.locator("button.remove").first
