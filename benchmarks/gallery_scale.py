@@ -3,6 +3,8 @@
 Vectors of dimension 64 are drawn from 20,000 clusters with 12 inner dimensions and written to a file. They
 are imported, indexed, opened, searched and added to; then 1 % is removed and the gallery compacted.
 Memory is the peak of the process: all of it, and without the files that it maps, which the system can drop.
+A transaction keeps up to 512 MB of the database in memory, so that readers do not wait for it: `import`,
+`remove` and `compact` reach that limit at 10^7 and do not grow further as the extrapolation says.
 "bare" is the same FAISS index with the same parameters, without exact scores and items.
 
     python -m benchmarks.gallery_scale --counts 100000 1000000 --kind ivf-sq8 --json scale.json
