@@ -55,6 +55,14 @@ def file_lock(file: Path, on_busy: Callable[[IO[str]], object]) -> Iterator[IO[s
         yield lock
 
 
+def is_open(path: Path, file: IO[str]) -> bool:
+    """Return whether an open file is the one at a path now."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def link_or_copy(source: Path, target: Path) -> bool:
     """Hard-link an immutable file, or copy it where there are no hard links; return whether it is a link.
 

@@ -36,7 +36,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import atomic_write, file_lock, fsync_folder, now, sha256_of
+from retrieval.files import atomic_write, file_lock, fsync_folder, is_open, now, sha256_of
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
 from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
@@ -277,7 +277,8 @@ class Store:
                 self._held = True
                 try:
                     yield
-                    self.log_removals()
+                    if is_open(self.folder / "LOCK", lock):  # not after a rebuild has swapped the folders
+                        self.log_removals()
                     lock.truncate(0)
                 finally:
                     self._held = False

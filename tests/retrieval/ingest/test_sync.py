@@ -366,6 +366,16 @@ def test_rebuild_keeps_numeric_ids(described: Gallery, better: Embedder, photos:
     assert done.gallery.ids_of(["red/8.png"])[0] > highest
 
 
+def test_rebuilt_gallery_does_not_take_over_the_log_of_removals(described: Gallery, better: Embedder) -> None:
+    """The log of the old gallery has vector numbers, which mean other vectors in the new one."""
+    described.remove(["a", "b"])
+    done = rebuild(described, better)
+    expected = facts(done.gallery)
+    (done.gallery.folder / "gallery.db").unlink()
+    verify(done.gallery.folder, repair=True)
+    assert facts(Gallery(done.gallery.folder)).keys() == expected.keys()
+
+
 def test_resumed_rebuild_follows_changes_of_the_old_gallery(
     described: Gallery, better: Embedder, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
