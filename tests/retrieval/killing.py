@@ -23,6 +23,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import faiss
 import numpy as np
@@ -81,8 +82,8 @@ def merge(folder: Path) -> None:
 
 def compact_stale(folder: Path) -> None:
     """Compact with a new index, since many vectors of the old one are gone."""
-    index._MAX_DEAD = 0.01
-    compact(Gallery(folder))
+    with patch.object(index, "_MAX_DEAD", 0.01):
+        compact(Gallery(folder))
 
 
 def import_more(folder: Path) -> None:
