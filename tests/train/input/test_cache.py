@@ -108,15 +108,22 @@ def test_truncated_cache_file_is_rewritten(tmp_path: Path, paths: list[Path]) ->
         assert file.read_bytes() == whole
 
 
-# ---- other processes: a named pipe is an image file that blocks until the test writes it
+# ---- other processes: reading `slow.png` blocks until the test creates the file `go` beside it
 
 _OPEN_CACHE = """
-import resource, sys
+import resource, sys, time
 from pathlib import Path
 from retrieval import Preprocess
+from retrieval.images import decode
 from train.input.cache import Resize, open_cache
 if sys.argv[1] != "-":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+read = decode.read_bytes
+def read_slowly(path):
+    while path.name == "slow.png" and not path.with_name("go").exists():
+        time.sleep(0.01)
+    return read(path)
+decode.read_bytes = read_slowly
 cached = open_cache([Path(p) for p in sys.argv[3:]], Resize(Preprocess(size=20, resize=24), whole=True),
             Path(sys.argv[2]), show_progress=True)
 print(cached.pixels.sum(), list(cached.bad))
@@ -129,9 +136,9 @@ def cache_process(cache: Path, paths: list[Path], limit: str = "-") -> subproces
 
 
 def test_killed_writer_leaves_no_cache_file(tmp_path: Path, paths: list[Path]) -> None:
-    pipe, cache = tmp_path / "pipe.png", tmp_path / "cache"
-    os.mkfifo(pipe)
-    builder = cache_process(cache, [*paths, pipe])
+    slow, cache = tmp_path / "slow.png", tmp_path / "cache"
+    shutil.copy(paths[0], slow)
+    builder = cache_process(cache, [*paths, slow])
     wait_until(lambda: list(cache.glob("*.tmp-*")))
     builder.send_signal(signal.SIGKILL)
     builder.communicate()
@@ -141,14 +148,14 @@ def test_killed_writer_leaves_no_cache_file(tmp_path: Path, paths: list[Path]) -
 
 
 def test_one_process_writes_and_the_others_wait(tmp_path: Path, paths: list[Path]) -> None:
-    pipe, cache = tmp_path / "pipe.png", tmp_path / "cache"
-    os.mkfifo(pipe)
-    first = cache_process(cache, [*paths, pipe])
+    slow, cache = tmp_path / "slow.png", tmp_path / "cache"
+    shutil.copy(paths[0], slow)
+    first = cache_process(cache, [*paths, slow])
     wait_until(lambda: list(cache.glob("*.tmp-*")))
-    second = cache_process(cache, [*paths, pipe])
+    second = cache_process(cache, [*paths, slow])
     assert second.stderr is not None
     assert "waiting for another process" in second.stderr.readline()
-    pipe.write_bytes(paths[0].read_bytes())  # once: a second reader would block
+    (tmp_path / "go").touch()
     outputs = [process.communicate(timeout=30)[0] for process in (first, second)]
     assert outputs[0] == outputs[1]
     assert outputs[0].endswith("[2]\n")
