@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import sys
 import weakref
 
@@ -16,14 +17,18 @@ from train.experiments.memory import PeakMemory, release_memory
 MIB = 2**20
 
 
+def use(size: int) -> None:
+    """Write to fresh pages and unmap them; once a training ran in this process, malloc keeps freed memory."""
+    with mmap.mmap(-1, size) as block:
+        np.frombuffer(block, np.uint8).fill(1)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_peak_counts_memory_that_was_freed_meanwhile_but_not_before() -> None:
-    before = np.ones(400 * MIB, np.uint8)
-    del before
+    use(400 * MIB)
     measured = PeakMemory(torch.device("cpu"))
     begun = measured.read()
-    block = np.ones(200 * MIB, np.uint8)
-    del block
+    use(200 * MIB)
     peak = measured.read()
     assert begun is not None
     assert peak is not None
