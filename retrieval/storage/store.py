@@ -254,18 +254,10 @@ class Store:
             LockedError: Another process is writing; the message has its process id and machine.
             LookalikeError: The folder cannot be written, or the database is damaged.
         """
-
-        def refuse(lock: IO[str]) -> NoReturn:
-            lock.seek(0)
-            holder = lock.read().strip() or "an unknown process"
-            raise LockedError(
-                f"{self.folder}: being written by {holder}; try again when it is done"
-            ) from None
-
         try:
             with ExitStack() as stack:
                 with self._convert_errors():
-                    lock = stack.enter_context(file_lock(self.folder / "LOCK", refuse))
+                    lock = stack.enter_context(hold_lock(self.folder))
                     lock.seek(0)
                     interrupted = lock.read() != ""  # the last writer
                     lock.truncate(0)
@@ -495,6 +487,24 @@ class Store:
             files = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
             left += [entry for entry in files if entry.name not in uploaded]
         return left
+
+
+def hold_lock(folder: Path) -> AbstractContextManager[IO[str]]:
+    """Hold the writer's lock of a gallery.
+
+    Args:
+        folder: Gallery folder.
+
+    Raises:
+        LockedError: Another process is writing; the message has its process id and machine.
+    """
+
+    def refuse(lock: IO[str]) -> NoReturn:
+        lock.seek(0)
+        holder = lock.read().strip() or "an unknown process"
+        raise LockedError(f"{folder}: being written by {holder}; try again when it is done") from None
+
+    return file_lock(folder / "LOCK", refuse)
 
 
 def last_number(db: sqlite3.Connection) -> int:

@@ -7,20 +7,20 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError, LockedError
-from retrieval.files import file_lock, fsync_folder, link_or_copy, sha256_of
+from retrieval.errors import InputError
+from retrieval.files import fsync_folder, link_or_copy, sha256_of
 from retrieval.images.load import DECODE_POLICY
 from retrieval.progress import Progress
 from retrieval.storage import recovery, segments
 from retrieval.storage.manifest import Manifest, read_copy, write_copy
 from retrieval.storage.records import NO_FACTS, Facts, Segment
 from retrieval.storage.segments import NUMBER, DamagedError
-from retrieval.storage.store import Store
+from retrieval.storage.store import Store, hold_lock
 from retrieval.upkeep.damage import matching, quarantine
 
 _DRAFT = "indexes/salvage"  # where the next writer deletes it if this process is killed
@@ -85,11 +85,7 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
         InputError: The gallery has neither a copy of the manifest nor a model file.
         LockedError: Another process is writing.
     """
-
-    def refuse(_: IO[str]) -> NoReturn:
-        raise LockedError(f"{folder}: another process is writing to the gallery; wait for it, or end it")
-
-    with file_lock(folder / "LOCK", refuse):
+    with hold_lock(folder):
         copy = read_copy(folder)
         manifest = copy or _manifest_of_model(folder)
         for name in ("segments", "indexes", "model", "reports"):

@@ -6,18 +6,17 @@ import shutil
 import uuid
 from contextlib import closing
 from pathlib import Path
-from typing import IO, NoReturn
 
 import numpy as np
 
-from retrieval.errors import LockedError
-from retrieval.files import file_lock, link_or_copy
+from retrieval.files import link_or_copy
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import segments
 from retrieval.storage.format2 import OldGallery, OldSegment
 from retrieval.storage.manifest import write_copy
 from retrieval.storage.records import Segment
+from retrieval.storage.store import hold_lock
 from retrieval.upkeep.salvage import replace_database
 
 _DRAFT = "indexes/upgrade"
@@ -39,11 +38,7 @@ def upgrade(folder: Path, *, show_progress: bool = False) -> Gallery:
         LockedError: Another process is writing.
         LookalikeError: The gallery is damaged; it is unchanged.
     """
-
-    def refuse(_: IO[str]) -> NoReturn:
-        raise LockedError(f"{folder}: another process is writing to the gallery; wait for it, or end it")
-
-    with closing(OldGallery(folder)) as old, file_lock(folder / "LOCK", refuse):
+    with closing(OldGallery(folder)) as old, hold_lock(folder):
         listed, numbers = list[Segment](), [np.empty(0, np.int64)]
         found = list(old.segments())
         with Progress("upgrading", sum(len(s.ids) for s in found), "vectors", show=show_progress) as progress:
