@@ -87,6 +87,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def has_sha256(path: Path, sha256: str | None) -> bool:
+    """Return whether there is a file at a path, with this SHA-256."""
+    return path.is_file() and sha256_of(path) == sha256
+
+
 def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
     """Write text files, by name, into a folder; each write is atomic."""
     for name, content in contents.items():

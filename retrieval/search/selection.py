@@ -16,10 +16,8 @@ import numpy as np
 
 COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster
-_RECORDED, _FAILED = (
-    8,
-    2,
-)  # searches that are recorded, and failures among them after which a selector is used
+_RECORDED = 8  # searches whose success is recorded
+_FAILED = 2  # failures among them after which a selector is used
 
 
 class Selection:

@@ -103,7 +103,7 @@ class Snapshot:
         where: str = "the gallery",
     ) -> None:
         self.stored = Vectors(parts, dim, [part[NUMBER] for part in rows])
-        self._parts, self._rows = parts, rows
+        self._rows = rows
         self._columns = [part.T for part in rows]
         self.index, self.last = index, last
         self.where = where
@@ -174,7 +174,7 @@ class Snapshot:
             LookalikeError: A vector is damaged.
         """
         rows = np.asarray(rows, np.int64)
-        dtype = self._parts[0].dtype if self._parts else np.float32
+        dtype = self.stored.parts[0].dtype if self.stored.parts else np.float32
         stored = self.stored.gather(self.stored.parts, rows, np.empty((len(rows), self.stored.dim), dtype))
         facts = self.facts(rows)
         if not np.array_equal(checksums(stored, facts), facts[CHECKSUM]):

@@ -125,6 +125,18 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder / "gallery.db", os.W_OK) and os.access(folder, os.W_OK)
 
 
+def last_given(db: sqlite3.Connection, table: str) -> int:
+    """Return the highest number that a row of a table ever had; 0 before the first."""
+    found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
+    return int(found[0]) if found else 0
+
+
+def continue_after(db: sqlite3.Connection, table: str, last: int) -> None:
+    """Number the next row of a table after the last one that it ever had."""
+    db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+    db.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last))
+
+
 def seal(db: sqlite3.Connection) -> str:
     """Return the SHA-256 over the small tables and the schema; it shows damage that SQLite misses."""
     digest = hashlib.sha256()

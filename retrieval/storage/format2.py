@@ -14,9 +14,9 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.storage import database, schema, segments
-from retrieval.storage.items import ItemWriter, metadata_columns
+from retrieval.storage.items import ItemWriter, metadata_columns, read_facts
 from retrieval.storage.manifest import Manifest, write_manifest
-from retrieval.storage.records import NO_FACTS, Facts, IndexSpec, Segment
+from retrieval.storage.records import IndexSpec, Segment
 from retrieval.storage.store import insert_segment
 
 _FACTS = ", ".join(f"items.{name}" for name in schema.FACTS)
@@ -108,10 +108,7 @@ class OldGallery:
 
     def facts(self, ids: np.ndarray) -> dict[str, list[Any]]:
         """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
-        query = f"SELECT {_FACTS} FROM items WHERE id IN (SELECT value FROM json_each(?))"
-        found = {row[0]: row[1:] for row in self._db.execute(query, (json.dumps(ids.tolist()),))}
-        columns = zip(*(found.get(item, NO_FACTS) for item in ids.tolist()), strict=True)
-        return vars(Facts(*(list(column) for column in columns)))
+        return read_facts(self._db, ids)
 
     def write_database(self, draft: Path, listed: list[Segment], numbers: np.ndarray) -> None:
         """Write a database of the present format.
@@ -138,10 +135,8 @@ class OldGallery:
                 for row in self._db.execute(f"SELECT {', '.join(names)} FROM {table}"):
                     crc = schema.row_crc(row[i] for i in at)
                     db.execute(f"INSERT INTO {table} ({', '.join(names)}, crc) VALUES ({marks})", (*row, crc))
-            last_id = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'items'"
-            (last,) = self._db.execute(last_id).fetchone()
-            db.execute("DELETE FROM sqlite_sequence WHERE name = 'items'")
-            db.execute("INSERT INTO sqlite_sequence VALUES ('items', ?)", (last,))
+            last = database.last_given(self._db, "items")
+            database.continue_after(db, "items", last)
             db.execute("INSERT OR REPLACE INTO meta VALUES ('last_vector', ?)", (json.dumps(last),))
 
     def _copy_items(self, db: sqlite3.Connection) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import sha256_of
+from retrieval.files import has_sha256
 from retrieval.storage.manifest import Manifest
 
 # Lowest cosine of the probe vectors of another file with the same network.
@@ -86,7 +86,7 @@ def probe_cosine(folder: Path, manifest: Manifest, embedder: Embedder) -> float:
         LookalikeError: The stored vectors are missing or damaged.
     """
     path = folder / "model" / "probes.npy"
-    if not path.is_file() or sha256_of(path) != manifest.probes_sha256:
+    if not has_sha256(path, manifest.probes_sha256):
         raise _damaged(folder, "probes.npy")
     stored = np.load(path, allow_pickle=False)
     return float((embedder.embed_pixels(probe_pixels(embedder)) * stored).sum(1).min())

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.storage import bulk, schema
+from retrieval.storage import bulk, database, schema
 from retrieval.storage.records import (
     MISSING,
+    NO_FACTS,
     UPLOADS,
     BadFile,
     Change,
@@ -30,7 +31,7 @@ _SELECT = (
     f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.vector, items.crc, metadata.* "
     "FROM items LEFT JOIN metadata ON metadata.id = items.id"
 )
-_IDS = "(SELECT value FROM json_each(?))"
+_AT_ONCE = 10_000  # items whose facts are read at once
 _PART = 256  # rows fetched at a time: tuples of many rows keep the garbage collector busy
 _LOG = "INSERT INTO changes (item, dead)"
 _DEAD = f"{_LOG} SELECT id, vector FROM items WHERE vector IS NOT NULL"
@@ -74,7 +75,9 @@ def read_columns(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[int],
     Raises:
         LookalikeError: The facts of an item are damaged.
     """
-    found = db.execute(f"{_SELECT} WHERE items.id IN {_IDS} ORDER BY items.id", (json.dumps(list(ids)),))
+    found = db.execute(
+        f"{_SELECT} WHERE items.id IN {schema.LISTED} ORDER BY items.id", (json.dumps(list(ids)),)
+    )
     columns: list[list[Any]] = [[] for _ in found.description]
     while part := found.fetchmany(_PART):
         for column, values in zip(columns, zip(*part, strict=True), strict=True):
@@ -96,16 +99,22 @@ def _damaged(item: int) -> LookalikeError:
     return LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
 
 
-def read_facts(db: sqlite3.Connection, ids: Collection[int]) -> dict[int, tuple[Any, ...]]:
-    """Return the facts about items, in the order of `Facts`, by id; unknown ids are left out."""
-    query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id IN {_IDS}"
-    return {row[0]: row[1:] for row in db.execute(query, (json.dumps(list(ids)),))}
+def read_facts(db: sqlite3.Connection, ids: np.ndarray) -> dict[str, list[Any]]:
+    """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
+    query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id IN {schema.LISTED}"
+    rows: list[tuple[Any, ...]] = []
+    for start in range(0, len(ids), _AT_ONCE):
+        some = ids[start : start + _AT_ONCE].tolist()
+        found = {row[0]: row[1:] for row in db.execute(query, (json.dumps(some),))}
+        rows += [found.get(item, NO_FACTS) for item in some]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in NO_FACTS]
+    return vars(Facts(*columns))
 
 
 def removed_uploads(db: sqlite3.Connection, ids: Collection[int]) -> list[str]:
     """Return the names of the uploaded files of removed items that no live item has."""
     live = f"SELECT 1 FROM items WHERE root = gone.root AND path = gone.path AND path != '' AND {schema.LIVE}"
-    query = f"SELECT path FROM items AS gone WHERE id IN {_IDS} AND root = ? AND NOT EXISTS ({live})"
+    query = f"SELECT path FROM items AS gone WHERE id IN {schema.LISTED} AND root = ? AND NOT EXISTS ({live})"
     return [name for (name,) in db.execute(query, (json.dumps(list(ids)), UPLOADS))]
 
 
@@ -174,9 +183,7 @@ class ItemWriter:
             raise InputError(f"key {twice[:60]!r}: two items cannot have the same key")
         known, live = self._ids("NOT NULL", keys), self._ids("NULL", keys)
         known |= live
-        ((first,),) = self._db.execute(
-            "SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'items'"
-        )
+        first = database.last_given(self._db, "items") + 1
         if not known:
             return Identities(np.arange(first, first + len(keys)), frozenset(), 0)
         fresh = iter(range(first, first + len(keys)))
@@ -187,7 +194,9 @@ class ItemWriter:
         within = f"deleted_at IS {deleted} AND key BETWEEN ? AND ?"
         if not self._exists(f"SELECT 1 FROM items WHERE {within}", (min(keys), max(keys))):
             return {}
-        query = f"SELECT key, id FROM items WHERE deleted_at IS {deleted} AND key IN {_IDS} ORDER BY id"
+        query = (
+            f"SELECT key, id FROM items WHERE deleted_at IS {deleted} AND key IN {schema.LISTED} ORDER BY id"
+        )
         return dict(self._db.execute(query, (json.dumps(keys),)))
 
     def put(self, facts: Facts, who: Identities, numbers: np.ndarray, metadata: MetadataColumns) -> None:
@@ -200,7 +209,9 @@ class ItemWriter:
             metadata: Values by column, with `MISSING` for an item that keeps the value it has.
         """
         if who.known:
-            self._db.execute(f"{_DEAD} AND {schema.LIVE} AND id IN {_IDS}", (json.dumps([*who.known]),))
+            self._db.execute(
+                f"{_DEAD} AND {schema.LIVE} AND id IN {schema.LISTED}", (json.dumps([*who.known]),)
+            )
         ids, known = who.ids.tolist(), self._rows_of_metadata(who.known)
         columns = self._merged(ids, known, metadata)
         texts = bulk.metadata_texts(columns, len(ids))
@@ -246,7 +257,7 @@ class ItemWriter:
     def remove(self, ids: Collection[int], when: str) -> None:
         """Remove live items; their vectors stay in the segments until the next compaction."""
         which = json.dumps(list(ids))
-        live = f"{schema.LIVE} AND id IN {_IDS}"
+        live = f"{schema.LIVE} AND id IN {schema.LISTED}"
         there = {number for (number,) in self._db.execute(f"SELECT id FROM items WHERE {live}", (which,))}
         if missing := set(ids) - there:
             raise InputError(f"no item {min(missing)}; nothing was removed")
@@ -301,7 +312,7 @@ class ItemWriter:
         """Return the metadata of the items that have any, by id."""
         if not ids:
             return {}
-        rows = self._db.execute(f"SELECT * FROM metadata WHERE id IN {_IDS}", (json.dumps([*ids]),))
+        rows = self._db.execute(f"SELECT * FROM metadata WHERE id IN {schema.LISTED}", (json.dumps([*ids]),))
         return {number: dict(zip(self._known, values, strict=True)) for number, *values in rows}
 
     def _metadata(self, number: int) -> dict[str, Value]:

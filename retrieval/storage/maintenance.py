@@ -17,11 +17,9 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.storage import database, schema
 from retrieval.storage.items import ItemWriter, metadata_columns, read_facts
-from retrieval.storage.records import NO_FACTS, Facts, Segment
+from retrieval.storage.records import Segment
 from retrieval.storage.store import Store, insert_segment
 
-_LAST_ID = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'items'"
-_IDS = "(SELECT value FROM json_each(?))"
 _AT_ONCE = 10_000  # items read at once
 _PAGES = 4096  # of the database, copied at once
 _TRIES = 3  # attempts to copy a database between the commits of a writer
@@ -88,14 +86,8 @@ def _replace(db: sqlite3.Connection, replacement: Replacement) -> None:
 
 def facts_of(store: Store, ids: np.ndarray) -> dict[str, list[Any]]:
     """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
-    rows: list[tuple[Any, ...]] = []
     with store.reading() as db:
-        for start in range(0, len(ids), _AT_ONCE):
-            some = ids[start : start + _AT_ONCE].tolist()
-            found = read_facts(db, some)
-            rows += [found.get(item, NO_FACTS) for item in some]
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in NO_FACTS]
-    return vars(Facts(*columns))
+        return read_facts(db, ids)
 
 
 def changed_items(store: Store) -> np.ndarray:
@@ -180,7 +172,7 @@ def carry_identities(old: Store, new: Store) -> None:
     described = f"INSERT OR REPLACE INTO metadata (id{names}) VALUES (?{', ?' * len(columns)})"
     query = (
         f"SELECT {facts}, items.crc{values} FROM items LEFT JOIN metadata ON metadata.id = items.id "
-        f"WHERE items.id IN {_IDS}"
+        f"WHERE items.id IN {schema.LISTED}"
     )
     when, end = now(), len(schema.FACTS) + 1
     with new.transaction() as db:
@@ -192,10 +184,9 @@ def carry_identities(old: Store, new: Store) -> None:
             db.executemany(insert, ((*row[:end], when) for row in rows))
             with_values = (row for row in rows if any(value is not None for value in row[end:]))
             db.executemany(described, ((row[0], *row[end:]) for row in with_values))
-        ((last,),) = old.select(_LAST_ID)
-        last = max(last, db.execute(_LAST_ID).fetchone()[0])
-        db.execute("DELETE FROM sqlite_sequence WHERE name = 'items'")
-        db.execute("INSERT INTO sqlite_sequence VALUES ('items', ?)", (last,))
+        with old.reading() as earlier:
+            last = database.last_given(earlier, "items")
+        database.continue_after(db, "items", max(last, database.last_given(db, "items")))
 
 
 def _identity_differences(old: Store, new: Store) -> tuple[np.ndarray, np.ndarray]:
@@ -332,7 +323,7 @@ def salvage_segment(store: Store, damaged: Segment, new: Segment | None, numbers
         numbers: Vector numbers of the good rows, int64 [n].
     """
     ends = damaged.first, damaged.last, json.dumps(numbers.tolist())
-    lost = "BETWEEN ? AND ? AND {} NOT IN (SELECT value FROM json_each(?))"
+    lost = f"BETWEEN ? AND ? AND {{}} NOT IN {schema.LISTED}"
     with store.transaction() as db:
         db.execute(f"UPDATE items SET vector = NULL WHERE vector {lost.format('vector')}", ends)
         db.execute(f"DELETE FROM changes WHERE dead {lost.format('dead')}", ends)
@@ -363,6 +354,6 @@ def remove_damaged_items(store: Store, ids: Sequence[int]) -> None:
     which = (json.dumps(list(ids)),)
     with store.transaction() as db:
         log = "INSERT INTO changes (item, dead) SELECT id, vector FROM items WHERE vector NOT NULL AND id IN"
-        db.execute(f"{log} {_IDS}", which)
-        db.execute(f"UPDATE items SET deleted_at = ? WHERE id IN {_IDS}", (now(), *which))
-        db.execute(f"DELETE FROM metadata WHERE id IN {_IDS}", which)
+        db.execute(f"{log} {schema.LISTED}", which)
+        db.execute(f"UPDATE items SET deleted_at = ? WHERE id IN {schema.LISTED}", (now(), *which))
+        db.execute(f"DELETE FROM metadata WHERE id IN {schema.LISTED}", which)

@@ -462,18 +462,12 @@ class Comparison:
 
     def gone_items(self) -> Iterator[list[int]]:
         """Yield the ids of the gone items that still are at their old place, some at a time."""
-        last = 0
         query = (
             "SELECT gone.item, items.id FROM gone LEFT JOIN gallery.items AS items ON items.id = gone.item "
             f"AND {LIVE} AND items.root = gone.root AND items.path = gone.path "
             f"WHERE gone.n IS NULL AND gone.item > ? ORDER BY gone.item LIMIT {_RANGE}"
         )
-        while True:
-            with self._errors():
-                rows = self._db.execute(query, (last,)).fetchall()
-            if not rows:
-                return
-            last = rows[-1][0]
+        for rows in self._parts(query):
             yield [item for _, item in rows if item is not None]
 
     @contextmanager
@@ -500,6 +494,12 @@ class Comparison:
 
     def _paged(self, query: str) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query without their first column, the number by which they ascend."""
+        for rows in self._parts(query):
+            for row in rows:
+                yield row[1:]
+
+    def _parts(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of a query a part at a time, by the number in their first column."""
         last = 0
         while True:
             with self._errors():
@@ -507,8 +507,7 @@ class Comparison:
             if not rows:
                 return
             last = rows[-1][0]
-            for row in rows:
-                yield row[1:]
+            yield rows
 
 
 def _image(row: Sequence[Any]) -> ImageFile:

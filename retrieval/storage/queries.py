@@ -25,10 +25,9 @@ from retrieval.storage.conditions import (
     tables_of,
     unindexed,
 )
-from retrieval.storage.schema import AT_ONCE, LIVE, SEARCHABLE, quoted
+from retrieval.storage.schema import AT_ONCE, LISTED, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
-_LISTED = "(SELECT value FROM json_each(?))"
 _SORTED = 10_000  # ids up to which sorting is fast
 _AT_ONCE = 1 << 23  # ids whose rows are read at once, so that the memory is bounded
 _BOTH = f"FROM {unindexed('items LEFT JOIN metadata USING (id)')} WHERE {SEARCHABLE}"
@@ -83,7 +82,7 @@ def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = 
     tables = tables if alone else unindexed(tables)
     query = f"SELECT id AS n FROM {tables} WHERE ({sql})"
     if among is not None:
-        return store.select_numbers(f"{query} AND id IN {_LISTED}", (*values, _json(among)))
+        return store.select_numbers(f"{query} AND id IN {LISTED}", (*values, _json(among)))
     # In one query without subqueries, SQLite would read all rows.
     (ends,) = store.select("SELECT (SELECT min(id) FROM items), (SELECT max(id) FROM items)")
     starts = range(ends[0] or 0, (ends[1] or 0) + 1, _AT_ONCE)
@@ -123,7 +122,7 @@ def column_values(
     exact = f"CASE typeof({sql}) WHEN 'real' THEN json(printf('%!.17g', {sql})) ELSE {sql} END"
     query = f"SELECT group_concat(id), json_group_array({exact}) FROM {tables} WHERE {sql} IS NOT NULL"
     if among is not None:
-        ((ids, values),) = store.select(f"{query} AND id IN {_LISTED}", (_json(among),))
+        ((ids, values),) = store.select(f"{query} AND id IN {LISTED}", (_json(among),))
     else:
         ((ids, values),) = store.select(query)
     return np.fromstring(ids or "", np.int64, sep=","), json.loads(values)

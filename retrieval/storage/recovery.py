@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.files import sha256_of
+from retrieval.files import has_sha256
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.items import ItemWriter, metadata_columns
 from retrieval.storage.manifest import Manifest, write_manifest
@@ -116,7 +116,7 @@ class Remains:
         for row in self._in_ranges(query, self._highest("indexes")):
             files = ((folder / "indexes" / str(row[0]) / name) for name in ("index.faiss", "card.json"))
             pairs = zip(files, (row[1], row[5]), strict=True)
-            if all(file.is_file() and sha256_of(file) == digest for file, digest in pairs):
+            if all(has_sha256(file, digest) for file, digest in pairs):
                 return row
         return None
 
@@ -210,7 +210,7 @@ class _Builder:
             self._db.execute(insert, index)
             last = max(last, index[4])
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('last_vector', ?)", (json.dumps(last),))
-        self._continue_after("items", max(highest, self._remains.last_id()))
+        database.continue_after(self._db, "items", max(highest, self._remains.last_id()))
         count = int(self._kept.sum()) + self._waiting
         return Rebuilt(count, self._complete, self._renamed, self._nameless)
 
@@ -282,13 +282,8 @@ class _Builder:
 
     def _add_dead(self) -> None:
         """Log all vectors that are not those of an item."""
-        self._continue_after("changes", removals.last_entry(self._folder))
+        database.continue_after(self._db, "changes", removals.last_entry(self._folder))
         dead = np.ones(len(self._numbers), bool)
         dead[self._rows[self._kept]] = False
         pairs = zip(self._items[dead].tolist(), self._numbers[dead].tolist(), strict=True)
         self._db.executemany("INSERT INTO changes (item, dead) VALUES (?, ?)", pairs)
-
-    def _continue_after(self, table: str, last: int) -> None:
-        """Number the next row of a table after the last one that it ever had."""
-        self._db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
-        self._db.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last))

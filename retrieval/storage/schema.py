@@ -62,6 +62,7 @@ BUILT_IN: Mapping[str, Literal["text", "number"]] = {
 RESERVED = frozenset({*BUILT_IN, "score"})  # names that metadata columns cannot have
 FIELD_SEPARATOR = "\x1f"  # between the values that a checksum covers
 _TEXT = FIELD_SEPARATOR.join("%s" for _ in FACTS)
+LISTED = "(SELECT value FROM json_each(?))"  # the values of a JSON array, bound as one parameter
 AT_ONCE = 500  # parameters of one statement, below SQLite's limit
 _MOST_COLUMNS = 500
 _INTEGERS = range(-(2**63), 2**63)

@@ -14,7 +14,6 @@ from retrieval.storage.records import ActiveIndex, GalleryState, Segment
 
 SEGMENTS = "SELECT seg, file, n, first, last FROM segments ORDER BY seg"
 _INDEX = "SELECT dir, sha256, kind, n, last, card_sha256 FROM indexes"
-_LOG = "SELECT seq FROM sqlite_sequence WHERE name = 'changes'"
 # One text instead of a Python object for each of many numbers.
 _DEAD = "SELECT group_concat(dead) FROM changes WHERE dead IS NOT NULL AND n > ?"
 
@@ -62,7 +61,7 @@ class Watch:
         (found,) = self._db.execute(_DEAD, (self._log,)).fetchone()
         if found:
             self._dead = np.concatenate([self._dead, np.fromstring(found, np.int64, sep=",")])
-        self._log = (self._db.execute(_LOG).fetchone() or (0,))[0]
+        self._log = database.last_given(self._db, "changes")
 
     def changed(self) -> bool:
         """Return whether anything was committed since `state()`, or the folder holds another gallery now."""

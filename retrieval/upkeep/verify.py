@@ -11,7 +11,7 @@ import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError
-from retrieval.files import atomic_write, now, sha256_of
+from retrieval.files import atomic_write, has_sha256, now, sha256_of
 from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import maintenance
@@ -285,7 +285,7 @@ def _damaged_index(store: Store, state: GalleryState) -> Iterator[str]:
     index = state.index
     if index is not None:
         for name, digest in (("index.faiss", index.sha256), ("card.json", index.card_sha256)):
-            if not _matches(store.folder / "indexes" / index.folder / name, digest):
+            if not has_sha256(store.folder / "indexes" / index.folder / name, digest):
                 yield f"{index.folder}/{name}"
 
 
@@ -293,10 +293,10 @@ def _check_model(store: Store) -> Iterator[Problem]:
     if not store.manifest.has_model:
         return
     folder = store.folder / "model"
-    if not _matches(folder / "model.onnx", store.manifest.fingerprint):
+    if not has_sha256(folder / "model.onnx", store.manifest.fingerprint):
         yield Problem("model/model.onnx: missing or damaged", "restore the exported model file")
         return
-    if not _matches(folder / "probes.npy", store.manifest.probes_sha256):
+    if not has_sha256(folder / "probes.npy", store.manifest.probes_sha256):
         what = "model/probes.npy: missing or damaged"
         yield Problem(what, "it is rebuilt with the model", _rewrite_probes)
         return
@@ -312,7 +312,3 @@ def _rewrite_probes(store: Store) -> None:
     with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, embedder.embed_pixels(probe_pixels(embedder)))
     store.update_manifest(replace(store.manifest, probes_sha256=sha256_of(path)))
-
-
-def _matches(path: Path, sha256: str | None) -> bool:
-    return path.is_file() and sha256_of(path) == sha256

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from retrieval.errors import InputError
-from retrieval.files import atomic_write, sha256_of
+from retrieval.files import atomic_write, link_or_copy, sha256_of
 from train import losses, settings
 from train.config import FITTED_INITS, Config
 from train.losses import Objective
@@ -114,10 +114,7 @@ class Run:
         """
         self._backbone.parent.mkdir(parents=True, exist_ok=True)
         self._backbone.unlink(missing_ok=True)
-        try:
-            self._backbone.hardlink_to(weights)
-        except OSError:
-            shutil.copyfile(weights, self._backbone)
+        link_or_copy(weights, self._backbone)
 
     def restore_backbone(self, model: EmbeddingModel) -> None:
         """Load the kept weights of a frozen backbone, if there are any.
