@@ -24,6 +24,7 @@ PACKAGES = {
 FLOORS = {
     "retrieval": (
         "errors text",
+        "devices",
         "files lru_cache progress cli",
         "images",
         "embedder",

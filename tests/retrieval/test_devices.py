@@ -1,0 +1,35 @@
+"""Devices: names, and the driver of this machine against NVIDIA's own program."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from retrieval.devices import Device, driver_cuda, gpus
+from retrieval.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [("auto", Device()), ("cpu", Device("cpu")), ("cuda", Device("cuda")), ("cuda:3", Device("cuda", 3))],
+)
+def test_names_are_read_and_written(text: str, device: Device) -> None:
+    assert Device.parse(text) == device
+    assert str(device) == text
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:x", "cpu:0", "CUDA", "cuda:-1", "cuda:99999"])
+def test_other_names_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="known: auto, cpu, cuda, cuda:N"):
+        Device.parse(text)
+
+
+def test_gpus_are_those_of_nvidia_smi() -> None:
+    if shutil.which("nvidia-smi") is None:
+        assert (gpus(), driver_cuda()) == ((), None)
+        return
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [gpu.name for gpu in gpus()] == listed
