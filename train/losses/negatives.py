@@ -193,8 +193,8 @@ class Interpolated(_PointCloud):
         self.points = points
 
     def weights(self, pair: Members, *, normalized: bool) -> tuple[Tensor, Tensor]:
-        step = torch.arange(1, self.points + 1, device=pair.cross.device, dtype=pair.cross.dtype)
-        share = torch.cat([step.new_tensor([0.0, 1.0]), step / (self.points + 1)])[:, None, None]  # [m, 1, 1]
+        step = torch.arange(self.points + 2, device=pair.cross.device, dtype=pair.cross.dtype)
+        share = torch.cat([step[:1], step[-1:], step[1:-1]])[:, None, None] / (self.points + 1)  # [m, 1, 1]
         first, second = (1 - share).expand(-1, *pair.cross.shape), share.expand(-1, *pair.cross.shape)
         return _with_length(first, second, pair, pair.first) if normalized else (first, second)
 

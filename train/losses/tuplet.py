@@ -197,9 +197,9 @@ class Angular(PairAgainstAll):
         positive = view.pair_similarity(self.measure)  # [P]
         if self.combinations == "released":
             similarity, apart, mask = self._mirrored(view)
-            x, y = torch.tensor(
-                [(x, y) for x in range(4) for y in range(4) if x != y], device=positive.device
-            ).T
+            number = torch.arange(12, device=positive.device)  # ordered couples of different points
+            x, y = number // 3, number % 3
+            y = y + (y >= x)
             positive = similarity.diagonal(dim1=2, dim2=3)[x, y].max(0).values
             negative, which = (similarity[x, y] + similarity[y, y]).max(0)  # [P, Q]
             x, y = x[which], y[which]

@@ -11,9 +11,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+from retrieval.images.preprocess import Preprocess
+from tests.train.pretend_device import Watch, place, pretend_device
 from train import losses
+from train.config import ModelConfig, OptimizerConfig
+from train.loop.optimization import build_optimizer
 from train.loop.process_group import ProcessGroup
 from train.loop.step import Step
+from train.models.embedding_model import EmbeddingModel
 
 HERE = ProcessGroup(torch.device("cpu"))
 LABELS = torch.arange(6).repeat_interleave(4)
@@ -82,6 +87,27 @@ def test_step_equals_forward_backward_and_update() -> None:
         loss(model(pixels()), LABELS).backward()
         optimizer.step()
     assert_close(after_steps(SPECS[0]), model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pooling", "chunk"), [("conv4", "gem", 8), ("timm:vit_tiny_patch16_224", "cls", None)]
+)
+def test_step_reads_nothing_from_the_device(backbone: str, pooling: str, chunk: int | None) -> None:
+    """Network, loss with memory, backward pass and optimizer; without autocast, which the device lacks."""
+    config = ModelConfig(backbone=backbone, weights=None, embedding_dim=8, pooling=pooling)
+    size = 32 if chunk else 224
+    model = EmbeddingModel(config, Preprocess(size=size))
+    loss = losses.build({"name": "triplet", "negatives": "optimal", "memory": 40}, embedding_dim=8)
+    with pretend_device() as device:
+        place(model, device)
+        place(loss, device)
+        optimizer = build_optimizer(model, loss, OptimizerConfig(), fused=True)
+        step = Step(model, loss, optimizer, ProcessGroup(device), chunk=chunk)
+        images = torch.zeros(24, size, size, 3, dtype=torch.uint8, device=device)
+        labels = torch.arange(24, device=device) // 4
+        with Watch() as watch:
+            step(images, labels, 0)
+    assert watch.found == []
 
 
 def test_both_passes_of_a_chunk_use_the_same_dropout() -> None:
