@@ -1,7 +1,12 @@
-# make demo | test | quick | env | bench | experiments     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env [GPU=1] | bench | experiments     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Pair of FAISS and ONNX Runtime, an extra of pyproject.toml. `make env` installs that of CPUs, `make env GPU=1` that of
+# NVIDIA GPUs, in place of the other; the other targets keep the one that is installed.
+READY  := $(patsubst $(VENV)/.ready-%,%,$(firstword $(wildcard $(VENV)/.ready-*)))
+PAIR   := $(if $(filter 1,$(GPU)),gpu,$(if $(filter env,$(MAKECMDGOALS)),cpu,$(or $(READY),cpu)))
+BOTH   := faiss-cpu faiss-gpu faiss-gpu-cuvs onnxruntime onnxruntime-gpu
 CORES  := $(shell getconf _NPROCESSORS_ONLN)
 
 # Rooms whose tests take about a minute together, on two cores.
@@ -10,12 +15,15 @@ QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrie
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: env demo test quick lint bench experiments
-env: $(VENV)/.ready
+env: $(VENV)/.ready-$(PAIR)
 
-$(VENV)/.ready: pyproject.toml
+# The pairs have the same files, so both go before one comes.
+$(VENV)/.ready-%: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.8"
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --editable ".[train,test]"
+	rm -f $(VENV)/.ready*
+	$(BIN)/uv pip uninstall --quiet --python $(BIN)/python $(BOTH)
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --editable ".[train,test,$*]"
 	touch $@
 
 demo: env

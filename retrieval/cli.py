@@ -64,6 +64,7 @@ COMMANDS = {
 # Packages that the commands of a package import, besides retrieval.
 _IMPORTS = {"train": ("train",), "export": ("export", "train"), "serve": ("serve",)}
 _TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "yaml", "safetensors"}
+_PAIR = {"faiss", "onnxruntime"}  # the extras `cpu` and `gpu` have a build of both
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
@@ -91,16 +92,21 @@ class LazyGroup(click.Group):
         try:
             return cast(click.Command, getattr(import_module(module), attribute))
         except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing in _TRAIN_EXTRA:
-                raise LookalikeError(
-                    f"`{ctx.command_path} {name}` needs {missing}: pip install 'lookalike[train]'"
-                ) from error
+            if hint := _missing_extra(error):
+                raise LookalikeError(f"`{ctx.command_path} {name}` {hint}") from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in self._lazy.items()])
+
+
+def _missing_extra(error: ModuleNotFoundError) -> str:
+    """Return which extra has a module that is not installed; "" if none has it."""
+    missing = (error.name or "").partition(".")[0]
+    if missing in _PAIR:
+        return f"needs {missing}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
+    return f"needs {missing}: pip install 'lookalike[train]'" if missing in _TRAIN_EXTRA else ""
 
 
 def _check_not_shadowed(package: str) -> None:
@@ -198,6 +204,9 @@ def _run(arguments: list[str], debug: bool) -> int:
         return 0
     except LookalikeError as error:
         return _fail(str(error), error.exit_code, debug)
+    except ModuleNotFoundError as error:  # of an import within a command
+        hint = _missing_extra(error)
+        return _fail(f"this command {hint}" if hint else f"{error}; --debug shows the traceback", 1, debug)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}; --debug shows the traceback", 1, debug)
 

@@ -23,6 +23,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
 from retrieval.images.load import ImageSource, load_image
 from retrieval.images.preprocess import Preprocess
+from retrieval.installation import report_idle_gpu
 
 FORMAT_VERSION = 1
 _PREFIX = "lookalike."
@@ -40,11 +41,11 @@ _CPU = "CPUExecutionProvider"
 _ACCELERATORS = {
     "tensorrt": (
         "TensorrtExecutionProvider",
-        "an NVIDIA GPU with driver, CUDA, cuDNN and TensorRT, and `uv pip install 'lookalike[gpu]'`",
+        "an NVIDIA GPU with driver, CUDA, cuDNN and TensorRT, and `pip install 'lookalike[gpu]'`",
     ),
     "cuda": (
         "CUDAExecutionProvider",
-        "an NVIDIA GPU with driver, CUDA and cuDNN, and `uv pip install 'lookalike[gpu]'`",
+        "an NVIDIA GPU with driver, CUDA and cuDNN, and `pip install 'lookalike[gpu]'`",
     ),
     "coreml": ("CoreMLExecutionProvider", "a Mac"),
     "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino instead of onnxruntime"),
@@ -341,6 +342,8 @@ def _session(path: Path, data: bytes, provider: str, threads: int | None) -> ort
         _print_once(
             f"{name} does not work here, so the CPU runs the model; it needs {_ACCELERATORS[name][1]}"
         )
+    if provider == "auto":
+        report_idle_gpu("onnxruntime")
     return session
 
 

@@ -25,6 +25,7 @@ FLOORS = {
     "retrieval": (
         "errors text",
         "devices",
+        "installation",
         "files lru_cache progress cli",
         "images",
         "embedder",

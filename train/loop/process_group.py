@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from retrieval.errors import InputError
+from retrieval.installation import report_idle_gpu
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def join_process_group(device: str) -> ProcessGroup:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cpu":
+            report_idle_gpu("torch")
     if size > 1 and device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     chosen = _usable_device(device)
