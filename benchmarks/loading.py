@@ -34,6 +34,7 @@ from train.input.loader import Loader
 PREPROCESS = Preprocess(size=224, resize=256)
 AUGMENT = AugmentConfig(crop="random", flip=True, rotate=0, scale=0, shift=0)
 BATCH = 64
+CPU = torch.device("cpu")
 Epoch = Callable[[], Iterable[Any]]
 
 
@@ -86,13 +87,14 @@ def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -
     settings = LoaderConfig(workers=workers, cache=cache)
     config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
     labels = np.zeros(len(paths), np.int64)
-    loader = stack.enter_context(closing(Loader(paths, labels, config, device_type="cpu", folder=folder)))
+    loader = stack.enter_context(closing(Loader(paths, labels, config, device=CPU, folder=folder)))
     cache_module._TEMPORARY_LIMIT = limit
     random = np.random.default_rng(0)
 
     def epoch() -> Iterable[Any]:
         order = random.permutation(len(paths))
-        return loader.epoch(0, np.split(order[: len(order) // BATCH * BATCH], len(order) // BATCH))
+        parts = np.split(order[: len(order) // BATCH * BATCH], len(order) // BATCH)
+        return loader.load(lambda _: parts, range(1))
 
     return epoch
 

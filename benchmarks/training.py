@@ -100,10 +100,9 @@ def seconds(work: Callable[[], object], times: int, device: torch.device) -> flo
 def loader_alone(config: Config, trainer: Trainer, dataset: data.DataSet, folder: Path) -> float:
     """Return images per second of discarded batches, without the first, which starts the workers."""
     paths, labels = [image.path for image in dataset.train], data.class_numbers(dataset.train)
-    device = trainer.group.device.type
-    with closing(Loader(paths, labels, config, device_type=device, folder=folder)) as loader:
-        batches = list(trainer.sampler.epoch(0))
-        loading = iter(loader.epoch(0, batches))
+    device = trainer.group.device
+    with closing(Loader(paths, labels, config, device=device, folder=folder)) as loader:
+        loading = loader.load(trainer.sampler.epoch, range(1))
         next(loading)
         start = time.perf_counter()
         count = sum(len(loaded.inputs) for loaded in loading)

@@ -297,8 +297,8 @@ class LoaderConfig(StrictModel):
     workers: int | None = Field(
         default=None,
         ge=0,
-        description="Processes that decode and augment. null: on a CPU 1 if files are decoded in every "
-        "epoch, else 0; with a GPU up to 8, depending on the cores.",
+        description="Processes that decode and crop. null: on a CPU 1 if files are decoded in every epoch, "
+        "else 0; with a GPU all cores but one.",
     )
     cache: str | None = Field(
         default=None,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -133,7 +134,7 @@ def training_steps(
         last, per_epoch = first + max(at), data.sampler.per_epoch
         epochs = max(config.epochs, last // per_epoch + 1)  # a run may have fewer, even none
         with Progress("training", last + 1 - first, "steps", show=show_progress) as progress:
-            for number, pixels, labels in _batches(data, group, first, last):
+            for number, pixels, labels in _batches(data, first, last):
                 factor = rate_factor(config.schedule, number, per_epoch, epochs)
                 for name, step in steps.items():
                     set_learning_rates(step.optimizer, factor)
@@ -168,23 +169,13 @@ def _build_step(
     )
 
 
-def _batches(
-    data: TrainingData, group: ProcessGroup, first: int, last: int
-) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _batches(data: TrainingData, first: int, last: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield number, pixels and labels of the batches of a run from the first to the last, on the device."""
-    loader, per_epoch = data.loader(), data.sampler.per_epoch
-    try:
-        for epoch in range(first // per_epoch, last // per_epoch + 1):
-            batches = list(data.sampler.epoch(epoch))[: last + 1 - epoch * per_epoch]
-            for loaded in loader.epoch(epoch, batches, max(0, first - epoch * per_epoch)):
-                labels = torch.from_numpy(data.share_labels(batches[loaded.number]))
-                yield (
-                    epoch * per_epoch + loaded.number,
-                    loaded.inputs.to(group.device),
-                    labels.to(group.device),
-                )
-    finally:
-        loader.close()
+    epoch, start = divmod(first, data.sampler.per_epoch)
+    with closing(data.loader()) as loader:
+        batches = loader.load(data.sampler.epoch, count(epoch), start)
+        for number, loaded in zip(range(first, last + 1), batches, strict=False):
+            yield number, loaded.inputs, loaded.labels
 
 
 def _compare(

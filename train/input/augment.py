@@ -1,10 +1,14 @@
-"""Augmentation: random crops and colours per image, then flips and affine transforms per batch."""
+"""Augmentation of whole batches: colours, flips and affine transforms, on the device of the network.
+
+The loader's workers decode, cut the crops (`train.input.crops`) and draw the random values of a batch; the
+rest is done to all its images at once, on the device. On a CPU the workers do it too, by the same code.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,43 +17,34 @@ from torch import Tensor
 
 from retrieval.images.preprocess import Preprocess
 from train.config import AugmentConfig
+from train.input.crops import cut
+
+_GREY = (0.2989, 0.587, 0.114)  # of red, green and blue, as in torchvision
+_CPU_CHUNK = 100_000  # pixels at a time on a CPU, for its caches: a third of the time of a whole batch
 
 
-def image_transform(config: AugmentConfig, preprocess: Preprocess) -> Callable[[Tensor], Tensor] | None:
-    """Build the random crop and colour jitter of one image, uint8 [3, h, w]; `None` if both are disabled.
+class Draws(NamedTuple):
+    """Random values of the images of a batch, drawn on the CPU.
 
-    Uses torch's global generator. A random crop has the side `preprocess.size`.
+    Attributes:
+        mirrored: bool [B], flip horizontally; `None` if that is part of the matrix.
+        matrix: float32 [B, 2, 3], affine transform from output to input coordinates, both in -1..1; `None`
+            for no transform.
+        color: float32 [B, 3, 3], three blends in turn: factors of the pixel, of its grey value and of the
+            mean grey value of the image; `None` for no change.
     """
-    if config.crop == "center" and not config.color:
-        return None
-    from torchvision.transforms import v2  # takes two seconds to import
 
-    size, steps = preprocess.size, list[v2.Transform]()
-    if config.crop == "random":
-        steps.append(v2.RandomCrop(size, padding=config.padding or None))
-    elif config.crop == "resized":
-        how = v2.InterpolationMode(preprocess.interpolation)
-        area = (config.min_area, 1.0)
-        steps.append(v2.RandomResizedCrop(size, scale=area, interpolation=how, antialias=True))
-    if config.color:
-        steps.append(v2.ColorJitter(config.color, config.color, config.color))
-    transform: Callable[[Tensor], Tensor] = v2.Compose(steps)
-    return transform
+    mirrored: Tensor | None
+    matrix: Tensor | None
+    color: Tensor | None
 
+    def share(self, part: slice) -> Draws:
+        """Return the values of some of the images."""
+        return Draws(*(None if values is None else values[part] for values in self))
 
-def augment_each(
-    images: Iterable[np.ndarray], config: AugmentConfig, preprocess: Preprocess, seeds: Sequence[int]
-) -> Tensor:
-    """Crop and jitter images uint8 [h, w, 3], each with its own seed; return uint8 [b, S, S, 3]."""
-    transform = image_transform(config, preprocess)
-    if transform is None:
-        return torch.from_numpy(np.stack(list(images)))
-    done = []
-    with torch.random.fork_rng(devices=[]):
-        for image, seed in zip(images, seeds, strict=True):
-            torch.default_generator.manual_seed(seed)
-            done.append(transform(torch.from_numpy(image).permute(2, 0, 1)).permute(1, 2, 0))
-    return torch.stack(done)
+    def to(self, device: torch.device) -> Draws:
+        """Copy the values to a device, without waiting if they are in pinned memory."""
+        return Draws(*(None if values is None else values.to(device, non_blocking=True) for values in self))
 
 
 def batch_seeds(seed: int, epoch: int, number: int, count: int) -> list[int]:
@@ -60,27 +55,11 @@ def batch_seeds(seed: int, epoch: int, number: int, count: int) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class GeometricTransform:
-    """One flip and affine transform per image of a batch.
-
-    Attributes:
-        mirrored: bool [B], flip horizontally first.
-        matrix: float32 [B, 2, 3], from output to input coordinates, both in -1..1; `None` for no transform.
-    """
-
-    mirrored: Tensor
-    matrix: Tensor | None
-
-    def __getitem__(self, share: slice) -> GeometricTransform:
-        return GeometricTransform(self.mirrored[share], None if self.matrix is None else self.matrix[share])
-
-
-def random_transform(turns: Tensor, config: AugmentConfig, generator: torch.Generator) -> GeometricTransform:
-    """Draw random flips and affine transforms about the centre.
+def draw_transform(turns: Tensor, config: AugmentConfig, generator: torch.Generator) -> Draws:
+    """Draw random flips and affine transforms about the centre; the flip comes first.
 
     Args:
-        turns: int64 [B], symmetry of the square applied first: 0-3 quarter turns, 4-7 mirrored.
+        turns: int64 [B], symmetry of the square applied after the flip: 0-3 quarter turns, 4-7 mirrored.
         config: Augmentation settings.
         generator: Random generator.
     """
@@ -92,38 +71,113 @@ def random_transform(turns: Tensor, config: AugmentConfig, generator: torch.Gene
     chance = 0.5 if config.flip else 0.0
     mirrored = (torch.rand(batch, generator=generator) < chance) ^ (turns >= 4)
     if not (config.rotate or config.scale or config.shear or config.shift or config.symmetries > 1):
-        return GeometricTransform(mirrored, None)
+        return Draws(mirrored if config.flip else None, None, None)
     angle = torch.deg2rad(spread(config.rotate)) + turns % 4 * (math.pi / 2)
     zoom, slant = 1 + spread(config.scale), spread(config.shear)
     cosine, sine = angle.cos() * zoom, angle.sin() * zoom
     x = torch.stack([cosine, slant * zoom - sine, spread(2 * config.shift)], 1)
     y = torch.stack([sine, cosine, spread(2 * config.shift)], 1)
-    return GeometricTransform(mirrored, torch.stack([x, y], 1))
+    return Draws(None, torch.stack([torch.where(mirrored[:, None], -x, x), y], 1), None)
 
 
-def apply_transform(squares: Tensor, transform: GeometricTransform, size: int) -> Tensor:
-    """Flip, transform and centre-crop images, with at most one resampling.
-
-    Pixels outside an image repeat its border.
+def cut_and_draw(
+    images: Iterable[np.ndarray], config: AugmentConfig, preprocess: Preprocess, seeds: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Cut the crop of each image and draw its colours, with a seed of its own.
 
     Args:
-        squares: Square images, uint8 [B, S, S, 3].
-        transform: Transform of each image.
-        size: Side of the result, at most S.
+        images: Decoded and resized images, uint8 [h, w, 3].
+        config: Augmentation settings.
+        preprocess: Preprocessing of the model.
+        seeds: Seed of each image.
 
     Returns:
-        uint8 [B, size, size, 3].
+        Squares uint8 [b, T, T, 3], and `Draws.color` float32 [b, 3, 3] or `None`.
     """
-    side = squares.shape[1]
-    mirrored = transform.mirrored.tolist()
-    flipped = torch.stack([s.flip(1) if m else s for s, m in zip(squares, mirrored, strict=True)])
-    if transform.matrix is None:
-        edge = (side - size) // 2
-        return flipped[:, edge : edge + size, edge : edge + size].contiguous()
-    planes = flipped.permute(0, 3, 1, 2).float()  # [B, 3, S, S]
-    grid = _sampling_grid(transform.matrix, size, side)
-    moved = F.grid_sample(planes, grid, padding_mode="border", align_corners=False)
-    return moved.permute(0, 2, 3, 1).round().to(torch.uint8).contiguous()
+    squares, colors, generator = [], [], torch.Generator()
+    for image, seed in zip(images, seeds, strict=True):
+        generator.manual_seed(seed)
+        squares.append(cut(image, config, preprocess, generator))
+        if config.color:
+            colors.append(_draw_color(config.color, generator))
+    return torch.stack(squares), torch.tensor(colors) if colors else None
+
+
+def _draw_color(limit: float, generator: torch.Generator) -> list[list[float]]:
+    """Draw changes of brightness, contrast and saturation in random order: blends with black, the mean, grey.
+
+    The values are those of torchvision's `ColorJitter` with the same seed.
+    """
+    order = torch.randperm(4, generator=generator).tolist()  # 3 is the hue, which stays
+    factors = torch.empty(3)
+    for i in range(3):
+        factors[i : i + 1].uniform_(1 - limit, 1 + limit, generator=generator)
+    bright, contrast, saturation = factors.tolist()
+    blends = [[bright, 0.0, 0.0], [contrast, 0.0, 1 - contrast], [saturation, 1 - saturation, 0.0]]
+    return [blends[i] for i in order if i < 3]
+
+
+def apply_draws(squares: Tensor, draws: Draws, size: int) -> Tensor:
+    """Change colours, flip, transform and centre-crop the images of a batch, with at most one resampling.
+
+    An image gets the same pixels in a batch of any size; those computed on a GPU may differ by a grey level
+    from those of a CPU. Pixels outside an image repeat its border.
+
+    Args:
+        squares: Square images, uint8 [B, T, T, 3].
+        draws: Random values of the images, on the same device.
+        size: Side S of the result, at most T.
+
+    Returns:
+        uint8 [B, S, S, 3].
+    """
+    if draws.color is None and draws.matrix is None:
+        return _crop_center(_flip(squares, draws.mirrored), size).contiguous()
+    if squares.device.type != "cpu":
+        return _change(squares, draws, size)
+    done = squares.new_empty(len(squares), size, size, 3)
+    count = max(1, _CPU_CHUNK // squares.shape[1] ** 2)
+    for start in range(0, len(squares), count):
+        part = slice(start, start + count)
+        done[part] = _change(squares[part], draws.share(part), size)
+    return done
+
+
+def _change(squares: Tensor, draws: Draws, size: int) -> Tensor:
+    planes = squares.permute(0, 3, 1, 2).float()  # [B, 3, T, T]
+    if draws.color is not None:
+        planes = _blend(planes, draws.color)
+    if draws.matrix is not None:
+        grid = _sampling_grid(draws.matrix, size, squares.shape[1])
+        planes = F.grid_sample(planes, grid, padding_mode="border", align_corners=False).round_()
+    changed = planes.to(torch.uint8).permute(0, 2, 3, 1)
+    if draws.matrix is None:
+        changed = _crop_center(_flip(changed, draws.mirrored), size)
+    return changed.contiguous()
+
+
+def _flip(squares: Tensor, mirrored: Tensor | None) -> Tensor:
+    return (
+        squares if mirrored is None else torch.where(mirrored[:, None, None, None], squares.flip(2), squares)
+    )
+
+
+def _crop_center(squares: Tensor, size: int) -> Tensor:
+    edge = (squares.shape[1] - size) // 2
+    return squares[:, edge : edge + size, edge : edge + size]
+
+
+def _blend(planes: Tensor, color: Tensor) -> Tensor:
+    """Apply the blends to float images [B, 3, T, T] of whole numbers; each rounds down, as in torchvision."""
+    planes = planes.contiguous()
+    for factors in color.unbind(1):
+        of_pixel, of_grey, of_mean = factors[:, :, None, None, None].unbind(1)  # [B, 1, 1, 1]
+        red, green, blue = planes.unbind(1)
+        grey = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2]).floor_()[:, None]
+        # A sum of integers does not depend on their order, hence not on the size of the batch.
+        mean = grey.sum((1, 2, 3), keepdim=True, dtype=torch.int64).float() / grey[0].numel()
+        planes = planes.mul_(of_pixel).add_(grey.mul_(of_grey).add_(of_mean * mean)).clamp_(0, 255).floor_()
+    return planes
 
 
 def _sampling_grid(matrix: Tensor, size: int, side: int) -> Tensor:
@@ -131,6 +185,6 @@ def _sampling_grid(matrix: Tensor, size: int, side: int) -> Tensor:
 
     Written out because a matrix product (F.affine_grid) rounds differently for different batch sizes.
     """
-    steps = (2 * torch.arange(size) + 1 - size) / side  # [size], pixel centres
+    steps = (2 * torch.arange(size, device=matrix.device) + 1 - size) / side  # [size], pixel centres
     along, down, shift = (column[:, :, None, None] for column in matrix.unbind(2))  # [B, 2, 1, 1]
     return (along * steps + down * steps[:, None] + shift).permute(0, 2, 3, 1)

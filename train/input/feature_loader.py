@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,12 @@ import torch
 
 from retrieval.errors import ImageError
 from train.input.features import FeatureSet
-from train.input.loader import LoadedBatch, batch_share, successors, unreadable_class
+from train.input.loader import LoadedBatch, batch_share, requests, successors, unreadable_class
 from train.input.views import drawn_views
 
 
 class FeatureLoader:
-    """Loads the batches of an epoch from cached features, with the interface of `Loader`.
+    """Loads batches of cached features, with the interface of `Loader`.
 
     It draws the same views, and replaces unreadable images by the same others, as `Loader` does.
 
@@ -25,6 +24,7 @@ class FeatureLoader:
         paths: The N training images, all among those files.
         labels: int64 [N], their classes.
         seed: Seed of the run.
+        device: Device of the batches.
         rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
             batch.
 
@@ -42,6 +42,7 @@ class FeatureLoader:
         labels: np.ndarray,
         seed: int,
         *,
+        device: torch.device,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -54,27 +55,31 @@ class FeatureLoader:
                 raise unreadable_class(errors[int(rows[image])], len(others))
             rows[image] = rows[readable[0]]
         self._views, self._rows, self._seed = views, rows, seed
+        self._labels, self._device = torch.from_numpy(labels), device
         self._rank, self._world_size = rank, world_size
 
-    def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[LoadedBatch]:
-        """Load one epoch.
+    def load(
+        self, batches: Callable[[int], Iterable[np.ndarray]], epochs: Iterable[int], start: int = 0
+    ) -> Iterator[LoadedBatch]:
+        """Load epochs one after the other.
 
         Args:
-            number: Number of the epoch.
-            batches: All batches of the epoch, positions int64 [B].
-            start: Number of batches to skip.
+            batches: Returns all batches of an epoch, positions int64 [B].
+            epochs: Numbers of the epochs.
+            start: Number of batches to skip in the first epoch.
         """
-        for batch, positions in islice(enumerate(batches), start, None):
+        for epoch, batch, positions in requests(batches, epochs, start):
             count = len(positions)
             share = batch_share(count, self._rank, self._world_size)
             rows = self._rows[positions[share]]
             features = self._views[0].vectors[rows]  # a copy
             if len(self._views) > 1:
-                drawn = np.array(drawn_views(len(self._views), self._seed, number, batch, count))[share]
+                drawn = np.array(drawn_views(len(self._views), self._seed, epoch, batch, count))[share]
                 for view, others in enumerate(self._views[1:], 1):
                     of_view = drawn == view
                     features[of_view] = others.vectors[rows[of_view]]
-            yield LoadedBatch(batch, torch.from_numpy(features), [])
+            inputs = torch.from_numpy(features).to(self._device)
+            yield LoadedBatch(epoch, batch, inputs, self._labels[positions[share]].to(self._device))
 
     def close(self) -> None:
         """Do nothing: there are no worker processes."""

@@ -17,17 +17,23 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from retrieval.errors import ImageError
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
 from train.config import AugmentConfig
+from train.input.augment import Draws
 from train.input.cache import Resize
 from train.input.cache_file import cache_file, fingerprint, map_with_facts, write_facts
-from train.input.views import render_view
+from train.input.views import cut_views
 
 _BATCH = 64
 _DIGEST = 32  # bytes of a SHA-256
+
+# Squares uint8 [n, T, T, 3], and what is still to be done to them, to features float32 [n, C].
+Extract = Callable[[Tensor, Draws | None], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ def cached_features(
     paths: Sequence[Path],
     resize: Resize,
     view: View | None,
-    extract: Callable[[np.ndarray], np.ndarray],
+    extract: Extract,
     inputs: Sequence[object],
     folder: Path,
     *,
@@ -81,7 +87,7 @@ def cached_features(
         paths: Image files.
         resize: Resizing that precedes the view, or the preprocessing of the model if there is none.
         view: View of each image; `None` for the image as the model sees it outside training.
-        extract: Frozen network, pixels uint8 [n, S, S, 3] to features float32 [n, C].
+        extract: Frozen network.
         inputs: Everything that the network and its preprocessing depend on, as JSON values.
         folder: Folder of the cache.
         show_progress: Report progress on stderr.
@@ -102,7 +108,7 @@ def _features(
     paths: Sequence[Path],
     resize: Resize,
     view: View | None,
-    extract: Callable[[np.ndarray], np.ndarray],
+    extract: Extract,
     show_progress: bool,
 ) -> Iterator[tuple[list[Decoded | ImageError], np.ndarray]]:
     """Yield batches of files with the features of the readable ones, float32 [n, C]."""
@@ -110,19 +116,21 @@ def _features(
     files = zip(paths, decode_ahead(paths, resize, side=resize.preprocess.scaled), strict=True)
     with Progress(title, len(paths), show=show_progress) as progress:
         while batch := list(islice(files, _BATCH)):
-            squares = [_seen(path, file, view, resize) for path, file in batch if isinstance(file, Decoded)]
-            vectors = extract(np.stack(squares)) if squares else np.empty((0, 0), np.float32)
+            good = [(path, file.pixels) for path, file in batch if isinstance(file, Decoded)]
+            vectors = extract(*_squares(good, view, resize)) if good else np.empty((0, 0), np.float32)
             yield [file for _, file in batch], vectors
             progress.update(len(batch))
 
 
-def _seen(path: Path, file: Decoded, view: View | None, resize: Resize) -> np.ndarray:
-    """Return what the network sees of a file, uint8 [S, S, 3]."""
+def _squares(
+    images: Sequence[tuple[Path, np.ndarray]], view: View | None, resize: Resize
+) -> tuple[Tensor, Draws | None]:
+    """Return squares uint8 [n, T, T, 3] of some files, and what turns them into the view."""
+    paths, pixels = zip(*images, strict=True)
     if view is None:
-        return file.pixels
-    image = np.require(file.pixels, requirements="W")  # torch requires writable memory
-    seen: np.ndarray = render_view(image, path, view.number, view.augment, resize.preprocess)[0].numpy()
-    return seen
+        return torch.from_numpy(np.stack(pixels)), None
+    writable = (np.require(image, requirements="W") for image in pixels)  # torch requires it
+    return cut_views(writable, paths, [view.number] * len(paths), view.augment, resize.preprocess)
 
 
 def _write(file: IO[bytes], batches: Iterator[tuple[list[Decoded | ImageError], np.ndarray]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,23 +20,22 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.images.decode import cores
 from train.config import Config
-from train.input.augment import apply_transform, augment_each, batch_seeds, random_transform
+from train.input.augment import Draws, apply_draws, batch_seeds, cut_and_draw, draw_transform
 from train.input.cache import DecodedImages, UncachedImages, decoded_images, training_resize
-from train.input.views import drawn_views, render_view
-
-_MOST_WORKERS = 8
+from train.input.views import cut_views, drawn_views
 
 
 class LoadedBatch(NamedTuple):
-    """A batch, or this process's share of it."""
+    """A batch, or this process's share of it, on the device of the network."""
 
+    epoch: int
     number: int  # number of the batch in its epoch
     inputs: Tensor  # pixels uint8 [b, S, S, 3], or features float32 [b, C]
-    bad: list[tuple[int, str, str]]  # image, reason and detail of each unreadable file
+    labels: Tensor  # int64 [b]
 
 
 class Loader:
-    """Loads the batches of an epoch ahead of the network.
+    """Loads batches ahead of the network: decoding in worker processes, augmentation on the device.
 
     The content of a batch depends on the seed, the epoch and the number of the batch alone: it is the same
     for any number of workers, and after resuming within an epoch. An unreadable image is replaced by the
@@ -44,9 +43,9 @@ class Loader:
 
     Args:
         paths: The N training images.
-        labels: int64 [N], their classes.
+        labels: int64 [symmetries * N], the class of image i under symmetry s at s N + i.
         config: Configuration of the run.
-        device_type: Batches are in pinned memory for "cuda".
+        device: Device of the batches. For a CPU the workers augment, too; for "cuda" they are pinned.
         folder: Folder for temporary files.
         rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
             batch.
@@ -65,7 +64,7 @@ class Loader:
         labels: np.ndarray,
         config: Config,
         *,
-        device_type: str,
+        device: torch.device,
         folder: Path,
         rank: int = 0,
         world_size: int = 1,
@@ -76,49 +75,54 @@ class Loader:
         source = decoded_images(
             paths, resize, config.loader, folder=folder, world_size=world_size, show_progress=show
         )
-        batches = _BatchDataset(source, paths, labels, config, rank, world_size)
+        batches = _BatchDataset(source, paths, labels, config, rank, world_size, device.type == "cpu")
         self._paths, self._bad = paths, dict(source.bad)
+        self._device, self._size = device, config.preprocess.size
         for image in source.bad:
             batches.readable(image, {})
         self._order = _RequestSampler()
         workers = config.loader.workers
         if workers is None:
             decodes = isinstance(source, UncachedImages)
-            workers = default_workers(cores(), device_type, decodes=decodes, world_size=world_size)
+            workers = default_workers(cores(), device.type, decodes=decodes, world_size=world_size)
         self._data = DataLoader(
             batches,
             batch_size=None,
             sampler=self._order,
             num_workers=workers,
-            pin_memory=device_type == "cuda",
+            pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,
             worker_init_fn=_init_worker,
             # Forked workers share the mapped images and start immediately.
             multiprocessing_context="fork" if workers else None,
             generator=torch.Generator(),  # the global one must not be used
         )
-        self._running = self._load()
+        self._running = self._receive(iter(()))
 
     @property
     def bad(self) -> list[ImageError]:
         return list(self._bad.values())
 
-    def epoch(self, number: int, batches: Iterable[np.ndarray], start: int = 0) -> Iterator[LoadedBatch]:
-        """Load one epoch; ends a previous epoch that was not exhausted.
+    def load(
+        self, batches: Callable[[int], Iterable[np.ndarray]], epochs: Iterable[int], start: int = 0
+    ) -> Iterator[LoadedBatch]:
+        """Load epochs one after the other; ends an earlier call whose batches were not all taken.
+
+        The workers begin now and go on beyond the end of an epoch: the first batches of the next one load
+        during validation and while a checkpoint is written.
 
         Args:
-            number: Number of the epoch.
-            batches: All batches of the epoch, positions int64 [B]: s N + i is image i under symmetry s.
-            start: Number of batches to skip without reading their images.
+            batches: Returns all batches of an epoch, positions int64 [B]: s N + i is image i under
+                symmetry s.
+            epochs: Numbers of the epochs.
+            start: Number of batches to skip in the first epoch, without reading their images.
 
         Raises:
             LookalikeError: A batch cannot be loaded.
         """
         self._running.close()
-        self._order.requests = (
-            _Request(number, batch, positions) for batch, positions in islice(enumerate(batches), start, None)
-        )
-        self._running = self._load()
+        self._order.requests = requests(batches, epochs, start)
+        self._running = self._receive(iter(self._data))
         return self._running
 
     def close(self) -> None:
@@ -128,40 +132,69 @@ class Loader:
             # Left to the garbage collector, torch waits five seconds for each of them.
             self._data._iterator._shutdown_workers()
 
-    def _load(self) -> Generator[LoadedBatch]:
-        loading = iter(self._data)
+    def _receive(self, prepared: Iterator[_Prepared | _Failure]) -> Generator[LoadedBatch]:
         while True:
             try:
-                loaded = next(loading)
+                batch = next(prepared)
             except StopIteration:
                 return
             except RuntimeError as error:  # torch's report of a dead worker
                 what = f"a loader process has ended unexpectedly ({error})"
                 hint = "if memory or /dev/shm was full, lower loader.workers (0: none) or batch.classes"
                 raise LookalikeError(f"{what}; {hint}") from error
-            if isinstance(loaded, _Failure):
-                kind = InputError if loaded.is_input else LookalikeError
-                raise kind(loaded.message) from RuntimeError(loaded.trace)
-            for image, reason, detail in loaded.bad:
+            if isinstance(batch, _Failure):
+                kind = InputError if batch.is_input else LookalikeError
+                raise kind(batch.message) from RuntimeError(batch.trace)
+            for image, reason, detail in batch.bad:
                 self._bad.setdefault(image, ImageError(str(self._paths[image]), reason, detail))
-            yield loaded
+            yield batch.on(self._device, self._size)
 
 
 def default_workers(cores: int, device_type: str, *, decodes: bool, world_size: int) -> int:
     """Return the default number of loader workers per training process.
 
-    On a CPU the network needs the cores: one worker if files have to be decoded, else none. For a GPU up to
-    8, as far as there are cores.
+    On a CPU the network needs the cores: one worker if files have to be decoded, else none. With a GPU all
+    cores but one, divided among the processes.
     """
-    if device_type == "cuda":
-        return max(1, min((cores - 1) // world_size, _MOST_WORKERS))
-    return 1 if decodes and cores > world_size else 0
+    if device_type == "cpu":
+        return 1 if decodes and cores > world_size else 0
+    return max(1, (cores - 1) // world_size)
 
 
-class _Request(NamedTuple):
+class BatchRequest(NamedTuple):
+    """Request of one batch: positions int64 [B], as in `Loader.load`."""
+
     epoch: int
     number: int
     positions: np.ndarray
+
+
+def requests(
+    batches: Callable[[int], Iterable[np.ndarray]], epochs: Iterable[int], start: int
+) -> Iterator[BatchRequest]:
+    """Yield the batches of epochs one after the other; see `Loader.load`."""
+    for epoch in epochs:
+        for number, positions in islice(enumerate(batches(epoch)), start, None):
+            yield BatchRequest(epoch, number, positions)
+        start = 0
+
+
+class _Prepared(NamedTuple):
+    """A batch from a worker; what is left to be done to its squares is in `draws`."""
+
+    epoch: int
+    number: int
+    squares: Tensor  # uint8 [b, T, T, 3]
+    draws: Draws | None
+    labels: Tensor  # int64 [b]
+    bad: list[tuple[int, str, str]]  # image, reason and detail of each unreadable file
+
+    def on(self, device: torch.device, size: int) -> LoadedBatch:
+        """Copy the batch to the device and finish it there."""
+        squares, labels = (values.to(device, non_blocking=True) for values in (self.squares, self.labels))
+        if self.draws is not None:
+            squares = apply_draws(squares, self.draws.to(device), size)
+        return LoadedBatch(self.epoch, self.number, squares, labels)
 
 
 class _Failure(NamedTuple):
@@ -172,19 +205,19 @@ class _Failure(NamedTuple):
     trace: str
 
 
-class _RequestSampler(Sampler[_Request]):
-    """Sampler of the batch requests of the current epoch."""
+class _RequestSampler(Sampler[BatchRequest]):
+    """Sampler of the batch requests of a call of `Loader.load`."""
 
     def __init__(self) -> None:
-        self.requests: Iterable[_Request] = ()
+        self.requests: Iterable[BatchRequest] = ()
 
-    def __iter__(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return iter(self.requests)
 
 
 @dataclass(frozen=True)
-class _BatchDataset(Dataset[LoadedBatch | _Failure]):
-    """Dataset of whole batches, which runs in the workers."""
+class _BatchDataset(Dataset[_Prepared | _Failure]):
+    """Dataset of whole batches, which runs in the workers; with `augments` they augment completely."""
 
     images: DecodedImages
     paths: Sequence[Path]
@@ -192,8 +225,9 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
     config: Config
     rank: int
     world_size: int
+    augments: bool
 
-    def __getitem__(self, request: _Request) -> LoadedBatch | _Failure:
+    def __getitem__(self, request: BatchRequest) -> _Prepared | _Failure:
         try:
             return self._load(request)
         except LookalikeError as error:
@@ -203,47 +237,52 @@ class _BatchDataset(Dataset[LoadedBatch | _Failure]):
             message = f"{what} ({type(error).__name__}: {error}); --debug shows where"
             return _Failure(message, False, traceback.format_exc())
 
-    def _load(self, request: _Request) -> LoadedBatch:
+    def _load(self, request: BatchRequest) -> _Prepared:
         share = batch_share(len(request.positions), self.rank, self.world_size)
-        turns, images = np.divmod(request.positions, len(self.labels))
+        turns, images = np.divmod(request.positions, len(self.paths))
         tried: dict[int, ImageError] = {}
         chosen = [self.readable(image, tried) for image in images[share].tolist()]
         bad = [(image, error.reason, error.detail) for image, error in tried.items()]
-        augmented = self._views if self.config.augment.views else self._new
-        return LoadedBatch(request.number, augmented(request, turns, share, chosen), bad)
+        cut = self._views if self.config.augment.views else self._new
+        squares, draws = cut(request, turns, share, chosen)
+        labels = torch.from_numpy(self.labels[request.positions[share]])
+        if self.augments:
+            squares = apply_draws(squares, draws, self.config.preprocess.size)
+        left = None if self.augments else draws
+        return _Prepared(request.epoch, request.number, squares, left, labels, bad)
 
     def _new(
-        self, request: _Request, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
-    ) -> Tensor:
-        """Return a new random view of each image of the share, uint8 [b, S, S, 3]."""
+        self, request: BatchRequest, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
+    ) -> tuple[Tensor, Draws]:
+        """Cut a new random view of each image of the share."""
         augment = self.config.augment
         # Random values are drawn for the whole batch, whatever the number of processes.
         first, *seeds = batch_seeds(self.config.seed, request.epoch, request.number, len(turns))
-        transform = random_transform(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
-        squares = augment_each((p for _, p in chosen), augment, self.config.preprocess, seeds[share])
-        return apply_transform(squares, transform[share], self.config.preprocess.size)
+        draws = draw_transform(torch.from_numpy(turns), augment, torch.Generator().manual_seed(first))
+        pixels = (pixels for _, pixels in chosen)
+        squares, color = cut_and_draw(pixels, augment, self.config.preprocess, seeds[share])
+        return squares, draws.share(share)._replace(color=color)
 
     def _views(
-        self, request: _Request, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
-    ) -> Tensor:
-        """Return one of the fixed views of each image of the share, uint8 [b, S, S, 3]."""
+        self, request: BatchRequest, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
+    ) -> tuple[Tensor, Draws]:
+        """Cut one of the fixed views of each image of the share."""
         config = self.config
         assert config.augment.views is not None
         drawn = drawn_views(config.augment.views, config.seed, request.epoch, request.number, len(turns))
-        views = [
-            render_view(pixels, self.paths[image], view, config.augment, config.preprocess)
-            for (image, pixels), view in zip(chosen, drawn[share], strict=True)
-        ]
-        return torch.cat(views)
+        images, pixels = zip(*chosen, strict=True)
+        paths = [self.paths[image] for image in images]
+        return cut_views(pixels, paths, drawn[share], config.augment, config.preprocess)
 
     def readable(self, image: int, tried: dict[int, ImageError]) -> tuple[int, np.ndarray]:
         """Return an image, or the next readable one of its class, with its pixels; errors go to `tried`."""
-        for other in successors(image, self.labels):
+        classes = self.labels[: len(self.paths)]
+        for other in successors(image, classes):
             pixels = self.images[other]
             if not isinstance(pixels, ImageError):
                 return other, pixels
             tried[other] = pixels
-        raise unreadable_class(tried[image], len(successors(image, self.labels)))
+        raise unreadable_class(tried[image], len(successors(image, classes)))
 
 
 def batch_share(count: int, rank: int, world_size: int) -> slice:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from retrieval.files import user_cache
 from retrieval.images.decode import EmbeddedFiles
 from train.config import Config
+from train.input.augment import Draws, apply_draws
 from train.input.cache import Resize, training_resize
 from train.input.cache_file import cache_file
 from train.input.features import FeatureSet, View, cached_features
@@ -109,11 +110,14 @@ class FrozenBackbone:
         )
 
     @torch.inference_mode()
-    def _extract(self, pixels: np.ndarray) -> np.ndarray:
+    def _extract(self, squares: Tensor, draws: Draws | None) -> np.ndarray:
         model = self._model
-        training = model.training
+        training, device = model.training, model.mean.device
         model.eval()
-        features: np.ndarray = model.pooled(torch.from_numpy(pixels).to(model.mean.device)).cpu().numpy()
+        pixels = squares.to(device)
+        if draws is not None:
+            pixels = apply_draws(pixels, draws.to(device), self._config.preprocess.size)
+        features: np.ndarray = model.pooled(pixels).cpu().numpy()
         model.train(training)
         return features
 

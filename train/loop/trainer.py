@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +19,7 @@ from retrieval.progress import Progress
 from train.config import FITTED_INITS, Config
 from train.data import DataSet
 from train.input.feature_loader import FeatureLoader
-from train.input.loader import Loader
+from train.input.loader import LoadedBatch, Loader
 from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
@@ -151,11 +152,13 @@ class Trainer:
         ):
             if self._runs_backbone_in_vain:
                 progress.write(_PIXELS_HINT)
+            epochs, per_epoch = range(self.epoch, self.config.epochs), self.sampler.per_epoch
+            batches = self.loader.load(self.sampler.epoch, epochs, self.step - self.epoch * per_epoch)
             if not resume:
                 self._observe(tracker, progress)
                 self._end_epoch(tracker, progress)
             while self.epoch < self.config.epochs and not self._stopped_early:
-                self._train_epoch(progress, tracker, interruption)
+                self._train_epoch(batches, progress, tracker, interruption)
                 self.epoch += 1
                 self._end_epoch(tracker, progress)
         return {"seconds": round(time.monotonic() - began, 1), **self._summary()}
@@ -169,26 +172,28 @@ class Trainer:
     def _stopped_early(self) -> bool:
         return self.config.patience is not None and self.since_best >= self.config.patience
 
-    def _train_epoch(self, progress: Progress, tracker: Tracker, interruption: Interruption) -> None:
-        config, device = self.config, self.group.device
-        batches = list(self.sampler.epoch(self.epoch))
-        start = self.step - self.epoch * self.sampler.per_epoch
+    def _train_epoch(
+        self,
+        batches: Iterator[LoadedBatch],
+        progress: Progress,
+        tracker: Tracker,
+        interruption: Interruption,
+    ) -> None:
+        config, per_epoch = self.config, self.sampler.per_epoch
+        left = (self.epoch + 1) * per_epoch - self.step
         throughput = Throughput()
         pending: list[Tensor] = []
         self.model.train()
-        for loaded in throughput.timed(self.loader.epoch(self.epoch, batches, start)):
-            batch = batches[loaded.number]
+        for loaded in throughput.timed(islice(batches, left)):
             lr = self._set_learning_rates()
-            labels = torch.from_numpy(self.data.share_labels(batch)).to(device, non_blocking=True)
-            inputs = loaded.inputs.to(device, non_blocking=True)
-            ends = loaded.number + 1 == len(batches)
+            ends = loaded.number + 1 == per_epoch
             self.loss.measures_gradients = ends or (self.step + 1) % _LOG_EVERY == 0
             with self._explain_errors(lr):
-                value, embeddings = self.take_step(inputs, labels, self.step)
+                value, embeddings = self.take_step(loaded.inputs, loaded.labels, self.step)
             if self.ema is not None:
                 update_ema(self.ema.learned, self.model.learned, config.ema, self.step)
             self.step += 1
-            throughput.images += len(batch)
+            throughput.images += len(loaded.labels) * self.group.size
             pending.append(value)
             saves = interruption.requested or (self.step % config.save_every == 0 and not ends)
             if ends or saves or self.step % _LOG_EVERY == 0:  # reading the values waits for the device

@@ -52,13 +52,13 @@ class TrainingData:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
         if config.noise.rate and group.is_main:
             write_noise(folder / "noise.csv", self.clean, self.images)
-        self._numbers = class_numbers(self.images)
-        classes = int(self._numbers.max(initial=-1)) + 1
+        numbers = class_numbers(self.images)
+        classes = int(numbers.max(initial=-1)) + 1
         symmetries = config.augment.symmetries
-        self.labels = np.concatenate([self._numbers + s * classes for s in range(symmetries)])
+        self.labels = np.concatenate([numbers + s * classes for s in range(symmetries)])
         self.classes = symmetries * classes
         self.sampler = ClassBatchSampler(self.labels, config.batch, config.seed)
-        self._share = _share_of(self.sampler.classes * self.sampler.per_class, group)
+        _check_division(self.sampler.classes * self.sampler.per_class, group)
 
     def batch(self, step: int) -> np.ndarray:
         """Return the batch of one step: image numbers int64 [B], with symmetries as described above.
@@ -73,18 +73,13 @@ class TrainingData:
         epoch, number = divmod(step - 1, self.sampler.per_epoch)
         return next(islice(self.sampler.epoch(epoch), number, None))
 
-    def share_labels(self, batch: np.ndarray) -> np.ndarray:
-        """Return the labels of this process's share of a batch, int64 [b]."""
-        labels: np.ndarray = self.labels[batch[self._share]]
-        return labels
-
     def loader(self, *, show_progress: bool = False) -> Loader:
         """Build the loader of this process's share of each batch; caches decoded images if they fit."""
         return Loader(
             [image.path for image in self.images],
-            self._numbers,
+            self.labels,
             self._config,
-            device_type=self._group.device.type,
+            device=self._group.device,
             folder=self._folder,
             rank=self._group.rank,
             world_size=self._group.size,
@@ -98,12 +93,17 @@ class TrainingData:
             views: Features of `files`, a set for each view.
         """
         paths = [image.path for image in self.images]
-        rank, size = self._group.rank, self._group.size
-        return FeatureLoader(views, paths, self._numbers, self._config.seed, rank=rank, world_size=size)
+        return FeatureLoader(
+            views,
+            paths,
+            self.labels,
+            self._config.seed,
+            device=self._group.device,
+            rank=self._group.rank,
+            world_size=self._group.size,
+        )
 
 
-def _share_of(size: int, group: ProcessGroup) -> slice:
-    each, left = divmod(size, group.size)
-    if left:
+def _check_division(size: int, group: ProcessGroup) -> None:
+    if size % group.size:
         raise InputError(f"batch: {size} images cannot be divided evenly among {group.size} processes")
-    return slice(group.rank * each, (group.rank + 1) * each)

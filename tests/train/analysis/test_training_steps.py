@@ -69,29 +69,25 @@ def test_steps_are_those_of_a_plain_training_loop(tmp_path: Path, chunk: int | N
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.5, weight_decay=1e-4
     )
-    number = 0
-    for epoch in range(2):
-        batches = list(data.sampler.epoch(epoch))
-        for loaded in loader.epoch(epoch, batches):
-            labels = data.labels[batches[loaded.number]]
-            before = model(loaded.inputs)
-            value = loss(before, torch.from_numpy(labels))
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
-            expected = next((one for one in found[2:] if one.step == number), None)
-            if expected is not None:
-                start, end = (
-                    normalize(x).detach().numpy() for x in (before, model(loaded.inputs))
-                )  # the second forward pass changes running statistics, which training mode does not use
-                rows = hardest(start, labels)
-                for vectors, cosines in ((start, expected.before), (end, expected.after)):
-                    wanted = [(vectors[a] @ vectors[p], vectors[a] @ vectors[n]) for a, p, n in rows]
-                    np.testing.assert_allclose(cosines, wanted, atol=2e-4)
-                again = [(end[a] @ end[p], end[a] @ end[n]) for a, p, n in hardest(end, labels)]
-                np.testing.assert_allclose(expected.mined_after, again, atol=2e-4)
-                assert expected.value == pytest.approx(value.item(), abs=1e-4)
-            number += 1
+    for number, loaded in enumerate(loader.load(data.sampler.epoch, range(2))):
+        labels = loaded.labels.numpy()
+        before = model(loaded.inputs)
+        value = loss(before, loaded.labels)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        expected = next((one for one in found[2:] if one.step == number), None)
+        if expected is not None:
+            start, end = (
+                normalize(x).detach().numpy() for x in (before, model(loaded.inputs))
+            )  # the second forward pass changes running statistics, which training mode does not use
+            rows = hardest(start, labels)
+            for vectors, cosines in ((start, expected.before), (end, expected.after)):
+                wanted = [(vectors[a] @ vectors[p], vectors[a] @ vectors[n]) for a, p, n in rows]
+                np.testing.assert_allclose(cosines, wanted, atol=2e-4)
+            again = [(end[a] @ end[p], end[a] @ end[n]) for a, p, n in hardest(end, labels)]
+            np.testing.assert_allclose(expected.mined_after, again, atol=2e-4)
+            assert expected.value == pytest.approx(value.item(), abs=1e-4)
     loader.close()
 
 

@@ -1,4 +1,4 @@
-"""Augmentation: crops located by search, transforms checked against Pillow and symmetries."""
+"""Augmentation: crops located by search; torchvision image by image, Pillow and symmetries as references."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import v2
 
 from retrieval import Preprocess
 from tests.conftest import draw as draw_image
 from train.config import AugmentConfig
-from train.input.augment import apply_transform, image_transform, random_transform
+from train.input.augment import Draws, apply_draws, cut_and_draw, draw_transform
 
 NOTHING = AugmentConfig(rotate=0, scale=0, shear=0, shift=0, flip=False)
 
@@ -23,17 +24,18 @@ def noise(count: int, side: int) -> torch.Tensor:
 
 def augmented(images: torch.Tensor, size: int, turn: int = 0, **config: object) -> torch.Tensor:
     turns, settings = torch.full((len(images),), turn), NOTHING.model_copy(update=config)
-    return apply_transform(images, random_transform(turns, settings, torch.Generator().manual_seed(1)), size)
+    return apply_draws(images, draw_transform(turns, settings, torch.Generator().manual_seed(1)), size)
 
 
 # ---- one image
 
 
 def cut(image: torch.Tensor, size: int, seed: int, **config: object) -> torch.Tensor:
-    change = image_transform(NOTHING.model_copy(update=config), Preprocess(size=size))
-    assert change is not None
-    torch.manual_seed(seed)
-    return change(image)
+    """Cut and colour an image [3, h, w] with a seed."""
+    settings = NOTHING.model_copy(update=config)
+    pixels = image.permute(1, 2, 0).numpy()
+    squares, color = cut_and_draw([pixels], settings, Preprocess(size=size), [seed])
+    return apply_draws(squares, Draws(None, None, color), size)[0].permute(2, 0, 1)
 
 
 def places(part: torch.Tensor, whole: torch.Tensor) -> list[tuple[int, int]]:
@@ -82,8 +84,59 @@ def test_colour_jitter_is_bounded() -> None:
     assert all(cut(red, 8, seed, color=0.2)[:, 0, 0].argmax() == 0 for seed in range(50))
 
 
-def test_no_image_transform_without_crop_and_colour() -> None:
-    assert image_transform(AugmentConfig(), Preprocess(size=8)) is None
+def photograph(number: int, height: int, width: int) -> torch.Tensor:
+    """Return an image [3, h, w] with smooth areas, edges and some noise."""
+    drawn = np.asarray(draw_image(number, (width, height), number % 5)).astype(int)
+    noisy = drawn + np.random.default_rng(number).integers(-9, 10, drawn.shape)
+    return torch.from_numpy(noisy.clip(0, 255).astype(np.uint8)).permute(2, 0, 1)
+
+
+def reference(config: AugmentConfig, size: int, interpolation: str) -> v2.Transform:
+    """Return crop and colours of one image, by torchvision."""
+    steps: list[v2.Transform] = []
+    if config.crop == "random":
+        steps.append(v2.RandomCrop(size, padding=config.padding or None))
+    elif config.crop == "resized":
+        how = v2.InterpolationMode(interpolation)
+        steps.append(v2.RandomResizedCrop(size, (config.min_area, 1.0), interpolation=how, antialias=True))
+    return v2.Compose([*steps, v2.ColorJitter(config.color, config.color, config.color)])
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"crop": "center", "color": 0.4}, id="center"),
+        pytest.param({"crop": "random", "padding": 3}, id="random"),
+        pytest.param({"crop": "random", "color": 0.2}, id="random-color"),
+        pytest.param({"crop": "resized", "min_area": 0.1, "color": 0.1}, id="resized"),
+    ],
+)
+def test_images_are_those_of_torchvision_with_the_same_seeds(
+    config: dict[str, object], interpolation: str
+) -> None:
+    """Crops are equal; colours differ at 0.1% of the values: sums in another order are rounded otherwise."""
+    settings = NOTHING.model_copy(update=config)
+    preprocess = Preprocess(size=32, interpolation=interpolation)
+    shapes = [(32, 32)] * 40 if settings.crop == "center" else [(32 + i % 9, 74 - i) for i in range(40)]
+    images = [photograph(i, *shape) for i, shape in enumerate(shapes)]
+    seeds = list(range(100, 140))
+    pixels = (image.permute(1, 2, 0).numpy() for image in images)
+    squares, color = cut_and_draw(pixels, settings, preprocess, seeds)
+    ours = apply_draws(squares, Draws(None, None, color), 32).int()
+    theirs = []
+    for image, seed in zip(images, seeds, strict=True):
+        torch.manual_seed(seed)
+        theirs.append(reference(settings, 32, interpolation)(image).permute(1, 2, 0))
+    difference = (ours - torch.stack(theirs).int()).abs()
+    assert difference.max() <= (2 if settings.color else 0)  # one level, doubled by more contrast
+    assert (difference > 0).float().mean() < 1e-3
+
+
+def test_strip_gets_the_central_window_if_no_draw_fits() -> None:
+    strip = photograph(0, 32, 200)
+    theirs = v2.RandomResizedCrop(32, (1.0, 1.0), interpolation=v2.InterpolationMode.BICUBIC)
+    assert torch.equal(cut(strip, 32, 0, crop="resized", min_area=1.0), theirs(strip))
 
 
 # ---- batches
@@ -150,10 +203,11 @@ def test_rotation_equals_pillow() -> None:
 
 @given(st.integers(2, 9), st.integers(0, 8), st.integers(1, 9))
 def test_transform_of_a_share_equals_that_of_the_batch(count: int, start: int, length: int) -> None:
-    config = AugmentConfig(shear=0.2, symmetries=8)
+    config = AugmentConfig(shear=0.2, symmetries=8, color=0.3)
     images = noise(count, 10)
-    transform = random_transform(torch.arange(count) % 8, config, torch.Generator().manual_seed(count))
+    draws = draw_transform(torch.arange(count) % 8, config, torch.Generator().manual_seed(count))
+    color = cut_and_draw(images.numpy(), config, Preprocess(size=10), range(count))[1]
+    draws = draws._replace(color=color)
     share = slice(start % count, start % count + length)
-    assert torch.equal(
-        apply_transform(images, transform, 8)[share], apply_transform(images[share], transform[share], 8)
-    )
+    whole, part = apply_draws(images, draws, 8), apply_draws(images[share], draws.share(share), 8)
+    assert torch.equal(whole[share], part)
