@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 from retrieval import Preprocess
 from tests.conftest import draw as draw_image
+from tests.train.pretend_device import Watch, pretend_device
 from train.config import AugmentConfig
 from train.input.augment import Draws, apply_draws, cut_and_draw, draw_transform
 
@@ -211,3 +212,17 @@ def test_transform_of_a_share_equals_that_of_the_batch(count: int, start: int, l
     share = slice(start % count, start % count + length)
     whole, part = apply_draws(images, draws, 8), apply_draws(images[share], draws.share(share), 8)
     assert torch.equal(whole[share], part)
+
+
+@pytest.mark.parametrize("resamples", [True, False])
+def test_nothing_is_read_from_the_device(resamples: bool) -> None:
+    with pretend_device() as device:
+        images = torch.zeros(3, 12, 12, 3, dtype=torch.uint8, device=device)
+        if resamples:
+            matrix, color = torch.zeros(3, 2, 3, device=device), torch.zeros(3, 3, 3, device=device)
+            draws = Draws(None, matrix, color)
+        else:
+            draws = Draws(torch.zeros(3, dtype=torch.bool, device=device), None, None)
+        with Watch() as watch:
+            assert apply_draws(images, draws, 8).shape == (3, 8, 8, 3)
+    assert watch.found == []
