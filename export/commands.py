@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import runtime_options
+from retrieval.inference.runtime import Runtime
 
 
 @click.command()
@@ -54,6 +56,7 @@ from retrieval.cli import json_option, print_result, print_status
     type=click.Choice(["mean", "gem", "cls"]),
     help="Pooling of the features; gem and cls give no similarity maps.  [default: mean]",
 )
+@runtime_options
 @json_option
 def export(
     run: Path | None,
@@ -64,6 +67,7 @@ def export(
     accept_loss: bool,
     from_timm: str | None,
     from_torchvision: str | None,
+    runtime: Runtime,
     as_json: bool,
     **backbone: Any,
 ) -> None:
@@ -75,10 +79,11 @@ def export(
       lookalike export run --out model.onnx
 
     A smaller precision is compared with fp32 (size, time, cosine, Recall@1 on test images) and kept only
-    if the mean cosine stays above 0.9999 (fp16) or 0.98 (int8) and Recall@1 within 1 point.
+    if the mean cosine stays above 0.9999 (fp16) or 0.98 (int8) and Recall@1 within 1 point. --device and
+    --provider select where the files are compared.
 
     \b
-      lookalike export run --out small.onnx --precision int8
+      lookalike export run --out small.onnx --precision int8 --device cpu
       lookalike export run --out gpu.onnx --precision fp16
 
     Without a run, a pretrained backbone is exported as it is: the embedding is its pooled features at unit
@@ -99,7 +104,7 @@ def export(
         raise click.UsageError("--checkpoint applies to runs only")
     from export.model_file import ExportOptions, export_run  # torch takes seconds to import
 
-    options = ExportOptions(precision, accept_loss, show_progress=True)
+    options = ExportOptions(precision, accept_loss, show_progress=True, runtime=runtime)
     if run is not None:
         from train.loop.run_folder import Run
 

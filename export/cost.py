@@ -13,6 +13,7 @@ from retrieval import metrics
 from retrieval.embedder import Embedder, measure_latency
 from retrieval.errors import InputError
 from retrieval.images.decode import embed_files
+from retrieval.inference.runtime import Runtime
 from retrieval.progress import Progress
 from train.data import class_numbers
 
@@ -106,7 +107,13 @@ class Cost:
 
 
 def measure_cost(
-    fp32: Path, reduced: Path, precision: str, samples: SampleImages, *, show: bool = False
+    fp32: Path,
+    reduced: Path,
+    precision: str,
+    samples: SampleImages,
+    runtime: Runtime,
+    *,
+    show: bool = False,
 ) -> Cost:
     """Compare two model files of one network on at most 2,000 test images, or on noise images.
 
@@ -115,12 +122,13 @@ def measure_cost(
         reduced: Model file in the smaller precision.
         precision: Precision of `reduced`, fp16 or int8.
         samples: Source of the images.
+        runtime: Device and provider.
         show: Show progress.
 
     Raises:
         InputError: No test image can be read, or no class has two images.
     """
-    embedders = Embedder(fp32), Embedder(reduced)
+    embedders = Embedder.open(fp32, runtime), Embedder.open(reduced, runtime)
     vectors, labels, description = _embed(embedders, samples, show)
     cosines = np.einsum("nd,nd->n", *vectors)
     before, after = (

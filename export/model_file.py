@@ -25,6 +25,7 @@ from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, now
 from retrieval.images.preprocess import Preprocess
+from retrieval.inference.runtime import Runtime
 from train.loop.run_folder import Run
 from train.models.embedding_model import EmbeddingModel
 
@@ -92,11 +93,13 @@ class ExportOptions:
         precision: fp32, fp16 (backbone in half precision, for GPUs) or int8 (static quantisation, for CPUs).
         accept_loss: Keep a smaller precision regardless of its cost.
         show_progress: Show progress.
+        runtime: Device and provider on which the file is checked.
     """
 
     precision: str = "fp32"
     accept_loss: bool = False
     show_progress: bool = False
+    runtime: Runtime = Runtime()  # noqa: RUF009
 
 
 DEFAULT_OPTIONS = ExportOptions()
@@ -168,7 +171,7 @@ def export_model(
     with atomic_write(out) as draft, TemporaryDirectory() as folder:
         fp32_file = draft if precision == "fp32" else Path(folder, "fp32.onnx")
         _save(to_onnx(model, sample), metadata, fp32_file)
-        proof = _prove(fp32_file, description, sample, expected)
+        proof = _prove(fp32_file, description, sample, expected, options.runtime)
         if not (proof.largest_difference <= MAX_DIFFERENCE and proof.lowest_cosine >= MIN_COSINE):
             difference = f"by {proof.largest_difference:.2e}, lowest cosine {proof.lowest_cosine:.6f}"
             raise LookalikeError(f"{out}: not kept, its embeddings differ from the network's {difference}")
@@ -181,13 +184,16 @@ def export_model(
                 pixels, calibration = samples.calibration_pixels(preprocess)
                 reduced = quantise(fp32_file, pixels)
             _save(reduced, metadata, draft)
-            cost = measure_cost(fp32_file, draft, precision, samples, show=options.show_progress)
+            cost = measure_cost(
+                fp32_file, draft, precision, samples, options.runtime, show=options.show_progress
+            )
             if cost.violations and not options.accept_loss:
                 reasons = "; ".join(cost.violations)
                 raise LookalikeError(
                     f"{out}: not kept, {precision} costs too much: {reasons}; --accept-loss keeps it"
                 )
-            exported = Exported(precision, _prove(draft, description, sample, expected), cost, calibration)
+            proof = _prove(draft, description, sample, expected, options.runtime)
+            exported = Exported(precision, proof, cost, calibration)
         _write_metadata(draft, metadata | {"lookalike.provenance": {**provenance, **exported.to_dict()}})
     return exported
 
@@ -215,8 +221,8 @@ def _digest(proto: onnx.ModelProto) -> str:
     return hashlib.sha256(proto.graph.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _prove(file: Path, description: str, sample: np.ndarray, expected: np.ndarray) -> Proof:
-    embedder = Embedder(file)
+def _prove(file: Path, description: str, sample: np.ndarray, expected: np.ndarray, runtime: Runtime) -> Proof:
+    embedder = Embedder.open(file, runtime)
     found = np.concatenate([embedder.embed_in_one_run(pixels) for pixels in _batches(sample)])
     return Proof(description, float(np.abs(found - expected).max()), float((found * expected).sum(1).min()))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from retrieval.gallery import Item as Item
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
+    from retrieval.inference.runtime import Runtime as Runtime
     from retrieval.search.query import SearchOptions as SearchOptions
     from retrieval.storage.records import IndexSpec as IndexSpec
 
@@ -37,6 +38,7 @@ _MODULES = {
     "Item": "gallery",
     "LookalikeError": "errors",
     "Preprocess": "images.preprocess",
+    "Runtime": "inference.runtime",
     "SearchOptions": "search.query",
     "load_image": "images.load",
 }

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -19,39 +15,20 @@ import numpy as np
 import onnxruntime as ort
 from PIL import Image
 
+from retrieval.devices import Device
 from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
 from retrieval.images.load import ImageSource, load_image
 from retrieval.images.preprocess import Preprocess
-from retrieval.installation import report_idle_gpu
+from retrieval.inference.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs, padded_sizes
+from retrieval.inference.runtime import Runtime
+from retrieval.inference.sessions import CPU, open_session, reason
 
 FORMAT_VERSION = 1
 _PREFIX = "lookalike."
 _PARTS = ("format", "preprocess", "embedding", "provenance")
 
-_MAX_RUN = 64  # images per run of the graph on an accelerator, and in memory for it
-_RUN_SIZES = (1, 2, 4, 8, 16, 32)  # images per run of the graph on a CPU, from which the fastest is taken
-_USUAL_SIZE = 8  # before they are measured
-_GROUPS = 2  # groups of images measured per size
-_MIN_GROUP = 16  # images of such a group, at least
 _MIN_REPETITIONS = 3  # of a latency measurement
-
-_CPU = "CPUExecutionProvider"
-# Our name -> ONNX Runtime's name, requirements.
-_ACCELERATORS = {
-    "tensorrt": (
-        "TensorrtExecutionProvider",
-        "an NVIDIA GPU with driver, CUDA, cuDNN and TensorRT, and `pip install 'lookalike[gpu]'`",
-    ),
-    "cuda": (
-        "CUDAExecutionProvider",
-        "an NVIDIA GPU with driver, CUDA and cuDNN, and `pip install 'lookalike[gpu]'`",
-    ),
-    "coreml": ("CoreMLExecutionProvider", "a Mac"),
-    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino instead of onnxruntime"),
-}
-_AUTO = ("cuda", "coreml", "openvino")
-PROVIDERS = ("auto", *_ACCELERATORS, "cpu")
 
 
 class Embedder:
@@ -59,13 +36,17 @@ class Embedder:
 
     Args:
         file: Model file.
-        provider: Execution provider: "tensorrt", "cuda", "coreml", "openvino" or "cpu"; "auto" takes the
-            first of CUDA, CoreML, OpenVINO and the CPU that works. If the provider does not work, the CPU
+        device: "cpu", "cuda", "cuda:N", or "auto" for the first GPU that works, else the CPU.
+        provider: Execution provider: "cuda", "coreml", "openvino" or "cpu"; "auto" takes the first of CUDA,
+            CoreML, OpenVINO and the CPU that works on the device. If the provider does not work, the CPU
             runs the model, with one line on stderr.
+        batch_size: Most images per run of the graph; by default 256 on an accelerator, and on a CPU the
+            number that is fastest here.
         threads: Threads per inference on the CPU; `None` lets ONNX Runtime choose.
 
     Attributes:
         path: Path of the file.
+        runtime: Device, provider, batch size and threads that were asked for.
         fingerprint: SHA-256 of the file.
         preprocess: Preprocessing of the model's input.
         dim: Length D of an embedding.
@@ -75,20 +56,25 @@ class Embedder:
 
     Raises:
         InputError: The file does not exist, is damaged, is not a Lookalike model or has a newer format; or
-            the provider is unknown, or `threads` is below 1.
+            the device or provider is unknown, they exclude each other, or a number is below 1.
     """
 
-    def __init__(self, file: str | Path, *, provider: str = "auto", threads: int | None = None) -> None:
-        if provider not in PROVIDERS:
-            raise InputError(f"provider {provider!r}: unknown; known: {', '.join(PROVIDERS)}")
-        if threads is not None and threads < 1:
-            raise InputError(f"threads must be at least 1, got {threads}")
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        device: Device | str = "auto",
+        provider: str = "auto",
+        batch_size: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        chosen = Device.parse(device) if isinstance(device, str) else device
+        self.runtime = Runtime(chosen, provider, batch_size, threads)
         self.path = Path(file)
         data = _read(self.path)
         self.fingerprint = hashlib.sha256(data).hexdigest()
-        self._session = _session(self.path, data, provider, threads)
-        # An accelerator is fastest with large batches, and compiles or tunes its kernels for each new size.
-        self._run_size = _RunSize() if self.provider == _CPU else None
+        self._session = open_session(self.path, data, self.runtime)
+        self._run_size = MeasuredSize(batch_size) if self.provider == CPU else None
         self.metadata = _metadata(self.path, self._session)
         try:
             self.preprocess = Preprocess.from_dict(self.metadata["preprocess"])
@@ -99,10 +85,29 @@ class Embedder:
         self.has_map = any(output.name == "embedding_map" for output in self._session.get_outputs())
         self._check_graph()
 
+    @classmethod
+    def open(cls, file: str | Path, runtime: Runtime) -> Embedder:
+        """Return the embedder of a file with the settings of a runtime."""
+        return cls(file, **vars(runtime))
+
     @property
     def provider(self) -> str:
         """Execution provider in use, by ONNX Runtime's name."""
         return str(self._session.get_providers()[0])
+
+    @property
+    def batch_size(self) -> int:
+        """Number of images that `embed_pixels` should be given at a time."""
+        if self._run_size is not None:
+            return max(BATCH, self.runtime.batch_size or 0)
+        return self.runtime.batch_size or MAX_PADDED
+
+    def warm_up(self, most: int) -> None:
+        """Let an accelerator prepare for the sizes of its runs, up to `most` images; a CPU needs nothing."""
+        if self._run_size is None:
+            side = self.preprocess.size
+            for size in padded_sizes(min(most, self.batch_size)):
+                self.embed_in_one_run(np.zeros((size, side, side, 3), np.uint8))
 
     def embed(self, images: Iterable[ImageSource], *, batch_size: int = 32) -> np.ndarray:
         """Embed images.
@@ -133,7 +138,8 @@ class Embedder:
         """Embed preprocessed images. Thread-safe; large N runs in several parts to bound the memory.
 
         A CPU runs the graph with the number of images that is fastest here, measured with the first few
-        hundred images. Vectors differ by rounding (below 1e-5) between such numbers.
+        hundred images, or with the given batch size. An accelerator runs up to `batch_size` images at once,
+        padded to a power of 2. Vectors differ by rounding (below 1e-5) between such numbers.
 
         Args:
             pixels: Preprocessed images, uint8 [N, S, S, 3].
@@ -145,24 +151,28 @@ class Embedder:
             InputError: The pixels have another type or shape, or the model contradicts its metadata.
             LookalikeError: The model fails on this machine, for example because a GPU is out of memory.
         """
-        group = _MAX_RUN if self._run_size is None else BATCH
-        starts = range(0, len(pixels), group)
-        parts = [self._embed_group(self._checked(pixels[start : start + group])) for start in starts]
+        starts = range(0, len(pixels), self.batch_size)
+        groups = (self._checked(pixels[start : start + self.batch_size]) for start in starts)
+        parts = [part for images in groups for part in self._embed_group(images)]
         return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
 
     def embed_in_one_run(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Embed preprocessed images as one batch, for measurements; as `embed_pixels` otherwise."""
         return self._run(pixels, "embedding")[0]
 
-    def _embed_group(self, images: np.ndarray) -> np.ndarray:
-        """Embed a few images, uint8 [n, S, S, 3]: with the fastest size of a run on a CPU, or in one run."""
+    def _embed_group(self, images: np.ndarray) -> list[np.ndarray]:
+        """Embed a group of images, uint8 [n, S, S, 3], in runs of the size that suits the device."""
         if self._run_size is None:
-            return self.embed_in_one_run(images)
+            runs = padded_runs(len(images), self.batch_size)
+            return [
+                self.embed_in_one_run(pad(images[part], size))[: part.stop - part.start]
+                for part, size in runs
+            ]
         size = self._run_size.choose(len(images))
         began = time.thread_time()
         parts = [self.embed_in_one_run(images[at : at + size]) for at in range(0, len(images), size)]
         self._run_size.record(size, len(images), time.thread_time() - began)
-        return np.concatenate(parts)
+        return parts
 
     def embed_maps(self, pixels: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Embed preprocessed images with their per-location embeddings, in one run.
@@ -193,10 +203,8 @@ class Embedder:
         try:
             found: list[np.ndarray] = self._session.run(list(outputs), {"images": images})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
-            what = f"the model failed on {self.provider} with {len(images)} images ({_reason(error)})"
-            remedy = (
-                "export it again" if self.provider == _CPU else "free the device's memory, or use the CPU"
-            )
+            what = f"the model failed on {self.provider} with {len(images)} images ({reason(error)})"
+            remedy = "export it again" if self.provider == CPU else "free the device's memory, or use the CPU"
             raise LookalikeError(f"{self.path}: {what}; {remedy}") from error
         if found[0].shape != (len(images), self.dim):  # a graph need not declare it
             got = f"the output is {list(found[0].shape)} for {len(images)} images"
@@ -233,33 +241,6 @@ class Embedder:
                 raise InputError(
                     f"{self.path}: the graph contradicts the metadata: {name} {need}; export it again"
                 )
-
-
-class _RunSize:
-    """Fastest number of images per run of the graph on a CPU, found while embedding, without extra runs.
-
-    Each size embeds `_GROUPS` groups of images, in turn; the shortest time per image of each counts. Times
-    are CPU times of the calling thread, which does its share of each run: like the wall time of an idle
-    machine, but not disturbed by other processes and by decoding threads.
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, list[float]] = {size: [] for size in _RUN_SIZES}
-
-    def choose(self, count: int) -> int:
-        """Return the images per run for a group of `count` images."""
-        if count >= _MIN_GROUP:
-            fitting = [size for size in _RUN_SIZES if size <= count]
-            rarest = min(fitting, key=lambda size: len(self._seconds[size]))
-            if len(self._seconds[rarest]) < _GROUPS:
-                return rarest
-        measured = {size: min(seconds) for size, seconds in self._seconds.items() if seconds}
-        return min(measured, key=measured.__getitem__, default=_USUAL_SIZE)
-
-    def record(self, size: int, count: int, seconds: float) -> None:
-        """Record the time of a group of `count` images."""
-        if count >= max(_MIN_GROUP, size) and len(self._seconds[size]) < _GROUPS:
-            self._seconds[size].append(seconds / count)
 
 
 def measure_latency(embedder: Embedder, batch: int, *, seconds: float = 1.0) -> float:
@@ -314,68 +295,6 @@ def _read(path: Path) -> bytes:
         raise InputError(f"{path}: {what}") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-# ---- execution providers
-
-
-def _session(path: Path, data: bytes, provider: str, threads: int | None) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4  # errors are raised as exceptions as well
-    # Idle threads that spin cost more than they save next to a web server or a decoder pool.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    offered = ort.get_available_providers()
-    candidates = [name for name in _AUTO if _ACCELERATORS[name][0] in offered]
-    if provider != "auto":
-        candidates = [] if provider == "cpu" else [provider]
-    for name in candidates:
-        session = _accelerated(data, options, _ACCELERATORS[name][0], offered)
-        if session is not None:
-            return session
-    try:
-        session = ort.InferenceSession(data, options, providers=[_CPU])
-    except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
-        raise InputError(f"{path}: not a complete ONNX model ({_reason(error)}); export it again") from error
-    for name in candidates:
-        _print_once(
-            f"{name} does not work here, so the CPU runs the model; it needs {_ACCELERATORS[name][1]}"
-        )
-    if provider == "auto":
-        report_idle_gpu("onnxruntime")
-    return session
-
-
-def _accelerated(
-    data: bytes, options: ort.SessionOptions, kind: str, offered: Sequence[str]
-) -> ort.InferenceSession | None:
-    """Return a session on an accelerator; `None` if ONNX Runtime fails or silently falls back."""
-    if kind not in offered:
-        return None
-    # Operators that the accelerator does not support run on CUDA (for TensorRT) or the CPU.
-    rest = [other for other in ("CUDAExecutionProvider", _CPU) if other in offered and other != kind]
-    ort.set_default_logger_severity(4)  # it logs missing libraries at length
-    try:
-        if "CUDAExecutionProvider" in offered:
-            with redirect_stdout(io.StringIO()):  # stdout is for results
-                ort.preload_dlls()  # CUDA libraries from pip packages, which the dynamic loader does not find
-        # ONNX Runtime's own fallback would print on stdout.
-        session = ort.InferenceSession(data, options, providers=[kind, *rest], enable_fallback=0)
-    except Exception:
-        return None
-    finally:
-        ort.set_default_logger_severity(2)
-    return session if session.get_providers()[0] == kind else None
-
-
-@cache
-def _print_once(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
 
 
 # ---- metadata

@@ -13,13 +13,14 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
+from retrieval.inference.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
 from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
 from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
-from retrieval.storage.identity import check_same, own_model, probe_pixels
+from retrieval.storage.identity import check_same, check_vectors, own_model, probe_pixels
 from retrieval.storage.inventory import inventory
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
@@ -76,17 +77,17 @@ class Gallery:
     Args:
         folder: Gallery folder.
         root: Folder of the image files, if they were moved after they were added.
-        threads: Threads of the gallery's model; `None` for one per core.
+        runtime: Device, provider, batch size and threads of the gallery's model.
 
     Raises:
         InputError: The folder is not a gallery, or a gallery of another format.
     """
 
     def __init__(
-        self, folder: str | Path, *, root: str | Path | None = None, threads: int | None = None
+        self, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
     ) -> None:
         self.store = Store(Path(folder))
-        self._threads = threads
+        self._runtime = runtime or Runtime()
         self._embedder: Embedder | None = None
         self.root = None if root is None else Path(root)
         self._filters = Filters(self.store)
@@ -95,10 +96,10 @@ class Gallery:
 
     @classmethod
     def open(
-        cls, folder: str | Path, *, root: str | Path | None = None, threads: int | None = None
+        cls, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
     ) -> Gallery:
-        """Return `Gallery(folder, root=root, threads=threads)`."""
-        return cls(folder, root=root, threads=threads)
+        """Return `Gallery(folder, root=root, runtime=runtime)`."""
+        return cls(folder, root=root, runtime=runtime)
 
     @classmethod
     def create(cls, folder: str | Path, model: Embedder | str | Path, *, storage: str = "float32") -> Gallery:
@@ -115,7 +116,9 @@ class Gallery:
         embedder = model if isinstance(model, Embedder) else Embedder(model)
         manifest = Manifest(embedder.fingerprint, embedder.dim, decode_policy=DECODE_POLICY, dtype=storage)
         Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
-        return cls(folder)
+        created = cls(folder, runtime=embedder.runtime)
+        created._embedder = embedder
+        return created
 
     def __len__(self) -> int:
         return self._snapshot.size
@@ -149,12 +152,23 @@ class Gallery:
             LookalikeError: The model is damaged, or computes other vectors on this machine.
         """
         if self._embedder is None:
-            self._embedder = own_model(self.folder, self.store.manifest, self._threads)
+            self._embedder = own_model(self.folder, self.store.manifest, self._runtime)
         return self._embedder
 
     def check_model(self, embedder: Embedder) -> None:
         """Raise an `InputError` if a model is not the gallery's."""
         check_same(self.folder, self.store.manifest, embedder)
+
+    def use_model(self, embedder: Embedder) -> None:
+        """Use a loaded model as the gallery's own, instead of loading it again.
+
+        Raises:
+            InputError: It is another model.
+            LookalikeError: As for `embedder`.
+        """
+        self.check_model(embedder)
+        check_vectors(self.folder, self.store.manifest, embedder)
+        self._embedder = embedder
 
     def changed(self) -> bool:
         """Return whether anything was committed since this state; cheap enough for every search.

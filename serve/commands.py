@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from retrieval.cli import main as lookalike
 from retrieval.cli import print_status
+from retrieval.commands.device_options import separate_runtime_options
 from retrieval.errors import InputError
 
 _PREFIX = "LOOKALIKE_SERVE"
@@ -157,6 +158,7 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     show_default=True,
     help="Time limit of a request in seconds, including its wait in the queue.",
 )
+@separate_runtime_options(_option)
 @_option(
     "--log-level",
     type=click.Choice(["error", "warning", "info", "debug"]),

@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrieval.cli import print_status
+from retrieval.devices import Device
 from retrieval.errors import InputError, did_you_mean
+from retrieval.inference.runtime import Runtime
 from serve.addresses import parse_galleries
 from serve.core.permissions import Permissions
 
@@ -81,6 +83,7 @@ class Settings:
         rate: Requests per second and client; 0 for no limit.
         max_body: Size of the largest request body, in MB (2^20 bytes).
         deadline: Seconds within which a request is answered, also at shutdown.
+        runtime: Device, provider and batch size of the models.
         log_level: error, warning, info or debug.
         log_format: text or json.
     """
@@ -99,6 +102,7 @@ class Settings:
     rate: float = 0
     max_body: int = 32
     deadline: int = 30
+    runtime: Runtime = Runtime()  # noqa: RUF009
     log_level: str = "warning"
     log_format: str = "text"
 
@@ -119,6 +123,9 @@ def settings(
     allow_changes: bool,
     allow_urls: bool,
     rate: float | None,
+    device: Device,
+    provider: str,
+    batch_size: int | None,
     **unchanged: Any,
 ) -> Settings:
     """Build and check the settings from the options of `lookalike serve`, one argument per option.
@@ -154,6 +161,7 @@ def settings(
         proxies=proxies,
         permissions=Permissions(changes=allow_changes, urls=allow_urls),
         rate=rate if rate is not None else 0 if is_local else _DEFAULT_RATE,
+        runtime=Runtime(device, provider, batch_size),
         **unchanged,
     )
 

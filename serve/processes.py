@@ -106,7 +106,7 @@ def _worker(settings: Settings, shared: SharedLimits) -> ASGIApp:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
     threading.Thread(target=_terminate_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
-    services = open_services(settings.galleries, settings.permissions)
+    services = open_services(settings.galleries, settings.permissions, settings.runtime)
     return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry, shared)
 
 

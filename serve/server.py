@@ -40,7 +40,8 @@ def run(settings: Settings) -> None:
 def _serve(settings: Settings, listening: socket.socket) -> None:
     from serve.core.service import open_services
 
-    services = open_services(settings.galleries, settings.permissions)  # reports damage early, and once
+    # Opened before the workers, so that damage is reported early, and once.
+    services = open_services(settings.galleries, settings.permissions, settings.runtime)
     for service in services:
         report_status(f"{service.folder}: {service.summary().images} images", settings.log_format)
     report_status("starting the server", settings.log_format)

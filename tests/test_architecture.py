@@ -27,7 +27,7 @@ FLOORS = {
         "devices",
         "installation",
         "files lru_cache progress cli",
-        "images",
+        "images inference",
         "embedder",
         "metrics",
         "storage",

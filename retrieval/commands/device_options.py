@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import click
 
 from retrieval.devices import Device
-from retrieval.embedder import PROVIDERS
 from retrieval.errors import InputError
+from retrieval.inference.runtime import PROVIDERS, Runtime
+
+Option = Callable[..., Callable[[Any], Any]]
 
 
 def _parse_device(text: str) -> Device:
@@ -16,24 +22,57 @@ def _parse_device(text: str) -> Device:
         raise click.BadParameter(str(error)) from error
 
 
-device_option = click.option(
-    "--device",
-    type=_parse_device,
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|cuda[:N]",
-    help="Where the network runs. auto: the first GPU that works, else the CPU.",
+def _device(option: Option) -> Callable[[Any], Any]:
+    return option(
+        "--device",
+        type=_parse_device,
+        default="auto",
+        show_default=True,
+        metavar="auto|cpu|cuda[:N]",
+        help="Where the network runs. auto: the first GPU that works, else the CPU.",
+    )
+
+
+def _batch_size(option: Option) -> Callable[[Any], Any]:
+    return option(
+        "--batch-size",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Images per pass through the network.  [default: chosen for the device]",
+    )
+
+
+def _provider(option: Option) -> Callable[[Any], Any]:
+    return option(
+        "--provider",
+        type=click.Choice(PROVIDERS),
+        default="auto",
+        show_default=True,
+        help="Execution provider of ONNX Runtime. auto: the fastest that works on --device.",
+    )
+
+
+device_option, batch_size_option, provider_option = (
+    add(click.option) for add in (_device, _batch_size, _provider)
 )
-batch_size_option = click.option(
-    "--batch-size",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Images per pass through the network.  [default: chosen for the device]",
-)
-provider_option = click.option(
-    "--provider",
-    type=click.Choice(PROVIDERS),
-    default="auto",
-    show_default=True,
-    help="Execution provider of ONNX Runtime. auto: the fastest that works on --device.",
-)
+
+
+def separate_runtime_options(option: Option) -> Callable[[Any], Any]:
+    """Return a decorator that adds --device, --provider and --batch-size, made by `option`, to a command."""
+
+    def add(command: Any) -> Any:
+        for make in (_batch_size, _provider, _device):
+            command = make(option)(command)
+        return command
+
+    return add
+
+
+def runtime_options(command: Callable[..., Any]) -> Any:
+    """Add --device, --provider and --batch-size to a command, as one argument `runtime`."""
+
+    @wraps(command)
+    def run(*args: Any, device: Device, provider: str, batch_size: int | None, **others: Any) -> Any:
+        return command(*args, runtime=Runtime(device, provider, batch_size), **others)
+
+    return separate_runtime_options(click.option)(run)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import (
     checksum_option,
     combine_options,
@@ -21,6 +22,7 @@ from retrieval.commands.options import (
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.ingest import sync as syncing
 from retrieval.ingest import watch as watching
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images
@@ -64,6 +66,7 @@ _source_options = combine_options(
 @storage_option
 @retry_option
 @max_bad_option
+@runtime_options
 @json_option
 @click.pass_context
 def build(
@@ -80,6 +83,7 @@ def build(
     storage: str | None,
     retry: bool,
     max_bad: float,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Build GALLERY from IMAGES: files, folders with all sub-folders, quoted patterns such as '**/*.jpg', and
@@ -105,10 +109,13 @@ def build(
     Without a GPU, the model takes most of the time. A model exported with `--precision int8` can be twice as
     fast on a CPU; `lookalike export` and `lookalike model info` measure it on yours.
     """
-    embedder, new = Embedder(model), not (gallery / "gallery.db").exists()
-    target = Gallery.create(gallery, embedder, storage=storage or "float32") if new else Gallery(gallery)
-    target.check_model(embedder)
-    check_storage(gallery, target.store.manifest, storage)
+    embedder, new = Embedder.open(model, runtime), not (gallery / "gallery.db").exists()
+    if new:
+        target = Gallery.create(gallery, embedder, storage=storage or "float32")
+    else:
+        target = Gallery(gallery)
+        target.use_model(embedder)
+        check_storage(gallery, target.store.manifest, storage)
     try:
         result = add_images(
             target,
@@ -132,6 +139,7 @@ def build(
 @click.option("--model", type=_FILE, help="Check that the gallery was built with this model.")
 @retry_option
 @max_bad_option
+@runtime_options
 @json_option
 @click.pass_context
 def add(
@@ -144,6 +152,7 @@ def add(
     model: Path | None,
     retry: bool,
     max_bad: float,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Add IMAGES to GALLERY. Sources and metadata are as for `lookalike index build`.
@@ -156,9 +165,9 @@ def add(
       find photos -name '*.jpg' -newer stamp | lookalike index add shop.gallery --list -
       lookalike index add shop.gallery photos --metadata prices.csv
     """
-    target = Gallery(gallery)
+    target = Gallery(gallery, runtime=runtime)
     if model is not None:
-        target.check_model(Embedder(model))
+        target.use_model(Embedder.open(model, runtime))
     result = add_images(
         target,
         Sources(images, list_file, table, root),
@@ -175,6 +184,7 @@ def add(
 @checksum_option
 @retry_option
 @max_bad_option
+@runtime_options
 @json_option
 @click.pass_context
 def update(
@@ -185,6 +195,7 @@ def update(
     checksum: bool,
     retry: bool,
     max_bad: float,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Check the files of GALLERY and embed those with changed content again.
@@ -199,7 +210,7 @@ def update(
       lookalike index update shop.gallery --checksum
       lookalike index update shop.gallery --prune --max-removed 25%
     """
-    target = Gallery(gallery)
+    target = Gallery(gallery, runtime=runtime)
     done = syncing.update(
         target,
         prune=prune,
@@ -222,6 +233,7 @@ def update(
 @checksum_option
 @retry_option
 @max_bad_option
+@runtime_options
 @json_option
 @click.pass_context
 def sync(
@@ -233,6 +245,7 @@ def sync(
     checksum: bool,
     retry: bool,
     max_bad: float,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Sync GALLERY with FOLDER: add new files, embed changed files again, remove images whose file is gone.
@@ -250,7 +263,7 @@ def sync(
       lookalike index sync shop.gallery photos
       lookalike index sync shop.gallery photos --max-removed 100%
     """
-    target = Gallery(gallery)
+    target = Gallery(gallery, runtime=runtime)
     if dry_run:
         found = syncing.folder_difference(
             target, folder, limit=limit, checksum=checksum, show_progress=not as_json
@@ -283,6 +296,7 @@ def sync(
 )
 @max_removed_option
 @max_bad_option
+@runtime_options
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON on stdout.")
 def watch(
     gallery: Path,
@@ -290,6 +304,7 @@ def watch(
     seconds: float,
     limit: syncing.RemovalLimit | None,
     max_bad: float,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Keep GALLERY in sync with FOLDER until Ctrl-C or SIGTERM.
@@ -302,7 +317,7 @@ def watch(
       lookalike index watch shop.gallery photos
       lookalike index watch shop.gallery /mnt/photos --poll 60 --max-removed 5%
     """
-    target = Gallery(gallery)
+    target = Gallery(gallery, runtime=runtime)
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     print_status(f"{folder}: watching; Ctrl-C ends it")
@@ -334,10 +349,17 @@ def watch(
     "--drop-old", is_flag=True, help="Delete the old gallery at the end instead of keeping it as GALLERY.old."
 )
 @max_bad_option
+@runtime_options
 @json_option
 @click.pass_context
 def rebuild(
-    ctx: click.Context, gallery: Path, model: Path, drop_old: bool, max_bad: float, as_json: bool
+    ctx: click.Context,
+    gallery: Path,
+    model: Path,
+    drop_old: bool,
+    max_bad: float,
+    runtime: Runtime,
+    as_json: bool,
 ) -> None:
     """Rebuild GALLERY with another model: the same images, ids, labels and metadata with new vectors.
 
@@ -350,7 +372,7 @@ def rebuild(
     """
     done = rebuild_gallery(
         Gallery(gallery),
-        Embedder(model),
+        Embedder.open(model, runtime),
         keep_old=not drop_old,
         policy=BadFilePolicy(max_bad=max_bad),
         show_progress=True,

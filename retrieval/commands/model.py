@@ -13,7 +13,9 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result
+from retrieval.commands.device_options import runtime_options
 from retrieval.embedder import Embedder, measure_latency
+from retrieval.inference.runtime import Runtime
 from retrieval.text import printable
 
 _BATCHES = (1, 4, 32)
@@ -34,20 +36,23 @@ def model() -> None:
 @model.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--no-latency", is_flag=True, help="Skip the benchmark, which takes a few seconds.")
+@runtime_options
 @json_option
-def info(file: Path, no_latency: bool, as_json: bool) -> None:
+def info(file: Path, no_latency: bool, runtime: Runtime, as_json: bool) -> None:
     """Show the metadata and the latency of a model FILE.
 
     The output covers preprocessing, embedding size, training data and settings, validation results, the
-    operators of the graph, and the time for batches of 1, 4 and 32 images on this machine. The fingerprint is
-    the SHA-256 of the file: a gallery accepts only the model that it was built with. --json prints the
-    complete metadata.
+    operators of the graph, and the time for batches of 1, 4, 32 and --batch-size images on this machine. The
+    fingerprint is the SHA-256 of the file: a gallery accepts only the model that it was built with. --json
+    prints the complete metadata.
 
     \b
       lookalike model info model.onnx
+      lookalike model info model.onnx --device cuda:1
       lookalike model info model.onnx --no-latency --json
     """
-    embedder = Embedder(file)
+    embedder = Embedder.open(file, runtime)
+    batches = sorted({*_BATCHES, runtime.batch_size or 1})
     facts = {
         "model": str(file),
         "bytes": file.stat().st_size,
@@ -56,7 +61,7 @@ def info(file: Path, no_latency: bool, as_json: bool) -> None:
         "map": embedder.has_map,
         "graph": _graph(file),
         "provider": embedder.provider,
-        "latency_ms": None if no_latency else {n: 1000 * measure_latency(embedder, n) for n in _BATCHES},
+        "latency_ms": None if no_latency else {n: 1000 * measure_latency(embedder, n) for n in batches},
     }
     print_result(facts, as_json, _aligned(_rows(facts)))
 

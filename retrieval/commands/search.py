@@ -12,10 +12,12 @@ import click
 import numpy as np
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import sheet_option, where_option
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit
 from retrieval.images.decode import embed_files
+from retrieval.inference.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.query import RERANKS, SearchOptions
@@ -60,6 +62,7 @@ class _Query:
 )
 @click.option("--together", is_flag=True, help="Combine all images and items into one query, their mean.")
 @sheet_option
+@runtime_options
 @json_option
 @click.pass_context
 def search(
@@ -75,6 +78,7 @@ def search(
     rerank: str,
     together: bool,
     sheet: Path | None,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Find the images of a gallery that look like yours: the K most similar to each IMAGE.
@@ -106,7 +110,7 @@ def search(
     if sheet is not None:
         check_sheet_path(sheet)
     options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
-    target = Gallery(gallery)
+    target = Gallery(gallery, runtime=runtime)
     if not len(target):
         raise InputError(
             f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"

@@ -7,8 +7,10 @@ from pathlib import Path
 import click
 
 from retrieval.cli import json_option, print_result
+from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import index_options, storage_option
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.ingest.transfer import ImportResult, export_vectors, import_vectors
 from retrieval.storage.records import IndexSpec
 from retrieval.text import pluralize
@@ -50,6 +52,7 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
 )
 @index_options
 @storage_option
+@runtime_options
 @json_option
 def import_(
     gallery: Path,
@@ -62,6 +65,7 @@ def import_(
     recall: float | None,
     memory: int | None,
     storage: str | None,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Import vectors from another program into GALLERY, which is created if necessary, and index them.
@@ -97,6 +101,7 @@ def import_(
         prefix=prefix,
         index=IndexSpec(kind, recall, memory),
         storage=storage,
+        runtime=runtime,
         show_progress=True,
     )
     target = Gallery(gallery)

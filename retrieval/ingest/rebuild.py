@@ -90,7 +90,8 @@ def rebuild(
         else:
             shutil.rmtree(draft)
         fsync_folder(folder.parent)
-    return RebuildResult(Gallery(gallery.folder), result, old if keep_old else None, resumed)
+    rebuilt = Gallery(gallery.folder, runtime=model.runtime)
+    return RebuildResult(rebuilt, result, old if keep_old else None, resumed)
 
 
 def _finish_interrupted(gallery: Gallery, draft: Path, old: Path) -> bool:
@@ -112,6 +113,7 @@ def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
     if (draft / "gallery.db").exists():
         begun = Gallery(draft)
         if begun.store.manifest.rebuilt_from == origin and begun.fingerprint == model.fingerprint:
+            begun.use_model(model)
             return begun
     if draft.exists():
         shutil.rmtree(draft)

@@ -19,6 +19,7 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, now
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.vector_files import VECTOR, Chunk, VectorFile, import_pyarrow, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
@@ -153,6 +154,7 @@ def import_vectors(
     prefix: str | None = None,
     index: IndexSpec | None = None,
     storage: str | None = None,
+    runtime: Runtime | None = None,
     show_progress: bool = False,
 ) -> ImportResult:
     """Import vectors computed by another program; they are normalized and indexed.
@@ -174,6 +176,7 @@ def import_vectors(
         prefix: Start of the keys of rows without an id; by default the name of `source` without its suffix.
         index: Index to build; `None` keeps the present kind of index.
         storage: Type of the stored numbers, "float32" or "float16"; `None` for that of the gallery.
+        runtime: Device and provider of the model.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -182,14 +185,15 @@ def import_vectors(
         LookalikeError: As for `Gallery.build_index`; the vectors are imported.
     """
     file = open_vectors(source)
+    embedder = None if model is None else Embedder.open(model, runtime or Runtime())
     items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
     is_new = not (folder / "gallery.db").exists()
     if is_new:
-        embedder = _model_of(file, model, name)
+        _check_origin(file, embedder, name)
         items.check(None, show_progress=show_progress)
         gallery = _create(folder, file.dim, embedder, name, storage or "float32")
     else:
-        gallery = _existing(folder, file.dim, model, name)
+        gallery = _existing(folder, file.dim, embedder, name)
         check_storage(folder, gallery.store.manifest, storage)
     with gallery.store.writing():
         started = now()
@@ -219,16 +223,12 @@ def _append(
     return result
 
 
-def _model_of(file: VectorFile, model: Path | None, name: str | None) -> Embedder | None:
-    """Return the model of a new gallery, `None` for one of an external embedding."""
-    if model is None:
-        if not name:
-            raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
-        return None
-    embedder = Embedder(model)
-    if embedder.dim != file.dim:
-        raise InputError(f"{model}: has {embedder.dim} dimensions, but the vectors have {file.dim}")
-    return embedder
+def _check_origin(file: VectorFile, embedder: Embedder | None, name: str | None) -> None:
+    """Raise an `InputError` unless a new gallery has a model of the same dimension, or a name for one."""
+    if embedder is None and not name:
+        raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
+    if embedder is not None and embedder.dim != file.dim:
+        raise InputError(f"{embedder.path}: has {embedder.dim} dimensions, but the vectors have {file.dim}")
 
 
 def _create(folder: Path, dim: int, embedder: Embedder | None, name: str | None, storage: str) -> Gallery:
@@ -238,7 +238,7 @@ def _create(folder: Path, dim: int, embedder: Embedder | None, name: str | None,
     return Gallery(folder)
 
 
-def _existing(folder: Path, dim: int, model: Path | None, name: str | None) -> Gallery:
+def _existing(folder: Path, dim: int, embedder: Embedder | None, name: str | None) -> Gallery:
     """Open a gallery whose vectors have the same origin."""
     gallery = Gallery(folder)
     manifest = gallery.store.manifest
@@ -246,8 +246,8 @@ def _existing(folder: Path, dim: int, model: Path | None, name: str | None) -> G
         raise InputError(
             f"{folder}: has vectors of {manifest.dim} dimensions, not {dim}; use another gallery"
         )
-    if model is not None:
-        gallery.check_model(Embedder(model))
+    if embedder is not None:
+        gallery.check_model(embedder)
     elif name != manifest.embedding:
         hint = (
             f"--embedding {manifest.embedding!r}"

@@ -9,6 +9,7 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import has_sha256
+from retrieval.inference.runtime import Runtime
 from retrieval.storage.manifest import Manifest
 
 # Lowest cosine of the probe vectors of another file with the same network.
@@ -17,13 +18,13 @@ _MIN_COSINE_SAME_NETWORK = 0.9999
 _MIN_COSINE_OTHER_MACHINE = 0.999
 
 
-def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> Embedder:
+def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
     """Load a gallery's model file, and check that it still computes the stored probe vectors.
 
     Args:
         folder: Gallery folder.
         manifest: Manifest of the gallery.
-        threads: As for `Embedder`.
+        runtime: Device, provider, batch size and threads.
 
     Raises:
         InputError: The gallery has no model, since its vectors come from an external embedding.
@@ -33,16 +34,21 @@ def own_model(folder: Path, manifest: Manifest, threads: int | None = None) -> E
         what = f"{folder}: the vectors come from an external embedding ({manifest.embedding}), not a model"
         raise InputError(f"{what}; search by an item of the gallery, or by vectors")
     try:
-        embedder = Embedder(folder / "model" / "model.onnx", threads=threads)
+        embedder = Embedder.open(folder / "model" / "model.onnx", runtime)
     except InputError as error:
         raise _damaged(folder, "model.onnx") from error
     if embedder.fingerprint != manifest.fingerprint:
         raise _damaged(folder, "model.onnx")
+    check_vectors(folder, manifest, embedder)
+    return embedder
+
+
+def check_vectors(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
+    """Raise a `LookalikeError` if the gallery's model does not compute the stored probe vectors here."""
     cosine = probe_cosine(folder, manifest, embedder)
     if cosine < _MIN_COSINE_OTHER_MACHINE:
         what = f"the model computes other vectors here than when the gallery was built (cosine {cosine:.4f})"
         raise LookalikeError(f"{folder}: {what}; rebuild the gallery on this machine")
-    return embedder
 
 
 def check_storage(folder: Path, manifest: Manifest, storage: str | None) -> None:

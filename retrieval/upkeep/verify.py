@@ -13,6 +13,7 @@ from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, has_sha256, now, sha256_of
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage import maintenance
 from retrieval.storage.identity import own_model, probe_pixels
@@ -301,7 +302,7 @@ def _check_model(store: Store) -> Iterator[Problem]:
         yield Problem(what, "it is rebuilt with the model", _rewrite_probes)
         return
     try:
-        own_model(store.folder, store.manifest)
+        own_model(store.folder, store.manifest, Runtime())
     except LookalikeError as error:
         yield Problem(str(error), "there is no automatic repair")
 

@@ -13,11 +13,12 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError
 from retrieval.gallery import Gallery
-from serve.core.batching import Batcher
+from retrieval.inference.runtime import Runtime
+from retrieval.inference.sessions import CPU
+from serve.core.batching import MAX_BATCH, Batcher
 from serve.core.errors import UnavailableError
 from serve.core.telemetry import Telemetry
 
-_CPU = "CPUExecutionProvider"
 _MAX_ATTEMPTS = 3
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class LiveGallery:
     Args:
         folder: Gallery folder.
         telemetry: Records the batch sizes of the model.
+        runtime: Device, provider, batch size and threads of the model.
         batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
 
     Raises:
@@ -51,8 +53,11 @@ class LiveGallery:
         LookalikeError: Its model is damaged or does not match the stored vectors.
     """
 
-    def __init__(self, folder: Path, telemetry: Telemetry, batching: bool | None = None) -> None:
-        self._folder, self._telemetry, self._batching = folder, telemetry, batching
+    def __init__(
+        self, folder: Path, telemetry: Telemetry, runtime: Runtime, batching: bool | None = None
+    ) -> None:
+        self._folder, self._telemetry, self._runtime = folder, telemetry, runtime
+        self._batching = batching
         self._refresh_lock = threading.Lock()
         self._state = self._open()
 
@@ -108,12 +113,12 @@ class LiveGallery:
 
     def _open(self) -> LiveState:
         """Open the gallery; load and check its model now, so that no request fails because of it."""
-        # Each request runs on one core: concurrent requests on all cores would slow each other down.
-        gallery = Gallery(self._folder, threads=1)
+        gallery = Gallery(self._folder, runtime=self._runtime)
         if not gallery.store.manifest.has_model:
             return LiveState(gallery, None, None)
         embedder = gallery.embedder
-        batching = embedder.provider != _CPU if self._batching is None else self._batching
+        embedder.warm_up(MAX_BATCH)
+        batching = embedder.provider != CPU if self._batching is None else self._batching
 
         def embed(pixels: np.ndarray) -> np.ndarray:
             self._telemetry.batch_images.observe(len(pixels))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from PIL import Image
 from retrieval.errors import ImageError, InputError
 from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images.load import load_image
+from retrieval.inference.runtime import Runtime
 from retrieval.lru_cache import LRUCache
 from retrieval.search.query import SearchOptions
 from serve.addresses import API, api_of
@@ -115,6 +116,7 @@ class SearchService:
         permissions: Permissions of visitors.
         telemetry: Metrics, which several services may share.
         batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
+        runtime: Device, provider and batch size of the model, which has one thread on a CPU.
 
     Raises:
         InputError: The folder is not a gallery.
@@ -130,13 +132,16 @@ class SearchService:
         permissions: Permissions | None = None,
         telemetry: Telemetry | None = None,
         batching: bool | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self.folder = folder
         self.name = name or folder.resolve().name
         self.address = address
         self.permissions = permissions or Permissions()
         self.telemetry = telemetry or Telemetry()
-        self._live = LiveGallery(folder, self.telemetry, batching)
+        # Each request runs on one core: concurrent requests on all cores would slow each other down.
+        self.runtime = replace(runtime or Runtime(), threads=1)
+        self._live = LiveGallery(folder, self.telemetry, self.runtime, batching)
         self._resolver = QueryResolver(self.telemetry)
         # The item is part of the key: a file that was replaced and indexed again is another item.
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
@@ -315,12 +320,15 @@ class SearchService:
         )
 
 
-def open_services(folders: Mapping[str, Path], permissions: Permissions) -> list[SearchService]:
+def open_services(
+    folders: Mapping[str, Path], permissions: Permissions, runtime: Runtime
+) -> list[SearchService]:
     """Open the galleries of a server, which share one telemetry.
 
     Args:
         folders: Gallery folders by name; the first is served at the root of the API.
         permissions: Permissions of visitors.
+        runtime: Device, provider and batch size of the models.
 
     Raises:
         InputError: A folder is not a gallery.
@@ -333,6 +341,7 @@ def open_services(folders: Mapping[str, Path], permissions: Permissions) -> list
             name=name,
             address=api_of(name) if number else API,
             permissions=permissions,
+            runtime=runtime,
             telemetry=telemetry,
         )
         for number, (name, folder) in enumerate(folders.items())

@@ -87,7 +87,7 @@ class Background(Generic[T]):
 
 def fixed_gallery(service: SearchService) -> Gallery:
     """Open the gallery for background work: its state does not change, and it uses one core."""
-    return Gallery(service.folder, threads=1)
+    return Gallery(service.folder, runtime=service.runtime)
 
 
 def progress(key: str, stage: Stage | None, title: str) -> Markup:

@@ -14,7 +14,9 @@ from unittest import mock
 import httpx
 import pytest
 
+from retrieval.devices import Device
 from retrieval.errors import InputError
+from retrieval.inference.runtime import Runtime
 from serve.commands import serve
 from serve.config import LOCAL_NAMES, Settings, settings
 from tests.conftest import lookalike_here
@@ -77,9 +79,11 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
     file.write_text(
         'port = 1\nrate = 1.5\nmax-body = 1\nlog_level = "info"\npage = false\nworkers = 2\n'
         'allow-host = ["a.example", "*.b.example"]\ninsecure = true\ntrusted-proxy = "10.0.0.0/8"\n'
+        'device = "cuda:1"\n'
     )
     monkeypatch.setenv("LOOKALIKE_SERVE_RATE", "2.5")
     monkeypatch.setenv("LOOKALIKE_SERVE_MAX_BODY", "2")
+    monkeypatch.setenv("LOOKALIKE_SERVE_BATCH_SIZE", "8")
     monkeypatch.setenv("LOOKALIKE_SERVE_ALLOW_ORIGIN", "https://a.example http://b.example:8080")
     found = _set("--config", str(file), "--max-body", "3")
     assert found == Settings(
@@ -95,6 +99,7 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
         rate=2.5,  # environment before file
         max_body=3,  # command line before environment before file
         log_level="info",
+        runtime=Runtime(Device("cuda", 1), batch_size=8),
     )
     monkeypatch.setenv("LOOKALIKE_SERVE_CONFIG", str(file))
     assert _set().port == 1

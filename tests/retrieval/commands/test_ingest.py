@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import click
+import onnxruntime as ort
 import pytest
 
 from retrieval.commands.options import parse_size
+from retrieval.devices import Device
+from retrieval.inference.runtime import Runtime
+from retrieval.inference.sessions import open_session
 from tests.conftest import draw, lookalike_here
 from tests.serve.model import write_model
 
@@ -25,6 +29,37 @@ def photos(tmp_path: Path) -> Path:
     (tmp_path / "shop.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\ngreen/1.png,b,,3\n")
     write_model(tmp_path / "m.onnx")
     return tmp_path / "photos"
+
+
+def test_commands_load_the_model_once_on_the_given_device(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, Runtime]] = []
+
+    def open_once(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSession:
+        opened.append((path.name, runtime))
+        return open_session(path, data, runtime)
+
+    monkeypatch.setattr("retrieval.embedder.open_session", open_once)
+    build = ("index", "build", "g", "photos", "--model", "m.onnx")
+    commands: list[tuple[str, ...]] = [
+        build,
+        (*build, "--retry"),
+        ("index", "sync", "g", "photos"),
+        ("index", "add", "g", "photos", "--model", "m.onnx"),
+        ("search", "g", "photos/red/0.png"),
+    ]
+    write_model(tmp_path / "n.onnx", "other")
+    for command in commands:
+        draw(len(opened), hue=2).save(photos / f"{len(opened)}.png")  # something to embed
+        lookalike_here(*command, "--device", "cpu", "--batch-size", "7", cwd=tmp_path)
+    assert opened == [
+        (name, Runtime(Device("cpu"), batch_size=7))
+        for name in ["m.onnx"] * 2 + ["model.onnx"] + ["m.onnx", "model.onnx"]
+    ]
+    opened.clear()
+    lookalike_here("index", "rebuild", "g", "--model", "n.onnx", "--provider", "cpu", cwd=tmp_path)
+    assert opened == [("n.onnx", Runtime(provider="cpu")), ("model.onnx", Runtime())]
 
 
 def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:

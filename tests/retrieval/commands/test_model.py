@@ -42,6 +42,14 @@ def test_json_has_all_metadata(model_file: Path) -> None:
     assert facts["graph"]["opset"] == {"ai.onnx": 20}
 
 
+def test_device_and_batch_size(model_file: Path) -> None:
+    facts = json.loads(info(model_file, "--device", "cpu", "--batch-size", "3", "--json"))
+    assert facts["provider"] == "CPUExecutionProvider"
+    assert set(facts["latency_ms"]) == {"1", "3", "4", "32"}
+    done = lookalike_here("model", "info", str(model_file), "--device", "cpu", "--provider", "cuda", code=2)
+    assert done.stderr.startswith("lookalike: provider cuda: does not run on the device cpu; leave out ")
+
+
 def test_text_is_aligned_and_fits_the_terminal(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     lines = info(model_file, "--no-latency").splitlines()

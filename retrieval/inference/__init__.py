@@ -1,0 +1,1 @@
+"""ONNX Runtime: settings, sessions on execution providers, sizes of the runs."""
