@@ -13,12 +13,18 @@ from retrieval.images.preprocess import Preprocess
 
 Pooling = Literal["mean", "gem", "cls", "spatial"]
 ProbeLabels = Literal["clean", "noisy"]
+ValidationMetric = Literal["recall_at_1", "map_at_r"]
 
 
 class StrictModel(BaseModel):
     """Base of all settings: immutable, no unknown keys, no conversion between types (but int to float)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+# Choice of the best epoch as papers make it, and as versions before `split.choice` did: held-out images are
+# searched among themselves alone, and their score is trusted in any case.
+CHOICE_OF_PAPERS: Mapping[str, Any] = {"distractors": 0, "choice": "always"}
 
 
 class SplitConfig(StrictModel):
@@ -35,7 +41,25 @@ class SplitConfig(StrictModel):
         default="classes",
         description="classes (whole classes are held out: the test classes are new), or images (the same "
         "share of the images of every class: a closed set, whose test classes are those of training). The "
-        "best epoch has the best Recall@1 of each held-out image among the others, by their true labels.",
+        "best epoch has the best split.metric of the held-out images, by their true labels.",
+    )
+    metric: ValidationMetric = Field(
+        default="recall_at_1",
+        description="Metric that chooses the best epoch: recall_at_1, or map_at_r, which is further from "
+        "its ceiling.",
+    )
+    distractors: int = Field(
+        default=1000,
+        ge=0,
+        description="Largest number of training images, drawn with the seed, that each held-out image "
+        "searches besides the other held-out ones: a few classes alone are easy to tell apart. With "
+        "split.by=images there are none, since all classes are held out in part.",
+    )
+    choice: Literal["auto", "always"] = Field(
+        default="auto",
+        description="auto: no choice of the best epoch and no early stopping, but the last epoch, if the "
+        "metric is saturated (above 0.95 before training, or within two standard errors of 1) or rests on "
+        "fewer than 300 held-out images or 20 classes. always: choose in any case.",
     )
     folds: int = Field(
         default=0,
@@ -52,6 +76,11 @@ class SplitConfig(StrictModel):
         if self.folds and self.fold >= self.folds:
             raise InputError(f"split.fold: expected less than split.folds, got {self.fold}")
         return self
+
+    @property
+    def choice_of_papers(self) -> Mapping[str, Any]:
+        """The values of `CHOICE_OF_PAPERS` for the settings that were left at their default."""
+        return {key: value for key, value in CHOICE_OF_PAPERS.items() if key not in self.model_fields_set}
 
 
 class NoiseConfig(StrictModel):

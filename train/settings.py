@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images.preprocess import Preprocess
-from train.config import Config, PreprocessConfig, StrictModel
+from train.config import CHOICE_OF_PAPERS, Config, PreprocessConfig, StrictModel
 from train.recipes import read_recipe
 from train.yaml_files import parse_yaml, read_yaml, to_line
 
@@ -168,8 +168,12 @@ def parse_config(values: Mapping[str, Any]) -> Config:
 
 
 def load_config(file: Path) -> Config:
-    """Read a run's config.yaml."""
-    return parse_config(read_yaml(file, str(file)))
+    """Read a run's config.yaml; settings that the version which wrote it lacked keep their old meaning."""
+    values = read_yaml(file, str(file))
+    split = values.get("split") or {}
+    if "choice" not in split and (split.get("validation") or split.get("folds")):
+        values = {**values, "split": {**split, **CHOICE_OF_PAPERS}}
+    return parse_config(values)
 
 
 def explain() -> str:

@@ -111,7 +111,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     if facts["validation_classes"]:
         before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
-        text += f"; Recall@1 on {held_out} {before:.3f} -> {best:.3f}"
+        among = f" among {facts['distractors']:,} distractors" if facts["distractors"] else ""
+        text += f"; Recall@1 on {held_out}{among} {before:.3f} -> {best:.3f} (epoch {facts['best_epoch']})"
     if facts["linear_probe"] is not None:
         labels = facts["linear_probe_labels"]
         text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"
@@ -123,6 +124,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         text += f"; Recall@1 of {watched['images']}: {before:.3f} -> {last:.3f}"
     if facts["stopped_early"]:
         text += "; stopped early, without further improvement"
+    if facts["best_refused"]:
+        text += f"\n{facts['best_refused']}"
     if facts["collapsed_at"] is not None:
         text += f"; COLLAPSED since step {facts['collapsed_at']}: all embeddings are nearly equal"
     return text

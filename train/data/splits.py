@@ -13,6 +13,8 @@ from train.config import Config, SplitConfig
 from train.data import DataSet, LabelledImage
 from train.data.label_noise import with_wrong_labels
 
+_DISTRACTORS = 2  # random stream, distinct from others with the same seed
+
 
 class Division(NamedTuple):
     """Training split of a data set, as a run uses it.
@@ -54,6 +56,19 @@ def hold_out(
     positions = set((_images if config.by == "images" else _classes)(images, config, seed))
     training = [image for i, image in enumerate(images) if i not in positions]
     return training, [image for i, image in enumerate(images) if i in positions]
+
+
+def draw_distractors(images: Sequence[LabelledImage], config: SplitConfig, seed: int) -> list[LabelledImage]:
+    """Return the training images that held-out images are searched among, in their order.
+
+    A held-out class has no image among them. With `by: images` there are none: the training images have the
+    classes of the held-out ones.
+    """
+    if config.by == "images":
+        return []
+    count = min(config.distractors, len(images))
+    chosen = np.random.default_rng([seed, _DISTRACTORS]).choice(len(images), count, replace=False)
+    return [images[position] for position in sorted(chosen.tolist())]
 
 
 def _classes(images: Sequence[LabelledImage], config: SplitConfig, seed: int) -> list[int]:

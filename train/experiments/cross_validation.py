@@ -99,8 +99,12 @@ def run_cross_validation(
 
 
 def _one_variant_per_fold(plan: SweepPlan, folds: int) -> SweepPlan:
+    split = plan.experiment.config().split
+    protocol = {f"split.{key}": value for key, value in split.choice_of_papers.items()}
     variants = {
-        _fold_name(name, fold): settings.merge_changes(changes, {"split.folds": folds, "split.fold": fold})
+        _fold_name(name, fold): settings.merge_changes(
+            {**protocol, **changes}, {"split.folds": folds, "split.fold": fold}
+        )
         for name, changes in plan.variants.items()
         for fold in range(folds)
     }

@@ -221,10 +221,9 @@ class Search:
         model = trainer.validated_model
         if self.epoch == "best":
             model = trainer.run.trained("best").to(trainer.group.device)
-        measure = {"recall_at_1": trainer.validator.recall_at_1, "map_at_r": trainer.validator.map_at_r}
-        score = measure[self.metric](model)
+        score = trainer.validator.score(model, self.metric)
         assert score is not None  # images are held out
-        return score
+        return score.value
 
     def _message(self, trial: Trial, found: Sequence[Trial]) -> str:
         best = best_trial(found)

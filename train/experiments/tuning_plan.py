@@ -67,8 +67,10 @@ class TuningPlan:
         """Held-out classes of the search."""
         stated = self.experiment.config().split
         if self.folds:
-            return stated.model_copy(update={"folds": self.folds})
-        return stated if self._holds_out_in_final else stated.model_copy(update={"validation": self.held_out})
+            return stated.model_copy(update={"folds": self.folds, **stated.choice_of_papers})
+        if self._holds_out_in_final:
+            return stated
+        return stated.model_copy(update={"validation": self.held_out, **stated.choice_of_papers})
 
     @cached_property
     def _holds_out_in_final(self) -> bool:

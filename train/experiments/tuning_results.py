@@ -19,6 +19,7 @@ from train import settings
 from train.experiments.search import Trial, best_trial
 from train.experiments.search_space import Choices, Interval, Space
 from train.experiments.sweep_results import SweepResults
+from train.loop.choice import TITLES
 from train.yaml_files import to_line
 
 if TYPE_CHECKING:
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _FEWEST_VALUES = 2
-_TITLES = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
 _EPOCHS = {
     "last": "the last epoch, as in the final runs, which hold out no classes and make as many steps",
-    "best": "the best epoch on the held-out images, by Recall@1, as in the final runs",
+    "best": "the best epoch on the held-out images, as in the final runs",
 }
 
 
@@ -145,7 +145,7 @@ class TuningResult:
             f"trial was trained on {self.images[0]:,} images of {self.classes[0]:,} classes and measured on "
             f"{self.images[1]:,} held-out images of {self.classes[1]:,} classes ({how}); no test image was "
             "loaded.",
-            f"Held-out {_TITLES[self.metric]} is of {_EPOCHS[self.epoch]}.",
+            f"Held-out {TITLES[self.metric]} is of {_EPOCHS[self.epoch]}.",
             *(
                 f"{method.name} has chosen the settings of {method.final}: the final runs are those of both."
                 for method in self.methods
@@ -210,7 +210,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _cells(result: TuningResult) -> list[list[str]]:
-    head = ["method", "trials", "failed", "seconds", f"held-out {_TITLES[result.metric]}", "chosen settings"]
+    head = ["method", "trials", "failed", "seconds", f"held-out {TITLES[result.metric]}", "chosen settings"]
     rows = []
     for method in result.methods:
         best, done = method.best, len(method.trials)
@@ -253,7 +253,7 @@ def draw_search(method: MethodResult, metric: str, figure: Figure) -> None:
         _draw_slice(method, name, space, panel)
     for panel in axes[panels:]:
         panel.axis("off")
-    figure.supylabel(f"held-out {_TITLES[metric]} (%)", fontsize=11)
+    figure.supylabel(f"held-out {TITLES[metric]} (%)", fontsize=11)
     figure.suptitle(method.name, fontsize=11)
 
 

@@ -20,6 +20,7 @@ from train.config import FITTED_INITS, Config
 from train.data import DataSet
 from train.input.feature_loader import FeatureLoader
 from train.input.loader import LoadedBatch, Loader
+from train.loop.choice import EpochChoice
 from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
@@ -46,9 +47,10 @@ _PIXELS_HINT = (
 class Trainer:
     """Trains a model according to a run's configuration and saves the last and the best checkpoint.
 
-    The best checkpoint is chosen by Recall@1 on images held out of the training split (`split`); without
-    them it is the last one. Test images are used only to be watched (`watch`). Under `torchrun` every
-    process creates a `Trainer` of the same run; only the main process (rank 0) writes.
+    The best checkpoint is chosen by the score of images held out of the training split (`split`); without
+    them, or if the score cannot tell epochs apart, it is the last one. Test images are used only to be
+    watched (`watch`). Under `torchrun` every process creates a `Trainer` of the same run; only the main
+    process (rank 0) writes.
 
     Args:
         run: Run folder with the configuration.
@@ -103,7 +105,7 @@ class Trainer:
         )
         self.validator = Validator(self.data, source)
         self.watcher = Watcher(dataset, self.data, source) if config.watch.split else None
-        self.epoch, self.step, self.best, self.since_best = 0, 0, -1.0, 0
+        self.epoch, self.step, self.choice = 0, 0, EpochChoice(config)
         self.collapsed_at: int | None = None
         self.inert_records = 0
 
@@ -134,8 +136,9 @@ class Trainer:
         """Train to the end, with `resume` from the last checkpoint.
 
         Returns:
-            Steps, epochs, seconds, Recall@1 on the held-out images (before, last and best, or `None`),
-            and the step since which all embeddings are nearly equal (or `None`).
+            Steps, epochs, seconds, Recall@1 on the held-out images (before, last and best, or `None`), why
+            the best epoch was not chosen (or `None`), and the step since which all embeddings are nearly
+            equal (or `None`).
 
         Raises:
             LookalikeError: The loss became NaN or infinite; the last checkpoint precedes that step.
@@ -157,7 +160,7 @@ class Trainer:
             if not resume:
                 self._observe(tracker, progress)
                 self._end_epoch(tracker, progress)
-            while self.epoch < self.config.epochs and not self._stopped_early:
+            while self.epoch < self.config.epochs and not self.choice.stops:
                 self._train_epoch(batches, progress, tracker, interruption)
                 self.epoch += 1
                 self._end_epoch(tracker, progress)
@@ -167,10 +170,6 @@ class Trainer:
     def _runs_backbone_in_vain(self) -> bool:
         asked = self.config.loader.features == "auto"
         return asked and self.model.is_frozen_below_head and not self.on_features
-
-    @property
-    def _stopped_early(self) -> bool:
-        return self.config.patience is not None and self.since_best >= self.config.patience
 
     def _train_epoch(
         self,
@@ -296,17 +295,19 @@ class Trainer:
         return self.model if self.ema is None else self.ema
 
     def _end_epoch(self, tracker: Tracker, progress: Progress) -> None:
-        recall = self.validator.recall_at_1(self.validated_model)
-        if recall is not None:
-            tracker.log({"step": self.step, "epoch": self.epoch, "recall_at_1": recall})
-        is_best = recall is None or recall > self.best
-        self.since_best = 0 if is_best else self.since_best + 1
-        self.best = max(self.best, recall if recall is not None else self.best)
-        ended = self.epoch == self.config.epochs or self._stopped_early
+        score = self.validator.score(self.validated_model)
+        known = self.choice.refusal
+        is_best = self.choice.add(score, self.epoch)
+        if score is not None:
+            tracker.log({"step": self.step, "epoch": self.epoch, **score.record()})
+            progress.write(f"{f'epoch {self.epoch}' if self.epoch else 'before training'}: {score}")
+        if self.choice.refusal != known:
+            progress.write(str(self.choice.refusal))
+        ended = self.epoch == self.config.epochs or self.choice.stops
         if ended and self.watcher is not None and not self.watcher.is_due(self.step):
             self._watch(tracker, progress)
         for which in ("best", "last") if is_best else ("last",):
-            self._save_checkpoint(which, recall)
+            self._save_checkpoint(which, None if score is None else score.values["recall_at_1"])
         self.group.barrier()
 
     def _observe(self, tracker: Tracker, progress: Progress) -> None:
@@ -349,8 +350,7 @@ class Trainer:
         state = {
             "epoch": self.epoch,
             "step": self.step,
-            "best": self.best,
-            "since_best": self.since_best,
+            **self.choice.state(),
             "collapsed_at": self.collapsed_at,
             "scaler": self.take_step.scaler.state_dict(),
             "recall_at_1": recall,
@@ -359,8 +359,8 @@ class Trainer:
 
     def _load_checkpoint(self) -> None:
         state = self.run.load_checkpoint("last", optimizer=self.optimizer, **self._modules)
-        self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
-        self.since_best, self.collapsed_at = state["since_best"], state["collapsed_at"]
+        self.epoch, self.step, self.collapsed_at = state["epoch"], state["step"], state["collapsed_at"]
+        self.choice.restore(state)
         self.take_step.scaler.load_state_dict(state["scaler"])
 
     @property
@@ -369,7 +369,9 @@ class Trainer:
         return modules | ({"average": self.run.checkpointed(self.ema)} if self.ema is not None else {})
 
     def _summary(self) -> dict[str, Any]:
-        recalls = [r["recall_at_1"] for r in self.run.metrics() if "recall_at_1" in r]
+        records = [record for record in self.run.metrics() if "recall_at_1" in record]
+        recalls = [record["recall_at_1"] for record in records]
+        best = self.choice.best_record(records)
         return {
             "run": str(self.run.folder),
             "epochs": self.epoch,
@@ -380,9 +382,13 @@ class Trainer:
             "validation_images": len(self.data.validation),
             "recall_at_1_before": recalls[0] if recalls else None,
             "recall_at_1_last": recalls[-1] if recalls else None,
-            "recall_at_1_best": max(recalls) if recalls else None,
+            "recall_at_1_best": best["recall_at_1"] if best else None,
+            "best_epoch": best["epoch"] if best else self.epoch,
+            "best_refused": self.choice.refusal,
+            "standard_error": best.get("standard_error") if best else None,
+            "distractors": best.get("distractors") if best else None,
             "watched": self._watched_summary(),
-            "stopped_early": self._stopped_early,
+            "stopped_early": self.choice.stops,
             "collapsed_at": self.collapsed_at,
         }
 

@@ -12,7 +12,7 @@ from retrieval.errors import InputError
 from train.config import Config
 from train.data import DataSet, class_numbers
 from train.data.label_noise import write_noise
-from train.data.splits import divide
+from train.data.splits import divide, draw_distractors
 from train.input.feature_loader import FeatureLoader
 from train.input.features import FeatureSet
 from train.input.loader import Loader
@@ -35,6 +35,7 @@ class TrainingData:
         images: The N training images, some with wrong labels if `noise.rate` > 0.
         clean: The same images with their true labels.
         validation: Held-out images, with their true labels: label noise is drawn among the others.
+        distractors: Training images that the held-out ones are searched among, too, with their true labels.
         labels: int64 [symmetries * N], class numbers.
         classes: Number of classes, symmetries included.
         sampler: Sampler of batches.
@@ -50,6 +51,7 @@ class TrainingData:
         self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
+        self.distractors = draw_distractors(self.clean, config.split, config.seed) if self.validation else []
         if config.noise.rate and group.is_main:
             write_noise(folder / "noise.csv", self.clean, self.images)
         numbers = class_numbers(self.images)

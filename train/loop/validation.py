@@ -1,4 +1,4 @@
-"""Evaluation during training: Recall@1 on held-out images, and Recall@K of watched images."""
+"""Evaluation during training: the score of held-out images, and Recall@K of watched images."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 
 from retrieval import metrics
 from retrieval.errors import ImageError, InputError
+from retrieval.metrics import per_query
 from train.config import Config
 from train.data import DataSet, LabelledImage
+from train.loop.choice import Score
 from train.loop.knn import neighbour_search
 from train.loop.shared_images import ImageSource
 from train.loop.training_data import TrainingData
@@ -21,9 +23,10 @@ _FEWEST_OF_A_CLASS = 4  # fewer leave almost nothing to find
 
 
 class Validator:
-    """Computes Recall@1 of held-out images, each searched among the others.
+    """Scores networks on held-out images, each searched among the others and the distractors.
 
-    The training images are not searched: their labels may be wrong, and embedding them takes an epoch.
+    Test images are never read. More training images than the distractors are not searched: embedding all of
+    them would take a good part of an epoch.
 
     Args:
         data: Training data of the run; if no images are held out, there is no validation.
@@ -31,35 +34,53 @@ class Validator:
     """
 
     def __init__(self, data: TrainingData, source: ImageSource) -> None:
-        self._device = source.group.device
-        self._images = source.share(data.validation, data.files) if data.validation else None
+        self._device, self._metric = source.group.device, source.config.split.metric
+        self._sides = [source.share(part, data.files) for part in (data.validation, data.distractors) if part]
 
     @property
     def bad(self) -> list[ImageError]:
         """Errors of unreadable images, complete after the first validation."""
-        return self._images.bad if self._images else []
+        return [error for side in self._sides for error in side.bad]
 
-    def recall_at_1(self, model: EmbeddingModel) -> float | None:
-        """Return Recall@1 of the model on the held-out images; `None` if there are none.
+    def score(self, model: EmbeddingModel, metric: str | None = None) -> Score | None:
+        """Return the score of a network; `None` if no images are held out.
 
-        Raises:
-            InputError: None of the images can be read.
-        """
-        if self._images is None:
-            return None
-        return _recalls(self._images.embed(model), None, (1,), self._device)[1]
-
-    def map_at_r(self, model: EmbeddingModel) -> float | None:
-        """Return MAP@R of the model on the held-out images; `None` if there are none.
+        Args:
+            model: Network to evaluate.
+            metric: Metric that chooses, with its standard error; `None` for that of the settings.
 
         Raises:
-            InputError: None of the images can be read.
+            InputError: None of the images can be read, or no held-out image has another one of its class.
         """
-        if self._images is None:
+        if not self._sides:
             return None
-        names, vectors = self._images.embed(model)
-        labels = np.unique(names, return_inverse=True)[1]
-        return metrics.map_at_r(vectors, labels, search=neighbour_search(self._device))
+        metric = metric or self._metric
+        names, vectors = zip(*(side.embed(model) for side in self._sides), strict=True)
+        labels = np.unique([name for side in names for name in side], return_inverse=True)[1]
+        held_out = len(names[0])
+        r = int(np.bincount(labels[:held_out]).max()) - 1  # the most images that a query can find
+        ranking = metrics.rank(
+            vectors[0],
+            labels[:held_out],
+            np.concatenate(vectors),
+            labels,
+            k=1 if metric == "recall_at_1" else max(1, r),
+            own=np.arange(held_out),
+            search=neighbour_search(self._device),
+        )
+        of_query = {"recall_at_1": per_query.recall(ranking, (1,))[:, 0]}
+        if metric == "map_at_r":
+            of_query["map_at_r"] = per_query.map_at_r(ranking)
+        values = {name: float(metrics.mean(value)) for name, value in of_query.items()}
+        counted = ranking.answerable
+        return Score(
+            metric,
+            values,
+            float(of_query[metric][counted].std() / np.sqrt(np.count_nonzero(counted))),
+            queries=int(np.count_nonzero(counted)),
+            classes=len(np.unique(labels[:held_out][counted])),
+            distractors=sum(map(len, names)) - held_out,
+        )
 
 
 class Watcher:

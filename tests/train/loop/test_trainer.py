@@ -172,27 +172,28 @@ def test_compiled_network_is_trained_alike(tmp_path: Path, shop: Path) -> None:
 
 
 def test_ema_weights_are_validated_and_saved(tmp_path: Path, many: Path) -> None:
-    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", "split.validation=0.25")
+    held_out = ["split.validation=0.25", "split.distractors=0"]
+    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", *held_out)
     facts = ours.train()
     assert ours.ema is not None
     trained = ours.run.trained("last")
     for name, value in trained.state_dict().items():
         torch.testing.assert_close(value, ours.ema.state_dict()[name])
     assert not torch.equal(trained.head.weight, ours.model.head.weight)
-    held_out = embed_files(
+    found = embed_files(
         [image.path for image in ours.data.validation],
         ours.config.preprocess,
         pixel_embedder(trained),
         Progress("", None, show=False),
     )
     labels = data.class_numbers(ours.data.validation)
-    recall = metrics.recall_at_k(held_out.vectors, labels, ks=(1,))[1]
+    recall = metrics.recall_at_k(found.vectors, labels, ks=(1,))[1]
     assert recall == facts["recall_at_1_last"], "the validated weights are saved"
 
 
 def test_early_stopping(tmp_path: Path, many: Path) -> None:
     settings_of_run = ["epochs=50", "patience=2", "split.validation=0.25", "optimizer.lr=1e-12"]
-    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run)
+    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run, "split.choice=always")
     facts = ours.train()
     assert facts["stopped_early"]
     recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
@@ -244,7 +245,7 @@ def test_label_noise_is_recorded_and_spares_validation(tmp_path: Path, many: Pat
 
 def test_best_checkpoint_of_a_closed_set_is_chosen_on_held_out_images(tmp_path: Path, many: Path) -> None:
     settings_of_run = ["epochs=3", "split.by=images", "split.validation=0.34", "noise.rate=0.25"]
-    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run)
+    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run, "split.choice=always")
     facts = ours.train()
     assert (facts["validation_images"], facts["validation_classes"]) == (24, 12), "two of six of every class"
     assert facts["training_images"] == 48
@@ -258,7 +259,8 @@ def test_best_checkpoint_of_a_closed_set_is_chosen_on_held_out_images(tmp_path: 
 
 
 def test_best_checkpoint_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
-    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "split.validation=0.25")
+    held_out = ["split.validation=0.25", "split.choice=always"]
+    ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", *held_out)
     facts = ours.train()
     assert facts["validation_classes"] == 3
     assert len(set(ours.data.labels)) == 9

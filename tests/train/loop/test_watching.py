@@ -107,7 +107,8 @@ def test_resumed_run_has_the_same_records(tmp_path: Path, splits: Path, after: i
 
 def test_run_that_stops_early_is_watched_at_its_end_once(tmp_path: Path, splits: Path) -> None:
     settings = ["epochs=50", "patience=1", "optimizer.lr=1e-12", "watch.every=1000", *WATCHED[1:3]]
-    ours = trainer(tmp_path / "run", f"folder:{splits}", "watch.split=held-out", *settings)
+    choice = ["split.choice=always", "split.distractors=0"]
+    ours = trainer(tmp_path / "run", f"folder:{splits}", "watch.split=held-out", *settings, *choice)
     facts = ours.train()
     assert [record["step"] for record in ours.run.watched()] == [0, facts["steps"]]
     assert ours.run.watched()[-1]["recall_at_1"] == facts["recall_at_1_last"]

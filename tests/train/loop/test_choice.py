@@ -1,0 +1,193 @@
+"""Score of held-out images by brute force, the choice of the best epoch by it, and its refusal."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from retrieval.images.decode import embed_files
+from retrieval.progress import Progress
+from tests.conftest import draw
+from tests.train.loop.test_trainer import many, trainer
+from train import data, settings
+from train.config import Config
+from train.data import LabelledImage
+from train.loop.choice import EpochChoice, Score
+from train.loop.run_folder import Run
+from train.loop.trainer import Trainer
+from train.models.embedding_model import pixel_embedder
+
+__all__ = ["many"]
+
+
+def brute_force(ours: Trainer, searched: list[LabelledImage]) -> tuple[np.ndarray, np.ndarray]:
+    """Recall@1 and MAP@R of each held-out image, which searches all images but itself; loops and sorting."""
+    held_out = ours.data.validation
+    paths = [image.path for image in (*held_out, *searched)]
+    quiet = Progress("", None, show=False)
+    vectors = embed_files(paths, ours.config.preprocess, pixel_embedder(ours.model), quiet).vectors
+    labels = [image.label for image in (*held_out, *searched)]
+    recalls, maps = [], []
+    for query in range(len(held_out)):
+        others = [i for i in range(len(paths)) if i != query]
+        others.sort(key=lambda i: -float(vectors[i] @ vectors[query]))
+        hits = [labels[i] == labels[query] for i in others]
+        r = sum(hits)
+        recalls.append(float(hits[0]))
+        maps.append(sum(sum(hits[: i + 1]) / (i + 1) for i in range(r) if hits[i]) / r)
+    return np.array(recalls), np.array(maps)
+
+
+@pytest.mark.parametrize("metric", ["recall_at_1", "map_at_r"])
+def test_score_is_that_of_a_brute_force_search_among_the_distractors(
+    tmp_path: Path, many: Path, metric: str
+) -> None:
+    chosen = ["split.validation=0.25", "split.distractors=30", f"split.metric={metric}", "epochs=1"]
+    ours = trainer(tmp_path / "run", f"folder:{many}", *chosen, "noise.rate=0.3")
+    distractors = ours.data.distractors
+    assert len({image.path for image in distractors} & {image.path for image in ours.data.images}) == 30
+    assert not {image.label for image in distractors} & {image.label for image in ours.data.validation}
+    score = ours.validator.score(ours.model)
+    assert score is not None
+    recalls, maps = brute_force(ours, distractors)
+    value = {"recall_at_1": recalls, "map_at_r": maps}[metric]
+    assert score.value == pytest.approx(value.mean())
+    assert score.values["recall_at_1"] == pytest.approx(recalls.mean())
+    assert 0 < score.value < 1, "the test tells search results apart"
+    assert score.value < brute_force(ours, [])[metric == "map_at_r"].mean(), "distractors make it harder"
+    assert score.standard_error == pytest.approx(value.std() / math.sqrt(len(value)))
+    assert (score.queries, score.classes, score.distractors) == (18, 3, 30)
+
+
+def test_distractors_are_drawn_with_the_seed_and_bounded(tmp_path: Path, many: Path) -> None:
+    def drawn(seed: int, *more: str) -> list[LabelledImage]:
+        chosen = ["split.validation=0.25", f"seed={seed}", "split.distractors=10", *more]
+        return trainer(tmp_path / f"{seed}{len(more)}", f"folder:{many}", *chosen).data.distractors
+
+    assert len(drawn(0)) == 10
+    assert len(drawn(1, "split.distractors=5000")) == 54, "all training images"
+    assert drawn(2, "split.by=images") == [], "the held-out images have the classes of the others"
+    assert trainer(tmp_path / "again", f"folder:{many}", "split.validation=0.25").data.distractors != []
+    assert trainer(tmp_path / "none", f"folder:{many}").data.distractors == [], "nothing is held out"
+
+
+def test_test_images_are_never_read(tmp_path: Path) -> None:
+    for hue in range(9):
+        folder = tmp_path / "d" / ("test" if hue > 6 else "train") / f"{hue}"
+        folder.mkdir(parents=True)
+        for seed in range(4):
+            draw(seed, hue=hue).save(folder / f"{seed}.png")
+    chosen = ["split.validation=0.3", "epochs=1"]
+    config = trainer(tmp_path / "run", f"folder:{tmp_path / 'd'}", *chosen).config
+    dataset = data.load(config.data)
+    shutil.rmtree(tmp_path / "d" / "test")
+    ours = Trainer(Run.start(tmp_path / "other", config), dataset)
+    facts = ours.train()
+    assert ours.bad_files == []
+    assert facts["distractors"] == 20
+
+
+CONFIG = settings.resolve("digits", None, ["patience=2"])
+
+
+def score(value: float, queries: int = 400, classes: int = 25, metric: str = "recall_at_1") -> Score:
+    values = {"recall_at_1": value, metric: value}
+    return Score(metric, values, math.sqrt(value * (1 - value) / queries), queries, classes, 1000)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "reason"),
+    [
+        (score(0.7, queries=299), None, "rests on 299 held-out images of 25 classes, and needs 300 of 20"),
+        (score(0.7, classes=19), None, "rests on 400 held-out images of 19 classes, and needs 300 of 20"),
+        (score(0.951), None, "is saturated: 0.951 before training"),
+        (score(0.951, metric="map_at_r"), None, "MAP@R of the held-out images is saturated"),
+        (score(0.7), score(1.0), "at its ceiling: 1.000 after epoch 1"),
+        (score(0.7), score(1 - 3 / 400), "at its ceiling: 0.993 after epoch 1"),
+    ],
+    ids=["queries", "classes", "start", "map", "ceiling", "three errors"],
+)
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_choice_is_refused(first: Score, then: Score | None, reason: str, ema: float) -> None:
+    """From then on every epoch counts as the best, and nothing stops early."""
+    choice = EpochChoice(CONFIG.model_copy(update={"ema": ema}))
+    for epoch, one in enumerate([first] if then is None else [first, then]):
+        assert choice.refusal is None
+        assert choice.add(one, epoch)
+    assert choice.refusal is not None
+    assert reason in choice.refusal
+    average = "the moving average after the last epoch counts as the best, without early stopping"
+    assert (average in choice.refusal) == bool(ema)
+    assert all(choice.add(score(0.5), epoch) for epoch in range(2, 9))
+    assert not choice.stops
+
+
+def test_fit_score_chooses_and_stops() -> None:
+    """Above 0.95 after training is no reason to refuse, if it is further from 1 than chance."""
+    values = [0.70, 0.80, 0.99, 0.99, 0.95]
+    choice = EpochChoice(CONFIG)
+    assert [choice.add(score(value), epoch) for epoch, value in enumerate(values)] == [1, 1, 1, 0, 0]
+    assert choice.refusal is None
+    assert choice.stops
+    records = [{"epoch": i, "recall_at_1": value} for i, value in enumerate(values)]
+    best = choice.best_record(records)
+    assert best is not None
+    assert best["epoch"] == 2
+    again = EpochChoice(CONFIG)
+    again.restore(choice.state())
+    assert (again.best, again.stops, again.refusal) == (0.99, True, None)
+    trusting = EpochChoice(
+        CONFIG.model_copy(update={"split": CONFIG.split.model_copy(update={"choice": "always"})})
+    )
+    assert [trusting.add(score(v, queries=5, classes=2), e) for e, v in enumerate((1.0, 0.9))] == [1, 0]
+    assert trusting.refusal is None
+
+
+def test_refused_run_keeps_the_last_epoch_and_says_so_once(
+    tmp_path: Path, many: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if it is resumed."""
+    config = trainer(
+        tmp_path / "x", f"folder:{many}", "split.validation=0.25", "epochs=2", "patience=1"
+    ).config
+    facts = Trainer(Run.start(tmp_path / "run", config), data.load(config.data), show_progress=True).train()
+    assert facts["epochs"] == 2
+    assert not facts["stopped_early"]
+    shown = capsys.readouterr().err
+    assert shown.count("split: Recall@1 rests on 18 held-out images of 3 classes") == 1
+    assert shown.count(" of 18 held-out images among 54 distractors") == 3, "a line for each epoch"
+    run = Run.open(tmp_path / "run")
+    last, best = (run.trained(which).state_dict() for which in ("last", "best"))
+    assert all(torch.equal(value, best[name]) for name, value in last.items())
+    assert facts["recall_at_1_best"] == facts["recall_at_1_last"]
+    assert facts["best_epoch"] == 2
+    assert facts["best_refused"] in shown
+    again = Trainer(run, data.load(config.data), show_progress=True).train(resume=True)
+    assert again["best_refused"] == facts["best_refused"]
+    assert "split:" not in capsys.readouterr().err
+
+
+def test_run_of_an_older_version_keeps_its_choice(tmp_path: Path, many: Path) -> None:
+    """Its config.yaml has neither distractors nor a refusal, and its checkpoint no reason."""
+    held_out = ["split.validation=0.25", "epochs=2", "optimizer.lr=1e-12"]
+    old = trainer(tmp_path / "run", f"folder:{many}", *held_out, "split.choice=always", "split.distractors=0")
+    values = old.config.to_dict()
+    for name in ("metric", "distractors", "choice"):
+        del values["split"][name]
+    (old.run.folder / "config.yaml").write_text(yaml.safe_dump(values))
+    assert Run.open(old.run.folder).config == old.config
+    state = {"best": 0.5, "since_best": 1}
+    choice = EpochChoice(old.config)
+    choice.restore(state)
+    assert choice.refusal is None
+    assert not choice.add(score(0.4, 10, 2), 2)
+    values["split"]["validation"] = 0.0
+    (old.run.folder / "config.yaml").write_text(yaml.safe_dump(values))
+    plain = Config(data=values["data"]).split
+    assert Run.open(old.run.folder).config.split == plain.model_copy(update={"validation": 0.0})

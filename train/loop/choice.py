@@ -1,0 +1,140 @@
+"""Choice of the best epoch by a score on held-out images, or its refusal if the score is unfit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from train.config import Config
+
+# The standard error of Recall@1 over n queries is sqrt(p (1 - p) / n), at most 0.029 for 300: as much as good
+# epochs differ by. The images of a class are found or missed together, so that classes count too: if Recall@1
+# of single classes has a standard deviation of 0.2, the mean over 20 has a standard error of 0.045.
+FEWEST_QUERIES, FEWEST_CLASSES = 300, 20
+SATURATED = 0.95  # before training: what is left to gain is mostly wrong labels and near-duplicates
+_FROM_CEILING = 2  # standard errors below 1: for Recall@1, fewer than 4 wrong answers
+
+TITLES: Mapping[str, str] = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Metrics of a network on held-out images.
+
+    Attributes:
+        metric: The metric that chooses, a key of `values`.
+        values: Metric -> mean over the queries, in 0..1; always with Recall@1.
+        standard_error: Standard error of the metric that chooses, of a mean over independent queries; for
+            Recall@1 the binomial one.
+        queries: Held-out images with another one of their class.
+        classes: Classes of these queries.
+        distractors: Training images that are searched, too.
+    """
+
+    metric: str
+    values: Mapping[str, float]
+    standard_error: float
+    queries: int
+    classes: int
+    distractors: int
+
+    @property
+    def value(self) -> float:
+        """The metric that chooses."""
+        return self.values[self.metric]
+
+    def record(self) -> dict[str, float]:
+        """Return the numbers for metrics.jsonl."""
+        return {
+            **self.values,
+            "standard_error": self.standard_error,
+            "queries": self.queries,
+            "distractors": self.distractors,
+        }
+
+    def __str__(self) -> str:
+        among = f" among {self.distractors:,} distractors" if self.distractors else ""
+        value = f"{TITLES[self.metric]} {self.value:.4f} ± {self.standard_error:.4f}"
+        return f"{value} of {self.queries:,} held-out images{among}"
+
+
+class EpochChoice:
+    """Choice of the best epoch, one score after the other.
+
+    With `split.choice: auto` it is refused once the score proves unable to tell epochs apart: then the last
+    epoch counts as the best, and there is no early stopping.
+
+    Args:
+        config: Configuration of the run.
+
+    Attributes:
+        best: Highest score so far, -1 before the first.
+        since_best: Epochs since then.
+        refusal: Why the choice was refused; `None` if it was not.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.best, self.since_best = -1.0, 0
+        self.refusal: str | None = None
+
+    def add(self, score: Score | None, epoch: int) -> bool:
+        """Take the score after an epoch; return whether its network counts as the best so far.
+
+        Args:
+            score: Score of the network; `None` without held-out images.
+            epoch: Number of epochs done.
+        """
+        if score is None:
+            return True
+        if self.refusal is None and self._config.split.choice == "auto":
+            self.refusal = self._refusal(score, epoch)
+        is_best = self.refusal is not None or score.value > self.best
+        self.since_best = 0 if is_best else self.since_best + 1
+        self.best = max(self.best, score.value)
+        return is_best
+
+    @property
+    def stops(self) -> bool:
+        """Whether training stops early."""
+        patience = self._config.patience
+        return patience is not None and self.refusal is None and self.since_best >= patience
+
+    def best_record(self, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """Return the record of the best epoch among those of all scores so far; `None` if there are none."""
+        if self.refusal is not None or not records:
+            return records[-1] if records else None
+        return max(records, key=lambda record: float(record[self._config.split.metric]))
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, JSON values."""
+        return {"best": self.best, "since_best": self.since_best, "refusal": self.refusal}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint."""
+        self.best, self.since_best = state["best"], state["since_best"]
+        self.refusal = state.get("refusal")  # missing in runs of older versions
+
+    def _refusal(self, score: Score, epoch: int) -> str | None:
+        title, value = TITLES[score.metric], f"{score.value:.3f}"
+        few = score.queries < FEWEST_QUERIES or score.classes < FEWEST_CLASSES
+        if few:
+            problem = (
+                f"{title} rests on {score.queries} held-out images of {score.classes} classes, and needs "
+                f"{FEWEST_QUERIES} of {FEWEST_CLASSES} to tell epochs apart"
+            )
+        elif epoch == 0 and score.value > SATURATED:
+            problem = f"{title} of the held-out images is saturated: {value} before training"
+        elif 1 - score.value <= _FROM_CEILING * score.standard_error:
+            problem = f"{title} of the held-out images is at its ceiling: {value} after epoch {epoch}"
+        else:
+            return None
+        counts = "the moving average after the last epoch" if self._config.ema else "the last epoch"
+        stopping = ", without early stopping" if self._config.patience is not None else ""
+        what = "hold out more (split.validation)" if few else "choose by split.metric=map_at_r"
+        if not few and score.metric == "map_at_r":
+            what = "search among more distractors (split.distractors)"
+        return (
+            f"split: {problem}; {counts} counts as the best{stopping}: {what}, or none (split.validation=0)"
+        )
