@@ -59,6 +59,10 @@ COMMANDS = {
     ),
     "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
     "serve": ("serve.commands:serve", "Serve galleries: a page in the browser, and an API for programs."),
+    "doctor": (
+        "retrieval.commands.doctor:doctor",
+        "Show GPUs and installed builds, what each command runs on, and repairs.",
+    ),
 }
 
 # Packages that the commands of a package import, besides retrieval.

@@ -6,6 +6,7 @@ import ctypes
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from retrieval.errors import InputError
@@ -76,6 +77,25 @@ def driver_cuda() -> tuple[int, int] | None:
     if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(version)):
         return None
     return version.value // 1000, version.value % 1000 // 10
+
+
+def nvidia_cards(folder: Path = Path("/sys/bus/pci/devices")) -> int:
+    """Return the number of NVIDIA GPUs on the PCI bus, with or without a driver; 0 where Linux does not say.
+
+    Args:
+        folder: Folder of Linux with the devices.
+    """
+    return sum(
+        _first_line(device / "vendor") == "0x10de" and _first_line(device / "class").startswith("0x03")
+        for device in folder.glob("*")
+    )
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 @cache

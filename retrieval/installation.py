@@ -138,7 +138,7 @@ def _problems(
     build, extra = found[module], "gpu" if cards else "cpu"
     if build is None:
         if module in _PAIR:
-            yield Problem(module, f"{NAMES[module]} is not installed", install_command(extra, found))
+            yield Problem(module, "it is not installed", install_command(extra, found))
         return
     what = f"{build.distribution} {build.version}"
     if build.others:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from retrieval.devices import Device, driver_cuda, gpus
+from retrieval.devices import Device, driver_cuda, gpus, nvidia_cards
 from retrieval.errors import InputError
 
 
@@ -33,3 +34,16 @@ def test_gpus_are_those_of_nvidia_smi() -> None:
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [gpu.name for gpu in gpus()] == listed
+
+
+def test_cards_are_counted_without_a_driver(tmp_path: Path) -> None:
+    """An NVIDIA display and a compute card, their sound device, another maker's card, and an empty folder."""
+    devices = [("0x10de", "0x030000"), ("0x10de", "0x030200"), ("0x10de", "0x040300"), ("0x8086", "0x030000")]
+    for number, (vendor, kind) in enumerate(devices):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "class").write_text(f"{kind}\n")
+    (tmp_path / "0000:09:00.0").mkdir()
+    assert nvidia_cards(tmp_path) == 2
+    assert nvidia_cards(tmp_path / "none") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -11,15 +12,17 @@ import tomllib
 from collections.abc import Mapping
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from retrieval.devices import Gpu
+from retrieval.devices import Gpu, gpus
 from retrieval.installation import Build, builds, find_problems, idle_gpu
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
 CARDS = (Gpu(0, "NVIDIA L4", 24 << 30, (8, 9)),)
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 CPU, GPU = ("faiss-cpu", "onnxruntime"), ("faiss-gpu-cuvs", "onnxruntime-gpu")
 # Distribution -> version, requirement that names CUDA, and its extension module: file and bytes.
 WHEELS = {
@@ -121,7 +124,7 @@ def test_the_reason_of_the_caller_counts_where_the_build_is_right(tmp_path: Path
 def test_nothing_installed(tmp_path: Path) -> None:
     found = found_in(tmp_path)
     assert list(found.values()) == [None, None, None]
-    assert texts(found, None) == ["FAISS is not installed", "ONNX Runtime is not installed"]
+    assert texts(found, None) == ["it is not installed"] * 2
     assert all("uninstall" not in problem.repair for problem in find_problems(found, (), None))
 
 
@@ -192,26 +195,41 @@ def pairs_in(environment: Path) -> set[str]:
     return {name for one in found if (name := one.name).startswith(("faiss", "onnxruntime"))}
 
 
+def doctor(environment: Path, code: int) -> dict[str, Any]:
+    """What `lookalike doctor --json` prints in an environment."""
+    command = [environment / "bin" / "lookalike", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=environment, env=CLEAN)
+    assert done.returncode == code, done.stdout + done.stderr
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("extra", "pair"), [("cpu", CPU), ("gpu", GPU)])
 def test_extra_installs_one_pair_that_works(extra: str, pair: tuple[str, str], tmp_path: Path) -> None:
-    """A fresh environment with an extra, in which both modules can be imported."""
+    """A fresh environment with an extra has one pair, and its commands work.
+
+    With the other pair on top, `lookalike doctor` sees the damage, and its command repairs it.
+    """
     project, environment = tmp_path / "project", tmp_path / "environment"
     shutil.copytree(ROOT / "retrieval", project / "retrieval", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     try:
         uv("venv", "--quiet", "--python", sys.executable, str(environment))
-        python = str(environment / "bin" / "python")
-        uv("pip", "install", "--quiet", "--python", python, f"{project}[{extra}]")
+        here = ("--quiet", "--python", str(environment / "bin" / "python"))
+        uv("pip", "install", *here, f"{project}[{extra}]")
         assert pairs_in(environment) == set(pair)
-        program = (
-            "import json, faiss, onnxruntime\n"
-            "gpu = hasattr(faiss, 'StandardGpuResources')\n"
-            "print(json.dumps([gpu, onnxruntime.get_available_providers()]))"
-        )
-        printed = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout
-        gpu_faiss, providers = json.loads(printed)
-        assert gpu_faiss == ("CUDAExecutionProvider" in providers) == (extra == "gpu")
+        facts = doctor(environment, int(extra == "cpu" and bool(gpus())))
+        assert facts["faiss_gpus"] == (len(gpus()) if extra == "gpu" else 0)
+        assert ("CUDAExecutionProvider" in facts["providers"]) == (extra == "gpu")
+        if extra == "gpu":
+            uv("pip", "install", *here, "--no-deps", *CPU)
+            (first, *others) = doctor(environment, 1)["problems"]
+            assert {first["module"], *(problem["module"] for problem in others)} == {"faiss", "onnxruntime"}
+            path = {"PATH": f"{environment / 'bin'}:{UV.parent}:{os.environ['PATH']}"}
+            subprocess.run(first["repair"], shell=True, check=True, env=CLEAN | path, capture_output=True)
+            assert pairs_in(environment) == set(GPU if gpus() else CPU)
+            doctor(environment, 0)
     finally:
         shutil.rmtree(environment, ignore_errors=True)  # gigabytes, where files cannot be linked

@@ -1,0 +1,68 @@
+"""`lookalike doctor` in this environment, and beside the records of the other pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from retrieval.commands.doctor import _reason
+from retrieval.devices import driver_cuda, gpus
+from retrieval.installation import builds, find_problems
+from tests.conftest import lookalike_here
+
+
+def test_this_environment(tmp_path: Path) -> None:
+    code = int(bool(find_problems(builds(), gpus(), driver_cuda())))
+    facts = json.loads(lookalike_here("doctor", "--json", code=code, cwd=tmp_path).stdout)
+    assert facts["python"] == platform.python_version()
+    assert facts["cores"] == len(os.sched_getaffinity(0))
+    assert list(facts["providers"]) == onnxruntime.get_available_providers()
+    assert facts["libraries"]["torch"]["version"] == version("torch")
+    faiss, runtime = facts["libraries"]["faiss"], facts["libraries"]["onnxruntime"]
+    assert (faiss["version"], runtime["version"]) == (version(faiss["distribution"]), onnxruntime.__version__)
+    assert len(facts["gpus"]) == len(gpus())
+    if not gpus():
+        assert facts["problems"] == []
+        assert all(use.startswith("CPU, ") for use in facts["uses"].values())
+        text = lookalike_here("doctor", cwd=tmp_path).stdout
+        assert "GPU           none; no NVIDIA driver\n" in text
+        assert f"FAISS         {faiss['version']} ({faiss['distribution']})" in text
+        assert text.endswith("\nNothing is wrong.\n")
+
+
+def test_both_pairs_and_a_library_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of a second distribution, and a module in the way of ONNX Runtime, come first on the path."""
+    info = tmp_path / "faiss_gpu-1.15.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: faiss-gpu\nVersion: 1.15.1\n")
+    (info / "RECORD").write_text("faiss/__init__.py,,1\n")
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.13: cannot open')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    text = lookalike_here("doctor", code=1, cwd=tmp_path).stdout
+    faiss, repair, runtime = text.splitlines()[-4:-1]
+    assert faiss.startswith("Wrong: FAISS: faiss-cpu and faiss-gpu overwrite each other's files, and faiss-")
+    assert repair.startswith("  repair: ")
+    assert {"uninstall", "faiss-cpu", "faiss-gpu", "onnxruntime", "&&"} <= set(repair.split())
+    assert runtime == "Wrong: ONNX Runtime: cannot be loaded: ImportError: libcudart.so.13: cannot open"
+
+
+def test_reason_is_taken_from_the_log_of_onnx_runtime() -> None:
+    """What onnxruntime-gpu 1.31.1 wrote on a machine without a driver."""
+    log = (
+        "\x1b[1;31m2026-11-22 19:17:31.4 [E:onnxruntime:Default, provider_bridge_ort.cc:2458 operator()] "
+        "provider_bridge_ort.cc:2043 Provider& onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : "
+        "FAIL : Failed to load library /x/libonnxruntime_providers_cuda.so with error: libcuda.so.1: cannot "
+        "open shared object file: No such file or directory\n\x1b[m\n\x1b[0;93m2026-11-22 [W:x] Failed\n"
+    )
+    assert _reason(log) == "libcuda.so.1: cannot open shared object file: No such file or directory"
+    assert _reason("") == ""
