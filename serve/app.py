@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from retrieval.images.decode import cores
+from retrieval.resources import cores
 from serve.addresses import API, api_of, page_of
 from serve.api import changes, errors, evaluation, openapi, routes
 from serve.api.context import Context, set_context

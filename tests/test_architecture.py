@@ -26,7 +26,7 @@ FLOORS = {
         "errors text",
         "devices",
         "installation",
-        "files lru_cache progress cli",
+        "files lru_cache progress resources cli",
         "images inference",
         "embedder",
         "metrics",

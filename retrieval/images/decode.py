@@ -7,7 +7,6 @@ Memory use besides the model: one file per decoding thread (at most `load.MAX_BY
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from retrieval.errors import ImageError
 from retrieval.images.load import open_bytes, read_bytes
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
+from retrieval.resources import cores
 
 BATCH = 32
 PIXELS_IN_FLIGHT = 64_000_000
@@ -176,8 +176,3 @@ def embed_files(
         progress.update(len(batch), f"{len(bad)} unusable" if bad else "")
     joined = np.concatenate(vectors) if vectors else np.empty((0, 0), np.float32)
     return EmbeddedFiles(joined, np.array(positions, np.int64), contents, bad)
-
-
-def cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

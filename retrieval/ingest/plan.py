@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 
 from retrieval.errors import ImageError, InputError
-from retrieval.images.decode import cores
 from retrieval.images.load import read_bytes
 from retrieval.ingest import tables
 from retrieval.ingest.sources import Entry, Scan, file_exists
 from retrieval.progress import Progress
+from retrieval.resources import cores
 from retrieval.storage import schema
 from retrieval.storage.planning import Comparison, ImageFile, ItemPlace, roots
 from retrieval.storage.queries import holds_text

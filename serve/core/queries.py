@@ -15,8 +15,8 @@ from PIL import Image
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery, Item
-from retrieval.images.decode import cores
 from retrieval.images.load import load_image
+from retrieval.resources import cores
 from retrieval.search.rerank import mean_query
 from serve.core.errors import NoModelError, UnknownItemError
 from serve.core.live import LiveState

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery
-from retrieval.images.decode import cores
 from retrieval.ingest.rebuild import rebuild
+from retrieval.resources import cores
 from serve.app import create_app
 from serve.core.batching import Batcher
 from serve.core.errors import BusyError, DeadlineExceededError
