@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +15,7 @@ from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
 from train.config import Config, ModelConfig
 from train.models.embedding_model import EmbeddingModel
-from train.models.library_backbones import torchvision_names, torchvision_weights
-from train.models.pretrained_weights import is_file_of_weights
+from train.pretrained_configs import is_file_of_weights, published_preprocess, torchvision_names
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,27 @@ class PretrainedBackbone:
 
     def preprocess(self) -> Preprocess:
         """Return the preprocessing that the library defines, with the overrides."""
-        if self.library == "timm":
-            preprocess = _timm_preprocess(self.name, self.size)
-        else:
-            preprocess = _torchvision_preprocess(self.name, self.weights, self.size)
+        known = self.library == "timm" or self.name in torchvision_names()
+        preprocess = published_preprocess(self._backbone, self.weights, self.size) if known else None
+        if preprocess is None:
+            raise InputError(f"--from-{self.library}: unknown model {self.name!r}; {self._hint()}")
         return replace(preprocess, mean=self.mean or preprocess.mean, std=self.std or preprocess.std)
 
     def model_config(self) -> ModelConfig:
         """Return the model configuration, before the embedding dimension is known."""
-        backbone = f"timm:{self.name}" if self.library == "timm" else self.name
-        return ModelConfig(backbone=backbone, weights=self.weights, pooling=self.pooling)
+        return ModelConfig(backbone=self._backbone, weights=self.weights, pooling=self.pooling)
+
+    @property
+    def _backbone(self) -> str:
+        return f"timm:{self.name}" if self.library == "timm" else self.name
+
+    def _hint(self) -> str:
+        """Suggest a name of the library."""
+        import timm
+
+        name = self.name.partition(":")[0].partition(".")[0]
+        known = timm.list_models() if self.library == "timm" else torchvision_names()
+        return did_you_mean(name, known, "see the list in its documentation")
 
 
 def export_backbone(
@@ -91,52 +100,6 @@ def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingMode
     model.config = config.model_copy(update={"embedding_dim": model.backbone.channels})
     model.add_module("head", nn.Identity())
     return model.eval()
-
-
-def _timm_preprocess(spec: str, size: int | None) -> Preprocess:
-    import timm  # slow to import
-    from timm.data import resolve_data_config
-
-    name = spec.partition(":")[0]
-    _require_known(name.partition(".")[0], timm.list_models(), "timm")
-    found = timm.get_pretrained_cfg(name)
-    defaults = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})
-    channels, height, width = defaults["input_size"]
-    if channels != 3 or height != width or defaults["crop_mode"] == "border":
-        raise InputError(
-            f"timm:{name}: takes padded, non-square or non-RGB images, which are not supported; "
-            "use another backbone"
-        )
-    side = size or height
-    return Preprocess(
-        size=side,
-        resize=max(side, int(side / defaults["crop_pct"])),
-        fit="squeeze" if defaults["crop_mode"] == "squash" else "crop",
-        interpolation=defaults["interpolation"],
-        mean=defaults["mean"],
-        std=defaults["std"],
-    )
-
-
-def _torchvision_preprocess(name: str, weights: str, size: int | None) -> Preprocess:
-    _require_known(name, torchvision_names(), "torchvision")
-    known = torchvision_weights(name)
-    defaults = known.get(weights.lower(), known["imagenet"]).transforms()
-    (crop,), (resize,) = defaults.crop_size, defaults.resize_size
-    side = size or crop
-    return Preprocess(
-        size=side,
-        resize=round(side * resize / crop),
-        interpolation=defaults.interpolation.value,
-        mean=tuple(defaults.mean),
-        std=tuple(defaults.std),
-    )
-
-
-def _require_known(name: str, known: Sequence[str], library: str) -> None:
-    if name not in known:
-        hint = did_you_mean(name, known, "see the list in its documentation")
-        raise InputError(f"--from-{library}: unknown model {name!r}; {hint}")
 
 
 def _provenance(backbone: PretrainedBackbone, config: ModelConfig, preprocess: Preprocess) -> dict[str, Any]:

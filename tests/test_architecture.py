@@ -42,8 +42,9 @@ FLOORS = {
         "demo",
     ),
     "train": (
-        "config yaml_files",
+        "config yaml_files pretrained_configs",
         "recipes",
+        "automatic",
         "settings",
         "data",
         "input",

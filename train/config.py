@@ -134,7 +134,8 @@ class ModelConfig(StrictModel):
     pooling: Pooling = Field(
         default="mean",
         description="mean, gem (generalized mean with a learned power), cls (class token of a transformer), "
-        "or spatial (a separate linear map for each location, for aligned images of one object).",
+        "spatial (a separate linear map for each location, for aligned images of one object), or auto (the "
+        "class token of a transformer that was trained with it, else mean).",
     )
     hidden: int | None = Field(
         default=None,
@@ -170,32 +171,44 @@ class ModelConfig(StrictModel):
 
 
 class PreprocessConfig(StrictModel):
-    """Preprocessing in training and at inference: the settings of `retrieval.Preprocess`."""
+    """Preprocessing in training and at inference: the settings of `retrieval.Preprocess`.
+
+    The default of each is auto: as published with the pretrained weights (`train.pretrained_configs`), or the
+    default here for random weights.
+    """
 
     size: int = Field(
-        default=Preprocess.size, ge=1, description="Side of the square that the model sees, in pixels."
+        default=64,
+        ge=1,
+        description="Side of the square that the model sees, in pixels. auto: as published with "
+        "model.weights (for a file of weights: with the library's weights of this backbone), or 64 for "
+        "random weights.",
     )
     resize: int | None = Field(
         default=Preprocess.resize,
         ge=1,
-        description="Length of the shorter side before the crop, in pixels. null: preprocess.size.",
+        description="Length of the shorter side before the crop, in pixels. null: preprocess.size, so that "
+        "no margin is cropped. auto: the published multiple of it, or null for random weights.",
     )
     fit: Literal["crop", "squeeze"] = Field(
         default="crop",
-        description="crop (keep proportions, take the center) or squeeze (scale the image to a square).",
+        description="crop (keep proportions, take the center) or squeeze (scale the image to a square). "
+        "auto: as published, or crop.",
     )
     interpolation: Literal["bilinear", "bicubic"] = Field(
-        default="bicubic", description="bilinear or bicubic; both antialiased."
+        default="bicubic",
+        description="bilinear or bicubic; both antialiased. auto: as published, or bicubic.",
     )
     mean: tuple[float, ...] = Field(
         default=Preprocess.mean,
         strict=False,
-        description="Mean of each RGB channel, for pixel values in 0..1.",
+        description="Mean of each RGB channel, for pixel values in 0..1. auto: as published, or ImageNet's.",
     )
     std: tuple[float, ...] = Field(
         default=Preprocess.std,
         strict=False,
-        description="Standard deviation of each RGB channel, for pixel values in 0..1.",
+        description="Standard deviation of each RGB channel, for pixel values in 0..1. auto: as published, "
+        "or ImageNet's.",
     )
 
 
@@ -284,9 +297,17 @@ class OptimizerConfig(StrictModel):
     name: Literal["adamw", "adam", "sgd"] = Field(
         default="adamw", description="adamw (decoupled weight decay), adam or sgd."
     )
-    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
+    lr: float = Field(
+        default=1e-3,
+        gt=0,
+        description="Learning rate. auto: 3e-4 for pretrained weights with batch norm (ResNet, MobileNet), "
+        "3e-5 for those without (transformers, ConvNeXt), 1e-3 for random weights.",
+    )
     head_lr: float | None = Field(
-        default=None, gt=0, description="Learning rate of the embedding layer. null: optimizer.lr."
+        default=None,
+        gt=0,
+        description="Learning rate of the embedding layer. null: optimizer.lr. auto: 3e-4 for pretrained "
+        "weights without batch norm, else 1e-3.",
     )
     loss_lr: float | None = Field(
         default=None,
@@ -433,7 +454,7 @@ class Config(StrictModel):
     split: SplitConfig = SplitConfig()
     noise: NoiseConfig = NoiseConfig()
     model: ModelConfig = ModelConfig()
-    preprocess: Annotated[Preprocess, BeforeValidator(_build_preprocess)] = Preprocess(size=64)
+    preprocess: Annotated[Preprocess, BeforeValidator(_build_preprocess)] = _build_preprocess({})
     augment: AugmentConfig = AugmentConfig()
     loss: dict[str, Any] = Field(
         default={"name": "triplet", "negatives": "optimal", "margin": 0.2},

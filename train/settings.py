@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images.preprocess import Preprocess
+from train import automatic
 from train.config import CHOICE_OF_PAPERS, Config, PreprocessConfig, StrictModel
 from train.recipes import read_recipe
 from train.yaml_files import parse_yaml, read_yaml, to_line
@@ -38,20 +39,26 @@ Changes = Mapping[str, Any]
 """Changed settings by name, in order: `loss.margin` changes one key of a section, `loss` replaces it."""
 
 
-def resolve(data: str | None, recipe: str | None, overrides: Sequence[str]) -> Config:
+def resolve(
+    data: str | None, recipe: str | None, overrides: Sequence[str], notes: list[str] | None = None
+) -> Config:
     """Build the configuration of a recipe with `key=value` overrides; see `configure`."""
-    return configure(data, recipe, parse_changes(overrides))
+    return configure(data, recipe, parse_changes(overrides), notes)
 
 
-def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
+def configure(
+    data: str | None, recipe: str | None, changes: Changes, notes: list[str] | None = None
+) -> Config:
     """Build the configuration of a recipe with some settings changed.
 
     The published results of a recipe are kept only for the recipe's own experiment; see `altered_settings`.
+    Automatic settings get plain values; see `train.automatic`.
 
     Args:
         data: Training data, as --data takes it; `None` takes the recipe's.
         recipe: Name or YAML file of a recipe; `None` starts from the defaults.
         changes: Settings to change.
+        notes: Receives sentences about the values of automatic settings.
 
     Raises:
         InputError: An unknown recipe or setting (the nearest known one is named), a value that a setting
@@ -66,8 +73,37 @@ def configure(data: str | None, recipe: str | None, changes: Changes) -> Config:
         values["data"] = data
     if "data" not in values:
         raise InputError("no data set: give --data, as in --data folder:DIR")
-    config = parse_config(values)
-    return config.model_copy(update={"published": None}) if altered_settings(recipe, config) else config
+    config = complete(values, notes)
+    if config.published is None or not altered_settings(recipe, config):
+        return config
+    return config.model_copy(update={"published": None})
+
+
+def complete(values: Mapping[str, Any], notes: list[str] | None = None) -> Config:
+    """Build a `Config` from plain values, some of them automatic; `parse_config` takes no automatic ones.
+
+    Args:
+        values: Plain values, nested by section.
+        notes: Receives sentences about the values of automatic settings.
+
+    Raises:
+        InputError: As `parse_config`.
+    """
+    names = automatic.automatic_settings(values)
+    if not names:
+        return parse_config(values)
+    given = copy.deepcopy(dict(values))
+    for name in names:
+        section, _, key = name.partition(".")
+        given.setdefault(section, {}).pop(key, None)
+    if "preprocess.size" in names:
+        given["preprocess"]["size"] = 1  # below every other side
+    chosen, sentences = automatic.choose(parse_config(given), names)
+    for name, value in chosen.items():
+        _set_value(given, name, value)
+    if notes is not None:
+        notes += sentences
+    return parse_config(given)
 
 
 def altered_settings(recipe: str | None, config: Config) -> list[str]:
@@ -79,7 +115,7 @@ def altered_settings(recipe: str | None, config: Config) -> list[str]:
     if recipe is None:
         return []
     here = {"data": data_set_name(config.data)}
-    own = parse_config({**here, **read_recipe(recipe)})
+    own = complete({**here, **read_recipe(recipe)})
     changed = differences(config.model_copy(update=here), own)
     return [change for change in changed if not change.startswith(_INCIDENTAL)]
 
@@ -183,6 +219,7 @@ def explain() -> str:
     for name, field in _fields(Config):
         section, _, key = name.rpartition(".")
         default = to_line(defaults[section][key] if section else defaults[key])
+        default = automatic.AUTO if name in automatic.DEFAULTED else default
         lines.append(f"{name} = {default}" if name != "data" else name)
         lines += textwrap.wrap(field.description or "", 96, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)
@@ -243,7 +280,9 @@ def _error_message(error: ErrorDetails) -> str:
         return f"{name}: there is no such setting; {_hint(name)}"
     if error["type"] == "missing":
         return f"{name}: missing; give it a value"
-    return f"{name}: expected {_expected(error, dict(_fields(Config)).get(name))}, got {error['input']!r}"
+    expected = _expected(error, dict(_fields(Config)).get(name))
+    expected += ", or auto" if name in automatic.AUTOMATIC else ""
+    return f"{name}: expected {expected}, got {error['input']!r}"
 
 
 def _expected(error: ErrorDetails, field: FieldInfo | None) -> str:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from retrieval import InputError
-from train import losses, recipes, settings
+from train import losses, pretrained_configs, recipes, settings
 from train.config import Config
 from train.data import KNOWN
-from train.models import backbones, library_backbones
+from train.models import backbones
 from train.recipes import RecipeRow
 from train.yaml_files import to_line
 
@@ -121,7 +121,7 @@ def test_backbone_exists_and_batch_fits_the_data_set(name: str) -> None:
 
         assert timm.is_model_pretrained(backbone.removeprefix("timm:").partition(".")[0])
     else:
-        assert backbone in (*backbones.OWN_BACKBONES, *library_backbones.torchvision_names())
+        assert backbone in (*backbones.OWN_BACKBONES, *pretrained_configs.torchvision_names())
     assert all(before < after for before, after in itertools.pairwise((0, *ours.schedule.at, ours.epochs)))
     if ours.data in KNOWN:
         images, classes = KNOWN[ours.data].counts.get("train", (10**9, 10**9))

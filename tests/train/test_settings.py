@@ -38,7 +38,7 @@ def test_overrides_take_precedence_over_recipe_and_data_over_both() -> None:
         ("model=conv4", "expected a mapping of keys to values"),
         ("epochs=-1", "epochs: expected 0 or more"),
         ("batch.classes=1", "batch.classes: expected 2 or more"),
-        ("model.pooling=max", "expected mean, gem, cls or spatial, got 'max'"),
+        ("model.pooling=max", "expected mean, gem, cls or spatial, or auto, got 'max'"),
         ("augment.symmetries=3", "expected 1, 4 or 8"),
         ("split.validation=1.0", "expected 0 or more and below 1, got 1.0"),
         ("validation=0.2", "did you mean 'split.validation'"),
@@ -69,7 +69,7 @@ def test_unknown_recipe_error_names_a_known_recipe() -> None:
 
 def test_every_setting_is_listed_with_default_and_description() -> None:
     text = settings.explain()
-    for line in ("optimizer.lr = 0.001", "schedule.at = []", "model.weights = null", "preprocess.size = 64"):
+    for line in ("optimizer.lr = 0.001", "schedule.at = []", "model.weights = null", "preprocess.fit = auto"):
         assert f"{line}\n    " in text
     names = [line.split(" = ")[0] for line in text.splitlines() if not line.startswith(" ")]
     defaults = settings.resolve("digits", None, []).to_dict()

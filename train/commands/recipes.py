@@ -98,7 +98,7 @@ def show(name: str, full: bool, as_json: bool) -> None:
     row = find_row(name) if recipe_file(name) is None else None
     values = read_recipe(name)
     if full:
-        values = settings.parse_config({"data": "folder:DIR", **values}).to_dict()
+        values = settings.complete({"data": "folder:DIR", **values}).to_dict()
     command = f"lookalike train --recipe {name} --data {_data_argument(values.get('data'))} --out run"
     facts = {"name": name, "run": command, "settings": values}
     facts |= {"ours": dict(row.ours), **row.to_dict()} if row else {}

@@ -63,8 +63,9 @@ def train(
       lookalike train --data cars196:ROOT --out run --set "checkpoints={at: [0, 100], every: 500}" \\
           --set "watch={split: test, every: 500, limit: 2000}"
     """
+    notes: list[str] = []
     if not resume:
-        config = settings.resolve(data, recipe, overrides)
+        config = settings.resolve(data, recipe, overrides, notes)
         if recipe and config.published is None and read_recipe(recipe).get("published"):
             altered = "; ".join(settings.altered_settings(recipe, config))
             print_status(f"the published values of {recipe} are left out: {altered}")
@@ -84,9 +85,9 @@ def train(
         images = data_sets.load(config.data)
     check_recipe_fits(recipe, config, images)
     linear_probe.check_before_training(config, images)
-    note = noise_note(images, config.noise)
+    notes += filter(None, [noise_note(images, config.noise)])
     group = join_process_group(config.device)
-    if group.is_main and note is not None:
+    for note in notes if group.is_main else ():
         print_status(note)
     if group.is_main and not resume:
         Run.start(out, config)

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from retrieval.errors import InputError, did_you_mean
 from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
 from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of
-from train.models.library_backbones import from_timm, from_torchvision, torchvision_names
+from train.models.library_backbones import from_timm, from_torchvision
 from train.models.pretrained_weights import (
     download_weights,
     explain_download_errors,
-    is_file_of_weights,
     load_weights,
     read_weights,
 )
+from train.pretrained_configs import is_file_of_weights, torchvision_names
 
 
 class Backbone(nn.Module):

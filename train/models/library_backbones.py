@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import defaultdict
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
 from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of, unusable_size
+from train.pretrained_configs import FROM_TENSORFLOW, timm_options, torchvision_weights
 
 _HEADS = {"avgpool", "dropout", "flatten", "classifier", "fc", "head", "aux1", "aux2", "AuxLogits"}
 _CHAINS = {"features", "layers", "trunk_output", "blocks"}
-_TENSORFLOW = ("googlenet", "inception_v3")
 
 
 # ---- torchvision
 
 
-@cache
-def torchvision_names() -> list[str]:
-    """Return the names of torchvision's classifiers."""
-    import torchvision  # imported lazily: it loads torch's compiler, which takes two seconds
-
-    names: list[str] = torchvision.models.list_models(module=torchvision.models)
-    return names
-
-
 def from_torchvision(name: str, size: int) -> FeatureExtractor:
-    """Build a torchvision classifier by name, without its head.
-
-    It expects images normalised by ImageNet's mean and standard deviation, as all torchvision models do.
-    """
+    """Build a torchvision classifier by name, without its head."""
     import torchvision
 
-    options: dict[str, Any] = {"init_weights": True} if name in _TENSORFLOW else {}
+    options: dict[str, Any] = {"init_weights": True} if name in FROM_TENSORFLOW else {}
     if name.startswith("vit_"):
         options["image_size"] = size
     if name.startswith("maxvit_"):
@@ -59,18 +45,6 @@ def from_torchvision(name: str, size: int) -> FeatureExtractor:
     )
 
 
-def torchvision_weights(name: str) -> dict[str, Any]:
-    """Return torchvision's weights of a classifier by lower-case name; "imagenet" is its default.
-
-    A name such as imagenet1k_v1 fixes the weights: torchvision's default changes with its releases.
-    """
-    import torchvision
-
-    enum = torchvision.models.get_model_weights(name)
-    named = {weights.name.lower(): weights for weights in enum}
-    return {"imagenet": enum.DEFAULT, **named}
-
-
 def _download(name: str, weights: str) -> Weights:
     import torchvision
 
@@ -82,7 +56,7 @@ def _download(name: str, weights: str) -> Weights:
 
 def _chain(name: str, classifier: nn.Module) -> nn.Sequential:
     network = nn.Sequential()
-    if name in _TENSORFLOW:
+    if name in FROM_TENSORFLOW:
         network.add_module("scale", _TensorFlowScale())
     for child, module in classifier.named_children():
         if child in _CHAINS:
@@ -149,13 +123,13 @@ def from_timm(spec: str, size: int) -> FeatureExtractor:
     """
     import timm  # slow to import
 
-    name, _, rest = spec.partition(":")
+    name = spec.partition(":")[0]
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
         known = (f"timm:{model}" for model in timm.list_models())
         hint = did_you_mean(f"timm:{architecture}", known, "see the list in its documentation")
         raise InputError(f"model.backbone: unknown timm model {name!r}; {hint}")
-    options = _options(spec, rest)
+    options = timm_options(spec)
     if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):
         options["img_size"] = size
     try:
@@ -213,18 +187,3 @@ def _stages_of_timm(classifier: Any) -> tuple[tuple[str, ...], ...]:
         else:
             stages.append(list(group))
     return tuple(map(tuple, stages))
-
-
-def _options(spec: str, text: str) -> dict[str, Any]:
-    """Parse `key=value,...` into options of an architecture: numbers, strings and booleans."""
-    import timm
-
-    ours = {"num_classes", "in_chans", "img_size", "features_only", "global_pool"}
-    taken = ours | set(inspect.signature(timm.create_model).parameters)
-    options = {}
-    for option in filter(None, text.split(",")):
-        key, _, value = option.partition("=")
-        if not re.fullmatch(r"[\w.-]+", value) or key in taken or key.startswith("pretrained"):
-            raise InputError(f"model.backbone: timm:{spec}: {option!r} is not an option of an architecture")
-        options[key] = yaml.safe_load(value)
-    return options

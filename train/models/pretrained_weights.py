@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -15,11 +14,6 @@ from torch import Tensor, nn
 
 from retrieval.errors import InputError, LookalikeError
 from train.models.feature_extractor import tensors_of
-
-
-def is_file_of_weights(weights: str) -> bool:
-    """Return whether `model.weights` is a file: the names of published weights have no dot and no slash."""
-    return re.fullmatch(r"\w+", weights) is None
 
 
 def read_weights(file: str) -> dict[str, Tensor]:

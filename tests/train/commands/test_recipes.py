@@ -77,7 +77,7 @@ def test_show_prints_settings_and_a_working_command(name: str) -> None:
     words = shlex.split(text.splitlines()[-1].partition(": ")[2])
     options = dict(zip(words[2::2], words[3::2], strict=True))
     ours = settings.resolve(options["--data"], options["--recipe"], [])
-    assert ours.published == settings.parse_config({"data": "x", **yaml.safe_load(text)}).published
+    assert ours.published == settings.complete({"data": "x", **yaml.safe_load(text)}).published
     full = yaml.safe_load(invoke("show", name, "--full"))
     assert settings.parse_config(full).loss == ours.loss
 

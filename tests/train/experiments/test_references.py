@@ -27,7 +27,7 @@ from train.models.embedding_model import EmbeddingModel
 
 CHANGES = [
     "model={backbone: squeezenet1_1, trainable: 0, embedding_dim: 8}",
-    "preprocess.size=32",
+    "preprocess={size: 32, resize: 32, interpolation: bicubic}",
     "linear_probe=clean",
     "split={by: images, validation: 0.0}",
 ]
