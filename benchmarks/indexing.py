@@ -31,7 +31,8 @@ import numpy as np
 from PIL import Image
 
 from retrieval import Embedder, Gallery
-from retrieval.images.decode import BATCH, Decoded, cores, decode_ahead
+from retrieval.images.decode import BATCH, Decoded, decode_ahead
+from retrieval.resources import cores
 
 MEASURED = 640  # images after which the embedder has chosen its batch size
 

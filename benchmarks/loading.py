@@ -82,13 +82,13 @@ def ours(paths: Sequence[Path], workers: int, stack: ExitStack, *, kept: bool) -
     """Return epochs of our loader, with or without the cache of decoded images."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     cache = str(folder / "cache") if kept else None
-    limit = cache_module._TEMPORARY_LIMIT
-    cache_module._TEMPORARY_LIMIT = 0  # so few images would be cached otherwise
+    room = cache_module.room_for_images
+    cache_module.room_for_images = lambda folder: 0  # so few images would be cached otherwise
     settings = LoaderConfig(workers=workers, cache=cache)
     config = Config(data="", preprocess=PREPROCESS, augment=AUGMENT, loader=settings)
     labels = np.zeros(len(paths), np.int64)
     loader = stack.enter_context(closing(Loader(paths, labels, config, device=CPU, folder=folder)))
-    cache_module._TEMPORARY_LIMIT = limit
+    cache_module.room_for_images = room
     random = np.random.default_rng(0)
 
     def epoch() -> Iterable[Any]:

@@ -45,8 +45,8 @@ from benchmarks._arrivals import arriving, post
 from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
 from benchmarks.indexing import draw, untrained
 from retrieval import Embedder, Gallery, load_image
-from retrieval.images.decode import cores
 from retrieval.ingest.transfer import import_vectors
+from retrieval.resources import cores
 from retrieval.search.query import SearchOptions
 
 BATCH = 32

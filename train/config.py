@@ -353,9 +353,9 @@ class LoaderConfig(StrictModel):
     cache: str | None = Field(
         default=None,
         description="Folder for decoded, resized images: built once for each set of files and scale, shared "
-        "by all runs, never deleted automatically. null: images that take less than 1 GiB as squares (and "
-        "less than half the free disk) are decoded once into a temporary file in the run's folder; more are "
-        "decoded in every epoch. Features are cached there, too (null: in ~/.cache/lookalike/features).",
+        "by all runs, never deleted automatically. null: images that take less than a quarter of the free "
+        "memory and disk space are decoded once into a temporary file in the run's folder; more are decoded "
+        "in every epoch. Features are cached there, too (null: in ~/.cache/lookalike/features).",
     )
     features: Literal["auto", "never"] = Field(
         default="auto",

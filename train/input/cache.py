@@ -28,11 +28,13 @@ from retrieval.images.decode import decode_ahead
 from retrieval.images.load import load_image
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
+from retrieval.resources import free_memory
 from train.config import Config, LoaderConfig
 from train.input.cache_file import cache_file, explain_write_errors, fingerprint, map_with_facts, write_facts
 
 _SIZES = np.dtype("<i4")
-_TEMPORARY_LIMIT = 2**30  # bytes of a temporary cache file; larger sets need `loader.cache`
+_FREE_SHARE = 4  # a temporary cache takes at most a quarter of the free memory and of the free disk space
+_SHARED = "decoded"  # folder, in that of a run, of the temporary cache of several processes
 
 
 @dataclass(frozen=True)
@@ -120,16 +122,41 @@ def decoded_images(
 ) -> DecodedImages:
     """Choose between a cache file, a temporary cache file and decoding on every access.
 
-    With `config.cache` the images are cached in that folder. Otherwise, if central squares of all images take
-    less than 1 GiB and less than half of the free disk space, each of the `world_size` processes decodes them
-    once into a temporary file in `folder`; if not, they are decoded on every access.
+    With `config.cache` the images are cached in that folder. Otherwise, if there is room for them, they are
+    decoded once into a temporary file in `folder`; if not, they are decoded on every access.
+
+    Args:
+        paths: Image files.
+        resize: Resizing.
+        config: Settings of the loader.
+        folder: Folder for a temporary file.
+        world_size: Number of processes that open the same images. Several processes share one temporary
+            file, until one of them calls `drop_shared_cache`.
+        show_progress: Report progress on stderr.
     """
     if config.cache is not None and paths:
         return open_cache(paths, resize, Path(config.cache), show_progress=show_progress)
-    needed = world_size * len(paths) * resize.preprocess.scaled**2 * 3
-    if needed < min(_TEMPORARY_LIMIT, shutil.disk_usage(folder).free // 2):
-        return temporary_cache(paths, resize, folder, show_progress=show_progress)
-    return UncachedImages(paths, resize)
+    if decoded_size(len(paths), resize) > room_for_images(folder):
+        return UncachedImages(paths, resize)
+    if world_size > 1:
+        return open_cache(paths, resize, folder / _SHARED, show_progress=show_progress)
+    return temporary_cache(paths, resize, folder, show_progress=show_progress)
+
+
+def decoded_size(images: int, resize: Resize) -> int:
+    """Return about how many bytes decoded images take; whole ones are counted as 4:3."""
+    square = images * 3 * resize.preprocess.scaled**2
+    return square * 4 // 3 if resize.whole and resize.preprocess.fit == "crop" else square
+
+
+def room_for_images(folder: Path) -> int:
+    """Return the bytes that a temporary cache in a folder may take."""
+    return min(free_memory(), shutil.disk_usage(folder).free) // _FREE_SHARE
+
+
+def drop_shared_cache(folder: Path) -> None:
+    """Delete the temporary file of several processes; those that have opened it keep it."""
+    shutil.rmtree(folder / _SHARED, ignore_errors=True)
 
 
 def open_cache(

@@ -30,10 +30,13 @@ class FeatureLoader:
 
     Attributes:
         bad: Errors of the unreadable training images.
+        cacheable: `None`: there is nothing left to cache.
 
     Raises:
         InputError: A class without a readable image.
     """
+
+    cacheable: int | None = None
 
     def __init__(
         self,

@@ -21,7 +21,14 @@ from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.resources import cores
 from train.config import Config
 from train.input.augment import Draws, apply_draws, batch_seeds, cut_and_draw, draw_transform
-from train.input.cache import DecodedImages, UncachedImages, decoded_images, training_resize
+from train.input.cache import (
+    DecodedImages,
+    UncachedImages,
+    decoded_images,
+    decoded_size,
+    drop_shared_cache,
+    training_resize,
+)
 from train.input.views import cut_views, drawn_views
 
 
@@ -46,13 +53,14 @@ class Loader:
         labels: int64 [symmetries * N], the class of image i under symmetry s at s N + i.
         config: Configuration of the run.
         device: Device of the batches. For a CPU the workers augment, too; for "cuda" they are pinned.
-        folder: Folder for temporary files.
+        folder: Folder for temporary files, shared by the processes.
         rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
             batch.
         show_progress: Show progress while decoding into a cache.
 
     Attributes:
         bad: Errors of unreadable files, each once, as far as they were used.
+        cacheable: Bytes that a cache of the decoded images would take; `None` if they are cached.
 
     Raises:
         InputError: A class without a readable image, here or while loading.
@@ -78,12 +86,14 @@ class Loader:
         batches = _BatchDataset(source, paths, labels, config, rank, world_size, device.type == "cpu")
         self._paths, self._bad = paths, dict(source.bad)
         self._device, self._size = device, config.preprocess.size
+        self._folder = folder if world_size > 1 else None
+        decodes = isinstance(source, UncachedImages)
+        self.cacheable = decoded_size(len(paths), resize) if decodes else None
         for image in source.bad:
             batches.readable(image, {})
         self._order = _RequestSampler()
         workers = config.loader.workers
         if workers is None:
-            decodes = isinstance(source, UncachedImages)
             workers = default_workers(cores(), device.type, decodes=decodes, world_size=world_size)
         self._data = DataLoader(
             batches,
@@ -126,8 +136,10 @@ class Loader:
         return self._running
 
     def close(self) -> None:
-        """Stop the worker processes."""
+        """Stop the worker processes and delete temporary files."""
         self._running.close()
+        if self._folder is not None:
+            drop_shared_cache(self._folder)
         if isinstance(self._data._iterator, _MultiProcessingDataLoaderIter):
             # Left to the garbage collector, torch waits five seconds for each of them.
             self._data._iterator._shutdown_workers()

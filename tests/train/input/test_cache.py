@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from train.input.cache import (
     UncachedImages,
     ValidationImages,
     decoded_images,
+    drop_shared_cache,
     fingerprint,
     open_cache,
     temporary_cache,
@@ -189,25 +191,47 @@ def mixed(shop: Path, tmp_path: Path) -> list[Path]:
     return [*good[:5], broken, *good[5:9]]
 
 
-def test_images_are_cached_only_if_they_fit(shop: Path, tmp_path: Path) -> None:
+def test_images_are_cached_only_if_they_fit(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = sorted(shop.rglob("*.png"))
     resize, config = Resize(Preprocess(size=224, resize=256)), LoaderConfig()
     assert isinstance(decoded_images(files, resize, config, folder=tmp_path), CachedImages)
-    assert isinstance(decoded_images(files * 250, resize, config, folder=tmp_path), UncachedImages), (
-        "6000 x 192 KiB > 1 GiB"
-    )
-    assert isinstance(decoded_images(files, resize, config, folder=tmp_path, world_size=250), UncachedImages)
     assert not list(tmp_path.iterdir())
+    needed = len(files) * 3 * 256**2
+    plenty, little = (SimpleNamespace(free=size) for size in (10**12, 4 * needed - 4))
+    for memory, disk in ((10**12, little), (little.free, plenty)):
+        monkeypatch.setattr(cache_module, "free_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
+        assert isinstance(decoded_images(files, resize, config, folder=tmp_path), UncachedImages)
+        assert isinstance(decoded_images(files[1:], resize, config, folder=tmp_path), CachedImages)
     named = LoaderConfig(cache=str(tmp_path / "cache"))
-    assert isinstance(decoded_images(files, resize, named, folder=tmp_path, world_size=250), CachedImages)
+    assert isinstance(decoded_images(files, resize, named, folder=tmp_path), CachedImages)
     assert list((tmp_path / "cache").glob("*.pictures"))
+
+
+def test_processes_share_one_temporary_cache(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    first = decoded_images(paths, WHOLE, LoaderConfig(), folder=run, world_size=2)
+    monkeypatch.setattr(cache_module, "decode_ahead", None)  # decoding again would fail
+    second = decoded_images(paths, WHOLE, LoaderConfig(), folder=run, world_size=2)
+    assert len(list(run.rglob("*.pictures"))) == 1
+    for _ in range(2):  # the first one to end deletes it
+        drop_shared_cache(run)
+        assert not list(run.iterdir())
+    for images in (first, second):
+        assert isinstance(images, CachedImages)
+        assert_same(images, paths, WHOLE)
 
 
 @pytest.mark.parametrize("limit", [2**30, 0])
 def test_validation_images_equal_preprocessed_files(
     mixed: list[Path], tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_TEMPORARY_LIMIT", limit)
+    monkeypatch.setattr(cache_module, "room_for_images", lambda folder: limit)
     validation = ValidationImages(mixed, PREPROCESS, LoaderConfig(), folder=tmp_path)
     for _ in range(2):
         batches = list(validation.batches(4))

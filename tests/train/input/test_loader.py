@@ -97,7 +97,7 @@ def test_batches_do_not_depend_on_workers_or_processes(
         )
     with loader(paths, augment, workers=0, cache=str(paths[0].parent / "cache")) as ours:
         assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
-    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
+    monkeypatch.setattr(cache, "room_for_images", lambda folder: 0)
     with loader(paths, augment, workers=1) as ours:
         assert torch.equal(torch.stack(load(ours, augment)), torch.stack(expected))
 
@@ -135,7 +135,7 @@ def test_position_encodes_image_and_symmetry(paths: list[Path]) -> None:
 
 
 def test_skipped_batches_are_not_read(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
+    monkeypatch.setattr(cache, "room_for_images", lambda folder: 0)
     pipe = paths[0].parent / "pipe"
     os.mkfifo(pipe)  # reading it blocks
     with loader([pipe, *paths[1:]], workers=1) as ours:
@@ -165,7 +165,7 @@ def test_batches_finished_after_the_workers_are_the_same(paths: list[Path], augm
 def test_next_epoch_is_loaded_before_it_is_asked_for(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
+    monkeypatch.setattr(cache, "room_for_images", lambda folder: 0)
     content = paths[0].read_bytes()
     paths[0].unlink()
     os.mkfifo(paths[0])
@@ -194,7 +194,7 @@ def test_next_epoch_is_loaded_before_it_is_asked_for(
 def test_unreadable_images_are_replaced_by_one_of_their_class(
     paths: list[Path], room: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", room)
+    monkeypatch.setattr(cache, "room_for_images", lambda folder: room)
     paths[6].write_bytes(b"no")
     paths[7].unlink()
     with loader(paths, workers=workers) as ours:
@@ -218,7 +218,7 @@ def test_class_without_a_readable_image_is_refused(
     expected = r"05\.png: .*; none of the 4 images of its class can be read"
     with pytest.raises(InputError, match=expected.replace("05", "04")), loader(paths, workers=workers):
         pass
-    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
+    monkeypatch.setattr(cache, "room_for_images", lambda folder: 0)
     with loader(paths, workers=workers) as ours, pytest.raises(InputError, match=expected) as caught:
         list(one_epoch(ours, [np.array([0, 1]), np.array([5, 1])]))
     assert "\n" not in str(caught.value)
@@ -237,7 +237,7 @@ def test_worker_error_is_reported_in_one_line(paths: list[Path], workers: int) -
 
 
 def test_killed_worker_is_reported(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_TEMPORARY_LIMIT", 0)
+    monkeypatch.setattr(cache, "room_for_images", lambda folder: 0)
     pipe = paths[0].parent / "pipe"
     os.mkfifo(pipe)
 
