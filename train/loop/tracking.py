@@ -15,6 +15,8 @@ from train.config import Config
 from train.loop.run_folder import Run
 
 _T = TypeVar("_T")
+_TOO_LONG = 0.2  # share of the time
+_SLOW_RECORDS = 3  # in a row: the first batch of a run always takes a while
 WATCHED = {
     "train": "training images",
     "held-out": "held-out images",
@@ -80,6 +82,34 @@ class Tracker:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=0 if error is None else 1)
+
+
+class WaitingHint:
+    """Advice, given once, for a run that keeps waiting for its images to be decoded.
+
+    Args:
+        cacheable: Bytes that a cache of the decoded images would take; `None` if they are cached.
+    """
+
+    def __init__(self, cacheable: int | None) -> None:
+        self._cacheable, self._slow = cacheable, 0
+
+    def advice(self, waiting: float) -> str | None:
+        """Return the advice if more than 20% of the time since the last records went to waiting.
+
+        Args:
+            waiting: Share of the time since the last record.
+        """
+        if self._cacheable is None:
+            return None
+        self._slow = self._slow + 1 if waiting > _TOO_LONG else 0
+        if self._slow < _SLOW_RECORDS:
+            return None
+        size, self._cacheable = self._cacheable / 1e9, None
+        return (
+            f"waiting for data {100 * waiting:.0f}% of the time: set loader.cache=DIR to decode each image "
+            f"once ({size:.1f} GB), or raise loader.workers if cores are idle"
+        )
 
 
 class Throughput:

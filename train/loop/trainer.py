@@ -29,7 +29,7 @@ from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.shared_images import ImageSource
 from train.loop.step import Step
-from train.loop.tracking import WATCHED, Throughput, Tracker
+from train.loop.tracking import WATCHED, Throughput, Tracker, WaitingHint
 from train.loop.training_data import TrainingData
 from train.loop.validation import Validator, Watcher
 from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
@@ -100,6 +100,7 @@ class Trainer:
             self.loader = self.data.feature_loader(backbone.views(self.data.files))
         else:
             self.loader = self.data.loader(show_progress=self.show)
+        self.waiting_hint = WaitingHint(self.loader.cacheable)
         source = ImageSource(
             config, self.group, run.folder, backbone if self.on_features else None, self.show
         )
@@ -202,6 +203,8 @@ class Trainer:
                 pending.clear()
                 progress.update(0, f"epoch {self.epoch + 1}/{config.epochs}, {_status(record)}")
                 self._detect_inert_kernel(record, progress)
+                if advice := self.waiting_hint.advice(record["waiting"]):
+                    progress.write(advice)
                 if ends:
                     self._detect_collapse(record["mean_similarity"], progress)
             progress.update(1)

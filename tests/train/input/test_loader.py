@@ -224,6 +224,20 @@ def test_class_without_a_readable_image_is_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_size_of_a_cache_is_that_of_its_file(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, path in enumerate(paths):
+        draw(number, (40, 30)).save(path)
+    folder = paths[0].parent / "cache"
+    for augment in (NOTHING, RANDOM):
+        with loader(paths, augment, cache=str(folder)) as ours:
+            assert ours.cacheable is None
+        [file] = folder.glob("*.pictures")
+        monkeypatch.setattr(cache, "room_for_images", lambda folder: 0)
+        with loader(paths, augment) as ours:
+            assert ours.cacheable == pytest.approx(file.stat().st_size, rel=0.05)
+        file.unlink()
+
+
 # ---- workers
 
 

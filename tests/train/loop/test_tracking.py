@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from retrieval import InputError
 from train import settings
 from train.loop.run_folder import Run
-from train.loop.tracking import Tracker
+from train.loop.tracking import Tracker, WaitingHint
 
 RECORDS = [{"step": step, "epoch": 0, "loss": 1.0 / step} for step in (1, 2, 3)]
 
@@ -86,3 +86,12 @@ def test_missing_weights_and_biases_is_reported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match="pip install wandb"):
         log_records(begin(tmp_path / "run", "wandb=project"), RECORDS)
+
+
+def test_advice_is_given_once_after_waiting_for_three_records() -> None:
+    waits = [0.5, 0.3, 0.1, 0.9, 0.21, 0.4, 0.9, 0.9, 0.9]
+    hint = WaitingHint(2_340_000_000)
+    given = [hint.advice(share) for share in waits]
+    assert [i for i, advice in enumerate(given) if advice] == [5]
+    assert "40% of the time: set loader.cache=DIR to decode each image once (2.3 GB)" in str(given[5])
+    assert not any(WaitingHint(None).advice(share) for share in waits)
