@@ -114,7 +114,13 @@ class Gallery:
             InputError: The folder is not empty, or the model cannot be used.
         """
         embedder = model if isinstance(model, Embedder) else Embedder(model)
-        manifest = Manifest(embedder.fingerprint, embedder.dim, decode_policy=DECODE_POLICY, dtype=storage)
+        manifest = Manifest(
+            embedder.fingerprint,
+            embedder.dim,
+            decode_policy=DECODE_POLICY,
+            provider=embedder.provider,
+            dtype=storage,
+        )
         Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
         created = cls(folder, runtime=embedder.runtime)
         created._embedder = embedder

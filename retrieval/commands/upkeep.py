@@ -236,6 +236,8 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("dimensions", f"{facts['dim']}, stored as {facts['storage']}"),
         ("model", facts["fingerprint"]),
     ]
+    if facts["provider"]:
+        lines.append(("created by", facts["provider"]))
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))

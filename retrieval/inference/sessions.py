@@ -58,7 +58,7 @@ def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSess
         raise InputError(f"{path}: not a complete ONNX model ({reason(error)}); export it again") from error
     for name in candidates:
         where = f"{name} on {runtime.device}" if runtime.device.index is not None else name
-        _print_once(
+        print_once(
             f"{where} does not work here, so the CPU runs the model; it needs {_ACCELERATORS[name][1]}"
         )
     if runtime.is_automatic:
@@ -95,5 +95,6 @@ def _accelerated(
 
 
 @cache
-def _print_once(line: str) -> None:
+def print_once(line: str) -> None:
+    """Print a line on stderr, unless this process has printed it before."""
     print(line, file=sys.stderr, flush=True)

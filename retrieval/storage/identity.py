@@ -10,12 +10,16 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import has_sha256
 from retrieval.inference.runtime import Runtime
+from retrieval.inference.sessions import print_once
 from retrieval.storage.manifest import Manifest
 
 # Lowest cosine of the probe vectors of another file with the same network.
 _MIN_COSINE_SAME_NETWORK = 0.9999
 # Lowest cosine of the same file on another machine, whose libraries round differently.
 _MIN_COSINE_OTHER_MACHINE = 0.999
+# Lowest cosine of the same file on another execution provider. An int8 file computed in float32, as some
+# providers do, keeps 0.997 on images; files whose precision costs 0.98 are in use.
+_MIN_COSINE_OTHER_PROVIDER = 0.99
 
 
 def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
@@ -44,11 +48,28 @@ def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
 
 
 def check_vectors(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
-    """Raise a `LookalikeError` if the gallery's model does not compute the stored probe vectors here."""
+    """Check that the gallery's model computes the stored probe vectors here.
+
+    Vectors of another execution provider may differ more; if they do, one line on stderr says so.
+
+    Raises:
+        LookalikeError: It computes other vectors.
+    """
     cosine = probe_cosine(folder, manifest, embedder)
-    if cosine < _MIN_COSINE_OTHER_MACHINE:
-        what = f"the model computes other vectors here than when the gallery was built (cosine {cosine:.4f})"
-        raise LookalikeError(f"{folder}: {what}; rebuild the gallery on this machine")
+    if cosine >= _MIN_COSINE_OTHER_MACHINE:
+        return
+    built, here = manifest.provider, embedder.provider
+    what = (
+        f"{folder}: the model computes other vectors here, by {here}, than when the gallery was built, by "
+        f"{built or 'an unknown provider'} (cosine {cosine:.4f})"
+    )
+    hint = "rebuild the gallery on this machine"
+    if built not in (None, here):
+        if cosine >= _MIN_COSINE_OTHER_PROVIDER:
+            print_once(f"{what}; scores may differ in the second decimal")
+            return
+        hint += ", or choose the provider that it was built with by --device or --provider"
+    raise LookalikeError(f"{what}; {hint}")
 
 
 def check_storage(folder: Path, manifest: Manifest, storage: str | None) -> None:

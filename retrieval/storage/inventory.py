@@ -41,6 +41,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index:
         "dim": store.manifest.dim,
         "storage": store.manifest.dtype,
         "fingerprint": store.manifest.fingerprint,
+        "provider": store.manifest.provider,
         "roots": {str(folder / root): count for root, count in files_by_root(store).items()},
         "columns": store.columns(),
         "bytes": {"database": (folder / "gallery.db").stat().st_size, **sizes, "all": folder_size(folder)},

@@ -37,6 +37,7 @@ class Manifest:
             own model file.
         decode_policy: Version of the rules by which images were decoded, see `retrieval.images.load`.
         probes_sha256: SHA-256 of the file with the model's vectors of the probe images.
+        provider: Execution provider that computed these vectors, by ONNX Runtime's name; `None` if unknown.
         rebuilt_from: uuid of the gallery that this one replaces, if it is a rebuild.
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
@@ -49,6 +50,7 @@ class Manifest:
     embedding: str | None = None
     decode_policy: int | None = None
     probes_sha256: str | None = None
+    provider: str | None = None
     rebuilt_from: str | None = None
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
@@ -70,6 +72,7 @@ class Manifest:
             "embedding": self.embedding,
             "decode_policy": self.decode_policy,
             "probes_sha256": self.probes_sha256,
+            "provider": self.provider,
             "rebuilt_from": self.rebuilt_from,
             "dtype": self.dtype,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
@@ -99,6 +102,7 @@ def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
             embedding=facts.get("embedding"),
             decode_policy=facts.get("decode_policy"),
             probes_sha256=facts.get("probes_sha256"),
+            provider=facts.get("provider"),
             rebuilt_from=facts.get("rebuilt_from"),
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),

@@ -312,4 +312,4 @@ def _rewrite_probes(store: Store) -> None:
     path = store.folder / "model" / "probes.npy"
     with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, embedder.embed_pixels(probe_pixels(embedder)))
-    store.update_manifest(replace(store.manifest, probes_sha256=sha256_of(path)))
+    store.update_manifest(replace(store.manifest, probes_sha256=sha256_of(path), provider=embedder.provider))

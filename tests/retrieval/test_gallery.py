@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError
+from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, Runtime
+from retrieval.devices import Device
 from retrieval.ingest.sources import scan
 from retrieval.storage.records import IndexSpec
 from retrieval.storage.segments import files_of
@@ -215,6 +217,44 @@ def test_model_that_computes_other_vectors_is_refused(gallery: Gallery, tmp_path
     Store.create(tmp_path / "elsewhere", gallery.store.manifest, model, np.roll(probes, 1, axis=1))
     with pytest.raises(LookalikeError, match="other vectors"):
         Gallery.open(tmp_path / "elsewhere").search(draw(0))
+
+
+@pytest.mark.parametrize(
+    ("built", "cosine", "refused"),
+    [
+        ("CUDAExecutionProvider", 0.9995, ""),
+        ("CUDAExecutionProvider", 0.994, ""),
+        ("CUDAExecutionProvider", 0.98, "or choose the provider that it was built with"),
+        (None, 0.994, "by an unknown provider"),
+        ("CPUExecutionProvider", 0.994, "rebuild the gallery on this machine$"),
+    ],
+)
+def test_gallery_of_another_provider_is_accepted_or_explained(
+    gallery: Gallery,
+    tmp_path: Path,
+    built: str | None,
+    cosine: float,
+    refused: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Probe vectors as another provider would have computed them: at a given cosine to those of the CPU."""
+    probes = np.load(gallery.folder / "model" / "probes.npy").astype(float)
+    away = np.roll(probes, 1, axis=1)
+    away -= (away * probes).sum(1, keepdims=True) * probes
+    away /= np.linalg.norm(away, axis=1, keepdims=True)
+    moved = (cosine * probes + np.sqrt(1 - cosine**2) * away).astype(np.float32)
+    model, manifest = gallery.folder / "model" / "model.onnx", gallery.store.manifest
+    assert manifest.provider == gallery.info()["provider"] == "CPUExecutionProvider"
+    Store.create(tmp_path / "g", dataclasses.replace(manifest, provider=built), model, moved)
+    there = Gallery(tmp_path / "g", runtime=Runtime(Device("cpu")))
+    assert there.store.manifest.provider == built
+    if refused:
+        with pytest.raises(LookalikeError, match=f"by CPUExecutionProvider, .*{refused}"):
+            _ = there.embedder
+    else:
+        assert there.embedder.dim == manifest.dim
+        line = capsys.readouterr().err
+        assert (f"by CUDAExecutionProvider (cosine {cosine:.4f})" in line) == (cosine < 0.999)
 
 
 def test_one_writer_at_a_time(gallery: Gallery, shop: Path) -> None:
