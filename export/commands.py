@@ -114,6 +114,8 @@ def export(
 
         library, name = ("timm", from_timm) if from_timm else ("torchvision", from_torchvision)
         source = PretrainedBackbone(library, str(name), **given)
+        if source.assumption is not None:
+            print_status(source.assumption)
         exported = export_backbone(source, out, data=data, options=options)
     if precision == "fp16" and exported.cost and exported.cost.provider.lower().startswith("cpu"):
         print_status(

@@ -15,7 +15,12 @@ from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
 from train.config import Config, ModelConfig
 from train.models.embedding_model import EmbeddingModel
-from train.pretrained_configs import is_file_of_weights, published_preprocess, torchvision_names
+from train.pretrained_configs import (
+    config_file,
+    is_file_of_weights,
+    published_preprocess,
+    torchvision_names,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,18 @@ class PretrainedBackbone:
         if preprocess is None:
             raise InputError(f"--from-{self.library}: unknown model {self.name!r}; {self._hint()}")
         return replace(preprocess, mean=self.mean or preprocess.mean, std=self.std or preprocess.std)
+
+    @property
+    def assumption(self) -> str | None:
+        """A sentence on the mean and std that are assumed for a file of weights; `None` if none are."""
+        stated = not is_file_of_weights(self.weights) or config_file(self._backbone, self.weights) is not None
+        if stated or (self.mean and self.std):
+            return None
+        found = self.preprocess()
+        return (
+            f"mean {list(found.mean)}, std {list(found.std)}: assumed for {self.weights}, as published for "
+            f"{self._backbone}; give --mean and --std if these weights were trained with others"
+        )
 
     def model_config(self) -> ModelConfig:
         """Return the model configuration, before the embedding dimension is known."""

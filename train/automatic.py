@@ -11,7 +11,7 @@ from typing import Any
 
 from retrieval.images.preprocess import Preprocess
 from train.config import Config, PreprocessConfig
-from train.pretrained_configs import is_file_of_weights, published_preprocess, traits
+from train.pretrained_configs import config_file, is_file_of_weights, published_preprocess, traits
 from train.yaml_files import to_line
 
 AUTO = "auto"
@@ -71,6 +71,9 @@ def _preprocess(config: Config, names: Collection[str]) -> tuple[dict[str, Any],
     if published is None or weights is None:
         return chosen, None
     what = ", ".join(_stated({name.partition(".")[2]: value for name, value in chosen.items()}))
+    file = config_file(backbone, weights)
+    if file is not None:
+        return chosen, f"preprocess: {what}; as stated in {file}"
     if not is_file_of_weights(weights):
         return chosen, f"preprocess: {what}; as published for {backbone}"
     return chosen, (

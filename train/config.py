@@ -187,13 +187,14 @@ class PreprocessConfig(StrictModel):
     resize: int | None = Field(
         default=Preprocess.resize,
         ge=1,
-        description="Length of the shorter side before the crop, in pixels. null: preprocess.size, so that "
-        "no margin is cropped. auto: the published multiple of it, or null for random weights.",
+        description="Length of the shorter side (with fit=pad, of the longer one) before the crop, in "
+        "pixels. null: preprocess.size, so that no margin is cropped. auto: the published multiple of it, or "
+        "null for random weights.",
     )
-    fit: Literal["crop", "squeeze"] = Field(
+    fit: Literal["crop", "squeeze", "pad"] = Field(
         default="crop",
-        description="crop (keep proportions, take the center) or squeeze (scale the image to a square). "
-        "auto: as published, or crop.",
+        description="crop (keep proportions, take the center), squeeze (scale the image to a square) or pad "
+        "(keep proportions and the full image, on a square of the mean color). auto: as published, or crop.",
     )
     interpolation: Literal["bilinear", "bicubic"] = Field(
         default="bicubic",

@@ -7,9 +7,11 @@ only place that reads them: training and `lookalike export --from-timm` use the 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -52,8 +54,8 @@ def is_file_of_weights(weights: str) -> bool:
 def published_preprocess(backbone: str, weights: str, size: int | None = None) -> Preprocess | None:
     """Return the preprocessing that a library publishes for weights; `None` for an unknown backbone.
 
-    For a file of weights, and for names that the library does not have, it is that of the library's default
-    weights of the architecture.
+    For a file of weights of timm it is that of a config.json beside it; see `config_file`. Without one, and
+    for names that the library does not have, it is that of the library's default weights of the architecture.
 
     Args:
         backbone: Name of the backbone, as in `model.backbone`.
@@ -66,10 +68,26 @@ def published_preprocess(backbone: str, weights: str, size: int | None = None) -
     """
     library, _, spec = backbone.partition(":")
     if library == "timm":
-        return _timm_preprocess(spec, size)
+        return _timm_preprocess(spec, config_file(backbone, weights), size)
     if backbone == "bn-inception":
         return _resized(BN_INCEPTION, size)
     return _torchvision_preprocess(backbone, weights, size) if backbone in torchvision_names() else None
+
+
+def config_file(backbone: str, weights: str) -> Path | None:
+    """Return the config.json beside a file of weights, as on the Hugging Face hub; `None` if there is none.
+
+    Another architecture's is left alone.
+    """
+    library, _, spec = backbone.partition(":")
+    file = Path(weights).parent / "config.json"
+    if library != "timm" or not is_file_of_weights(weights) or not file.is_file():
+        return None
+    try:
+        architecture = json.loads(file.read_text())["architecture"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return file if architecture == re.split("[.:]", spec)[0] else None
 
 
 @cache
@@ -162,6 +180,8 @@ def _resized(preprocess: Preprocess, size: int | None) -> Preprocess:
 
 # ---- timm
 
+_FITS = {"center": "crop", "squash": "squeeze", "border": "pad"}  # by timm's crop_mode
+
 
 def timm_options(spec: str) -> dict[str, Any]:
     """Parse NAME:key=value,... into options of an architecture: numbers, strings and booleans.
@@ -182,7 +202,7 @@ def timm_options(spec: str) -> dict[str, Any]:
     return options
 
 
-def _timm_preprocess(spec: str, size: int | None) -> Preprocess | None:
+def _timm_preprocess(spec: str, file: Path | None, size: int | None) -> Preprocess | None:
     import timm
     from timm.data import resolve_data_config
 
@@ -190,21 +210,24 @@ def _timm_preprocess(spec: str, size: int | None) -> Preprocess | None:
     if not timm.is_model(name.partition(".")[0]):
         return None
     try:
-        found = timm.get_pretrained_cfg(name)
+        own = timm.get_pretrained_cfg(name)
     except RuntimeError:  # no such weights of the architecture
         return None
-    published = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})
+    values = own.to_dict() if own else {}
+    if file is not None:
+        values |= json.loads(file.read_text()).get("pretrained_cfg", {})
+    published = resolve_data_config(pretrained_cfg=values)
     channels, height, width = published["input_size"]
-    if channels != 3 or height != width or published["crop_mode"] == "border":
+    if channels != 3 or height != width:
         raise InputError(
-            f"timm:{name}: takes padded, non-square or non-RGB images, which are not supported; "
-            "use another backbone"
+            f"timm:{name}: takes images of {channels} x {height} x {width}, which is not supported; use "
+            "another backbone"
         )
     side = size or height
     return Preprocess(
         size=side,
         resize=max(side, int(side / published["crop_pct"])),  # a few publish more than 1: a black border
-        fit="squeeze" if published["crop_mode"] == "squash" else "crop",
+        fit=_FITS[published["crop_mode"]],
         interpolation=published["interpolation"],
         mean=tuple(published["mean"]),
         std=tuple(published["std"]),

@@ -13,18 +13,20 @@ from PIL import Image
 from retrieval.errors import InputError
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-_FITS = ("crop", "squeeze")
+_FITS = ("crop", "squeeze", "pad")
 _MAX_ASPECT = 8  # aspect ratio above which `whole` crops
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocess:
-    """Scale the shorter side (or both, with "squeeze") to `resize`, crop the central `size` x `size` square.
+    """Scale the shorter side (both with "squeeze", the longer one with "pad") to `resize`, and crop the
+    central `size` x `size` square.
 
     Args:
         size: Side of the model's square input, in pixels.
-        resize: Length of the shorter side before the crop, in pixels; `None` for `size`.
-        fit: "crop" keeps the aspect ratio and crops the centre; "squeeze" scales the full image to a square.
+        resize: Length of that side before the crop, in pixels; `None` for `size`.
+        fit: "crop" keeps the aspect ratio and crops the centre; "squeeze" scales the full image to a square;
+            "pad" keeps the aspect ratio and fills the square with the mean colour.
         interpolation: "bilinear" or "bicubic", both antialiased.
         mean: Mean of each RGB channel, for values in 0..1. The model's graph applies mean and std; they are
             part of this description only.
@@ -70,6 +72,9 @@ class Preprocess:
 
     def __call__(self, image: Image.Image) -> np.ndarray:
         """Return an upright RGB image as model input, uint8 [size, size, 3]."""
+        if self.fit == "pad":
+            margin = (self.scaled - self.size) // 2
+            return self._padded(image)[margin : margin + self.size, margin : margin + self.size]
         # Resampling only the box that survives the crop gives the same pixels with less work.
         sides = image.size if self.fit == "squeeze" else 2 * (min(image.size),)
         width, height = (side * self.size / self.scaled for side in sides)
@@ -82,6 +87,8 @@ class Preprocess:
         """
         if self.fit == "squeeze":
             return self._resized(image, image.size, (self.scaled, self.scaled))
+        if self.fit == "pad":
+            return self._padded(image)
         shorter = min(image.size)
         width, height = (min(side, _MAX_ASPECT * shorter) for side in image.size)
         shape = (round(width * self.scaled / shorter), round(height * self.scaled / shorter))
@@ -92,6 +99,14 @@ class Preprocess:
         left, top = ((whole - side) / 2 for whole, side in zip(image.size, part, strict=True))
         box = (left, top, left + part[0], top + part[1])
         return np.asarray(image.resize(shape, _FILTERS[self.interpolation], box=box))
+
+    def _padded(self, image: Image.Image) -> np.ndarray:
+        """Return a full image in the centre of a square of the mean colour, uint8 [scaled, scaled, 3]."""
+        width, height = (max(1, round(side * self.scaled / max(image.size))) for side in image.size)
+        left, top = (self.scaled - width) // 2, (self.scaled - height) // 2
+        square = np.full((self.scaled, self.scaled, 3), [round(255 * value) for value in self.mean], np.uint8)
+        square[top : top + height, left : left + width] = self._resized(image, image.size, (width, height))
+        return square
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, lists and strings for JSON and YAML."""

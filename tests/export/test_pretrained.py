@@ -79,7 +79,8 @@ def test_torchvision_backbone_equals_torchvision(tmp_path: Path, images: list[Im
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
     out = tmp_path / "m.onnx"
     words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
-    lookalike_here("export", "--from-torchvision", "squeezenet1_1", *words)
+    stated = lookalike_here("export", "--from-torchvision", "squeezenet1_1", *words).stderr
+    assert "mean [0.485, 0.456, 0.406], std [0.229, 0.224, 0.225]: assumed for" in stated
     whole.classifier = torch.nn.AdaptiveAvgPool2d(1)
     transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
     wanted = by_library(whole, transform, images)

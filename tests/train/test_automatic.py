@@ -10,9 +10,10 @@ import timm
 import torch
 import yaml
 from safetensors.torch import save_file
+from timm.models import save_for_hf
 from torchvision.models import squeezenet1_1
 
-from retrieval import Embedder, InputError, Preprocess
+from retrieval import Preprocess
 from tests.conftest import lookalike_here
 from train import automatic, recipes, settings
 from train.config import Config
@@ -69,6 +70,22 @@ def test_mean_that_is_assumed_for_a_file_is_stated() -> None:
     assert "mean [" not in note
 
 
+def test_config_file_of_the_hub_states_the_preprocessing(tmp_path: Path) -> None:
+    """As timm writes it beside the weights for the Hugging Face hub; another architecture's is left alone."""
+    network = timm.create_model("test_vit")
+    network.pretrained_cfg |= {"mean": (0.1, 0.2, 0.3), "crop_pct": 0.8, "crop_mode": "squash"}
+    save_for_hf(network, tmp_path, safe_serialization=True)
+    weights = f"model.weights={tmp_path}/model.safetensors"
+    config, (note,) = resolved("model.backbone=timm:test_vit", weights)
+    published = timm.get_pretrained_cfg("test_vit")
+    expected = Preprocess(160, 200, "squeeze", "bicubic", (0.1, 0.2, 0.3), tuple(published.std))
+    assert config.preprocess == expected
+    assert note.endswith(f"as stated in {tmp_path}/config.json")
+    config, (note,) = resolved("model.backbone=timm:test_vit2", weights)
+    assert config.preprocess.mean == tuple(timm.get_pretrained_cfg("test_vit2").mean)
+    assert "assumed for" in note
+
+
 @pytest.mark.parametrize(
     ("backbone", "pooling", "rates"),
     [
@@ -111,14 +128,6 @@ def test_runs_of_before_and_rows_of_papers_are_not_chosen_for(monkeypatch: pytes
             settings.complete({"data": row.data, **row.settings})
 
 
-@pytest.mark.parametrize("name", ["deepseek_vit_412m", "vit_base_patch16_sapiens2"])
-def test_unsupported_preprocessing_is_refused(name: str) -> None:
-    if not timm.is_model(name):
-        pytest.skip(f"needs a timm with {name}")
-    with pytest.raises(InputError, match="padded, non-square or non-RGB images"):
-        resolved(f"model.backbone=timm:{name}", "model.weights=imagenet")
-
-
 @pytest.mark.parametrize(
     ("backbone", "pooling"),
     [("timm:test_vit", "cls"), ("timm:test_efficientnet", "mean"), ("squeezenet1_1", "mean")],
@@ -134,7 +143,7 @@ def test_catalogue_takes_other_backbones(backbone: str, pooling: str, tmp_path: 
 
 
 def test_a_run_keeps_the_values_that_training_states(tmp_path: Path, shop: Path) -> None:
-    """In config.yaml, in the model file, and after --resume, which chooses nothing."""
+    """In config.yaml; --resume chooses nothing."""
     save_file(squeezenet1_1().state_dict(), tmp_path / "w.safetensors")
     run = str(tmp_path / "run")
     changes = [
@@ -160,7 +169,5 @@ def test_a_run_keeps_the_values_that_training_states(tmp_path: Path, shop: Path)
     published = {"size": 48, "resize": 55, "fit": "crop", "interpolation": "bilinear"}  # 48 x 256 / 224
     assert kept["preprocess"] == {**published, "mean": IMAGENET[0], "std": IMAGENET[1]}
     assert (kept["model"]["pooling"], kept["optimizer"]["lr"]) == ("mean", 3e-5)
-    lookalike_here("export", run, "--out", str(tmp_path / "m.onnx"))
-    assert Embedder(tmp_path / "m.onnx").preprocess.to_dict() == kept["preprocess"]
     resumed = lookalike_here("train", "--out", run, "--resume").stderr
     assert "model.pooling" not in resumed

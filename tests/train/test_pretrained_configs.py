@@ -14,6 +14,7 @@ import torchvision
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from timm.data import create_transform, resolve_model_data_config
+from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
 from torchvision import transforms
 
 from export.pretrained import PretrainedBackbone
@@ -34,20 +35,26 @@ def timm_steps(name: str) -> list[Any]:
 def stated(steps: list[Any]) -> tuple[Any, ...]:
     """Scale, crop, interpolation, mean and standard deviation of timm's steps."""
     scale, crop, _, normalize = steps
-    assert isinstance(scale, transforms.Resize)
-    fit = "crop" if isinstance(scale.size, int) else "squeeze"
+    if isinstance(scale, ResizeKeepRatio):
+        fit, interpolation = "pad", scale.interpolation
+        assert (scale.longest, list(crop.fill)) == (
+            1,
+            [round(255 * value) for value in normalize.mean.tolist()],
+        )
+    else:
+        fit, interpolation = "crop" if isinstance(scale.size, int) else "squeeze", scale.interpolation
     (resize,) = {scale.size} if fit == "crop" else set(scale.size)
     (size,) = set(crop.size)
     mean, std = normalize.mean.tolist(), normalize.std.tolist()
-    return size, resize, fit, scale.interpolation.value, *(tuple(np.round(v, 6)) for v in (mean, std))
+    return size, resize, fit, interpolation.value, *(tuple(np.round(v, 6)) for v in (mean, std))
 
 
 def test_every_name_of_timm_has_the_steps_of_its_transform() -> None:
     unlike = 0
     for name in TIMM:
         theirs = timm.get_pretrained_cfg(name)
-        if theirs.crop_mode == "border" or len(set(theirs.input_size[1:])) > 1:
-            with pytest.raises(InputError, match="padded, non-square or non-RGB"):
+        if len(set(theirs.input_size[1:])) > 1:
+            with pytest.raises(InputError, match=r"takes images of 3 x \d+ x \d+, which is not supported"):
                 published_preprocess(f"timm:{name}", "imagenet")
             continue
         ours = published_preprocess(f"timm:{name}", "imagenet")
@@ -110,13 +117,22 @@ def test_pixels_are_those_of_timm() -> None:
     cases: dict[tuple[Any, ...], str] = {}
     for name in sorted(TIMM, key=lambda name: zlib.crc32(name.encode())):
         found = timm.get_pretrained_cfg(name)
-        if found.crop_mode != "border" and max(found.input_size) <= _LARGEST:
+        if max(found.input_size) <= _LARGEST:
             cases.setdefault((found.input_size, found.crop_pct, found.crop_mode, found.interpolation), name)
     assert {mode for _, _, mode, _ in cases} == {"center", "squash"}
-    for name in list(cases.values())[:20]:
+    for name in list(cases.values())[:18]:
         ours = published_preprocess(f"timm:{name}", "imagenet")
         assert ours is not None
         assert_same_pixels(ours, transforms.Compose(timm_steps(name)))
+
+
+@pytest.mark.parametrize("resize", [64, 80])
+def test_padding_is_that_of_timm(resize: int) -> None:
+    image = Image.fromarray(load_sample_image("flower.jpg")).crop((0, 0, 300, 427))
+    ours = Preprocess(size=64, resize=resize, fit="pad", mean=(0.1, 0.5, 0.9))
+    fill = [round(255 * value) for value in ours.mean]
+    theirs = [ResizeKeepRatio(resize, longest=1.0, interpolation="bicubic"), CenterCropOrPad(64, fill=fill)]
+    np.testing.assert_array_equal(ours(image), np.asarray(transforms.Compose(theirs)(image)))
 
 
 @pytest.mark.parametrize(

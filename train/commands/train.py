@@ -39,8 +39,7 @@ def train(
 
     \b
       lookalike train --data folder:shop --out run --recipe catalogue
-      lookalike train --data folder:shop --out run --set model.backbone=resnet18 \\
-          --set model.weights=imagenet --set preprocess.size=224 --set optimizer.lr=1e-4
+      lookalike train --data folder:shop --out run --recipe catalogue --set model.backbone=resnet50
       lookalike train --data cars196:ROOT --out run --recipe loop/table2/loop-triplet-cars196
       lookalike train --out run --resume
 

@@ -56,8 +56,12 @@ class Resize:
     @property
     def fingerprint(self) -> list[object]:
         """Everything that the resized pixels depend on."""
-        size = None if self.whole else self.preprocess.size
-        return [size, self.preprocess.scaled, self.preprocess.fit, self.preprocess.interpolation]
+        preprocess = self.preprocess
+        size, color = (
+            None if self.whole else preprocess.size,
+            preprocess.mean if preprocess.fit == "pad" else (),
+        )
+        return [size, preprocess.scaled, preprocess.fit, preprocess.interpolation, *color]
 
 
 def training_resize(config: Config) -> Resize:

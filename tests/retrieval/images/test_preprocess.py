@@ -46,6 +46,19 @@ def test_squeeze_scales_the_full_image_to_a_square(shape: tuple[int, int]) -> No
     assert np.abs(squeezed(image).astype(int) - theirs).max() <= 1
 
 
+@pytest.mark.parametrize("shape", [(120, 40), (33, 90), (1, 500), (50, 50)])
+def test_pad_keeps_the_full_image_and_its_proportions(shape: tuple[int, int]) -> None:
+    padded = Preprocess(size=60, fit="pad", mean=(0.0, 1.0, 0.0))
+    pixels = padded(Image.new("RGB", shape, (200, 100, 200)))
+    rows, columns = np.nonzero((pixels == [200, 100, 200]).all(2))
+    for count, side in ((np.ptp(columns) + 1, shape[0]), (np.ptp(rows) + 1, shape[1])):
+        assert abs(count - max(1, 60 * side / max(shape))) <= 0.5
+    assert len(rows) == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+    others = pixels[(pixels != [200, 100, 200]).any(2)]
+    assert (others == [0, 255, 0]).all()
+    np.testing.assert_array_equal(padded.whole(Image.new("RGB", shape, (200, 100, 200))), pixels)
+
+
 def test_resize_equal_to_size_crops_nothing_of_a_square() -> None:
     image = draw(2, (40, 40))
     np.testing.assert_array_equal(Preprocess(size=40)(image), np.asarray(image))
