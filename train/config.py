@@ -61,6 +61,11 @@ class SplitConfig(StrictModel):
         "metric is saturated (above 0.95 before training, or within two standard errors of 1) or rests on "
         "fewer than 300 held-out images or 20 classes. always: choose in any case.",
     )
+    refit: bool = Field(
+        default=False,
+        description="After the best epoch is chosen, train on all images, the held-out ones included, from "
+        "the start for as many epochs. The run that chose is kept in the folder choice of the run.",
+    )
     folds: int = Field(
         default=0,
         ge=0,
@@ -75,6 +80,14 @@ class SplitConfig(StrictModel):
             raise InputError("split.folds: expected 0 (none), or 2 or more, got 1")
         if self.folds and self.fold >= self.folds:
             raise InputError(f"split.fold: expected less than split.folds, got {self.fold}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_refit(self) -> SplitConfig:
+        if self.refit and not (self.validation or self.folds):
+            raise InputError(
+                "split.refit: no images are held out to choose the number of epochs on; set split.validation"
+            )
         return self
 
     @property

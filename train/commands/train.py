@@ -76,8 +76,8 @@ def train(
     from train.experiments import linear_probe
     from train.experiments.recipe_fit import check_recipe_fits
     from train.loop.process_group import join_process_group
+    from train.loop.refit import train_run
     from train.loop.run_folder import Run
-    from train.loop.trainer import Trainer
 
     if resume:
         config = Run.open(out).config
@@ -91,8 +91,7 @@ def train(
     if group.is_main and not resume:
         Run.start(out, config)
     group.barrier()
-    trainer = Trainer(Run.open(out), images, show_progress=True)
-    facts = trainer.train(resume=resume)
+    trainer, facts = train_run(Run.open(out), images, resume=resume, show_progress=True)
     group.close()
     facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
     if group.is_main:
@@ -122,6 +121,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         watched = facts["watched"]
         before, last = watched["recall_at_1_before"], watched["recall_at_1_last"]
         text += f"; Recall@1 of {watched['images']}: {before:.3f} -> {last:.3f}"
+    if "chosen" in facts:
+        text += f"; trained on all images for {_chosen(facts['chosen'])}"
     if facts["stopped_early"]:
         text += "; stopped early, without further improvement"
     if facts["best_refused"]:
@@ -129,3 +130,11 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     if facts["collapsed_at"] is not None:
         text += f"; COLLAPSED since step {facts['collapsed_at']}: all embeddings are nearly equal"
     return text
+
+
+def _chosen(chosen: dict[str, Any]) -> str:
+    """Describe the choice of the run that preceded one on all images."""
+    epochs = f"{chosen['epoch']} epochs"
+    if chosen["refused"]:
+        return f"{epochs}, not chosen: {chosen['refused']}"
+    return f"{epochs}, chosen by held-out images with Recall@1 {chosen['recall_at_1']:.3f}"

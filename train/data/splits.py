@@ -22,7 +22,8 @@ class Division(NamedTuple):
     Attributes:
         clean: Training images with their true labels.
         given: The same images with the labels that the run learns from, some of them wrong.
-        held_out: Validation images, with their true labels: label noise is drawn among the others.
+        held_out: Validation images, with their true labels: label noise is drawn among the others. None with
+            `split.refit`: the run that chooses the number of epochs is another one.
     """
 
     clean: list[LabelledImage]
@@ -32,7 +33,8 @@ class Division(NamedTuple):
 
 def divide(dataset: DataSet, config: Config) -> Division:
     """Hold out validation images and draw the label noise of a run; its settings and seed decide both."""
-    clean, held_out = hold_out(dataset.train, config.split, config.seed)
+    images = dataset.train
+    clean, held_out = (images, []) if config.split.refit else hold_out(images, config.split, config.seed)
     return Division(clean, with_wrong_labels(clean, config.noise, config.seed, dataset.transitions), held_out)
 
 

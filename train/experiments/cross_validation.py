@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from retrieval.errors import InputError
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
 from train import data, settings
@@ -108,7 +109,12 @@ def _one_variant_per_fold(plan: SweepPlan, folds: int) -> SweepPlan:
         for name, changes in plan.variants.items()
         for fold in range(folds)
     }
-    return SweepPlan(plan.experiment, variants, plan.seeds, _fold_name(plan.baseline, 0))
+    wanted = SweepPlan(plan.experiment, variants, plan.seeds, _fold_name(plan.baseline, 0))
+    if any(config.split.refit for config in wanted.configs().values()):
+        raise InputError(
+            "split.refit: would train every network of a cross-validation on all folds; leave it out"
+        )
+    return wanted
 
 
 def _fold_name(name: str, fold: int) -> str:

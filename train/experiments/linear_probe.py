@@ -41,7 +41,8 @@ def check_before_training(config: Config, dataset: DataSet) -> None:
     Raises:
         InputError: It can be measured on neither.
     """
-    holds_out = config.split.by == "images" and (config.split.validation or config.split.folds)
+    split = config.split
+    holds_out = split.by == "images" and (split.validation or split.folds) and not split.refit
     problem = _open_set_problem(dataset)
     if config.linear_probe is not None and not holds_out and problem:
         raise InputError(

@@ -32,8 +32,9 @@ from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.references import Reference, find_references
 from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
+from train.loop.process_group import join_process_group
+from train.loop.refit import train_run
 from train.loop.run_folder import Run, initial_loss, initial_model
-from train.loop.trainer import Trainer
 from train.recipes import column_title, percents_by_key
 
 _FAILURE = "failure.txt"
@@ -291,7 +292,7 @@ def _saving(save: Callable[[], None]) -> Iterator[Callable[[], None]]:
 def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset: DataSet) -> None:
     """Check all settings before the first run, so that none fails late."""
     for trial in trials:
-        if Run(trial.folder).has_checkpoint("last"):
+        if Run(trial.folder).is_begun:
             changed = settings.differences(Run.open(trial.folder).config, trial.config)
             if changed:
                 what = "; ".join(changed)
@@ -313,12 +314,11 @@ def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset:
 
 def _run(trial: SweepTrial, trials: Sequence[SweepTrial], dataset: DataSet, show_progress: bool) -> None:
     """Train or resume a run and measure it; a run is finished once it has a report.json."""
-    begun = Run(trial.folder).has_checkpoint("last")
+    begun = Run(trial.folder).is_begun
     run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
     (trial.folder / _FAILURE).unlink(missing_ok=True)
-    trainer = Trainer(run, dataset, show_progress=show_progress)
-    memory = PeakMemory(trainer.group.device)
-    trainer.train(resume=begun)
+    memory = PeakMemory(join_process_group(trial.config.device).device)
+    trainer, _ = train_run(run, dataset, resume=begun, show_progress=show_progress)
     run.log({"step": trainer.step, _PEAK_MEMORY: memory.read()})
     untrained = _untrained(trial, trials)
     baselines = [] if untrained else ["untrained"]

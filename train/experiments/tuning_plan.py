@@ -65,7 +65,7 @@ class TuningPlan:
     @cached_property
     def split(self) -> SplitConfig:
         """Held-out classes of the search."""
-        stated = self.experiment.config().split
+        stated = self.experiment.config().split.model_copy(update={"refit": False})
         if self.folds:
             return stated.model_copy(update={"folds": self.folds, **stated.choice_of_papers})
         if self._holds_out_in_final:
@@ -76,7 +76,8 @@ class TuningPlan:
     def _holds_out_in_final(self) -> bool:
         stated = self.experiment.config().split
         given = stated.model_fields_set
-        return bool(stated.folds or self.folds or ("validation" in given and stated.validation))
+        validates = "validation" in given and stated.validation
+        return bool(stated.folds or self.folds or stated.refit or validates)
 
     @property
     def epoch(self) -> str:
@@ -158,6 +159,10 @@ class TuningPlan:
                     raise InputError(f"method {name}: {key}: cannot differ between methods; {hint}")
             for values in self.extreme_values(name):
                 self.trial_configs(name, values)
+        if self.folds and self.experiment.config().split.refit:
+            raise InputError(
+                "split.refit: the final runs of --folds hold out a fold each; leave one of them out"
+            )
         if self.experiment.config().patience and self.epoch == "last":
             hint = "set split.validation for the final runs too, or leave out patience"
             raise InputError(f"patience: the final runs hold out no classes for early stopping; {hint}")

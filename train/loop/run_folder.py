@@ -6,6 +6,7 @@
     checkpoints/last|best/state.safetensors
     checkpoints/step-000012/state.safetensors    kept by `checkpoints.at` and `checkpoints.every`
     checkpoints/backbone.safetensors             a frozen backbone; the other files then have only the head
+    choice                           with `split.refit`, the run that chose the number of epochs
     events.out.tfevents.*            TensorBoard events
 
 A checkpoint is one safetensors file: tensors of the model, the loss and the optimizer, everything else as
@@ -57,12 +58,13 @@ class Run:
             InputError: The folder holds a run with a checkpoint already.
         """
         run = cls(folder)
-        if run.has_checkpoint("last"):
+        if run.is_begun:
             raise InputError(f"{folder}: holds a run already; --resume continues it, or choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
         for step in run.kept_steps:  # of a run that ended before its first checkpoint
             shutil.rmtree(run._checkpoint(str(step)).parent)
         run._backbone.unlink(missing_ok=True)
+        shutil.rmtree(run.choice.folder, ignore_errors=True)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         (folder / "config.yaml").write_text(configuration.to_yaml())
         return run
@@ -77,6 +79,16 @@ class Run:
         if not (folder / "config.yaml").is_file():
             raise InputError(f"{folder}: not a training run; `lookalike train --out {folder}` creates one")
         return cls(folder)
+
+    @property
+    def choice(self) -> Run:
+        """The run that chooses the number of epochs with `split.refit`."""
+        return Run(self.folder / "choice")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a checkpoint to resume from."""
+        return self.has_checkpoint("last") or self.choice.has_checkpoint("last")
 
     @property
     def config(self) -> Config:

@@ -55,15 +55,20 @@ class Trainer:
     Args:
         run: Run folder with the configuration.
         dataset: Data set; only `train` is used, and the split of `watch`.
+        epochs: Epochs to train, with the learning rates of a run of `epochs` in the configuration; `None` for
+            all of them.
         show_progress: Report progress on stderr.
 
     Raises:
         InputError: The data cannot be trained on, or the loss cannot be built.
     """
 
-    def __init__(self, run: Run, dataset: DataSet, *, show_progress: bool = False) -> None:
+    def __init__(
+        self, run: Run, dataset: DataSet, *, epochs: int | None = None, show_progress: bool = False
+    ) -> None:
         self.run, self.config = run, run.config
         config = self.config
+        self.epochs = config.epochs if epochs is None else epochs
         self.group = join_process_group(config.device)
         device = self.group.device
         if device.type == "cpu":
@@ -71,7 +76,7 @@ class Trainer:
         self.show = show_progress and self.group.is_main
         self.data = TrainingData(dataset, config, self.group, run.folder)
         self.sampler = self.data.sampler
-        self.total_steps = config.epochs * self.sampler.per_epoch
+        self.total_steps = self.epochs * self.sampler.per_epoch
         self._check_steps()
 
         self.loss = initial_loss(config, self.data.classes).to(device)
@@ -118,11 +123,12 @@ class Trainer:
             self.run.keep_backbone(backbone.weights())
 
     def _check_steps(self) -> None:
-        beyond = [step for step in self.config.checkpoints.at if step > self.total_steps]
+        most = self.config.epochs * self.sampler.per_epoch
+        beyond = [step for step in self.config.checkpoints.at if step > most]
         if beyond:
             length = f"{self.config.epochs} epochs of {self.sampler.per_epoch} steps"
             raise InputError(
-                f"checkpoints.at: step {beyond[0]} is beyond the {self.total_steps} steps of this run "
+                f"checkpoints.at: step {beyond[0]} is beyond the {most} steps of this run "
                 f"({length}); leave it out, or raise epochs"
             )
 
@@ -156,12 +162,12 @@ class Trainer:
         ):
             if self._runs_backbone_in_vain:
                 progress.write(_PIXELS_HINT)
-            epochs, per_epoch = range(self.epoch, self.config.epochs), self.sampler.per_epoch
+            epochs, per_epoch = range(self.epoch, self.epochs), self.sampler.per_epoch
             batches = self.loader.load(self.sampler.epoch, epochs, self.step - self.epoch * per_epoch)
             if not resume:
                 self._observe(tracker, progress)
                 self._end_epoch(tracker, progress)
-            while self.epoch < self.config.epochs and not self.choice.stops:
+            while self.epoch < self.epochs and not self.choice.stops:
                 self._train_epoch(batches, progress, tracker, interruption)
                 self.epoch += 1
                 self._end_epoch(tracker, progress)
@@ -201,7 +207,7 @@ class Trainer:
                     record = self._record(pending, embeddings, lr, throughput)
                 tracker.log(record)
                 pending.clear()
-                progress.update(0, f"epoch {self.epoch + 1}/{config.epochs}, {_status(record)}")
+                progress.update(0, f"epoch {self.epoch + 1}/{self.epochs}, {_status(record)}")
                 self._detect_inert_kernel(record, progress)
                 if advice := self.waiting_hint.advice(record["waiting"]):
                     progress.write(advice)
@@ -306,7 +312,7 @@ class Trainer:
             progress.write(f"{f'epoch {self.epoch}' if self.epoch else 'before training'}: {score}")
         if self.choice.refusal != known:
             progress.write(str(self.choice.refusal))
-        ended = self.epoch == self.config.epochs or self.choice.stops
+        ended = self.epoch == self.epochs or self.choice.stops
         if ended and self.watcher is not None and not self.watcher.is_due(self.step):
             self._watch(tracker, progress)
         for which in ("best", "last") if is_best else ("last",):

@@ -49,7 +49,7 @@ class TrainingData:
         self._config, self._group, self._folder = config, group, folder
         self.files = [image.path for image in dataset.train]
         self.clean, self.images, self.validation = divide(dataset, config)
-        if config.patience and not self.validation:
+        if config.patience and not self.validation and not config.split.refit:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
         self.distractors = draw_distractors(self.clean, config.split, config.seed) if self.validation else []
         if config.noise.rate and group.is_main:

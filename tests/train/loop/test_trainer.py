@@ -22,6 +22,7 @@ from retrieval.progress import Progress
 from tests.conftest import CHECKOUT, SCRIPT, draw
 from train import data, settings
 from train.loop.interruption import Interrupted
+from train.loop.refit import train_run
 from train.loop.run_folder import Run, initial_model
 from train.loop.trainer import Trainer
 from train.models.embedding_model import pixel_embedder
@@ -112,13 +113,20 @@ def test_interrupted_and_resumed_run_is_bit_identical(
 
 
 @pytest.mark.slow
-def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, shop: Path) -> None:
-    chosen = ["epochs=30", "save_every=1"]
-    trainer(tmp_path / "whole", f"folder:{shop}", *chosen).train()
-    words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
+@pytest.mark.parametrize("refit", [False, True], ids=["plain", "refit"])
+def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, many: Path, refit: bool) -> None:
+    """Killed twice; with a refit once in the run that chooses, once in the one on all images."""
+    chosen = ["epochs=10", "save_every=1"]
+    chosen += ["split.validation=0.25", "split.refit=true"] if refit else []
+    config = settings.resolve(f"folder:{many}", None, [*SMALL, *chosen])
+    dataset = data.load(config.data)
+    train_run(Run.start(tmp_path / "whole", config), dataset)
+    words = ["--data", f"folder:{many}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
     command = [sys.executable, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "killed")]
-    kept = tmp_path / "killed" / "checkpoints" / "last" / "state.safetensors"
-    for more, delay in ((words, 0.0), (["--resume"], 0.03)):
+    killed = Run(tmp_path / "killed")
+    parts = (killed.choice if refit else killed, killed)
+    for more, delay, part in ((words, 0.0, parts[0]), (["--resume"], 0.03, parts[1])):
+        kept = part.folder / "checkpoints" / "last" / "state.safetensors"
         before, deadline = kept.stat().st_mtime_ns if kept.exists() else 0, time.monotonic() + 120
         process = subprocess.Popen(
             [*command, *more], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ONE_THREAD
@@ -130,9 +138,10 @@ def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, shop: Path) -> N
         time.sleep(delay)
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    run = Run.open(tmp_path / "killed")
-    Trainer(run, data.load(run.config.data)).train(resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    train_run(killed, dataset, resume=True)
+    assert_same_run(tmp_path / "whole", killed.folder)
+    if refit:
+        assert_same_run(tmp_path / "whole" / "choice", killed.choice.folder)
 
 
 @pytest.mark.slow
