@@ -1,5 +1,7 @@
 """Image loader, shared by training, indexing, searching and serving, which all see the same pixels.
 
+Only the resizing of augmented training images is torch's in place of Pillow's (`train.input.resize`).
+
 Decoding policy (version `DECODE_POLICY`, recorded in each gallery):
 
 * The EXIF orientation is applied; a broken EXIF block is ignored.

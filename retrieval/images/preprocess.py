@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,15 @@ from retrieval.errors import InputError
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FITS = ("crop", "squeeze", "pad")
 _MAX_ASPECT = 8  # aspect ratio above which `whole` crops
+
+Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
+# Scales a box of an image to (width, height) with "bilinear" or "bicubic", to uint8 [h, w, 3].
+Resample = Callable[[Image.Image, Box, tuple[int, int], str], np.ndarray]
+
+
+def resample(image: Image.Image, box: Box, shape: tuple[int, int], interpolation: str) -> np.ndarray:
+    """Scale a box of an image to `shape` = (width, height), antialiased; return uint8 [h, w, 3]."""
+    return np.asarray(image.resize(shape, _FILTERS[interpolation], box=box))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,42 +79,45 @@ class Preprocess:
         """Length of the shorter side before the crop, in pixels."""
         return self.size if self.resize is None else self.resize
 
-    def __call__(self, image: Image.Image) -> np.ndarray:
+    def __call__(self, image: Image.Image, resample: Resample = resample) -> np.ndarray:
         """Return an upright RGB image as model input, uint8 [size, size, 3]."""
         if self.fit == "pad":
             margin = (self.scaled - self.size) // 2
-            return self._padded(image)[margin : margin + self.size, margin : margin + self.size]
+            return self._padded(image, resample)[margin : margin + self.size, margin : margin + self.size]
         # Resampling only the box that survives the crop gives the same pixels with less work.
         sides = image.size if self.fit == "squeeze" else 2 * (min(image.size),)
         width, height = (side * self.size / self.scaled for side in sides)
-        return self._resized(image, (width, height), (self.size, self.size))
+        return self._resized(image, (width, height), (self.size, self.size), resample)
 
-    def whole(self, image: Image.Image) -> np.ndarray:
+    def whole(self, image: Image.Image, resample: Resample = resample) -> np.ndarray:
         """Return the full image without the crop, uint8 [h, w, 3], with a shorter side of `scaled` pixels.
 
         Strips are cropped to an aspect ratio of 8: an image one pixel wide would become too large.
         """
         if self.fit == "squeeze":
-            return self._resized(image, image.size, (self.scaled, self.scaled))
+            return self._resized(image, image.size, (self.scaled, self.scaled), resample)
         if self.fit == "pad":
-            return self._padded(image)
+            return self._padded(image, resample)
         shorter = min(image.size)
         width, height = (min(side, _MAX_ASPECT * shorter) for side in image.size)
         shape = (round(width * self.scaled / shorter), round(height * self.scaled / shorter))
-        return self._resized(image, (width, height), shape)
+        return self._resized(image, (width, height), shape, resample)
 
-    def _resized(self, image: Image.Image, part: tuple[float, float], shape: tuple[int, int]) -> np.ndarray:
+    def _resized(
+        self, image: Image.Image, part: tuple[float, float], shape: tuple[int, int], resample: Resample
+    ) -> np.ndarray:
         """Return the centre of an image, of `part` = (width, height), resampled to `shape`."""
         left, top = ((whole - side) / 2 for whole, side in zip(image.size, part, strict=True))
         box = (left, top, left + part[0], top + part[1])
-        return np.asarray(image.resize(shape, _FILTERS[self.interpolation], box=box))
+        return resample(image, box, shape, self.interpolation)
 
-    def _padded(self, image: Image.Image) -> np.ndarray:
+    def _padded(self, image: Image.Image, resample: Resample) -> np.ndarray:
         """Return a full image in the centre of a square of the mean colour, uint8 [scaled, scaled, 3]."""
         width, height = (max(1, round(side * self.scaled / max(image.size))) for side in image.size)
         left, top = (self.scaled - width) // 2, (self.scaled - height) // 2
         square = np.full((self.scaled, self.scaled, 3), [round(255 * value) for value in self.mean], np.uint8)
-        square[top : top + height, left : left + width] = self._resized(image, image.size, (width, height))
+        part = self._resized(image, image.size, (width, height), resample)
+        square[top : top + height, left : left + width] = part
         return square
 
     def to_dict(self) -> dict[str, Any]:

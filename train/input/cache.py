@@ -12,7 +12,6 @@ See `train.input.cache_file` for its name and for concurrent processes.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image
 
 from retrieval.errors import ImageError
 from retrieval.images.decode import decode_ahead
@@ -29,47 +27,13 @@ from retrieval.images.load import load_image
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
 from retrieval.resources import free_memory
-from train.config import Config, LoaderConfig
+from train.config import LoaderConfig
 from train.input.cache_file import cache_file, explain_write_errors, fingerprint, map_with_facts, write_facts
+from train.input.resize import Resize
 
 _SIZES = np.dtype("<i4")
 _FREE_SHARE = 4  # a temporary cache takes at most a quarter of the free memory and of the free disk space
 _SHARED = "decoded"  # folder, in that of a run, of the temporary cache of several processes
-
-
-@dataclass(frozen=True)
-class Resize:
-    """Resizing before augmentation.
-
-    Attributes:
-        preprocess: Target size and resampling.
-        whole: Keep the whole image; otherwise only the central square of `preprocess`.
-    """
-
-    preprocess: Preprocess
-    whole: bool = False
-
-    def __call__(self, image: Image.Image) -> np.ndarray:
-        """Return an upright RGB image as uint8 [h, w, 3]."""
-        return self.preprocess.whole(image) if self.whole else self.preprocess(image)
-
-    @property
-    def fingerprint(self) -> list[object]:
-        """Everything that the resized pixels depend on."""
-        preprocess = self.preprocess
-        size, color = (
-            None if self.whole else preprocess.size,
-            preprocess.mean if preprocess.fit == "pad" else (),
-        )
-        return [size, preprocess.scaled, preprocess.fit, preprocess.interpolation, *color]
-
-
-def training_resize(config: Config) -> Resize:
-    """Return the resizing that precedes the random crop of training images."""
-    side = config.augment.resize or config.preprocess.scaled
-    whole = config.augment.crop != "center"
-    size = config.preprocess.size if whole else side
-    return Resize(dataclasses.replace(config.preprocess, size=size, resize=side), whole)
 
 
 @dataclass(frozen=True)

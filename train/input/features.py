@@ -25,8 +25,8 @@ from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
 from train.config import AugmentConfig
 from train.input.augment import Draws
-from train.input.cache import Resize
 from train.input.cache_file import cache_file, fingerprint, map_with_facts, write_facts
+from train.input.resize import Resize
 from train.input.views import cut_views
 
 _BATCH = 64

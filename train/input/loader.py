@@ -27,8 +27,8 @@ from train.input.cache import (
     decoded_images,
     decoded_size,
     drop_shared_cache,
-    training_resize,
 )
+from train.input.resize import training_resize
 from train.input.views import cut_views, drawn_views
 
 

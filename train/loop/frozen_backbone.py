@@ -16,9 +16,9 @@ from retrieval.files import user_cache
 from retrieval.images.decode import EmbeddedFiles
 from train.config import Config
 from train.input.augment import Draws, apply_draws
-from train.input.cache import Resize, training_resize
 from train.input.cache_file import cache_file
 from train.input.features import FeatureSet, View, cached_features
+from train.input.resize import Resize, training_resize
 from train.loop.training_data import TrainingData
 from train.models.embedding_model import EmbeddingModel
 from train.models.heads import fit_head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
 from retrieval import InputError, LookalikeError, Preprocess, load_image
 from retrieval.errors import ImageError
@@ -21,7 +23,6 @@ from train.config import AugmentConfig, Config, LoaderConfig
 from train.input import cache as cache_module
 from train.input.cache import (
     CachedImages,
-    Resize,
     UncachedImages,
     ValidationImages,
     decoded_images,
@@ -29,8 +30,8 @@ from train.input.cache import (
     fingerprint,
     open_cache,
     temporary_cache,
-    training_resize,
 )
+from train.input.resize import Resize, training_resize
 
 PREPROCESS = Preprocess(size=20, resize=24)
 WHOLE = Resize(PREPROCESS, whole=True)
@@ -117,7 +118,8 @@ import resource, sys, time
 from pathlib import Path
 from retrieval import Preprocess
 from retrieval.images import decode
-from train.input.cache import Resize, open_cache
+from train.input.cache import open_cache
+from train.input.resize import Resize
 if sys.argv[1] != "-":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 read = decode.read_bytes
@@ -280,3 +282,30 @@ def test_center_of_a_long_strip_is_kept() -> None:
     whole = PREPROCESS.whole(strip)
     assert whole.shape == (24, 192, 3)
     assert whole.min() == 255
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(75, 60), (40, 64), (61, 200), (24, 31), (20, 24)])
+def test_training_resize_is_that_of_pillow_up_to_rounding(size: tuple[int, int], interpolation: str) -> None:
+    """Also for noise and for a size that grows; a part of an image is scaled by Pillow itself."""
+    preprocess = Preprocess(size=20, resize=24, interpolation=interpolation)
+    image = Image.blend(draw(3, size), Image.effect_noise(size, 80).convert("RGB"), 0.5)
+    for fit in ("crop", "squeeze", "pad"):
+        config = Config(
+            data="", preprocess=dataclasses.replace(preprocess, fit=fit), augment=AugmentConfig(crop="random")
+        )
+        ours, theirs = training_resize(config)(image), dataclasses.replace(preprocess, fit=fit).whole(image)
+        difference = np.abs(ours.astype(int) - theirs)
+        assert difference.max() <= 2
+        assert difference.mean() < 0.02
+    central = training_resize(Config(data="", preprocess=preprocess))(image)
+    np.testing.assert_array_equal(central, dataclasses.replace(preprocess, size=24)(image))
+
+
+def test_training_resize_of_photographs_is_that_of_pillow() -> None:
+    preprocess = Preprocess(size=224, resize=256)
+    for pixels in load_sample_images().images:
+        ours = Resize(preprocess, whole=True, library="torch")(Image.fromarray(pixels))
+        difference = np.abs(ours.astype(int) - preprocess.whole(Image.fromarray(pixels)))
+        assert difference.max() <= 1
+        assert difference.mean() < 0.005
