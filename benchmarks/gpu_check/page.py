@@ -1,0 +1,89 @@
+"""Results of the checks in docs/gpu.md, between two marks."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.results import Row
+from retrieval.devices import driver_cuda, gpus
+
+PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
+COMMITTED = Path(__file__).parent / "results.json"
+BEGIN, END = "<!-- results: written by `make gpu-check WRITE=1` -->", "<!-- end of the results -->"
+NO_CARD = (
+    "**No GPU was at hand when this was written: nothing on this page was measured on one.** "
+    "`make gpu-check WRITE=1` on a machine with a GPU puts its results here."
+)
+_PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
+
+
+def results(device: torch.device, checks: dict[str, list[Row]], seconds: dict[str, float]) -> dict[str, Any]:
+    """Return the results with the machine that they are from, as JSON values."""
+    cards = gpus()
+    name = cards[device.index or 0].name if device.type == "cuda" and cards else platform.processor() or "CPU"
+    cuda = driver_cuda()
+    return {
+        "device": name,
+        "driver_cuda": f"{cuda[0]}.{cuda[1]}" if cuda else None,
+        "versions": {package: found for package in _PACKAGES if (found := _version(package))},
+        "date": date.today().isoformat(),
+        "commit": _commit(),
+        "seconds": {check: round(taken, 1) for check, taken in seconds.items()},
+        "checks": {check: [asdict(row) for row in rows] for check, rows in checks.items()},
+    }
+
+
+def write(found: dict[str, Any]) -> None:
+    """Keep results and put them into the page."""
+    COMMITTED.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(with_results(PAGE.read_text(), found))
+
+
+def committed() -> dict[str, Any] | None:
+    """Return the results that are kept; `None` if no GPU was at hand yet."""
+    return json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
+
+
+def with_results(text: str, found: dict[str, Any] | None) -> str:
+    """Return the page with other results between the marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{to_markdown(found)}\n{END}{after}"
+
+
+def to_markdown(found: dict[str, Any] | None) -> str:
+    """Return the results as a table."""
+    if found is None:
+        return NO_CARD
+    versions = ", ".join(f"{package} {number}" for package, number in found["versions"].items())
+    lines = [
+        f"Measured on one **{found['device']}** (driver for CUDA {found['driver_cuda']}; {versions}), "
+        f"{found['date']}, commit {found['commit']}.",
+        "",
+        "| check | measured | |",
+        "|---|---|---|",
+    ]
+    for check, rows in found["checks"].items():
+        lines += [f"| {check}: {row['what']} | {row['measured']} | {row['verdict']} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(PAGE.parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"

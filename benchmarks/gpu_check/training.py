@@ -1,0 +1,157 @@
+"""Training on the device: steps without host reads, bf16 against fp32, resumed runs, and rates."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.gpu_check.losses import forbidden_reads, seconds, shares
+from benchmarks.gpu_check.results import Row, limited
+from benchmarks.gpu_check.workload import Workload, lookalike, settings
+from retrieval import Preprocess
+from train.config import Config, ModelConfig
+from train.experiments.memory import PeakMemory
+from train.loop.optimization import build_optimizer
+from train.loop.process_group import join_process_group
+from train.loop.run_folder import initial_loss, initial_model
+from train.loop.step import Step
+
+LOSS = {"name": "multi-similarity"}
+RECALL_TOLERANCE = 0.05  # of Recall@1 between precisions, on about 300 queries
+EXACT = 0.0  # difference of weights after a resumed run, with `deterministic`
+
+
+def steps(work: Workload) -> Iterator[Row]:
+    """Take training steps of each family of backbones while host reads are errors, and time the losses."""
+    taken = {}
+    for backbone, side in work.backbones.items():
+        config = Config(
+            data="digits",
+            model=ModelConfig(backbone=backbone, embedding_dim=512),
+            preprocess=Preprocess(size=side, resize=side),
+            loss=LOSS,
+            precision="bf16" if work.device.type == "cuda" else "fp32",
+            device=str(work.device),
+        )
+        group = join_process_group(config.device)
+        model = initial_model(config).to(group.device).train()
+        loss = initial_loss(config, work.batch // 4).to(group.device)
+        fused = group.device.type == "cuda"
+        optimizer = build_optimizer(model, loss, config.optimizer, fused=fused)
+        step = Step(model, loss, optimizer, group, precision=config.precision)
+        labels = torch.arange(work.batch // 4, device=group.device).repeat_interleave(4)
+        shape = (work.batch, side, side, 3)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=group.device)
+        peak = PeakMemory(group.device)
+        taken[backbone] = seconds(lambda: step(pixels, labels, 1), 10, group.device)  # noqa: B023
+        try:
+            with forbidden_reads(group.device):
+                step(pixels, labels, 1)
+            problem = ""
+        except RuntimeError as error:
+            problem = f"; waits for the device: {str(error).splitlines()[0]}"
+        used = (peak.read() or 0) / 2**30
+        yield Row(
+            f"step of {backbone.removeprefix('timm:')} at {side} px, {work.batch} images",
+            f"{1000 * taken[backbone]:.1f} ms, {work.batch / taken[backbone]:.0f} images/s, "
+            f"{used:.1f} GiB{problem}",
+            "FAILED" if problem else "ok" if group.device.type == "cuda" else "",
+            {"seconds": taken[backbone], "batch": work.batch, "gib": used, "precision": config.precision},
+        )
+    yield from shares(work.device, taken, work.batch)
+
+
+def precision(work: Workload) -> Iterator[Row]:
+    """Compare training in bf16 with fp32 on the digits: Recall@1 on held-out classes."""
+    recalls = {}
+    for name in ("fp32", "bf16"):
+        run = work.folder / name
+        train(run, work, epochs=2, precision=name, split__validation=0.4)
+        recalls[name] = last_recall(run)
+    difference = abs(recalls["bf16"] - recalls["fp32"])
+    note = f"; fp32 {recalls['fp32']:.3f}, bf16 {recalls['bf16']:.3f}"
+    yield limited("Recall@1 of bf16 against fp32, digits", difference, RECALL_TOLERANCE, note=note)
+
+
+def resume(work: Workload) -> Iterator[Row]:
+    """Kill a run twice and resume it; the weights must be those of the uninterrupted run."""
+    options = {"epochs": 2, "save_every": 5, "deterministic": "true"}
+    whole, killed = work.folder / "whole", work.folder / "killed"
+    train(whole, work, **options)
+    total = records(whole)[-1]["step"]
+    for share in (0.3, 0.7):
+        process = start_training(killed, work, resume=killed.exists(), **options)
+        while process.poll() is None and not reached(killed, share * total):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    train(killed, work, resume=True, **options)
+    name = Path("checkpoints", "last", "state.safetensors")
+    ours, theirs = load_file(killed / name), load_file(whole / name)
+    difference = max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in theirs)
+    yield limited("weights of a run killed twice and resumed", difference, EXACT)
+
+
+def rates(work: Workload) -> Iterator[Row]:
+    """Compare `lookalike train` on JPEG files with its halves: the network alone and the loader alone."""
+    backbone, side = work.main_backbone
+    file = work.folder / "rates.json"
+    arguments = {
+        "device": work.device,
+        "backbone": backbone,
+        "size": side,
+        "batch": work.batch,
+        "steps": 60 if work.device.type == "cuda" else 20,
+        "rounds": 1,
+        "precision": "bf16" if work.device.type == "cuda" else "fp32",
+        "json": file,
+    }
+    options = [f"--{name}={value}" for name, value in arguments.items()]
+    subprocess.run([sys.executable, "-m", "benchmarks.training", *options], check=True, capture_output=True)
+    (row,) = json.loads(file.read_text())["rows"]
+    note = ", ".join(f"{name} {row[name]:.0f}" for name in ("model", "loader", "whole"))
+    yield Row(
+        "training from JPEG files, of the slower half",
+        f"{row['ratio']:.2f} (goal 0.95); images/s: {note}",
+        "ok" if row["ratio"] >= 0.95 else "FAILED",
+        row,
+    )
+
+
+def start_training(
+    run: Path, work: Workload, *, resume: bool = False, **options: object
+) -> subprocess.Popen[str]:
+    arguments = ["train", "--out", str(run)]
+    if resume:
+        return lookalike(*arguments, "--resume", check=False)
+    given = settings(device=work.device, **options)
+    return lookalike(*arguments, "--data", "digits", *given, check=False)
+
+
+def train(run: Path, work: Workload, *, resume: bool = False, **options: object) -> None:
+    """Train on the digits to the end."""
+    process = start_training(run, work, resume=resume, **options)
+    output, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"training failed: {' '.join(output.splitlines()[-2:])}")
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def last_recall(run: Path) -> float:
+    return next(record["recall_at_1"] for record in reversed(records(run)) if "recall_at_1" in record)
+
+
+def reached(run: Path, step: float) -> bool:
+    return (run / "metrics.jsonl").exists() and any(record["step"] >= step for record in records(run))

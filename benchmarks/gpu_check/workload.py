@@ -1,0 +1,102 @@
+"""Work of the checks: backbones, images and runs, large for a GPU and small for a trial on a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.training import draw
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the checks run on.
+
+    Attributes:
+        device: Device under test.
+        folder: Folder for the files of the checks.
+        backbones: Name -> side of the images in pixels. All begin with random weights.
+        batch: Images of a training step.
+        classes: Classes of the image folder, of four images each.
+        vectors: Vectors of the FAISS checks.
+    """
+
+    device: torch.device
+    folder: Path
+    backbones: dict[str, int]
+    batch: int
+    classes: int
+    vectors: int
+
+    @classmethod
+    def on(cls, device: torch.device, folder: Path) -> Workload:
+        """Return the work for a device."""
+        if device.type == "cuda":
+            backbones = {
+                "resnet50": 224,
+                "timm:mobilenetv2_100": 224,
+                "timm:vit_small_patch16_224": 224,
+                "timm:convnext_tiny": 224,
+            }
+            return cls(device, folder, backbones, batch=128, classes=1000, vectors=200_000)
+        return cls(device, folder, {"conv4": 32}, batch=16, classes=8, vectors=2000)
+
+    @property
+    def main_backbone(self) -> tuple[str, int]:
+        """Name and side of the backbone that is exported."""
+        return next(iter(self.backbones.items()))
+
+    def images(self) -> Path:
+        """Return a folder with one sub-folder of four JPEG files of 500 x 375 pixels per class."""
+        folder = self.folder / "images"
+        if not folder.exists():
+            draw(folder, self.classes)
+        return folder
+
+    def model(self, precision: str = "fp32") -> Path:
+        """Return a model file of the main backbone, in a precision."""
+        file = self.folder / f"{precision}.onnx"
+        if file.exists():
+            return file
+        run, (backbone, side) = self.folder / "exported", self.main_backbone
+        if not run.exists():
+            lookalike(
+                *("train", "--data", f"folder:{self.images()}", "--out", str(run)),
+                *settings(
+                    device=self.device,
+                    epochs=1,
+                    split__validation=0,
+                    batch__per_epoch=2,
+                    model__backbone=backbone,
+                ),
+                *settings(preprocess__size=side, preprocess__resize=side),
+            )
+        data = ("--data", f"folder:{self.images()}", "--accept-loss")
+        lookalike("export", str(run), "--out", str(file), "--precision", precision, *data)
+        return file
+
+
+def settings(**values: object) -> list[str]:
+    """Return values as --set options; `a__b` stands for a.b."""
+    return [part for key, value in values.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
+
+
+def lookalike(*arguments: str, check: bool = True) -> subprocess.Popen[str]:
+    """Run a command in a process of its own.
+
+    Args:
+        arguments: Arguments of `lookalike`.
+        check: Wait for its end and raise an error with its last lines if it fails.
+    """
+    command = [sys.executable, "-m", "retrieval.cli", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if check:
+        output, _ = process.communicate()
+        if process.returncode:
+            tail = "\n".join(output.splitlines()[-5:])
+            raise RuntimeError(f"lookalike {' '.join(arguments[:2])} failed: {tail}")
+    return process
