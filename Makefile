@@ -1,4 +1,4 @@
-# make demo | test | quick | env [GPU=1] | bench | experiments     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env [GPU=1] | bench | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -14,7 +14,7 @@ QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrie
           $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: env demo test quick lint bench experiments
+.PHONY: env demo test quick lint bench gpu-check experiments
 env: $(VENV)/.ready-$(PAIR)
 
 # The pairs have the same files, so both go before one comes.
@@ -43,6 +43,10 @@ quick: lint
 
 bench: env
 	$(BIN)/python -m benchmarks
+
+# Needs an NVIDIA GPU. WRITE=1 also puts the table into docs/gpu.md.
+gpu-check: env
+	$(BIN)/python -m benchmarks.gpu_check $(if $(filter 1,$(WRITE)),--write)
 
 # make experiments DATA=FOLDER OUT=FOLDER [TABLES="raw loop"]: run or resume the tables, then rewrite docs/experiments.md
 experiments: env

@@ -135,6 +135,7 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=96, help="images per round")
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", help="output file")
     args = parser.parse_args()
@@ -142,7 +143,7 @@ def main() -> None:
         folder = Path(name)
         for part in ("images", "model", "galleries"):
             (folder / part).mkdir()
-        embedder = Embedder(args.model or untrained(folder / "model"))
+        embedder = Embedder(args.model or untrained(folder / "model"), device=args.device)
         if args.images is None:
             draw(folder / "images", args.count, tuple(args.size))
         images = args.images or folder / "images"

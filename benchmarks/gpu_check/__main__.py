@@ -36,7 +36,7 @@ CHECKS: dict[str, Callable[[Workload], Iterator[Row]]] = {
     "indexing": runtime.indexing,
     "galleries": runtime.galleries,
 }
-LIMIT = 150  # seconds of one check
+LIMIT = 240  # seconds of one check
 
 
 def in_own_process(name: str, work: Workload) -> list[Row]:

@@ -13,10 +13,13 @@ import numpy as np
 from benchmarks.gpu_check.results import Row, limited
 from benchmarks.gpu_check.workload import Workload, lookalike
 from retrieval import Embedder, Gallery
+from retrieval.devices import Device
+from retrieval.inference.runtime import Runtime
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256)
 COSINES = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.98}  # lowest between the CPU and the device
 REPETITIONS = 5
+INDEXED = 200  # images of the galleries
 
 
 def inference(work: Workload) -> Iterator[Row]:
@@ -61,26 +64,39 @@ def random_pixels(embedder: Embedder, count: int) -> list[np.ndarray]:
 def indexing(work: Workload) -> Iterator[Row]:
     """Compare `index build` with its halves: decoding alone and the network alone."""
     file = work.folder / "indexing.json"
-    options = {"images": work.images(), "model": work.model(), "json": file, "device": work.device}
-    arguments = [f"--{name}={value}" for name, value in options.items()]
+    options = {
+        "images": work.images(),
+        "model": work.model(),
+        "json": file,
+        "device": work.device,
+        "rounds": 1,
+    }
+    count = f"--count={4 * work.classes}"
+    arguments = [count, *(f"--{name}={value}" for name, value in options.items())]
     subprocess.run([sys.executable, "-m", "benchmarks.indexing", *arguments], check=True, capture_output=True)
     measured = json.loads(file.read_text())
-    yield Row("indexing JPEG files", json.dumps(measured), numbers=measured)
+    taken = {name: 1 / one["seconds"] for name, one in measured["taken"].items()}
+    ratio = measured["ratios"]["of the speed of the slower half"]
+    yield Row(
+        "indexing JPEG files, of the slower half",
+        f"{ratio:.2f} on {measured['cores']} cores; images/s: decoding {taken['decoding alone']:.0f}, "
+        f"model {taken['model alone']:.0f}, whole {taken['ours']:.0f}",
+        numbers=measured,
+    )
 
 
 def galleries(work: Workload) -> Iterator[Row]:
     """Search a gallery on the device and on the CPU that was made on the other one."""
-    query = next(work.images().rglob("*.jpg"))
+    images = [str(path) for path in sorted(work.images().rglob("*.jpg"))[:INDEXED]]
     for precision in COSINES:
-        hits = {}
+        hits = []
         for made, opened in ((str(work.device), "cpu"), ("cpu", str(work.device))):
-            folder = work.folder / f"{precision}-{made.replace(':', '')}.gallery"
-            images = ("index", "build", str(folder), str(work.images()))
-            lookalike(*images, "--model", str(work.model(precision)), "--device", made)
-            with Gallery.open(folder, device=opened) as gallery:
-                hits[made] = {hit.key: hit.score for hit in gallery.search(query, k=10)}
-        first, second = hits.values()
-        common = len(first.keys() & second.keys())
+            folder = work.folder / f"{precision}-{len(hits)}.gallery"
+            options = ("--model", str(work.model(precision)), "--device", made)
+            lookalike("index", "build", str(folder), *images, *options)
+            gallery = Gallery.open(folder, runtime=Runtime(Device.parse(opened)))
+            hits.append({hit.key for hit in gallery.search(images[0], k=10)})
+        common = len(hits[0] & hits[1])
         yield Row(
             f"gallery across devices, {precision}",
             f"{common} of 10 hits are the same",
