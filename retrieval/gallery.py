@@ -11,6 +11,7 @@ import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
+from retrieval.faiss_backend import CpuBackend, backend_for
 from retrieval.files import now
 from retrieval.images.load import DECODE_POLICY, ImageSource
 from retrieval.inference.runtime import Runtime
@@ -161,6 +162,11 @@ class Gallery:
             self._embedder = own_model(self.folder, self.store.manifest, self._runtime)
         return self._embedder
 
+    @property
+    def backend(self) -> CpuBackend:
+        """Where vectors are compared in bulk: on the device of the gallery's model, or on the CPU."""
+        return backend_for(self._runtime.device)
+
     def check_model(self, embedder: Embedder) -> None:
         """Raise an `InputError` if a model is not the gallery's."""
         check_same(self.folder, self.store.manifest, embedder)
@@ -288,7 +294,12 @@ class Gallery:
         self.refresh()
         state = self._snapshot
         built = build_index(
-            state.stored, spec, live=state.alive, previous=state.index, show_progress=show_progress
+            state.stored,
+            spec,
+            live=state.alive,
+            previous=state.index,
+            backend=self.backend,
+            show_progress=show_progress,
         )
         active = None if built is None else write_index(built, self.folder / "indexes")
         self.store.use_index(active, spec)

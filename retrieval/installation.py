@@ -91,6 +91,7 @@ def find_problems(
     return [problem for module in NAMES for problem in _problems(module, found, cards, driver)]
 
 
+@cache
 def report_idle_gpu(module: str, reason: str = "") -> None:
     """Print on stderr that a library works on the CPU although there is a GPU, and the repair.
 
@@ -101,7 +102,8 @@ def report_idle_gpu(module: str, reason: str = "") -> None:
         module: Python module of the library: faiss, onnxruntime or torch.
         reason: Why it cannot use the GPU, if the caller knows; the build is checked in any case.
     """
-    _report_once(module, idle_gpu(module, reason, builds(), gpus(), driver_cuda()) if gpus() else None)
+    if gpus():
+        print(idle_gpu(module, reason, builds(), gpus(), driver_cuda()), file=sys.stderr, flush=True)
 
 
 def idle_gpu(
@@ -124,12 +126,6 @@ def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
         return f"make --always-make env{' GPU=1' if extra == 'gpu' else ''}"
     present = [name for module in _PAIR if (build := found[module]) for name in _all_names(build)]
     return _replace_command(present, [f"lookalike[{extra}]"])
-
-
-@cache
-def _report_once(module: str, line: str | None) -> None:
-    if line:
-        print(line, file=sys.stderr, flush=True)
 
 
 def _problems(

@@ -27,6 +27,7 @@ FLOORS = {
         "devices",
         "installation",
         "files lru_cache progress resources cli",
+        "faiss_backend",
         "images inference",
         "embedder",
         "metrics",

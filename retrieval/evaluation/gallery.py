@@ -51,6 +51,7 @@ def evaluate_gallery(gallery: Gallery, *, limit: int | None = None, show_progres
         found.vectors,
         numbers,
         queries,
+        backend=gallery.backend,
         show_progress=show_progress,
     )
     query_images = ImageSet(

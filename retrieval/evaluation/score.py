@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrieval import metrics
+from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.metrics.all_pairs import Similarities
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import Ranking
@@ -74,6 +75,7 @@ def evaluate(
     *,
     ks: Sequence[int] = CURVE_KS,
     by: str | None = None,
+    backend: CpuBackend = CPU,
     show_progress: bool = False,
 ) -> Evaluation:
     """Compute every metric of `retrieval.metrics.table`, with intervals for those that have values per query.
@@ -87,13 +89,14 @@ def evaluate(
         own: Gallery row of each query itself, which is left out, int [N]; -1 for none.
         ks: Values of K.
         by: Name of the labels if they are not the classes.
+        backend: Where neighbours and clusters are computed.
         show_progress: Whether to report progress on stderr.
 
     Raises:
         InputError: Unusable embeddings or labels, or no query has a relevant image.
     """
     inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
-    evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress)
+    evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress, backend)
     keys, columns = [], []
     for metric in METRICS:
         if metric.per_query is not None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import faiss
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.faiss_backend import CPU, CpuBackend, KMeans
 
 # In 512 dimensions, this many comparisons of a point with a cluster take about 0.1 s on two cores.
 _MANY = 10_000_000
 _SMALL_CLUSTER = 20
 
 
-def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarray:
+def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0, backend: CpuBackend = CPU) -> np.ndarray:
     """Return the cluster of each row, int64 [N]: k-means of FAISS, 20 iterations, the best of 3 starts.
 
     If an iteration compares more than ten million pairs of point and cluster, there is a single start. If
@@ -24,6 +24,7 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarra
         embeddings: Points, float [N, D].
         clusters: Number of clusters, 1 to N.
         seed: Seed of the starting points.
+        backend: Where it is computed.
 
     Raises:
         InputError: Values are not finite, or there are fewer points than clusters.
@@ -34,18 +35,9 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0) -> np.ndarra
             f"kmeans: cannot make {clusters} clusters of {len(points)} points; all must be finite"
         )
     iterations, starts = _effort(len(points), clusters)
-    model = faiss.Kmeans(
-        points.shape[1],
-        clusters,
-        niter=iterations,
-        nredo=starts,
-        seed=seed + 1,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(points),
-    )
-    model.train(points)
-    found: np.ndarray = model.index.search(points, 1)[1][:, 0]
-    return found
+    parameters = KMeans(iterations, starts, seed + 1)
+    centroids = backend.k_means(points, clusters, parameters)
+    return backend.neighbours(points, centroids, 1, parameters.metric)[1][:, 0]
 
 
 def _effort(points: int, clusters: int) -> tuple[int, int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import faiss
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.metrics.inputs import Inputs, build_inputs
 from retrieval.progress import Progress
 
@@ -38,15 +38,21 @@ class NeighbourSearch(Protocol):
 
 
 def exact_neighbours(
-    query: np.ndarray, gallery: np.ndarray, k: int, *, show_progress: bool = False
+    query: np.ndarray,
+    gallery: np.ndarray,
+    k: int,
+    *,
+    backend: CpuBackend = CPU,
+    show_progress: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`NeighbourSearch` with FAISS on the CPU, using the OpenMP threads of the process."""
+    """`NeighbourSearch` with FAISS, on the CPU or where the backend computes."""
+    size = backend.block(_BLOCK, k)
     scores = np.empty((len(query), k), np.float32)
     rows = np.empty((len(query), k), np.int32)
     with Progress("searching", len(query), "queries", show=show_progress) as progress:
-        for start in range(0, len(query), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            scores[block], rows[block] = faiss.knn(query[block], gallery, k, faiss.METRIC_INNER_PRODUCT)
+        for start in range(0, len(query), size):
+            block = slice(start, start + size)
+            scores[block], rows[block] = backend.neighbours(query[block], gallery, k)
             progress.update(len(rows[block]))
     return scores, rows
 

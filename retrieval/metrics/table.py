@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
+from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import Similarities, compare_inputs
 from retrieval.metrics.clustering import kmeans, nmi, pair_f1
 from retrieval.metrics.inputs import Inputs
-from retrieval.metrics.ranking import Ranking, rank_inputs
+from retrieval.metrics.ranking import Ranking, exact_neighbours, rank_inputs
 from retrieval.progress import Progress
 
 _K = "{k}"
@@ -31,17 +32,20 @@ class Evidence:
         query_labels: Labels of the queries, [N].
         ks: Values of K.
         show_progress: Whether to report progress on stderr.
+        backend: Where neighbours and clusters are computed.
     """
 
     inputs: Inputs
     query_labels: np.ndarray
     ks: Sequence[int]
     show_progress: bool = False
+    backend: CpuBackend = CPU
 
     @cached_property
     def ranking(self) -> Ranking:
         """The nearest neighbours of each query, as many as the largest K."""
-        return rank_inputs(self.inputs, max(self.ks), show_progress=self.show_progress)
+        search = partial(exact_neighbours, backend=self.backend)
+        return rank_inputs(self.inputs, max(self.ks), search, show_progress=self.show_progress)
 
     @cached_property
     def similarities(self) -> Similarities:
@@ -52,7 +56,7 @@ class Evidence:
     def clusters(self) -> np.ndarray:
         """k-means clusters of the queries, as many as there are classes, int64 [N]."""
         with Progress("clustering", len(self.inputs.query), "queries", show=self.show_progress) as progress:
-            clusters = kmeans(self.inputs.query, len(np.unique(self.query_labels)))
+            clusters = kmeans(self.inputs.query, len(np.unique(self.query_labels)), backend=self.backend)
             progress.update(len(clusters))
         return clusters
 

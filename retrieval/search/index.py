@@ -19,6 +19,7 @@ import faiss
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.files import atomic_write, sha256_of
 from retrieval.search import kinds, training, tuning
 from retrieval.search.selection import Selection
@@ -341,6 +342,7 @@ def build_index(
     *,
     live: np.ndarray | None = None,
     previous: Index | None = None,
+    backend: CpuBackend = CPU,
     show_progress: bool = False,
 ) -> BuiltIndex | None:
     """Build an index over vectors; `None` if exact search is requested or best.
@@ -359,6 +361,7 @@ def build_index(
         spec: Kind, recall and memory; `None` for the defaults.
         live: bool [rows], False for rows of dead vectors; `None` for none.
         previous: Index so far, over older ones of these vectors.
+        backend: Where vectors are compared in bulk.
         show_progress: Report progress on stderr.
 
     Raises:
@@ -366,13 +369,13 @@ def build_index(
         LookalikeError: No kind reaches the recall within the memory; the message has the table of trials.
     """
     targets = Targets.of(spec)
-    extended = _extend(previous, vectors, live, targets, show_progress) if previous else None
+    extended = _extend(previous, vectors, live, targets, backend, show_progress) if previous else None
     if extended is not None:
         return extended
     count = len(vectors) if live is None else int(np.count_nonzero(live))
     if targets.is_exact(vectors.dim, count):
         return None
-    ground = tuning.prepare(vectors, live, show_progress=show_progress)
+    ground = tuning.prepare(vectors, live, backend=backend, show_progress=show_progress)
     names, recall = [targets.kind], targets.recall
     tried: Sequence[IndexTrial] = ()
     if targets.kind == "auto" or count > EXACT_UP_TO:
@@ -423,6 +426,7 @@ def _extend(
     vectors: Vectors,
     live: np.ndarray | None,
     targets: Targets,
+    backend: CpuBackend,
     show_progress: bool,
 ) -> BuiltIndex | None:
     """Add the missing vectors to an index; `None` if it has to be built again."""
@@ -436,12 +440,12 @@ def _extend(
         return None
     rows = np.arange(len(vectors)) if live is None else np.flatnonzero(live)
     new = rows[state.inside :]
-    held_out, _ = tuning.hold_out_queries(vectors, rows, new)
+    held_out, _ = tuning.hold_out_queries(vectors, rows, new, backend=backend)
     if state.dead:
         alive = Selection(np.ones(len(vectors), bool) if live is None else live)
         held_out = replace(held_out, selector=alive.numbers(len(vectors), vectors.numbers_of))
     rest = np.setdiff1d(new, held_out.rows, assume_unique=True)
-    training.add_rows(index, vectors, rest, show_progress=show_progress)
+    training.add_rows(index, vectors, rest, backend=backend, show_progress=show_progress)
     if len(held_out.rows) >= _MIN_QUERIES:
         kind, recall = kinds.APPROXIMATE[card["kind"]], card["recall_wanted"]
         good = tuning.best_first([*tuning.sweep_efforts(kind, index, held_out, recall)], recall)
@@ -466,7 +470,7 @@ def _build(
 ) -> tuple[faiss.Index, list[IndexTrial]]:
     """Train and fill an index; its recall is measured before the held-out queries are added."""
     index = training.train_index(kind, ground.training)
-    training.add_rows(index, ground.vectors, ground.rows, show_progress=show_progress)
+    training.add_rows(index, ground.vectors, ground.rows, backend=ground.backend, show_progress=show_progress)
     trials = list(tuning.sweep_efforts(kind, index, ground.held_out, recall))
     training.add_rows(index, ground.vectors, ground.held_out.rows)
     return index, trials

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import faiss
 import numpy as np
 
+from retrieval.faiss_backend import CPU, Assign, CpuBackend, KMeans
 from retrieval.progress import Progress
 from retrieval.search.kinds import SAMPLE_BYTES, Kind, number_of_cells
 from retrieval.search.vectors import Vectors
@@ -17,6 +18,7 @@ _LEAST = 65_536  # training vectors
 _QUANTISED = 65_536  # training vectors of a quantiser
 _BLOCK_BYTES = 1 << 24  # vectors added at once
 _ROUNDS = 10  # of k-means
+_CELLS = KMeans(_ROUNDS, spherical=True)
 _TWO_LEVELS = 1024  # cells from which k-means has two levels
 _REFINED = 1 << 14  # cells up to which all of them are refined together
 
@@ -35,7 +37,11 @@ class Training:
 
 
 def draw_training(
-    vectors: Vectors, rows: np.ndarray | None = None, *, show_progress: bool = False
+    vectors: Vectors,
+    rows: np.ndarray | None = None,
+    *,
+    backend: CpuBackend = CPU,
+    show_progress: bool = False,
 ) -> Training:
     """Draw a training sample and train the cells.
 
@@ -44,6 +50,7 @@ def draw_training(
     Args:
         vectors: Vectors to index.
         rows: Rows to index, int64 [n]; `None` for all.
+        backend: Where the cells are trained.
         show_progress: Report progress on stderr.
     """
     count = len(vectors) if rows is None else len(rows)
@@ -51,25 +58,30 @@ def draw_training(
     size = min(count, max(_PER_CELL * cells, _LEAST), max(_LEAST, SAMPLE_BYTES // (4 * vectors.dim)))
     chosen = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
     sample = vectors.take(chosen if rows is None else rows[chosen])
-    return Training(sample, train_cells(sample, cells, show_progress=show_progress))
+    return Training(sample, train_cells(sample, cells, backend=backend, show_progress=show_progress))
 
 
-def train_cells(sample: np.ndarray, cells: int, *, show_progress: bool = False) -> np.ndarray:
+def train_cells(
+    sample: np.ndarray, cells: int, *, backend: CpuBackend = CPU, show_progress: bool = False
+) -> np.ndarray:
     """Return the centroids of cells, float32 [cells, D], by spherical k-means.
 
-    Many cells are trained in two levels: groups, the cells of each group, then once all together. That is a
-    sixth of the work for 4,096 cells, at the same recall.
+    On a CPU, many cells are trained in two levels: groups, the cells of each group, then once all together.
+    That is a sixth of the work for 4,096 cells, at the same recall. A GPU trains them all together.
 
     Args:
         sample: Training vectors, float32 [n, D].
         cells: Number of cells, at most n.
+        backend: Where they are trained.
         show_progress: Report progress on stderr.
     """
-    groups = 2 ** (int(math.log2(cells)) // 2) if cells >= _TWO_LEVELS else 1
+    in_levels = cells >= _TWO_LEVELS and not backend.pays(_ROUNDS * cells * sample.size)
+    groups = 2 ** (int(math.log2(cells)) // 2) if in_levels else 1
     with Progress("training", groups + 1, "groups of cells", show=show_progress) as progress:
         if groups == 1:
-            return _k_means(sample, cells)
-        of = nearest_centroid(sample, _k_means(sample[:: max(1, len(sample) // (256 * groups))], groups))
+            return backend.k_means(sample, cells, _CELLS)
+        coarse = backend.k_means(sample[:: max(1, len(sample) // (256 * groups))], groups, _CELLS)
+        of = nearest_centroid(sample, coarse, backend)
         progress.update()
         order = np.argsort(of, kind="stable")
         ends = np.cumsum(np.bincount(of, minlength=groups))
@@ -77,10 +89,12 @@ def train_cells(sample: np.ndarray, cells: int, *, show_progress: bool = False) 
         parts = []
         for end, size, share in zip(ends, np.diff(ends, prepend=0), shares.tolist(), strict=True):
             if share:
-                parts.append(_k_means(sample[order[end - size : end]], share))
+                parts.append(backend.k_means(sample[order[end - size : end]], share, _CELLS))
             progress.update()
         centroids = np.concatenate(parts)
-        return _k_means(sample, cells, centroids) if cells <= _REFINED else centroids
+        if cells <= _REFINED:
+            return backend.k_means(sample, cells, replace(_CELLS, rounds=1), centroids)
+        return centroids
 
 
 def train_index(kind: Kind, training: Training, *, one_cell: bool = False) -> faiss.Index:
@@ -105,35 +119,103 @@ def train_index(kind: Kind, training: Training, *, one_cell: bool = False) -> fa
     return index
 
 
-def _k_means(sample: np.ndarray, count: int, start: np.ndarray | None = None) -> np.ndarray:
-    """Return centroids, float32 [count, D]; from `start`, after one round only."""
-    parameters = faiss.ClusteringParameters()
-    parameters.niter = _ROUNDS if start is None else 1
-    parameters.spherical = True
-    parameters.min_points_per_centroid = 1
-    parameters.max_points_per_centroid = len(sample)
-    dim = sample.shape[1]
-    clustering = faiss.Clustering(dim, count, parameters)
-    if start is not None:
-        faiss.copy_array_to_vector(start.ravel(), clustering.centroids)
-    clustering.train(np.ascontiguousarray(sample), faiss.IndexFlatIP(dim))
-    found: np.ndarray = faiss.vector_to_array(clustering.centroids).reshape(count, dim)
-    return found
-
-
-def nearest_centroid(sample: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+def nearest_centroid(sample: np.ndarray, centroids: np.ndarray, backend: CpuBackend = CPU) -> np.ndarray:
     """Return the nearest centroid of each vector, int64 [n]."""
-    index = faiss.IndexFlatIP(sample.shape[1])
-    index.add(centroids)
-    found: np.ndarray = getattr(index, "search_numpy", index.search)(sample, 1)[1][:, 0]
-    return found
+    return backend.neighbours(sample, centroids, 1)[1][:, 0]
 
 
-def add_rows(index: faiss.Index, vectors: Vectors, rows: np.ndarray, *, show_progress: bool = False) -> None:
-    """Add rows, int64 [n], to an index in blocks; the ids in the index are the vector numbers."""
+def add_rows(
+    index: faiss.Index,
+    vectors: Vectors,
+    rows: np.ndarray,
+    *,
+    backend: CpuBackend = CPU,
+    show_progress: bool = False,
+) -> None:
+    """Add rows, int64 [n], to an index in blocks; the ids in the index are the vector numbers.
+
+    Args:
+        index: Trained index.
+        vectors: Vectors of the gallery.
+        rows: Rows to add.
+        backend: Where cells are found and the graph of an empty index is built.
+        show_progress: Report progress on stderr.
+    """
     size = max(1, _BLOCK_BYTES // (4 * vectors.dim))
     with Progress("indexing", len(rows), "vectors", show=show_progress) as progress:
+        if _add_graph(index, vectors, rows, backend):
+            progress.update(len(rows))
+            return
+        assign = _assigner(index, len(rows), backend)
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
-            index.add_with_ids(vectors.take(some), vectors.numbers_of(some))
+            block, numbers = vectors.take(some), vectors.numbers_of(some)
+            cells = assign(block) if assign else None
+            if cells is None:
+                index.add_with_ids(block, numbers)
+            else:
+                add_assigned(index, block, numbers, cells)
             progress.update(len(some))
+
+
+def add_assigned(index: faiss.IndexIVF, vectors: np.ndarray, numbers: np.ndarray, cells: np.ndarray) -> None:
+    """Add vectors to known cells of an index, as `add_with_ids` does after it has found them.
+
+    Args:
+        index: Index whose kind of cells takes them: not FAISS's fast scan.
+        vectors: float32 [n, D].
+        numbers: Their numbers, int64 [n].
+        cells: Their cells, int64 [n].
+    """
+    arrays = [np.ascontiguousarray(vectors, np.float32)]
+    arrays += [np.ascontiguousarray(array, np.int64) for array in (numbers, cells)]
+    index.add_core(len(vectors), *map(faiss.swig_ptr, arrays))
+
+
+def fill_graph(
+    index: faiss.IndexIDMap, graph: faiss.IndexHNSW, vectors: np.ndarray, numbers: np.ndarray
+) -> None:
+    """Fill an empty HNSW index from a graph over the same vectors.
+
+    Args:
+        index: Trained HNSW index of any storage, in a map of numbers.
+        graph: HNSW index with as many links a node, over the vectors in this order.
+        vectors: float32 [n, D].
+        numbers: Their numbers, int64 [n].
+    """
+    inner = faiss.downcast_index(index.index)
+    inner.storage.add(np.ascontiguousarray(vectors, np.float32))
+    # Not the whole graph, which also says whether distances or similarities are compared.
+    for name in ("levels", "offsets", "neighbors"):
+        faiss.copy_array_to_vector(
+            faiss.vector_to_array(getattr(graph.hnsw, name)), getattr(inner.hnsw, name)
+        )
+    inner.hnsw.entry_point, inner.hnsw.max_level = graph.hnsw.entry_point, graph.hnsw.max_level
+    inner.ntotal = index.ntotal = len(vectors)
+    faiss.copy_array_to_vector(np.ascontiguousarray(numbers, np.int64), index.id_map)
+
+
+def _add_graph(index: faiss.Index, vectors: Vectors, rows: np.ndarray, backend: CpuBackend) -> bool:
+    """Fill an empty HNSW index with a graph that the backend builds; return whether it did."""
+    if index.ntotal or not isinstance(index, faiss.IndexIDMap):
+        return False
+    inner = faiss.downcast_index(index.index)
+    if not isinstance(inner, faiss.IndexHNSW) or not backend.builds_graph(len(rows), vectors.dim):
+        return False
+    block = vectors.take(rows)
+    graph = backend.graph(block, inner.hnsw.nb_neighbors(0))
+    if graph is not None:
+        fill_graph(index, graph, block, vectors.numbers_of(rows))
+    return graph is not None
+
+
+def _assigner(index: faiss.Index, count: int, backend: CpuBackend) -> Assign | None:
+    """Return the backend's function that finds cells, for an index that can be given them."""
+    if not isinstance(index, faiss.IndexIVF) or isinstance(index, faiss.IndexIVFFastScan):
+        return None
+    if not backend.pays(count * index.nlist * index.d):
+        return None
+    quantizer = faiss.downcast_index(index.quantizer)
+    # As for `search`: `faiss.contrib.torch_utils` replaces this method.
+    centroids = getattr(quantizer, "reconstruct_n_numpy", quantizer.reconstruct_n)(0, index.nlist)
+    return backend.assigner(centroids, count)

@@ -20,6 +20,7 @@ import faiss
 import numpy as np
 
 from retrieval.errors import LookalikeError
+from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.progress import Progress
 from retrieval.search import kinds, training
 from retrieval.search.kinds import AIM, Kind
@@ -32,6 +33,7 @@ SAMPLE = 50_000  # vectors drawn at random into the sample
 QUERIES = 256
 _NEAREST = 384  # vectors next to each query in the sample
 _NEAREST_BYTES = 1 << 28
+_BLOCK_BYTES = 1 << 28  # vectors compared with the queries at once on a GPU
 # At equal recall `ivf-flat` is slower than `ivf-sq8` and four times as large, so it is not tried.
 CANDIDATES = tuple(name for name in kinds.NAMES if name not in ("auto", "ivf-flat"))
 _SURPLUS = 26  # rough neighbours among which the exact ones are
@@ -114,6 +116,7 @@ class Ground:
         held_out: Queries with their true neighbours among all of these rows.
         training: Training sample and cells.
         sample: Sample of the rows, with each query's nearest, as vectors of their own.
+        backend: Where indexes are filled.
     """
 
     vectors: Vectors
@@ -121,6 +124,7 @@ class Ground:
     held_out: HeldOutQueries
     training: Training
     sample: Vectors
+    backend: CpuBackend = CPU
 
     @property
     def count(self) -> int:
@@ -136,7 +140,7 @@ class Ground:
     def cell_shares(self) -> np.ndarray:
         """Share of the vectors in each cell, float64 [cells]."""
         some = self.training.sample[:: max(1, len(self.training.sample) // (16 * self.cells))]
-        of = training.nearest_centroid(some, self.training.centroids)
+        of = training.nearest_centroid(some, self.training.centroids, self.backend)
         return np.bincount(of, minlength=self.cells) / len(some)
 
     @property
@@ -145,21 +149,28 @@ class Ground:
         return len(self.training.centroids)
 
 
-def prepare(vectors: Vectors, live: np.ndarray | None = None, *, show_progress: bool = False) -> Ground:
+def prepare(
+    vectors: Vectors,
+    live: np.ndarray | None = None,
+    *,
+    backend: CpuBackend = CPU,
+    show_progress: bool = False,
+) -> Ground:
     """Draw queries, training vectors and a sample, and train the cells.
 
     Args:
         vectors: Vectors to index.
         live: bool [rows], False for rows that are left out; `None` for all.
+        backend: Where true neighbours and cells are computed.
         show_progress: Report progress on stderr.
     """
     rows = np.arange(len(vectors)) if live is None else np.flatnonzero(live)
-    held_out, near = hold_out_queries(vectors, rows, nearest=_nearest_in_sample(vectors.dim))
+    held_out, near = hold_out_queries(vectors, rows, nearest=_nearest_in_sample(vectors.dim), backend=backend)
     rest = np.setdiff1d(rows, held_out.rows, assume_unique=True)
     random = np.random.default_rng(1).choice(len(rest), min(len(rest), SAMPLE), replace=False)
     sample = np.union1d(rest[random], near) if len(rest) > len(near) + SAMPLE else rest
-    trained = training.draw_training(vectors, rows, show_progress=show_progress)
-    return Ground(vectors, rest, held_out, trained, Vectors([vectors.take(sample)], vectors.dim))
+    trained = training.draw_training(vectors, rows, backend=backend, show_progress=show_progress)
+    return Ground(vectors, rest, held_out, trained, Vectors([vectors.take(sample)], vectors.dim), backend)
 
 
 def hold_out_queries(
@@ -168,7 +179,7 @@ def hold_out_queries(
     new: np.ndarray | None = None,
     *,
     nearest: int = 0,
-    show_progress: bool = False,
+    backend: CpuBackend = CPU,
 ) -> tuple[HeldOutQueries, np.ndarray]:
     """Draw queries, and find their nearest neighbours by exact search.
 
@@ -177,6 +188,7 @@ def hold_out_queries(
         rows: Rows that count, int64 [n], ascending.
         new: Rows to draw from; `None` for all.
         nearest: Number of neighbours of each query to return, about.
+        backend: Where the neighbours are found.
 
     Returns:
         The queries, and the rows next to any of them, int64 [m], ascending.
@@ -188,7 +200,7 @@ def hold_out_queries(
     others = np.zeros(len(vectors), bool)
     others[rows] = True
     others[held] = False
-    best, near = _nearest_rows(vectors, queries, others, nearest)
+    best, near = _nearest_rows(vectors, queries, others, nearest, backend)
     wanted = min(AIM, len(rows) - len(held))
     scores = np.sort(vectors.score(queries, best), axis=1)[:, ::-1]
     kth = scores[:, wanted - 1] if wanted else np.full(len(held), np.inf, np.float32)
@@ -196,7 +208,7 @@ def hold_out_queries(
 
 
 def _nearest_rows(
-    vectors: Vectors, queries: np.ndarray, allowed: np.ndarray, count: int
+    vectors: Vectors, queries: np.ndarray, allowed: np.ndarray, count: int, backend: CpuBackend
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the best rows of each query up to rounding, [Q, 26], -1 for none, and the union of the nearest.
 
@@ -207,6 +219,8 @@ def _nearest_rows(
     best = np.full((len(queries), _SURPLUS), -1)
     if len(rows) <= SAMPLE or not count:
         return vectors.scan(queries, _SURPLUS, Selection(allowed))[1], rows[:0]
+    if backend.pays(queries.size * len(rows)):
+        return _nearest_by_blocks(vectors, queries, rows, count, backend)
     drawn = np.sort(np.random.default_rng(1).choice(rows, SAMPLE, replace=False))
     rank = math.ceil(2 * count * SAMPLE / len(rows))
     error = vectors.dim * np.finfo(np.float32).eps
@@ -227,6 +241,21 @@ def _nearest_rows(
     if len(short):
         best[short] = vectors.scan(queries[short], _SURPLUS, Selection(allowed))[1]
     return best, np.union1d(where[rank_of < count], best[best >= 0])
+
+
+def _nearest_by_blocks(
+    vectors: Vectors, queries: np.ndarray, rows: np.ndarray, count: int, backend: CpuBackend
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same as `_nearest_rows`, from the nearest in each block of the rows that are allowed."""
+    k = max(count, _SURPLUS)
+    scores = np.full((len(queries), k), -np.inf, np.float32)
+    best = np.full((len(queries), k), -1)
+    size = max(k, _BLOCK_BYTES // (4 * vectors.dim))
+    for start in range(0, len(rows), size):
+        some = rows[start : start + size]
+        near, at = backend.neighbours(queries, vectors.take(some), min(k, len(some)))
+        scores, best = top_k(np.hstack([scores, near]), np.hstack([best, some[at]]), k)
+    return best[:, :_SURPLUS], np.unique(best[best >= 0])
 
 
 def sweep_efforts(

@@ -79,7 +79,9 @@ def find_duplicates(
     _join_same_bytes(gallery, snapshot, rows, components)
     if len(rows) > 1:
         exact = exact or len(rows) <= EXACT_UP_TO
-        recall = connect_near(snapshot, rows, min_score, components, exact=exact, show=show_progress)
+        recall = connect_near(
+            snapshot, rows, min_score, components, exact=exact, backend=gallery.backend, show=show_progress
+        )
     found = _describe(gallery, snapshot, [rows[members] for members in components.connected()])
     found.sort(key=lambda group: (len(group.labels) < 2, -group.lowest, group.members[0].id))
     return NearDuplicates(found, recall)

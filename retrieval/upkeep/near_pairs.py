@@ -6,14 +6,14 @@ is compared with the vectors of its nearest cells only, as in an inverted file (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import faiss
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from retrieval.faiss_backend import CPU, CpuBackend, KMeans
 from retrieval.progress import Progress
 from retrieval.search.snapshot import Snapshot
 
@@ -95,7 +95,14 @@ class Components:
 
 
 def connect_near(
-    snapshot: Snapshot, rows: np.ndarray, min_score: float, components: Components, *, exact: bool, show: bool
+    snapshot: Snapshot,
+    rows: np.ndarray,
+    min_score: float,
+    components: Components,
+    *,
+    exact: bool,
+    backend: CpuBackend = CPU,
+    show: bool,
 ) -> SampledRecall | None:
     """Join the places in `rows` of all pairs whose inner product is at least `min_score`.
 
@@ -105,6 +112,7 @@ def connect_near(
         min_score: Threshold.
         components: Components of the numbers from 0 to n - 1.
         exact: Compare all pairs; otherwise some may be missed.
+        backend: Where the cells of a partition are computed.
         show: Show progress on stderr.
 
     Returns:
@@ -116,7 +124,7 @@ def connect_near(
         comparison.run(_all_tiles(len(places)), len(places) * (len(places) + _BLOCK) // 2, show)
         return None
     a, b = comparison.sampled_pairs(show)
-    cells = _Cells(comparison.bounds, a, b)
+    cells = _Cells(comparison.bounds, a, b, backend)
     comparison.run(cells.tiles(), cells.work, show)
     return SampledRecall(len(a), int(np.count_nonzero(components.together(places[a], places[b]))))
 
@@ -215,30 +223,28 @@ class _Cells:
     Args:
         vectors: Unit vectors, float32 [n, d].
         a, b: Near pairs, int64 [m], from which the number of cells to search is chosen.
+        backend: Where the cells are computed.
 
     Attributes:
         work: Number of comparisons.
     """
 
-    def __init__(self, vectors: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    def __init__(self, vectors: np.ndarray, a: np.ndarray, b: np.ndarray, backend: CpuBackend) -> None:
         count = len(vectors)
         # As many comparisons with centroids as with vectors in the searched cells.
         cells = min(2 ** round(np.log2(np.sqrt(max(1, _USUALLY_VISITED * count)))), max(1, count))
-        kmeans = faiss.Kmeans(
-            vectors.shape[1],
-            cells,
-            niter=_ITERATIONS,
-            spherical=True,
-            seed=0,
-            min_points_per_centroid=1,
-            max_points_per_centroid=_TRAINED_ON,
-        )
-        kmeans.train(vectors)
+        parameters = KMeans(_ITERATIONS, seed=0, spherical=True, max_points=_TRAINED_ON)
+        centroids = backend.k_means(vectors, cells, parameters)
         most = min(max(_VISITED), cells)
-        visited = min(self._cells_needed(kmeans.index, vectors, a, b, most), most)
+
+        def find(some: np.ndarray, number: int) -> np.ndarray:
+            """Return the nearest cells of some vectors, int64 [b, number]."""
+            return backend.neighbours(some, centroids, number)[1]
+
+        visited = min(self._cells_needed(find, vectors, a, b, most), most)
         nearest = np.empty((count, visited), np.int32)
-        for block in _blocks(count):
-            nearest[block] = kmeans.index.search(vectors[block], visited)[1]
+        for block in _blocks(count, backend.block(_BLOCK)):
+            nearest[block] = find(vectors[block], visited)
         self._members = _inverted(nearest[:, :1], cells)
         self._seekers = _inverted(nearest, cells)
         sizes = [np.diff(ends) for _, ends in (self._members, self._seekers)]
@@ -253,14 +259,18 @@ class _Cells:
 
     @staticmethod
     def _cells_needed(
-        index: faiss.Index, vectors: np.ndarray, a: np.ndarray, b: np.ndarray, most: int
+        find: Callable[[np.ndarray, int], np.ndarray],
+        vectors: np.ndarray,
+        a: np.ndarray,
+        b: np.ndarray,
+        most: int,
     ) -> int:
         """Return how many cells find enough of the pairs, in one direction or the other."""
         if not len(a):
             return _USUALLY_VISITED
         members, at = np.unique(np.stack([a, b]), return_inverse=True)
         left, right = at.reshape(2, -1)
-        cells = index.search(vectors[members], most)[1]
+        cells = find(vectors[members], most)
         hits = (cells[left] == cells[right, :1]) | (cells[right] == cells[left, :1])  # [m, most]
         shares = np.logical_or.accumulate(hits, axis=1).mean(0)
         enough = [n for n in _VISITED if shares[min(n, most) - 1] >= _WANTED]
@@ -307,5 +317,5 @@ def _bounds(snapshot: Snapshot, rows: np.ndarray) -> np.ndarray:
     return bounds
 
 
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+def _blocks(count: int, size: int = _BLOCK) -> Iterator[slice]:
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))

@@ -228,7 +228,7 @@ def _search_gallery(
         raise InputError(f"{gallery.folder}: none of the data set's labels occurs in the gallery: {examples}")
     query_labels, gallery_labels = _class_numbers(ours, labels)
     sides = (queries.found.vectors, query_labels, vectors, gallery_labels, own)
-    evaluation = evaluate(name, *sides, ks=ks, show_progress=show_progress)
+    evaluation = evaluate(name, *sides, ks=ks, backend=gallery.backend, show_progress=show_progress)
     items = gallery.items(ids)
     searched = ImageSet([Path(items[i].path) for i in ids], labels)
     return [evaluation.result], find_mistakes(evaluation, queries.image_set, searched)
