@@ -247,7 +247,8 @@ def print_row(row: dict[str, Any]) -> None:
 
 def transport(budget: float) -> dict[str, Any] | None:
     """Compare class-wise transport of 50 classes of 4 with POT's batched log-domain solver, if installed."""
-    from train.losses.transport import marginals, solve_transport
+    from train.losses.class_groups import class_groups
+    from train.losses.transport import solve_transport
 
     try:
         import ot
@@ -255,14 +256,14 @@ def transport(budget: float) -> dict[str, Any] | None:
         return None
     x, y = batch(200, 64, "cpu")
     cost = (1 - x @ x.T).detach()
-    m = marginals(y, cost.dtype)
+    groups = class_groups(y, cost.dtype)
     others = torch.stack([(y != k).nonzero()[:, 0] for k in range(50)])  # [50, 196]
     per_class = cost.view(50, 4, 200).gather(2, others[:, None, :].expand(50, 4, 196))
     a, b = torch.full((50, 4), 1 / 4), torch.full((50, 196), 1 / 196)
-    exact = solve_transport(cost.double(), marginals(y, torch.float64), 2.5e-3, 1e-12, 60).plan
+    exact = solve_transport(cost.double(), class_groups(y, torch.float64), 2.5e-3, 1e-12, 60).plan
 
     def ours() -> Tensor:
-        return solve_transport(cost, m, 2.5e-3, 1e-5, 30).plan
+        return solve_transport(cost, groups, 2.5e-3, 1e-5, 30).plan
 
     def peer() -> Tensor:
         return ot.solve_batch(per_class, 2.5e-3, a, b, method="log_sinkhorn", max_iter=2000, tol=1e-4).plan

@@ -308,8 +308,12 @@ def initial_loss(configuration: Config, classes: int) -> Objective:
     """
     try:
         with _seeded(configuration.seed):
+            batch = configuration.batch
             return losses.build(
-                configuration.loss, num_classes=classes, embedding_dim=configuration.model.embedding_dim
+                configuration.loss,
+                num_classes=classes,
+                embedding_dim=configuration.model.embedding_dim,
+                per_class=batch.per_class if batch.layout == "exact" else None,
             )
     except (ValueError, TypeError) as error:
         raise InputError(f"loss: {error}") from error

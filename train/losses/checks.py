@@ -31,7 +31,7 @@ def check_batch(embeddings: Tensor, labels: Tensor, what: str = "embeddings") ->
         )
 
 
-def _refuse_unless(condition: Tensor, message: str) -> None:
+def refuse_unless(condition: Tensor, message: str) -> None:
     """Raise ValueError unless the condition holds, without host-device synchronisation.
 
     On the CPU this happens immediately. Elsewhere, and in compiled code, an assertion is queued as a kernel:
@@ -45,7 +45,7 @@ def _refuse_unless(condition: Tensor, message: str) -> None:
 
 def check_finite(embeddings: Tensor, what: str = "embeddings") -> None:
     """Refuse NaN, infinity, and lengths whose square overflows."""
-    _refuse_unless(
+    refuse_unless(
         embeddings.detach().square().sum().isfinite(),  # any of them makes the sum non-finite
         f"{what} hold NaN, infinity or values near the largest float; lower the learning rate or look for "
         "the layer that overflows",
@@ -55,4 +55,4 @@ def check_finite(embeddings: Tensor, what: str = "embeddings") -> None:
 def check_classes(labels: Tensor, num_classes: int) -> None:
     """Refuse labels outside 0 .. num_classes - 1."""
     inside = ((labels >= 0) & (labels < num_classes)).all()
-    _refuse_unless(inside, f"labels go beyond 0 .. {num_classes - 1}; number the training classes from 0")
+    refuse_unless(inside, f"labels go beyond 0 .. {num_classes - 1}; number the training classes from 0")

@@ -16,29 +16,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from train.losses.class_groups import class_groups
 from train.losses.exact_transport import solve_exact_transport
+from train.losses.ops import with_slope
 from train.losses.registry import register, require
-from train.losses.transport import (
-    Marginals,
-    epsilon_derivative,
-    marginals,
-    solve_self_transport,
-    solve_transport,
-)
+from train.losses.transport import epsilon_derivative, solve_self_transport, solve_transport
 from train.losses.view import View
 
 Classes = Literal["sum", "mean"]
 
 _EPSILON = 2.5e-3
-_MAX_ITERATIONS = 30
 _MEAN_WEIGHT = 10.0  # the classes of a batch of CIFAR-10 and STL-10 in the paper
 
 
-def _over_classes(total: Tensor, m: Marginals, classes: Classes) -> Tensor:
-    """Return the sum over the classes, or the mean over those that have a complement."""
-    if classes == "sum":
-        return total
-    return total / torch.where(m.some, m.row, 0.0).sum().clamp(min=1)
+def _over_classes(total: Tensor, count: Tensor, classes: Classes) -> Tensor:
+    """Return the sum over the classes, or the mean over the `count` classes that have a complement."""
+    return total if classes == "sum" else total / count.clamp(min=1)
 
 
 @register("regularizer", "wasserstein", source="DCDL (2022), eqs. 10-13", mean_weight=_MEAN_WEIGHT)
@@ -56,7 +49,9 @@ class Wasserstein(nn.Module):
         debias: Subtract half the cost of each set with itself (Sinkhorn divergence, eq. 13).
         classes: Sum over the classes (the paper), or mean, at weight 10 by default (docs/regularizers.md).
         tolerance: L1 marginal error at which a class has converged; null for 1e-5 (1e-10 in float64).
-        max_iterations: Newton steps at most; diagnostics hold the number used and the remaining error.
+        max_iterations: Newton steps at most; null for 30 on the CPU, where they stop at convergence, and 16
+            on other devices and in compiled code, which take all of them. Diagnostics hold the number used
+            and the remaining error.
     """
 
     def __init__(
@@ -66,20 +61,24 @@ class Wasserstein(nn.Module):
         debias: bool = False,
         classes: Classes = "sum",
         tolerance: float | None = None,
-        max_iterations: int = _MAX_ITERATIONS,
+        max_iterations: int | None = None,
+        *,
+        per_class: int | None = None,
     ) -> None:
         super().__init__()
         require(epsilon > 0, "epsilon", epsilon, "above 0")
-        require(max_iterations >= 1, "max_iterations", max_iterations, "at least 1")
+        require(max_iterations is None or max_iterations >= 1, "max_iterations", max_iterations, "at least 1")
         if debias and form == "sharp":
             raise ValueError("debias is defined on the regularised cost; use form kl or entropic")
         if form == "exact":
             self._refuse_unused(epsilon, debias, tolerance, max_iterations)
         self.epsilon, self.form, self.debias, self.classes = epsilon, form, debias, classes
-        self.tolerance, self.max_iterations = tolerance, max_iterations
+        self.tolerance, self.max_iterations, self.per_class = tolerance, max_iterations, per_class
 
     @staticmethod
-    def _refuse_unused(epsilon: float, debias: bool, tolerance: float | None, max_iterations: int) -> None:
+    def _refuse_unused(
+        epsilon: float, debias: bool, tolerance: float | None, max_iterations: int | None
+    ) -> None:
         """Raise ValueError for settings of the entropic problem that the exact one does not use."""
         if debias:
             raise ValueError(
@@ -88,7 +87,7 @@ class Wasserstein(nn.Module):
         given = {
             "epsilon": (epsilon, _EPSILON),
             "tolerance": (tolerance, None),
-            "max_iterations": (max_iterations, _MAX_ITERATIONS),
+            "max_iterations": (max_iterations, None),
         }
         for name, (value, default) in given.items():
             if value != default:
@@ -97,34 +96,37 @@ class Wasserstein(nn.Module):
                 )
 
     def forward(self, view: View) -> Tensor:
-        cost = 1 - view.within.cosine  # [B, B]
-        fixed = cost.detach()
-        m = marginals(view.within.labels, cost.dtype)
+        cosine, labels = view.within.cosine, view.within.labels
+        cost = 1 - cosine.detach()  # [B, B]
+        groups = class_groups(labels, cost.dtype, self.per_class)
+        count = groups.row.sum()
         if self.form == "exact":
-            plan = solve_exact_transport(fixed, view.within.labels)
-            view.report["transport_cost"] = _over_classes((plan * fixed).sum(), m, "mean")
-            return -_over_classes((plan * cost).sum(), m, self.classes)
+            plan = solve_exact_transport(cost, labels)
+            value, gradient = (plan * cost).sum(), plan
+            view.report["transport_cost"] = _over_classes(value, count, "mean")
+            return -_over_classes(with_slope(value, cosine, -gradient), count, self.classes)
         tolerance = self.tolerance or (1e-10 if cost.dtype == torch.float64 else 1e-5)
-        plans = solve_transport(fixed, m, self.epsilon, tolerance, self.max_iterations)
-        gradient, value = plans.plan, plans.cost.sum()
+        plans = solve_transport(cost, groups, self.epsilon, tolerance, self.max_iterations)
+        gradient, value = plans.plan, plans.value
+        paid = (plans.plan * cost).sum()
         if self.form == "sharp":
-            value = (plans.plan * fixed).sum()
-            gradient = gradient - self.epsilon * epsilon_derivative(fixed, m, plans, self.epsilon)
+            value = paid
+            gradient = gradient - self.epsilon * epsilon_derivative(cost, groups, plans, self.epsilon)
         elif self.debias:
             own_plan, own_value = solve_self_transport(
-                fixed, m, self.epsilon, 40 if cost.dtype == torch.float64 else 20
+                cost, groups, self.epsilon, 40 if cost.dtype == torch.float64 else 20
             )
             gradient, value = gradient - 0.5 * own_plan, value - 0.5 * own_value
         elif self.form == "entropic":
-            offset = m.row.log() + m.column[:, 0].log() - 1  # - (ln n + ln m + 1)
-            value = value + self.epsilon * torch.where(m.some, m.row * offset, 0.0).sum()
-        view.report["transport_cost"] = _over_classes((plans.plan * fixed).sum(), m, "mean")
+            size = 1 / groups.each.clamp(min=1 / len(labels))  # [G, n]
+            offset = size.log() + (len(labels) - size).clamp(min=1).log() + 1  # ln n + ln m + 1
+            value = value - self.epsilon * (groups.row * offset).sum()
+        view.report["transport_cost"] = _over_classes(paid, count, "mean")
         view.report["transport_iterations"] = plans.iterations
         view.report["transport_error"] = plans.error
         view.report["transport_converged"] = (plans.error <= tolerance).to(cost.dtype)
-        # The solver's value with the gradient of the envelope theorem.
-        total = value.detach() + (gradient * (cost - fixed)).sum()
-        return -_over_classes(total, m, self.classes)
+        # The solver's value with the gradient of the envelope theorem: the plan times that of the cost.
+        return -_over_classes(with_slope(value, cosine, -gradient), count, self.classes)
 
 
 class _Kernel(nn.Module):
@@ -140,24 +142,33 @@ class _Kernel(nn.Module):
 
     def forward(self, view: View) -> Tensor:
         kernel = self.kernel(view)
-        m = marginals(view.within.labels, kernel.dtype)
-        total = (kernel * discrepancy_weights(m)).sum()
-        return -_over_classes(total, m, self.classes)
+        same = view.within.labels[:, None] == view.within.labels  # [B, B]
+        weights, count = discrepancy_weights(same, kernel.dtype)
+        return -_over_classes((kernel * weights).sum(), count, self.classes)
 
 
-def discrepancy_weights(m: Marginals) -> Tensor:
+def discrepancy_weights(same: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return [B, B] weights of k(i, j) in Σ over classes of mean k(U, U) + mean k(V, V) - 2 mean k(U, V).
 
     U is the class, V its complement. A pair of samples is in U x V of the classes of its members and in
     V x V of all classes but these.
+
+    Args:
+        same: [B, B] bool, samples of one class.
+        dtype: Of the weights.
+
+    Returns:
+        The weights, and the number of classes that have a complement.
     """
-    some = m.some
-    own, rest = m.row * some, m.column[:, 0] * some  # 1 / n and 1 / m of each sample's class
+    size = same.sum(1).to(dtype)
+    other = len(same) - size
+    some = other > 0
+    own, rest = some / size, some / other.clamp(min=1)  # 1 / n and 1 / m of each sample's class
     every = (own * rest.square()).sum()  # Σ over classes of 1 / m²
     inside = own.square()[:, None] + every - rest.square()[:, None]  # both in one class
     cross = own * rest
     across = every - rest.square()[:, None] - rest.square() - cross[:, None] - cross
-    return torch.where(m.other, across, inside)
+    return torch.where(same, inside, across), own.sum()
 
 
 class _ScaledKernel(_Kernel):

@@ -31,6 +31,29 @@ def safe_sqrt(x: Tensor) -> Tensor:
     return root
 
 
+class _Slope(torch.autograd.Function):
+    """A value with a given gradient by a table."""
+
+    @staticmethod
+    def forward(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return None, grad * slope, None
+
+
+def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """Return a scalar value whose gradient by x is the table `slope`, whatever computed the value."""
+    found: Tensor = _Slope.apply(value.detach(), x, slope)
+    return found
+
+
 def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
     """Return the largest selected entry along `dim` (0 if none is selected) and whether there is one."""
     value = x.masked_fill(~mask, -torch.inf).max(dim).values

@@ -105,7 +105,7 @@ class Entry:
 _ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining": {}, "regularizer": {}}
 
 # Supplied by the builder, not by the specification.
-_SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim"})
+_SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim", "per_class"})
 
 
 def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T], T]:

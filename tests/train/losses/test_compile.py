@@ -44,7 +44,7 @@ def specs() -> list[dict[str, Any]]:
 
 def build(spec: dict[str, Any]) -> torch.nn.Module:
     torch.manual_seed(0)
-    return losses.build(spec, num_classes=CLASSES, embedding_dim=DIM)
+    return losses.build(spec, num_classes=CLASSES, embedding_dim=DIM, per_class=4)
 
 
 def steps(module: Any, count: int) -> list[torch.Tensor]:

@@ -61,7 +61,7 @@ def specs() -> Iterator[Any]:
 def test_no_read_and_no_copy(spec: dict[str, Any]) -> None:
     with pretend_device() as device:
         with device:
-            module = losses.build(spec, num_classes=CLASSES, embedding_dim=DIM)
+            module = losses.build(spec, num_classes=CLASSES, embedding_dim=DIM, per_class=4)
             x = torch.randn(4 * CLASSES, DIM, requires_grad=True)
             y = torch.arange(CLASSES).repeat_interleave(4)
         module.measures_gradients = "regularizers" in spec
