@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -62,15 +61,13 @@ class _Hook(backend_registration._DummyPrivateUse1Hook):
         return _Presence.entered > 0
 
 
-@cache
-def _register() -> None:
-    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend(), _Hook())
+# When this is imported: the first backward pass of a process fixes the devices of the autograd engine.
+backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend(), _Hook())
 
 
 @contextmanager
 def pretend_device() -> Iterator[torch.device]:
     """Enter fake tensors, for which the device exists, and yield it."""
-    _register()
     _Presence.entered += 1
     try:
         with FakeTensorMode():
