@@ -8,7 +8,6 @@ on stderr. A search of one query never comes here.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import numpy as np
 
 from retrieval.devices import Device, gpus
 from retrieval.installation import report_idle_gpu
+from retrieval.resources import free_memory
 
 _PAYS = 1 << 33  # multiplications, about a quarter of a second on one core, from which a GPU is used
 _MAX_K = 2048  # neighbours that FAISS selects on a GPU
@@ -217,8 +217,7 @@ class GpuBackend(CpuBackend):
 
     def builds_graph(self, count: int, dim: int) -> bool:
         card = next((card for card in gpus() if card.index == self._number), None)
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        fits = card is not None and 4 * dim * count <= min(card.memory, free) // 4
+        fits = card is not None and 4 * dim * count <= min(card.memory, free_memory()) // 4
         return fits and count >= _LEAST_GRAPH and hasattr(faiss, "GpuIndexCagra") and self.pays(_PAYS)
 
     def _neighbours(

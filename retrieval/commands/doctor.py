@@ -19,6 +19,7 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.devices import Gpu, driver_cuda, gpus, nvidia_cards
 from retrieval.installation import NAMES, Build, Problem, builds, find_problems, install_command
+from retrieval.resources import cores
 from retrieval.text import align_columns, pluralize
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +79,7 @@ def doctor(as_json: bool) -> int:
     facts = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
+        "cores": cores(),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "driver_cuda": _dotted(driver),
         "gpus": [asdict(card) for card in cards],
@@ -245,8 +246,8 @@ def _reason(log: str) -> str:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    cores, memory = pluralize(facts["cores"], "core"), facts["memory"] / 2**30
-    rows = [["Python", f"{facts['python']}, {facts['platform']}, {cores}, {memory:.1f} GiB of memory"]]
+    machine = f"{pluralize(facts['cores'], 'core')}, {facts['memory'] / 2**30:.1f} GiB of memory"
+    rows = [["Python", f"{facts['python']}, {facts['platform']}, {machine}"]]
     driver = (
         f"the driver supports CUDA {facts['driver_cuda']}" if facts["driver_cuda"] else "no NVIDIA driver"
     )
@@ -285,7 +286,3 @@ def _library_text(build: dict[str, Any] | None) -> str:
 
 def _dotted(version: tuple[int, int] | None) -> str | None:
     return f"{version[0]}.{version[1]}" if version else None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,7 +22,7 @@ def test_this_environment(tmp_path: Path) -> None:
     code = int(bool(find_problems(builds(), gpus(), driver_cuda())))
     facts = json.loads(lookalike_here("doctor", "--json", code=code, cwd=tmp_path).stdout)
     assert facts["python"] == platform.python_version()
-    assert facts["cores"] == len(os.sched_getaffinity(0))
+    assert 1 <= facts["cores"] <= len(os.sched_getaffinity(0))
     assert list(facts["providers"]) == onnxruntime.get_available_providers()
     assert facts["libraries"]["torch"]["version"] == version("torch")
     faiss, runtime = facts["libraries"]["faiss"], facts["libraries"]["onnxruntime"]
