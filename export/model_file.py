@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,13 +24,15 @@ from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, now
 from retrieval.images.preprocess import Preprocess
 from retrieval.inference.runtime import Runtime
+from retrieval.installation import versions
 from train.loop.run_folder import Run
 from train.models.embedding_model import EmbeddingModel
 
 MAX_DIFFERENCE = 1e-4
 MIN_COSINE = 0.99999
 _PROOF_BATCHES = (1, 3, 32)
-_VERSIONS = ("lookalike", "torch", "torchvision", "timm", "onnx", "onnxscript", "onnxruntime")
+# Libraries that the numbers in a file may depend on.
+LIBRARIES = ("lookalike", "torch", "torchvision", "timm", "onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,6 @@ def export_model(
     return exported
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of all libraries that the numbers in a file may depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _VERSIONS}}
-
-
 def _save(proto: onnx.ModelProto, metadata: Mapping[str, Any], file: Path) -> None:
     onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in metadata.items()})
     onnx.save_model(proto, file)
@@ -247,5 +242,5 @@ def _provenance(run: Run, which: str) -> dict[str, Any]:
         "metrics": next((record for record in recalls if record["step"] == step), {}),
         "weights_sha256": run.checkpoint_digest(which),
         "created": now(),
-        "versions": versions(),
+        "versions": versions(LIBRARIES),
     }

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from export.model_file import DEFAULT_OPTIONS, Exported, ExportOptions, export_model, versions
+from export.model_file import DEFAULT_OPTIONS, LIBRARIES, Exported, ExportOptions, export_model
 from export.samples import NOISE, SampleImages
 from retrieval.errors import InputError, did_you_mean
 from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
+from retrieval.installation import versions
 from train.config import Config, ModelConfig
 from train.models.embedding_model import EmbeddingModel
 from train.pretrained_configs import (
@@ -127,5 +128,5 @@ def _provenance(backbone: PretrainedBackbone, config: ModelConfig, preprocess: P
         "metrics": {},
         "weights_sha256": sha256_of(Path(str(config.weights))) if from_file else None,
         "created": now(),
-        "versions": versions(),
+        "versions": versions(LIBRARIES),
     }

@@ -107,6 +107,8 @@ class LazyGroup(click.Group):
 
 def _missing_extra(error: ModuleNotFoundError) -> str:
     """Return which extra has a module that is not installed; "" if none has it."""
+    if type(error) is not ModuleNotFoundError:  # importlib.metadata has a subclass for distributions
+        return ""
     missing = (error.name or "").partition(".")[0]
     if missing in _PAIR:
         return f"needs {missing}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"

@@ -5,11 +5,12 @@ Everything is read from the metadata and files of the installed distributions; n
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, distributions
@@ -76,6 +77,24 @@ def builds(path: Sequence[str] | None = None) -> dict[str, Build | None]:
             if mine and name not in map(_name, known):
                 known.append(distribution)
     return {module: _build(module, known) if known else None for module, known in found.items()}
+
+
+def versions(names: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the versions of Python and of distributions, for records of what made a file.
+
+    Args:
+        names: Distributions. One of several builds of a library, such as onnxruntime, stands for the one that
+            is installed, whose name is returned; missing ones are left out.
+        path: Folders to look into; `None` for those of `sys.path`.
+    """
+    found = {"python": platform.python_version()}
+    for name in names:
+        known = next(iter(distributions(name=name, path=sys.path if path is None else list(path))), None)
+        if known is not None:
+            found[name] = known.version
+        elif build := builds(path).get(name):
+            found[build.distribution] = build.version
+    return found
 
 
 def find_problems(

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check import losses, page, runtime, training
+from benchmarks.gpu_check import losses, page, runtime, training, vectors
 from benchmarks.gpu_check.results import Row, to_text
 from benchmarks.gpu_check.workload import Workload
 
@@ -35,6 +35,7 @@ CHECKS: dict[str, Callable[[Workload], Iterator[Row]]] = {
     "inference": runtime.inference,
     "indexing": runtime.indexing,
     "galleries": runtime.galleries,
+    "vectors": vectors.compare,
 }
 LIMIT = 240  # seconds of one check
 

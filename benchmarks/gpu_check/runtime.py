@@ -1,4 +1,4 @@
-"""ONNX Runtime, FAISS and galleries on the device: the same results as on the CPU, latencies and rates."""
+"""ONNX Runtime and galleries on the device: the same results as on the CPU, latencies and rates."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import platform
 import re
 import shutil
 import socket
@@ -29,7 +28,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -37,6 +35,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import atomic_write, file_lock, fsync_folder, is_open, now, sha256_of
+from retrieval.installation import versions
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
 from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
@@ -62,6 +61,7 @@ from retrieval.storage.watch import SEGMENTS, Watch
 # Errors of a full or broken disk; numpy gives no number for a partial write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 # Names of the files that may be deleted in the folder of uploads, where users may put files as well.
+_LIBRARIES = ("lookalike", "onnxruntime", "pillow", "numpy")
 _UPLOAD = re.compile(rf"{UPLOAD_NAME.pattern}(\.tmp-[0-9a-f]{{32}})?")
 
 
@@ -411,7 +411,7 @@ class Store:
             insert = (
                 "INSERT INTO runs (command, started, ended, counts, versions, crc) VALUES (?, ?, ?, ?, ?, ?)"
             )
-            run = (command, started, now(), json.dumps(counts), json.dumps(_versions()))
+            run = (command, started, now(), json.dumps(counts), json.dumps(versions(_LIBRARIES)))
             db.execute(insert, (*run, schema.row_crc(run)))
 
     def log_removals(self) -> None:
@@ -527,8 +527,3 @@ def _facts(key: str, item: NewItem) -> tuple[Any, ...]:
     s = item.stamp
     what = (item.content_sha256, item.width, item.height, s.label)
     return key, s.root, s.path, s.size, s.mtime_ns, *what
-
-
-def _versions() -> dict[str, str]:
-    names = ("lookalike", "onnxruntime", "pillow", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import runpy
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from retrieval.devices import Gpu, gpus
-from retrieval.installation import Build, builds, find_problems, idle_gpu
+from retrieval.installation import Build, builds, find_problems, idle_gpu, versions
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -119,6 +120,13 @@ def test_the_reason_of_the_caller_counts_where_the_build_is_right(tmp_path: Path
         install(tmp_path, name)
     line = idle_gpu("faiss", "out of memory", found_in(tmp_path), CARDS, (13, 0))
     assert line.endswith("leaves NVIDIA L4 idle: out of memory; `lookalike doctor` looks for the cause")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu"])
+def test_versions_name_the_build_that_is_installed(name: str, tmp_path: Path) -> None:
+    install(tmp_path, name)
+    found = versions(("onnxruntime", "pillow"), [str(tmp_path)])
+    assert found == {"python": platform.python_version(), name: WHEELS[name][0]}
 
 
 def test_nothing_installed(tmp_path: Path) -> None:
