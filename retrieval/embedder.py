@@ -102,6 +102,15 @@ class Embedder:
             return max(BATCH, self.runtime.batch_size or 0)
         return self.runtime.batch_size or MAX_PADDED
 
+    @property
+    def concurrency(self) -> int:
+        """Number of calls of `embed_pixels` at a time that are worth it.
+
+        Each run copies its images in a stream of its own: with two runs on an accelerator, one copies while
+        the other computes. A run on a CPU takes all cores.
+        """
+        return 1 if self._run_size is not None else 2
+
     def warm_up(self, most: int) -> None:
         """Let an accelerator prepare for the sizes of its runs, up to `most` images; a CPU needs nothing."""
         if self._run_size is None:

@@ -1,7 +1,8 @@
 """Read-ahead: read and decode files in a thread pool while the model processes the previous batch.
 
 Memory use besides the model: one file per decoding thread (at most `load.MAX_BYTES` bytes); decoded images of
-`PIXELS_IN_FLIGHT` pixels in all, at 3 to 7 bytes per pixel, or one larger image; two preprocessed batches.
+`PIXELS_IN_FLIGHT` pixels in all, at 3 to 7 bytes per pixel, or one larger image; `files_ahead()` preprocessed
+images.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def read_ahead(
     known: Callable[[str], bool],
 ) -> Iterator[Decoded | KnownFile | ImageError]:
     """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`."""
-    budget = _Budget(PIXELS_IN_FLIGHT)
+    budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead()
 
     def read(path: Path) -> Decoded | KnownFile | ImageError:
         try:
@@ -137,7 +138,7 @@ def read_ahead(
     with ThreadPoolExecutor(cores(), thread_name_prefix="decode") as pool:
         try:
             while True:
-                for path in islice(files, 2 * BATCH - len(queue)):
+                for path in islice(files, ahead - len(queue)):
                     queue.append(pool.submit(read, path))
                 if not queue:
                     return
@@ -145,6 +146,12 @@ def read_ahead(
         finally:
             for future in queue:
                 future.cancel()
+
+
+def files_ahead() -> int:
+    """Return the number of files that are read ahead: two batches, and enough to keep all cores busy
+    while one of them decodes a very large image."""
+    return max(2 * BATCH, 8 * cores())
 
 
 def embed_files(

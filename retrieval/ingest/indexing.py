@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -15,7 +17,9 @@ import numpy as np
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
-from retrieval.images.decode import BATCH, Decoded, KnownFile, read_ahead
+from retrieval.images.decode import Decoded, KnownFile, read_ahead
+from retrieval.images.preprocess import Preprocess
+from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
@@ -26,10 +30,9 @@ from retrieval.storage.planning import (
     ExistingItem,
     ImageFile,
     ItemPlace,
-    former_item,
 )
 from retrieval.storage.queries import count_items, ids_by_key
-from retrieval.storage.records import BadFile, Change, IndexSpec, NewItem
+from retrieval.storage.records import BadFile, Change, IndexSpec
 from retrieval.text import pluralize
 from retrieval.upkeep.compact import merge_small
 
@@ -228,7 +231,10 @@ _Read = tuple[ImageFile, ExistingItem | None, Decoded | KnownFile | ImageError]
 
 
 class _Run:
-    """One indexing run: reads, decodes and embeds the images of a plan, with periodic commits."""
+    """One indexing run: reads, decodes and embeds the images of a plan, with periodic commits.
+
+    Decoding, embedding and committing go on at the same time, in threads of their own.
+    """
 
     def __init__(self, gallery: Gallery, plan: Comparison, result: IngestResult, max_bad: float) -> None:
         self._gallery, self._plan, self._result, self._max_bad = gallery, plan, result, max_bad
@@ -237,45 +243,70 @@ class _Run:
         self._known: dict[str, tuple[list[ItemPlace], int]] = {}
         self._lock = Lock()
         self._moved: set[int] = set()  # items whose path was changed by this run
-        self._new: list[tuple[np.ndarray, list[NewItem]]] = []
-        self._changes: list[Change] = []
-        self._keys: set[str] = set()  # new keys in the changes
-        self._bad: list[BadFile] = []
+        self._collected = Batch()
+        self._keys: set[str] = set()  # new keys in its changes
+        self._committer = Committer(gallery.store, self._note)
         self._deadline = time.monotonic() + COMMIT_SECONDS
 
     def run(self, progress: Progress) -> None:
         """Process all images of the plan, and update the progress."""
+        with closing(self._committer):
+            try:
+                self._process_all(progress)
+            except KeyboardInterrupt:
+                self._finish()
+                count = pluralize(count_items(self._gallery.store).live, "image")
+                raise KeyboardInterrupt(
+                    f"interrupted; {count} in the gallery, {self._result.added} of this run; "
+                    "run the same command again to continue"
+                ) from None
+            self._finish()
+
+    def _process_all(self, progress: Progress) -> None:
         tried = bad = 0
-        try:
-            for image, item in self._plan.moved():
-                self._move(image, item)
-                self._commit_if_due()
-            for file, has_item in self._plan.unusable():
-                self._record_bad(file, has_item)
-                self._commit_if_due()
-                tried, bad = tried + 1, bad + 1
-            for batch in self._batches():
-                self._process(batch)
+        for image, item in self._plan.moved():
+            self._move(image, item)
+            self._commit_if_due()
+        for file, has_item in self._plan.unusable():
+            self._record_bad(file, has_item)
+            self._commit_if_due()
+            tried, bad = tried + 1, bad + 1
+        with closing(self._embedded()) as batches:
+            for batch, vectors in batches:
+                self._process(batch, vectors)
                 bad += sum(isinstance(file, ImageError) for _, _, file in batch)
                 tried += len(batch)
                 progress.update(len(batch), f"{bad} unusable" if bad else "")
                 if bad > self._max_bad * max(tried, _MIN_SAMPLE):
-                    self._commit()
+                    self._finish()
                     raise self._too_many(bad, tried)
                 self._commit_if_due()
-        except KeyboardInterrupt:
-            self._commit()
-            count = pluralize(count_items(self._gallery.store).live, "image")
-            raise KeyboardInterrupt(
-                f"interrupted; {count} in the gallery, {self._result.added} of this run; "
-                "run the same command again to continue"
-            ) from None
-        self._commit()
 
-    def _batches(self) -> Iterator[list[_Read]]:
+    # ---- reading and embedding
+
+    def _embedded(self) -> Generator[tuple[list[_Read], np.ndarray | None]]:
+        """Yield batches of files in order, each with the vectors of those that were decoded.
+
+        One more batch waits than the model embeds at a time.
+        """
         if not self._plan.todo_count:  # no need to load the model
             return
-        preprocess = self._gallery.embedder.preprocess
+        embedder = self._gallery.embedder
+        waiting: deque[tuple[list[_Read], Future[np.ndarray] | None]] = deque()
+        pool = ThreadPoolExecutor(embedder.concurrency, thread_name_prefix="embed")
+        try:
+            for batch in self._batches(embedder.preprocess, embedder.batch_size):
+                pixels = [file.pixels for _, _, file in batch if isinstance(file, Decoded)]
+                waiting.append((batch, pool.submit(embedder.embed_pixels, pixels) if pixels else None))
+                if len(waiting) > embedder.concurrency:
+                    first, vectors = waiting.popleft()
+                    yield first, None if vectors is None else vectors.result()
+            for last, vectors in waiting:
+                yield last, None if vectors is None else vectors.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _batches(self, preprocess: Preprocess, size: int) -> Iterator[list[_Read]]:
         reading = deque[tuple[ImageFile, ExistingItem | None]]()
 
         def paths() -> Iterator[Path]:
@@ -284,7 +315,7 @@ class _Run:
                 yield self._gallery.folder / image.full
 
         read = read_ahead(paths(), preprocess, side=preprocess.scaled, known=self._is_known)
-        while batch := list(islice(read, BATCH)):
+        while batch := list(islice(read, size)):
             yield [(*reading.popleft(), file) for file in batch]
 
     def _is_known(self, content: str) -> bool:
@@ -303,31 +334,37 @@ class _Run:
                 self._known[content] = items, files - 1
         return items
 
-    def _process(self, batch: Sequence[_Read]) -> None:
-        new = [(image, existing, file) for image, existing, file in batch if isinstance(file, Decoded)]
-        if new:
-            vectors = self._gallery.embedder.embed_pixels([file.pixels for _, _, file in new])
-            items = [self._new_item(i, e, f.content_sha256, f.width, f.height) for i, e, f in new]
-            self._new.append((vectors, items))
+    # ---- one batch
+
+    def _process(self, batch: Sequence[_Read], vectors: np.ndarray | None) -> None:
+        if vectors is not None:
+            self._collected.vectors.append(vectors)
+            for image, existing, file in batch:
+                if isinstance(file, Decoded):
+                    self._add(ItemDraft(image, existing, file.content_sha256, file.width, file.height))
         for image, existing, file in batch:
             if isinstance(file, ImageError):
                 self._record_bad(BadFile(image.stamp, file.reason, file.detail), existing is not None)
             elif isinstance(file, KnownFile):
                 self._reuse_vector(image, existing, file.content_sha256)
 
+    def _add(self, draft: ItemDraft) -> None:
+        self._collected.drafts.append(draft)
+        self._result.replaced += draft.existing is not None
+
     def _record_bad(self, file: BadFile, has_item: bool) -> None:
         """Record an unusable file; keep the item of a file that is only unreachable at present."""
         if has_item and file.reason in (ImageError.MISSING, ImageError.PERMISSION):
             self._result.bad.append(file)
         else:
-            self._bad.append(file)
+            self._collected.bad.append(file)
 
     def _reuse_vector(self, image: ImageFile, existing: ExistingItem | None, content: str) -> None:
         """Handle an image whose bytes are embedded already: a new modification time, a move or a copy."""
         items = self._take_known(content)
         if existing and existing.id in (i.id for i in items) and image.id in (None, existing.key):
             stamp = image.stamp if image.has_own_label else replace(image.stamp, label=existing.label)
-            self._changes.append(Change(existing.id, stamp, image.metadata))
+            self._collected.changes.append(Change(existing.id, stamp, image.metadata))
             self._result.unchanged += 1
             return
         moved = next((item for item in items if existing is None and self._has_moved(item, image)), None)
@@ -335,8 +372,8 @@ class _Run:
             self._move(image, moved)
         else:
             first = items[0]
-            item = self._new_item(image, existing, content, first.width, first.height)
-            self._new.append((self._gallery.vector(first.id)[None], [item]))
+            self._collected.vectors.append(self._gallery.vector(first.id)[None])
+            self._add(ItemDraft(image, existing, content, first.width, first.height))
             self._result.copied += 1
 
     def _has_moved(self, item: ItemPlace, image: ImageFile) -> bool:
@@ -348,49 +385,37 @@ class _Run:
         """Let an item follow its file."""
         change = moved_item(image, item)
         if change.key is not None and change.key not in (image.id, item.key):
+            self._committer.wait()  # for the keys of its items
             if change.key in self._keys or ids_by_key(self._gallery.store, [change.key]):
                 change = replace(change, key=image.full.as_posix())
             self._keys.add(str(change.key))
-        self._changes.append(change)
+        self._collected.changes.append(change)
         self._moved.add(item.id)
         self._result.moved += 1
 
-    def _new_item(
-        self, image: ImageFile, existing: ExistingItem | None, content: str, width: int, height: int
-    ) -> NewItem:
-        """Return the item of an image, with the label of the item that it replaces unless it has its own.
-
-        An image whose item was removed gets its key and label back.
-        """
-        self._result.replaced += existing is not None
-        key = image.id
-        if existing is None and key is None:
-            existing = former_item(self._gallery.store, image.root, image.path)
-            key = None if existing is None or existing.key == image.path else existing.key
-        stamp = image.stamp
-        if existing is not None and not image.has_own_label:
-            stamp = replace(stamp, label=existing.label)
-        return NewItem(stamp, content, width, height, image.metadata, key)
+    # ---- commits
 
     def _commit_if_due(self) -> None:
-        waiting = sum(len(items) for _, items in self._new) + len(self._changes) + len(self._bad)
-        if waiting >= COMMIT_ITEMS or time.monotonic() > self._deadline:
+        if len(self._collected) >= COMMIT_ITEMS or time.monotonic() > self._deadline:
             self._commit()
 
     def _commit(self) -> None:
-        store = self._gallery.store
-        if self._changes:
-            store.amend(self._changes)
-            self._changes, self._keys = [], set()
-        items = [item for _, items in self._new for item in items]
-        if items or self._bad:
-            empty = np.empty((0, store.manifest.dim), np.float32)
-            store.commit(np.concatenate([empty, *(block for block, _ in self._new)]), items, self._bad)
-            self._plan.note_added([item.content_sha256 for item in items])
-        self._result.added += len(items)
-        self._result.bad += self._bad
-        self._new, self._bad = [], []
+        """Commit what is collected, after the previous commit; do not wait for it."""
+        self._committer.wait()
+        batch, self._collected, self._keys = self._collected, Batch(), set()
+        if len(batch):
+            self._committer.commit(batch)
         self._deadline = time.monotonic() + COMMIT_SECONDS
+
+    def _finish(self) -> None:
+        self._commit()
+        self._committer.wait()
+
+    def _note(self, batch: Batch) -> None:
+        """Count what was committed."""
+        self._plan.note_added([draft.content for draft in batch.drafts])
+        self._result.added += len(batch.drafts)
+        self._result.bad += batch.bad
 
     def _too_many(self, bad: int, tried: int) -> LookalikeError:
         last = self._result.bad[-1]

@@ -12,9 +12,10 @@ import os
 import re
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from retrieval.errors import LookalikeError
 from retrieval.storage import functions, schema
@@ -41,13 +42,23 @@ class Reader:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Read one committed state, in a transaction that ends with the block."""
+        with self._connection() as db:
+            db.execute("BEGIN")
+            yield db
+            db.execute("ROLLBACK")
+
+    def select(self, query: str, values: Sequence[Any]) -> list[Any]:
+        """Return the rows of one query, which needs no transaction around it."""
+        with self._connection() as db:
+            return db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
         kept = self._take()
         try:
             db = kept[1] if kept else connect(self._folder)
             try:
-                db.execute("BEGIN")
                 yield db
-                db.execute("ROLLBACK")
             except BaseException:
                 db.close()
                 raise

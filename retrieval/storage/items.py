@@ -36,6 +36,10 @@ _PART = 256  # rows fetched at a time: tuples of many rows keep the garbage coll
 _LOG = "INSERT INTO changes (item, dead)"
 _DEAD = f"{_LOG} SELECT id, vector FROM items WHERE vector IS NOT NULL"
 _AT_PATH = f"root = ? AND path = ? AND path != '' AND {schema.LIVE}"
+_KEYS_AT_PATHS = (
+    f"SELECT items.root, items.path, items.key FROM {schema.AT_PLACES} WHERE {schema.LIVE} "
+    "ORDER BY items.id DESC"
+)
 _REPLACE = "ON CONFLICT (id) DO UPDATE SET deleted_at = NULL, " + ", ".join(
     f"{name} = excluded.{name}" for name in (*schema.FACTS[1:], "vector", "crc")
 )
@@ -164,9 +168,17 @@ class ItemWriter:
         """Return the key of each item: the given one, that of the item at its path, or its path."""
         keys: list[str] = []
         taken = {item.key for item in items if item.key is not None}
+        live, at_path = self._live_keys([item.stamp.key for item in items if item.key is None])
         for item in items:
-            keys.append(schema.check_key(item.key) if item.key is not None else self._key(item, taken))
-            taken.add(keys[-1])
+            if item.key is not None:
+                key = schema.check_key(item.key)
+            else:
+                root, path = item.stamp.key
+                key = at_path.get((root, path), "")
+                if not key or key in taken:
+                    key = item.stamp.full.as_posix() if path in taken or path in live else path
+            keys.append(key)
+            taken.add(key)
         return keys
 
     def identify(self, keys: Sequence[str]) -> Identities:
@@ -293,17 +305,15 @@ class ItemWriter:
     def _exists(self, query: str, values: Sequence[str] = ()) -> bool:
         return self._db.execute(f"{query} LIMIT 1", values).fetchone() is not None
 
-    def _key(self, item: NewItem, taken: Collection[str]) -> str:
-        root, path = item.stamp.key
-        if not path:
+    def _live_keys(self, places: list[tuple[str, str]]) -> tuple[set[str], dict[tuple[str, str], str]]:
+        """Return the paths that are keys of live items, and the key of the oldest live item at each place."""
+        if not all(path for _, path in places):
             raise InputError("an item without a file needs a key")
-        at_path = f"SELECT key FROM items WHERE {_AT_PATH} ORDER BY id LIMIT 1"
-        kept = self._db.execute(at_path, (root, path)).fetchone()
-        if kept and kept[0] not in taken:
-            return str(kept[0])
-        live = f"SELECT 1 FROM items WHERE key = ? AND {schema.LIVE}"
-        is_taken = path in taken or self._db.execute(live, (path,)).fetchone()
-        return item.stamp.full.as_posix() if is_taken else path
+        if not places or not self._exists(f"SELECT 1 FROM items WHERE {schema.LIVE}"):
+            return set(), {}
+        rows = self._db.execute(_KEYS_AT_PATHS, (json.dumps(places),))
+        at_path = {(root, path): key for root, path, key in rows}
+        return {*self._ids("NULL", [path for _, path in places])}, at_path
 
     def _checked(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         return {self._names[name]: schema.check_value(name, value) for name, value in metadata.items()}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from retrieval.errors import LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
-from retrieval.storage.schema import LIVE, SEARCHABLE
+from retrieval.storage.schema import AT_PLACES, LIVE, SEARCHABLE
 from retrieval.storage.store import Store, last_number
 
 _PAGE = 1000  # rows read at a time
@@ -531,6 +531,8 @@ class Contents:
 
     def items(self, digest: str) -> list[ItemPlace]:
         """Return the items with these bytes, oldest first, without vectors newer than this object."""
+        if not self._newest:
+            return []
         query = (
             "SELECT id, key, root, path, label, width, height FROM items "
             f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND vector <= ? ORDER BY id"
@@ -538,15 +540,25 @@ class Contents:
         return [ItemPlace(*row) for row in self._store.select(query, (digest, self._newest))]
 
 
-def former_item(store: Store, root: str, path: str) -> ExistingItem | None:
-    """Return the item of a file that was removed last and whose key is free; `None` if there is none."""
+def former_items(
+    db: sqlite3.Connection, places: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], ExistingItem]:
+    """Return the items of files, by root and path, that were removed last and whose key is free.
+
+    Args:
+        db: Connection to the gallery's database.
+        places: Root and path of each file.
+    """
+    removed = "items.deleted_at IS NOT NULL"
+    if not db.execute(f"SELECT 1 FROM items WHERE {removed} LIMIT 1").fetchone():
+        return {}
     query = (
-        "SELECT id, key, label FROM items WHERE deleted_at IS NOT NULL AND path != '' "
-        "AND root = ? AND path = ? AND NOT EXISTS "
-        "(SELECT 1 FROM items AS live WHERE live.key = items.key AND live.deleted_at IS NULL) "
-        "ORDER BY deleted_at DESC, id DESC LIMIT 1"
+        f"SELECT items.root, items.path, items.id, items.key, items.label FROM {AT_PLACES} WHERE {removed} "
+        "AND NOT EXISTS (SELECT 1 FROM items AS live WHERE live.key = items.key AND live.deleted_at IS NULL) "
+        "ORDER BY items.deleted_at, items.id"
     )
-    return next((ExistingItem(*row) for row in store.select(query, (root, path))), None)
+    found = db.execute(query, (json.dumps(places),))
+    return {(root, path): ExistingItem(*item) for root, path, *item in found}
 
 
 def item_files(store: Store, after: int) -> list[tuple[int, str, str]]:

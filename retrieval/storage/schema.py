@@ -63,6 +63,11 @@ RESERVED = frozenset({*BUILT_IN, "score"})  # names that metadata columns cannot
 FIELD_SEPARATOR = "\x1f"  # between the values that a checksum covers
 _TEXT = FIELD_SEPARATOR.join("%s" for _ in FACTS)
 LISTED = "(SELECT value FROM json_each(?))"  # the values of a JSON array, bound as one parameter
+# The items of files, given as a JSON array of pairs of root and path, which is bound as one parameter.
+AT_PLACES = (
+    "(SELECT json_extract(value, '$[0]') AS root, json_extract(value, '$[1]') AS path FROM json_each(?)) "
+    "AS places CROSS JOIN items ON items.root = places.root AND items.path = places.path AND items.path != ''"
+)
 AT_ONCE = 500  # parameters of one statement, below SQLite's limit
 _MOST_COLUMNS = 500
 _INTEGERS = range(-(2**63), 2**63)

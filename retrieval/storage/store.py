@@ -141,8 +141,7 @@ class Store:
 
     def select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of one query; for the modules of `retrieval.storage` only."""
-        with self.reading() as db:
-            return db.execute(query, values).fetchall()
+        return self._reader.select(query, values)
 
     def reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """Read one committed state of the database; for the modules of `retrieval.storage` only."""

@@ -94,5 +94,5 @@ def test_read_ahead_is_bounded(tmp_path: Path) -> None:
     files = decode_ahead(endless(), PREPROCESS)  # type: ignore[arg-type]
     for _ in range(10):
         next(files)
-    assert len(taken) <= 10 + 2 * decode.BATCH
+    assert len(taken) <= 10 + decode.files_ahead()
     files.close()

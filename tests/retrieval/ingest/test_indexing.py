@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tarfile
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from retrieval import Gallery, InputError, LookalikeError
+from retrieval import Gallery, InputError, LookalikeError, Runtime
 from retrieval.images.load import read_bytes
+from retrieval.ingest import indexing
 from retrieval.ingest.indexing import add_images
 from retrieval.ingest.sources import Sources
+from retrieval.storage.store import Store
 from tests.conftest import draw
+from tests.retrieval.filling import small_gallery
 
 
 def items(gallery: Gallery) -> dict[str, tuple[int, str | None, dict[str, object]]]:
@@ -229,6 +235,59 @@ def test_overlapping_sources_are_indexed_once(gallery: Gallery, photos: Path, tm
         result = add_images(gallery, sources)
         assert (result.added, result.unchanged, result.duplicates) == (expected, 6 - expected, [])
     assert items(gallery)["red/0.png"][1] == "red"
+
+
+# ---- several things at a time
+
+
+def test_run_of_an_accelerator_adds_the_same_items(
+    gallery: Gallery, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls of the model at a time, padded runs, and a commit after each batch: nothing is mixed up."""
+    for seed in range(60):
+        draw(seed).save(photos / "red" / f"{seed}.png")
+    (photos / "red" / "7.png").write_text("not an image")
+    gallery.add([photos])
+    other = small_gallery(tmp_path / "other")
+    monkeypatch.setattr(other.embedder, "_run_size", None)
+    monkeypatch.setattr(other.embedder, "runtime", Runtime(batch_size=5))
+    monkeypatch.setattr(indexing, "COMMIT_ITEMS", 5)
+    assert (other.embedder.concurrency, other.embedder.batch_size) == (2, 5)
+    result = other.add([photos])
+    assert (result.added, len(result.bad)) == (62, 1)
+    assert items(other) == items(gallery)
+    assert len(other.store.bad_files()) == 1
+    monkeypatch.undo()
+    assert agrees(other)
+
+
+def test_error_of_a_commit_ends_the_run(
+    gallery: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(60):
+        draw(seed).save(photos / "red" / f"{seed}.png")
+    commit, calls = Store.commit, []
+
+    def fails_later(store: Store, *args: Any) -> None:
+        calls.append(threading.current_thread().name)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        commit(store, *args)
+
+    monkeypatch.setattr(indexing, "COMMIT_ITEMS", 5)
+    monkeypatch.setattr(Store, "commit", fails_later)
+    with pytest.raises(LookalikeError, match=r"cannot be written .*committed data is safe"):
+        gallery.add([photos])
+    assert len(calls) == 2
+    assert all(name.startswith("commit") for name in calls)
+    assert not [one for one in threading.enumerate() if one.name.startswith(("commit", "embed", "decode"))]
+    monkeypatch.undo()
+    gallery.refresh()
+    assert 0 < len(gallery) == segments(gallery) < 63
+    committed = len(gallery)
+    result = gallery.add([photos])
+    assert (result.unchanged, result.added) == (committed, 63 - committed)
+    assert agrees(gallery)
 
 
 # ---- tar shards

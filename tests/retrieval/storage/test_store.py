@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage.items import ItemWriter
 from retrieval.storage.records import BadFile, Change, FileStamp, IndexSpec, NewItem, Value
+from retrieval.storage.schema import TABLES
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -37,6 +40,37 @@ def test_metadata_columns_keep_their_types(gallery: Gallery) -> None:
     }
     query = "SELECT typeof(price) FROM metadata ORDER BY id"
     assert gallery.store.select(query) == [("integer",), ("real",)]
+
+
+PLACES = st.tuples(st.sampled_from(["/a", "/b"]), st.sampled_from("xyz"))
+KEYS = st.sampled_from(["x", "y", "k", "/a/x"])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(KEYS, PLACES), unique_by=lambda item: item[0]),
+    st.lists(st.tuples(PLACES, st.none() | KEYS), min_size=1, max_size=5),
+)
+def test_keys_of_files(
+    live: list[tuple[str, tuple[str, str]]], files: list[tuple[tuple[str, str], str | None]]
+) -> None:
+    """One file after the other, against the live items in the order of their ids."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(TABLES)
+        insert = "INSERT INTO items VALUES (NULL, ?, ?, ?, 1, 1, '', 1, 1, NULL, NULL, NULL, 0)"
+        db.executemany(insert, ((key, *place) for key, place in live))
+        db.execute("INSERT INTO items SELECT NULL, 'z', '/a', 'z', 1, 1, '', 1, 1, NULL, NULL, 'once', 0")
+        items = [NewItem(FileStamp(*place, 1, 1), "", 1, 1, key=key) for place, key in files]
+        found = ItemWriter(db).keys_of(items)
+    expected: list[str] = []
+    given_keys = {key for _, key in files if key is not None}
+    for (root, path), key in files:
+        taken = {*expected, *given_keys}
+        at_place = next((one for one, place in live if place == (root, path)), None)
+        free = path not in taken and path not in dict(live)
+        own = at_place if at_place not in taken else None
+        expected.append(key or own or (path if free else f"{root}/{path}"))
+    assert found == expected
 
 
 VALUES = (
