@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.training import draw
+from benchmarks._photographs import write_photographs
 from train import data, settings
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
@@ -58,7 +58,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        draw(folder / "images", BATCH)
+        write_photographs(folder / "images", BATCH, 4)
         for number in range(args.rounds):
             plain, slow, slow_cpu = train(folder, f"plain-{number}", "never", args.steps)
             same, _, _ = train(folder, f"same-{number}", "auto", args.steps)

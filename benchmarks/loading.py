@@ -26,6 +26,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from benchmarks._photographs import write_photographs
 from retrieval import Preprocess
 from train.config import AugmentConfig, Config, LoaderConfig
 from train.input import cache as cache_module
@@ -130,18 +131,6 @@ def compare(paths: Sequence[Path], workers: int, rounds: int) -> list[dict[str, 
     return rows
 
 
-def draw(folder: Path, count: int) -> list[Path]:
-    """Write JPEG files with about as much detail as photographs of 500 x 375."""
-    random = np.random.default_rng(0)
-    paths = [folder / f"{number}.jpg" for number in range(count)]
-    for path in paths:
-        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
-        fine = random.normal(0, 8, (375, 500, 1))
-        shape = np.asarray(coarse.resize((500, 375), Image.Resampling.BICUBIC))
-        Image.fromarray(np.clip(shape + fine, 0, 255).astype(np.uint8)).save(path, quality=85)
-    return paths
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--images", type=Path, help="folder of JPEG files; default: generated images")
@@ -155,7 +144,7 @@ def main() -> None:
         if args.images:
             paths = sorted(args.images.rglob("*.jpg"))[: args.count]
         else:
-            paths = draw(Path(folder), args.count)
+            paths = write_photographs(Path(folder), args.count, 1)
         print(f"{'':24}{'workers':>8}{'images/s':>12}{'to decoding':>13}{'to Pillow':>14}")
         rows = [row for workers in args.workers for row in compare(paths, workers, args.rounds)]
     if args.json:
