@@ -51,7 +51,7 @@ def loader(paths: list[Path], augment: AugmentConfig = NOTHING, **more: object) 
     settings = {name: more.pop(name) for name in ("workers", "cache") if name in more}
     config = Config(data="", preprocess=PREPROCESS, augment=augment, loader=LoaderConfig(**settings), seed=3)
     labels = np.concatenate([LABELS + 3 * s for s in range(augment.symmetries)])
-    made = Loader(paths, labels, config, device=CPU, folder=paths[0].parent, **more)
+    made = Loader(paths, labels, config, folder=paths[0].parent, **{"device": CPU, **more})
     try:
         yield made
     finally:
@@ -336,3 +336,18 @@ def test_workers_end_with_the_training_process(paths: list[Path], how: signal.Si
         time.sleep(0.1)
     assert not any(map(alive, workers))
     assert errors.count("Traceback") == (1 if how == signal.SIGINT else 0), errors
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("augment", [CENTER, RANDOM, RESIZED], ids=lambda augment: augment.crop)
+def test_batches_on_a_gpu_are_those_of_a_cpu(paths: list[Path], augment: AugmentConfig) -> None:
+    """Within a grey level, or two where more contrast doubles it: products and sums are fused there."""
+    with loader(paths, augment, workers=0) as ours:
+        expected = load(ours, augment)
+    with loader(paths, augment, workers=2, device=torch.device("cuda")) as ours:
+        found = load(ours, augment)
+    assert {batch.device.type for batch in found} == {"cuda"}
+    difference = (torch.stack(found).cpu().int() - torch.stack(expected).int()).abs()
+    assert difference.max() <= 2
+    assert (difference > 0).float().mean() < 0.01
