@@ -491,8 +491,16 @@ class Config(StrictModel):
         description="Decay of an exponential moving average of the weights, which is then validated and "
         "exported. 0: off.",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="fp32, bf16 or fp16 for the network; losses are always computed in fp32."
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="Precision of the network; losses are always computed in fp32. auto (bf16 on GPUs from "
+        "Ampere on, else fp32), fp32, tf32 (fp32 whose products and convolutions a GPU rounds to 10 bits; "
+        "torch allows this for the convolutions of fp32, too), bf16 or fp16 (with loss scaling).",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="Use deterministic kernels alone, so that a GPU repeats a run to the bit: slower, and an "
+        "error if a setting has none. A CPU repeats runs to the bit in any case.",
     )
     compile: bool = Field(
         default=False, description="Speed up the network with torch.compile; the first step takes minutes."

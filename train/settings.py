@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from retrieval.devices import Device
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images.preprocess import Preprocess
 from train import automatic
@@ -29,6 +30,7 @@ _INCIDENTAL = (
     "save_every ",
     "wandb ",
     "compile ",
+    "deterministic ",
     "checkpoints.",
     "watch",
     "published",
@@ -189,6 +191,11 @@ def format_changes(changes: Changes) -> tuple[str, ...]:
 def merge_changes(first: Changes, then: Changes) -> Changes:
     """Return two sets of changes as one; the second one is applied last."""
     return {name: value for name, value in first.items() if name not in then} | dict(then)
+
+
+def placed(config: Config, device: Device | None) -> Config:
+    """Return a configuration with the device of --device, which wins over its own; `None` for its own."""
+    return config if device is None else config.model_copy(update={"device": str(device)})
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:

@@ -248,3 +248,10 @@ def test_error_in_a_table_names_the_place(
 ) -> None:
     with pytest.raises(InputError, match=message):
         table(tmp_path, monkeypatch, published=[{"where": WHERE, "columns": ["R@1"], **block}])
+
+
+@pytest.mark.parametrize("name", distinct("precision"))
+def test_papers_are_trained_in_fp32(name: str) -> None:
+    """A GPU would choose bf16."""
+    row = name not in recipes.recipe_names()
+    assert config(name).precision == ("fp32" if row else "auto")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -11,6 +9,7 @@ import torch
 
 from retrieval.metrics.ranking import NeighbourSearch, exact_neighbours
 from retrieval.progress import Progress
+from train.loop.precision import full_float32
 
 _CELLS = 1 << 26  # similarities (queries x gallery) computed at once: 256 MB
 
@@ -24,7 +23,7 @@ def neighbour_search(device: torch.device) -> NeighbourSearch:
 def device_neighbours(
     query: np.ndarray, gallery: np.ndarray, k: int, *, device: torch.device, show_progress: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Search by matrix products in full float32, one block of queries at a time.
+    """Search by matrix products in full float32 (TF32 would break ties), one block of queries at a time.
 
     Implements `retrieval.metrics.ranking.NeighbourSearch`. The device must hold the gallery and 256 MB of
     similarities.
@@ -43,21 +42,10 @@ def device_neighbours(
     rows = np.empty((len(query), k), np.int32)
     columns = torch.from_numpy(gallery).to(device).T  # [D, M]
     step = max(1, _CELLS // len(gallery))
-    with _full_float32(), Progress("searching", len(query), "queries", show=show_progress) as progress:
+    with full_float32(), Progress("searching", len(query), "queries", show=show_progress) as progress:
         for start in range(0, len(query), step):
             block = slice(start, start + step)
             best = (torch.from_numpy(query[block]).to(device) @ columns).topk(k)  # of [b, M]
             scores[block], rows[block] = best.values.cpu().numpy(), best.indices.cpu().numpy()
             progress.update(len(best.values))
     return scores, rows
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Disable TensorFloat32: its 10 bits would break ties between equal similarities."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -52,25 +52,34 @@ def join_process_group(device: str) -> ProcessGroup:
         InputError: An unknown device name, or a GPU that does not exist.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cpu":
-            report_idle_gpu("torch")
-    if size > 1 and device == "cuda":
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-    chosen = _usable_device(device)
+    chosen = find_device(device)
     if size == 1:
         return ProcessGroup(chosen)
     if not dist.is_initialized():
-        if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     return ProcessGroup(chosen, dist.get_rank(), size)
 
 
-def _usable_device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """Return a device after checking that it works; a GPU becomes torch's current one.
+
+    Args:
+        name: "auto" (a GPU if available) or a torch device name. Under `torchrun` a GPU without a number is
+            that of the local rank.
+
+    Raises:
+        InputError: An unknown device name, or a GPU that does not exist.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu":
+            report_idle_gpu("torch")
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         device = torch.device(name)
+        if device.type == "cuda":  # the thread that pins memory would open a context on the first GPU
+            torch.cuda.set_device(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(

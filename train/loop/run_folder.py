@@ -34,6 +34,8 @@ from retrieval.errors import InputError
 from retrieval.files import atomic_write, link_or_copy, sha256_of
 from train import losses, settings
 from train.config import FITTED_INITS, Config
+from train.loop.precision import resolve_precision
+from train.loop.process_group import find_device
 from train.losses import Objective
 from train.models.embedding_model import EmbeddingModel
 
@@ -54,6 +56,8 @@ class Run:
     def start(cls, folder: Path, configuration: Config) -> Run:
         """Create a run folder; one without a checkpoint is overwritten.
 
+        Settings that depend on the device are resolved, so that the run keeps them wherever it continues.
+
         Raises:
             InputError: The folder holds a run with a checkpoint already.
         """
@@ -66,7 +70,7 @@ class Run:
         run._backbone.unlink(missing_ok=True)
         shutil.rmtree(run.choice.folder, ignore_errors=True)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(configuration.to_yaml())
+        (folder / "config.yaml").write_text(_resolve(configuration).to_yaml())
         return run
 
     @classmethod
@@ -93,6 +97,22 @@ class Run:
     @property
     def config(self) -> Config:
         return settings.load_config(self.folder / "config.yaml")
+
+    def differences(self, configuration: Config) -> list[str]:
+        """Return in which settings this run differs from a configuration, as "epochs 3, not 5".
+
+        The device does not count, and an automatic setting agrees with what it was resolved to.
+        """
+        own = self.config
+        same = {"device": own.device}
+        same |= {"precision": own.precision} if configuration.precision == "auto" else {}
+        return settings.differences(own, configuration.model_copy(update=same))
+
+    def move_to(self, device: str) -> None:
+        """Let the run continue on another device."""
+        config = self.config.model_copy(update={"device": device})
+        with atomic_write(self.folder / "config.yaml") as draft:
+            draft.write_text(config.to_yaml())
 
     def untrained(self) -> EmbeddingModel:
         """Return the network as it was before the first step, in evaluation mode."""
@@ -283,6 +303,12 @@ def _explain_mismatch(path: Path) -> Iterator[None]:
         yield
     except (SafetensorError, RuntimeError) as error:
         raise InputError(f"{path}: does not belong to this run's network ({error})") from error
+
+
+def _resolve(configuration: Config) -> Config:
+    device = find_device(configuration.device)
+    precision = resolve_precision(configuration.precision, device)
+    return configuration.model_copy(update={"precision": precision})
 
 
 def initial_model(configuration: Config, *, pretrained: bool = True) -> EmbeddingModel:

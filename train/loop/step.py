@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from train.loop.precision import Precision
 from train.loop.process_group import ProcessGroup
 from train.losses import gather
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Step:
@@ -30,7 +29,8 @@ class Step:
         loss: Loss of embeddings [B, D] and labels [B].
         optimizer: Optimizer over the parameters of both.
         group: Processes that train together.
-        precision: "fp32", "bf16" or "fp16" (with loss scaling) for the network. Losses use fp32.
+        precision: "auto", "fp32", "tf32", "bf16" or "fp16" (with loss scaling) for the network. Losses use
+            fp32, without TF32.
         chunk: Images per pass through the network; `None` for the whole batch. With chunks, gradient caching
             is used: one pass without gradient computes all embeddings, a second pass backpropagates the
             cached gradient of the loss chunk by chunk (Gao et al. 2021, "Scaling Deep Contrastive Learning
@@ -53,8 +53,8 @@ class Step:
         self.network: nn.Module = model
         if group.size > 1:
             self.network = DistributedDataParallel(model)
-        self.dtype = _DTYPES[precision]
-        self.scaler = torch.amp.GradScaler(group.device.type, enabled=precision == "fp16")
+        self.precision = Precision(precision, group.device)
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision.scales_loss)
         self.chunk, self.seed = chunk, seed
 
     def __call__(self, inputs: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -91,23 +91,23 @@ class Step:
         return self._embed_chunks(inputs.split(self.chunk or len(inputs)), number)
 
     def _whole_batch(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        value, gathered = self._evaluate(self._embed(chunks[0], number), labels, number)
-        self.scaler.scale(value).backward()
-        return value.detach(), gathered
+        outputs = self._embed(chunks[0], number)
+        value, gathered, gradient = self._differentiate_loss(outputs.detach(), labels, number)
+        with self.precision.tensor_cores():
+            outputs.backward(gradient)
+        return value, gathered
 
     def _with_gradient_cache(
         self, chunks: tuple[Tensor, ...], labels: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
-        embeddings = self._embed_chunks(chunks, number).requires_grad_()  # [b, D]
-        value, gathered = self._evaluate(embeddings, labels, number)
-        self.scaler.scale(value).backward()
-        assert embeddings.grad is not None
-        for i, (chunk, gradient) in enumerate(
-            zip(chunks, embeddings.grad.split(len(chunks[0])), strict=True)
-        ):
+        embeddings = self._embed_chunks(chunks, number)  # [b, D]
+        value, gathered, gradients = self._differentiate_loss(embeddings, labels, number)
+        for i, (chunk, gradient) in enumerate(zip(chunks, gradients.split(len(chunks[0])), strict=True)):
             with self._gradient_sync(i == len(chunks) - 1):
-                self._embed(chunk, number, i).backward(gradient)
-        return value.detach(), gathered
+                outputs = self._embed(chunk, number, i)
+                with self.precision.tensor_cores():
+                    outputs.backward(gradient)
+        return value, gathered
 
     @torch.no_grad()
     def _embed_chunks(self, chunks: tuple[Tensor, ...], number: int) -> Tensor:
@@ -116,15 +116,25 @@ class Step:
 
     def _embed(self, inputs: Tensor, number: int, chunk: int = 0) -> Tensor:
         _seed(self.seed, number, self.group.rank + 1, chunk)
-        with torch.autocast(self.group.device.type, self.dtype, enabled=self.dtype != torch.float32):
+        with self.precision.autocast(), self.precision.tensor_cores():
             embeddings: Tensor = self.network(inputs).float()
             return embeddings
 
-    def _evaluate(self, embeddings: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def _differentiate_loss(
+        self, embeddings: Tensor, labels: Tensor, number: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, the embeddings of the global batch, and the scaled gradient of this share.
+
+        Apart from the backward pass of the network, so that a precision of the network leaves the loss alone.
+        """
+        own = everyone = embeddings.requires_grad_()
         if self.group.size > 1:
-            embeddings, labels = gather(embeddings, labels)
+            everyone, labels = gather(own, labels)
         _seed(self.seed, number)  # the same in all processes, so that all draw the same triplets
-        return self.loss(embeddings, labels), embeddings.detach()
+        value = self.loss(everyone, labels)
+        self.scaler.scale(value).backward()
+        assert own.grad is not None
+        return value.detach(), everyone.detach(), own.grad
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         """Synchronise gradients between processes once, with the last chunk."""

@@ -25,6 +25,7 @@ from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
+from train.loop.precision import chosen_kernels
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.shared_images import ImageSource
@@ -38,6 +39,8 @@ _LOG_EVERY = 10
 _COLLAPSED = 0.99  # mean cosine between the embeddings of a batch
 _INERT = 0.01  # kernel with the nearest embedding: the gradient is a few per cent of that of the loss
 _INERT_RECORDS = 10  # in a row
+# Errors of cuDNN and cuBLAS that cannot get their workspace; torch has no class for them.
+_WITHOUT_MEMORY = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _PIXELS_HINT = (
     "only the head learns, but every step runs the backbone: set augment.views=8 (fixed random views of each "
     "image), or no augmentation, to compute its features once"
@@ -156,6 +159,7 @@ class Trainer:
             self._load_checkpoint()
         with (
             closing(self.loader),
+            chosen_kernels(self.group.device, deterministic=self.config.deterministic),
             Interruption() as interruption,
             Tracker(self.run, self.config, self.step, active=self.group.is_main) as tracker,
             Progress("training", self.total_steps, "steps", begun=self.step, show=self.show) as progress,
@@ -256,17 +260,25 @@ class Trainer:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            hint = "set batch.chunk to fewer images at once, or lower batch.classes"
-            raise LookalikeError(
-                f"{self.run.folder}: out of memory at step {self.step + 1}: {hint}"
-            ) from error
+            self._fail_without_memory(error)
         except ValueError as error:  # embeddings or a batch that the loss refuses
             self._fail("the loss cannot be computed", self.step + 1, lr, str(error))
         except RuntimeError as error:
+            if any(words in str(error) for words in _WITHOUT_MEMORY):
+                self._fail_without_memory(error)
+            if "deterministic" in str(error) and self.config.deterministic:
+                raise LookalikeError(
+                    f"{self.run.folder}: deterministic: {str(error).splitlines()[0]}; "
+                    "set deterministic=false, or change the setting that needs this operation"
+                ) from error
             if "device-side assert" not in str(error):
                 raise
             # On a GPU the same checks run in the stream of kernels and are reported a little later.
             self._fail("the loss could not be computed", self.step, lr)
+
+    def _fail_without_memory(self, error: Exception) -> NoReturn:
+        hint = "set batch.chunk to fewer images at once, or lower batch.classes"
+        raise LookalikeError(f"{self.run.folder}: out of memory at step {self.step + 1}: {hint}") from error
 
     def _rate_factor(self) -> float:
         return rate_factor(self.config.schedule, self.step, self.sampler.per_epoch, self.config.epochs)
