@@ -52,6 +52,12 @@ def _provider(option: Option) -> Callable[[Any], Any]:
     )
 
 
+training_device_option = click.option(
+    "--device",
+    type=_parse_device,
+    metavar="auto|cpu|cuda[:N]",
+    help="Where to train; wins over the recipe and --set device=.  [default: as set, which is auto]",
+)
 device_option, batch_size_option, provider_option = (
     add(click.option) for add in (_device, _batch_size, _provider)
 )

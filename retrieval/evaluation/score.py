@@ -12,7 +12,7 @@ from retrieval import metrics
 from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.metrics.all_pairs import Similarities
 from retrieval.metrics.inputs import build_inputs
-from retrieval.metrics.ranking import Ranking
+from retrieval.metrics.ranking import NeighbourSearch, Ranking
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
 
@@ -76,6 +76,7 @@ def evaluate(
     ks: Sequence[int] = CURVE_KS,
     by: str | None = None,
     backend: CpuBackend = CPU,
+    search: NeighbourSearch | None = None,
     show_progress: bool = False,
 ) -> Evaluation:
     """Compute every metric of `retrieval.metrics.table`, with intervals for those that have values per query.
@@ -90,13 +91,14 @@ def evaluate(
         ks: Values of K.
         by: Name of the labels if they are not the classes.
         backend: Where neighbours and clusters are computed.
+        search: Nearest-neighbour search; `None` for that of the backend.
         show_progress: Whether to report progress on stderr.
 
     Raises:
         InputError: Unusable embeddings or labels, or no query has a relevant image.
     """
     inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
-    evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress, backend)
+    evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress, backend, search)
     keys, columns = [], []
     for metric in METRICS:
         if metric.per_query is not None:

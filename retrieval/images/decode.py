@@ -97,6 +97,7 @@ def decode_ahead(
     preprocess: Callable[[Image.Image], np.ndarray],
     *,
     side: int | None = None,
+    ahead: int = 2 * BATCH,
 ) -> Iterator[Decoded | ImageError]:
     """Decode files in threads and yield them in order. See the module for the memory use.
 
@@ -104,8 +105,9 @@ def decode_ahead(
         paths: Image files.
         preprocess: Function from an upright RGB image to an array, such as a `Preprocess`.
         side: Length to which `preprocess` scales the shorter side; see `retrieval.images.load.load_image`.
+        ahead: Largest number of files that are read ahead.
     """
-    for file in read_ahead(paths, preprocess, side=side, known=lambda _: False):
+    for file in read_ahead(paths, preprocess, side=side, known=lambda _: False, ahead=ahead):
         assert not isinstance(file, KnownFile)
         yield file
 
@@ -116,6 +118,7 @@ def read_ahead(
     *,
     side: int | None,
     known: Callable[[str], bool],
+    ahead: int = 2 * BATCH,
 ) -> Iterator[Decoded | KnownFile | ImageError]:
     """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`."""
     budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead()
@@ -159,6 +162,8 @@ def embed_files(
     preprocess: Preprocess,
     embed_pixels: Callable[[np.ndarray], np.ndarray],
     progress: Progress,
+    *,
+    batch_size: int = BATCH,
 ) -> EmbeddedFiles:
     """Embed files.
 
@@ -167,13 +172,14 @@ def embed_files(
         preprocess: Preprocessing of the model.
         embed_pixels: Model, a function from uint8 [N, H, W, 3] to float32 [N, D].
         progress: Progress to update.
+        batch_size: Images that are passed to the model at once.
     """
     vectors: list[np.ndarray] = []
     positions: list[int] = []
     contents: list[str] = []
     bad: list[ImageError] = []
-    files = enumerate(decode_ahead(paths, preprocess, side=preprocess.scaled))
-    while batch := list(islice(files, BATCH)):
+    files = enumerate(decode_ahead(paths, preprocess, side=preprocess.scaled, ahead=2 * batch_size))
+    while batch := list(islice(files, batch_size)):
         good = [(i, file) for i, file in batch if isinstance(file, Decoded)]
         bad += [file for _, file in batch if isinstance(file, ImageError)]
         if good:

@@ -17,7 +17,7 @@ from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import Similarities, compare_inputs
 from retrieval.metrics.clustering import kmeans, nmi, pair_f1
 from retrieval.metrics.inputs import Inputs
-from retrieval.metrics.ranking import Ranking, exact_neighbours, rank_inputs
+from retrieval.metrics.ranking import NeighbourSearch, Ranking, exact_neighbours, rank_inputs
 from retrieval.progress import Progress
 
 _K = "{k}"
@@ -33,6 +33,7 @@ class Evidence:
         ks: Values of K.
         show_progress: Whether to report progress on stderr.
         backend: Where neighbours and clusters are computed.
+        search: Nearest-neighbour search; `None` for that of the backend.
     """
 
     inputs: Inputs
@@ -40,11 +41,12 @@ class Evidence:
     ks: Sequence[int]
     show_progress: bool = False
     backend: CpuBackend = CPU
+    search: NeighbourSearch | None = None
 
     @cached_property
     def ranking(self) -> Ranking:
         """The nearest neighbours of each query, as many as the largest K."""
-        search = partial(exact_neighbours, backend=self.backend)
+        search = self.search or partial(exact_neighbours, backend=self.backend)
         return rank_inputs(self.inputs, max(self.ks), search, show_progress=self.show_progress)
 
     @cached_property

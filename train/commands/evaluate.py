@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from train import data as data_sets
 from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
     from retrieval.evaluation.report import Report
+    from retrieval.inference.runtime import Runtime
     from train.config import ProbeLabels
 
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     "learnt from their true labels (clean, if no value is given) or from the noisy labels of the run. By "
     "default as linear_probe in the run's settings.",
 )
+@runtime_options
 @json_option
 @click.pass_context
 def evaluate(
@@ -56,6 +59,7 @@ def evaluate(
     baselines: tuple[str, ...],
     which: str | None,
     linear_probe: ProbeLabels | None,
+    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Measure a run, a model or a gallery on labelled images.
@@ -66,6 +70,9 @@ def evaluate(
     gallery's own labelled images are the queries, by their stored embeddings; no image is read. A gallery
     also stores the report and shows it in the browser.
 
+    The networks of a run compute in full float32 on every device, so that the numbers of a GPU and a CPU
+    differ by rounding alone.
+
     The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, the
     similarities of classes, the classes that are confused, the hardest queries with their results, and a
     table of all classes. `lookalike compare` puts several reports side by side.
@@ -73,6 +80,7 @@ def evaluate(
     \b
       lookalike evaluate run --data folder:shop --out report
       lookalike evaluate run --data folder:shop --which 1000
+      lookalike evaluate run --data folder:shop --device cuda:1 --batch-size 512
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
     """
@@ -88,7 +96,13 @@ def evaluate(
 
         dataset = data_sets.load(data)
         report = evaluation.evaluate_target(
-            target, dataset, baselines, which=which, linear_probe=linear_probe, show_progress=True
+            target,
+            dataset,
+            baselines,
+            which=which,
+            linear_probe=linear_probe,
+            runtime=runtime,
+            show_progress=True,
         )
     if out is not None:
         save_report(report, out)

@@ -18,6 +18,7 @@ from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.gallery import Gallery
 from retrieval.images.decode import EmbeddedFiles
+from retrieval.inference.runtime import Runtime
 from retrieval.metrics.clustering import effort_note
 from retrieval.reports.folder import keep_report
 from train.config import ProbeLabels, Published
@@ -42,6 +43,7 @@ def evaluate_target(
     *,
     which: str | None = None,
     linear_probe: ProbeLabels | None = None,
+    runtime: Runtime | None = None,
     show_progress: bool = False,
 ) -> Report:
     """Evaluate a target and baselines on the test split of a data set.
@@ -59,14 +61,14 @@ def evaluate_target(
             one, as in "12"; `None` for the best and the last, if they differ.
         linear_probe: Labels for a linear classifier of the training images, whose accuracy is then computed
             too; `None` for those that the settings of the run choose.
+        runtime: Device, batch size and execution provider; see `open_target`.
         show_progress: Whether to report progress on stderr.
 
     Raises:
-        InputError: The target is none of these, or the data cannot be used.
+        InputError: The target is none of these, or the data or the device cannot be used.
     """
-    return evaluate_opened(
-        open_target(target, which), dataset, baselines, linear_probe=linear_probe, show_progress=show_progress
-    )
+    opened = open_target(target, which, runtime)
+    return evaluate_opened(opened, dataset, baselines, linear_probe=linear_probe, show_progress=show_progress)
 
 
 def evaluate_opened(
@@ -109,7 +111,9 @@ def evaluate_opened(
         else:
             searched = queries if dataset.gallery is None else embed(candidate, dataset.gallery)
             is_last = candidate is opened.candidates[-1]
-            scored, findings = _score(candidate.name, dataset, queries, searched, ks, is_last, show_progress)
+            scored, findings = _score(
+                candidate.name, dataset, queries, searched, ks, opened, is_last, show_progress
+            )
         if linear_probe is not None:
             scored[0] = _add_linear_probe(scored[0], embed(candidate, probed, dataset.train), queries)
         results += scored
@@ -183,6 +187,7 @@ def _score(
     queries: _EmbeddedImages,
     searched: _EmbeddedImages,
     ks: Sequence[int],
+    opened: Target,
     with_findings: bool,
     show_progress: bool,
 ) -> tuple[list[Result], Findings | None]:
@@ -194,7 +199,15 @@ def _score(
         own = labelled if dataset.gallery is None else None  # a query is no result of itself
         vectors = queries.found.vectors[labelled]
         sides = (vectors, numbers[labelled], searched.found.vectors, searched_numbers, own)
-        return evaluate(name, *sides, ks=ks, by=by, show_progress=show_progress)
+        return evaluate(
+            name,
+            *sides,
+            ks=ks,
+            by=by,
+            backend=opened.backend,
+            search=opened.search,
+            show_progress=show_progress,
+        )
 
     evaluation = score([i.label for i in queries.images], [i.label for i in searched.images])
     results = [evaluation.result]

@@ -99,9 +99,9 @@ def held_out_accuracy(
     if config.linear_probe is None or config.split.by == "classes" or not held_out:
         return None
     learnt_from, _ = probe_images(config.to_dict(), dataset, config.linear_probe)
-    images, model = [*learnt_from, *held_out], run.trained("best").to(device)
+    images, model = [*learnt_from, *held_out], run.trained("best")
     paths, split = ([image.path for image in of] for of in (images, dataset.train))
-    found = model_candidate("linear probe", model, config).embed(
+    found = model_candidate("linear probe", model, config, torch.device(device)).embed(
         paths, split, "linear probe", show_progress=show_progress
     )
     labels = np.array([images[i].label for i in found.positions])

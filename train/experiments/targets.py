@@ -12,18 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from retrieval.embedder import Embedder
+from retrieval.devices import Device
 from retrieval.errors import InputError
+from retrieval.faiss_backend import CPU, CpuBackend, backend_for
 from retrieval.gallery import Gallery
-from retrieval.images.decode import EmbeddedFiles, embed_files
+from retrieval.images.decode import BATCH, EmbeddedFiles, embed_files
 from retrieval.images.preprocess import Preprocess
+from retrieval.inference.runtime import Runtime
+from retrieval.metrics.ranking import NeighbourSearch
 from retrieval.progress import Progress
 from train import settings
 from train.config import FITTED_INITS, Config
 
-if TYPE_CHECKING:
-    from train.models.embedding_model import EmbeddingModel  # imports torch
+if TYPE_CHECKING:  # imports torch
+    import torch
+
+    from train.models.embedding_model import EmbeddingModel
 
 _PIXELS_SIDE = 32
+_ACCELERATOR_BATCH = 256  # images; more do not make a GPU faster
 # Names of results. A run whose last epoch is not its best has the latter two instead of AFTER.
 BEFORE, AFTER = "before training", "after training"
 LAST_EPOCH, BEST_EPOCH = "last epoch", "best epoch on held-out images"
@@ -39,12 +46,14 @@ class Candidate:
         embed_pixels: Maps preprocessed images, uint8 [N, H, W, 3], to unit vectors, float32 [N, D].
         embed_cached: Embeds files (the first argument) from the cached features of a frozen backbone, which
             are those of all files of their split (the second); `None` for other networks.
+        batch_size: Images that `embed_pixels` gets at once.
     """
 
     name: str
     preprocess: Preprocess
     embed_pixels: Callable[[np.ndarray], np.ndarray]
     embed_cached: Callable[[Sequence[Path], Sequence[Path]], EmbeddedFiles] | None = None
+    batch_size: int = BATCH
 
     def embed(
         self, paths: Sequence[Path], split: Sequence[Path], title: str, *, show_progress: bool = True
@@ -60,7 +69,9 @@ class Candidate:
         if self.embed_cached is not None:
             return self.embed_cached(paths, split)
         with Progress(title, len(paths), show=show_progress) as progress:
-            return embed_files(paths, self.preprocess, self.embed_pixels, progress)
+            return embed_files(
+                paths, self.preprocess, self.embed_pixels, progress, batch_size=self.batch_size
+            )
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,8 @@ class Target:
         untrained: Builds the network before training; `None` if there was no training.
         fingerprint: SHA-256 of the model file; `None` for a run.
         gallery: The gallery, if it is one.
+        backend: Where neighbours and clusters are computed.
+        search: Nearest-neighbour search; `None` for that of the backend.
     """
 
     candidates: list[Candidate]
@@ -80,40 +93,62 @@ class Target:
     untrained: Callable[[], Candidate] | None = None
     fingerprint: str | None = None
     gallery: Gallery | None = None
+    backend: CpuBackend = CPU
+    search: NeighbourSearch | None = None
 
 
-def open_target(target: Path, which: str | None) -> Target:
+def open_target(target: Path, which: str | None, runtime: Runtime | None = None) -> Target:
     """Open the run, gallery or model file at a path.
 
     Args:
         target: Folder of a run or of a gallery, or a model file.
         which: Checkpoint of a run: the "best" epoch on held-out images, the "last", or the step of a kept
             one, as in "12"; `None` for the best and the last, if they differ.
+        runtime: Device and batch size; for a gallery or a model file also the execution provider. `None` for
+            the first GPU that works, else the CPU.
 
     Raises:
-        InputError: It is none of these.
+        InputError: It is none of these, or the device cannot be used.
     """
-    gallery = Gallery(target) if (target / "gallery.db").exists() else None
+    runtime = runtime or Runtime()
+    gallery = Gallery(target, runtime=runtime) if (target / "gallery.db").exists() else None
     if gallery is None and target.is_dir():
-        return _open_run(target, which)
+        return open_run(target, which, str(runtime.device), runtime.batch_size)
     if which is not None:
         raise InputError(
             f"{target}: --which selects a checkpoint of a run, and this is not a run; leave it out"
         )
-    embedder = gallery.embedder if gallery is not None else Embedder(target)
+    embedder = gallery.embedder if gallery is not None else Embedder.open(target, runtime)
     name, config = AFTER, embedder.provenance.get("config", {})
     if "source" in embedder.provenance:  # a published backbone without training
         name, config = "off the shelf", {}
-    candidate = Candidate(name, embedder.preprocess, embedder.embed_pixels)
-    before = partial(_initial_candidate, config) if config else None
-    return Target([candidate], config, before, embedder.fingerprint, gallery)
+    candidate = Candidate(name, embedder.preprocess, embedder.embed_pixels, batch_size=embedder.batch_size)
+    before = partial(_initial_candidate, config, runtime) if config else None
+    backend = backend_for(runtime.device)
+    return Target([candidate], config, before, embedder.fingerprint, gallery, backend)
 
 
-def _open_run(folder: Path, which: str | None) -> Target:
+def open_run(folder: Path, which: str | None, device: str, batch_size: int | None = None) -> Target:
+    """Open a run to evaluate its networks on a device.
+
+    Args:
+        folder: Folder of the run.
+        which: Checkpoint, as for `open_target`.
+        device: "auto" or a torch device name.
+        batch_size: Images per pass through the network; `None` for the number that suits the device.
+
+    Raises:
+        InputError: The folder is no run, the checkpoint does not exist, or the device cannot be used.
+    """
+    from train.loop.process_group import find_device
     from train.loop.run_folder import Run
 
-    run = Run.open(folder)
+    run, place = Run.open(folder), find_device(device)
     config = run.config
+
+    def candidate(name: str, model: EmbeddingModel) -> Candidate:
+        return model_candidate(name, model, config, place, batch_size)
+
     chosen = {which or "best": AFTER}
     if which not in (None, "best", "last"):
         chosen = {which: f"step {run.checkpoint_state(which)['step']:,}"}
@@ -123,13 +158,36 @@ def _open_run(folder: Path, which: str | None) -> Target:
             chosen = {"last": LAST_EPOCH, "best": BEST_EPOCH}
     candidates, model = [], None
     for checkpoint, name in chosen.items():
-        model = run.trained(checkpoint, like=model)
-        candidates.append(model_candidate(name, model, config))
-    return Target(candidates, config.to_dict(), lambda: model_candidate(BEFORE, run.untrained(), config))
+        model = run.trained(checkpoint, like=model).to(place)
+        candidates.append(candidate(name, model))
+    return network_target(candidates, config, place, lambda: candidate(BEFORE, run.untrained()))
 
 
-def _initial_candidate(values: Mapping[str, Any]) -> Candidate:
+def network_target(
+    candidates: list[Candidate],
+    config: Config,
+    device: torch.device,
+    untrained: Callable[[], Candidate] | None = None,
+) -> Target:
+    """Return networks as a target whose neighbours and clusters are computed on the device of the networks.
+
+    Args:
+        candidates: The networks.
+        config: Settings of their training run.
+        device: Their device.
+        untrained: Builds the network before training; `None` if there was no training.
+    """
+    from train.loop.knn import neighbour_search
+
+    backend = backend_for(Device("cuda", device.index)) if device.type == "cuda" else CPU
+    return Target(
+        candidates, config.to_dict(), untrained, backend=backend, search=neighbour_search(device)
+    )
+
+
+def _initial_candidate(values: Mapping[str, Any], runtime: Runtime) -> Candidate:
     """Return the network before training of a model file."""
+    from train.loop.process_group import find_device
     from train.loop.run_folder import initial_model
 
     config = settings.parse_config(values)
@@ -138,18 +196,41 @@ def _initial_candidate(values: Mapping[str, Any]) -> Candidate:
             f"--baseline untrained: the embedding layer began with model.init={config.model.init}, fitted to "
             "the training images; evaluate the run instead of its model file, or leave it out"
         )
-    return model_candidate(BEFORE, initial_model(config), config)
+    place = find_device(str(runtime.device))
+    return model_candidate(BEFORE, initial_model(config), config, place, runtime.batch_size)
 
 
-def model_candidate(name: str, model: EmbeddingModel, config: Config) -> Candidate:
-    """Return a network with its configuration as a candidate."""
+def model_candidate(
+    name: str,
+    model: EmbeddingModel,
+    config: Config,
+    device: torch.device,
+    batch_size: int | None = None,
+) -> Candidate:
+    """Return a network with its configuration as a candidate, in full float32 on every device.
+
+    Args:
+        name: Name of the candidate.
+        model: The network; it is moved to the device.
+        config: Its configuration.
+        device: Device.
+        batch_size: Images per pass through the network; `None` for the number that suits the device.
+    """
     from train.loop.frozen_backbone import FrozenBackbone
+    from train.loop.precision import full_float32
     from train.models.embedding_model import pixel_embedder
 
+    model.to(device)
     embed_cached = None
     if model.is_frozen_below_head and config.loader.features == "auto":
         embed_cached = partial(FrozenBackbone(model, config, show_progress=True).embed, model)
-    return Candidate(name, config.preprocess, pixel_embedder(model), embed_cached)
+    return Candidate(
+        name,
+        config.preprocess,
+        full_float32()(pixel_embedder(model)),
+        embed_cached,
+        batch_size or (BATCH if device.type == "cpu" else _ACCELERATOR_BATCH),
+    )
 
 
 def concatenated(name: str, candidates: Sequence[Candidate]) -> Candidate:
@@ -175,6 +256,7 @@ def concatenated(name: str, candidates: Sequence[Candidate]) -> Candidate:
         candidates[0].preprocess,
         lambda pixels: join([one.embed_pixels(pixels) for one in candidates]),
         embed_cached if all(one.embed_cached for one in candidates) else None,
+        candidates[0].batch_size,
     )
 
 

@@ -25,12 +25,13 @@ from retrieval.metrics.table import by_k
 from retrieval.reports.folder import save_report
 from retrieval.reports.report import render_report
 from retrieval.reports.text_tables import report_table
-from tests.conftest import draw
+from tests.conftest import draw, lookalike_here
 from train import data, settings
 from train.data import DataSet, LabelledImage
 from train.data.splits import hold_out
 from train.experiments.evaluation import evaluate_target
 from train.experiments.linear_probe import held_out_accuracy
+from train.experiments.targets import open_run
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_model
 from train.loop.training_data import TrainingData
@@ -413,3 +414,26 @@ def test_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
 
 def test_model_has_the_settings_of_its_run(model_file: Path, untrained_run: Path) -> None:
     assert settings.parse_config(Embedder(model_file).provenance["config"]) == Run.open(untrained_run).config
+
+
+def test_networks_of_a_run_are_on_the_chosen_device(two_checkpoints: Path) -> None:
+    """Tensors of the device "meta" have no values: embedding fails where the vectors are copied back."""
+    target = open_run(two_checkpoints, None, "meta")
+    assert target.untrained is not None
+    candidates = [*target.candidates, target.untrained()]
+    assert len(candidates) == 3
+    side = candidates[0].preprocess.size
+    for candidate in candidates:
+        assert candidate.batch_size == 256
+        with pytest.raises(NotImplementedError, match="meta tensor"):
+            candidate.embed_pixels(np.zeros((2, side, side, 3), np.uint8))
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        target.search(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), 1)
+    assert open_run(two_checkpoints, None, "meta", 7).candidates[0].batch_size == 7
+
+
+def test_device_that_is_not_there_is_refused(two_checkpoints: Path, shop: Path) -> None:
+    words = ["evaluate", str(two_checkpoints), "--data", f"folder:{shop}", "--device"]
+    done = lookalike_here(*words, "cuda:99", code=2)
+    assert "device: 'cuda:99' cannot be used here" in done.stderr
+    assert "known: auto, cpu, cuda, cuda:N" in lookalike_here(*words, "gpu", code=2).stderr

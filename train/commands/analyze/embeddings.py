@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrieval import text
+from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from retrieval.reports.figures import caption
 from train.commands.analyze.options import (
@@ -23,6 +24,7 @@ from train.commands.analyze.options import (
 if TYPE_CHECKING:
     from retrieval.analysis.embeddings import Embeddings
     from retrieval.analysis.tsne import TsneMap
+    from retrieval.inference.runtime import Runtime
     from train.analysis.synthetic import PointSource
     from train.commands.analyze.sources import EmbeddingSource
 
@@ -33,6 +35,7 @@ _MOST_RESULTS = 5
 
 @click.command("embed", params=source_parameters("one", "test", baseline=False))
 @click.option("--untrained", is_flag=True, help="Embed with the network before training.")
+@runtime_options
 @out_option("The embeddings", ".npz")
 @click.pass_context
 def embed(
@@ -42,6 +45,7 @@ def embed(
     split: str | None,
     which: str | None,
     untrained: bool,
+    runtime: Runtime,
     out: Path,
 ) -> None:
     """Write the embeddings of images to a file.
@@ -59,7 +63,7 @@ def embed(
     if untrained and which:
         raise click.UsageError("--untrained is the network before training; leave out --which")
     chosen = [which] if which else []
-    source = open_sources([target], data, split, untrained=untrained, which=chosen)[0]
+    source = open_sources([target], data, split, untrained=untrained, which=chosen, runtime=runtime)[0]
     source.embed(source.splits[0]).save(out)
     finish(ctx, [source], [out])
 
@@ -397,7 +401,8 @@ def _with_synthetic_points(embeddings: Embeddings, kind: PointSource, seed: int)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("query", type=click.Path(path_type=Path))
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RESULT...")
-def heatmap(model: Path, query: Path, results: tuple[Path, ...]) -> Drawing:
+@runtime_options
+def heatmap(model: Path, query: Path, results: tuple[Path, ...], runtime: Runtime) -> Drawing:
     """Draw which regions make two images similar to a model.
 
     SCT, fig. 8. The embedding of an image is the mean over its locations, so the cosine of two images is a
@@ -415,7 +420,7 @@ def heatmap(model: Path, query: Path, results: tuple[Path, ...]) -> Drawing:
 
     if len(results) > _MOST_RESULTS:
         raise InputError(f"{len(results)} results are too many for one figure; give at most {_MOST_RESULTS}")
-    embedder = Embedder(model)
+    embedder = Embedder.open(model, runtime)
     found = [heatmaps.heatmaps(embedder, query, result) for result in results]
     names = [f"{caption(path.name, 26)}\n{caption(path.absolute().parent.name, 26)}" for path in results]
     facts = [

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retrieval import text
+from retrieval.commands.device_options import training_device_option
+from retrieval.devices import Device
 from retrieval.errors import InputError
 from train.commands import DATA_HELP
 from train.commands.analyze.options import Drawing, figure_command
@@ -130,6 +132,7 @@ def _parse_numbers(option: str, given: str) -> list[float]:
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
 )
+@training_device_option
 def step(
     run: Path,
     data: str | None,
@@ -137,6 +140,7 @@ def step(
     at: str,
     which: str | None,
     overrides: tuple[str, ...],
+    device: Device | None,
 ) -> Drawing:
     """Draw how one training step of a loss moves images.
 
@@ -169,6 +173,7 @@ def step(
     changes = settings.parse_changes(overrides)
     opened = Run.open(run)
     config = settings.configure(data, str(opened.folder / "config.yaml"), changes)
+    config = settings.placed(config, device)
     if which is not None and config.model != opened.config.model:
         raise InputError("--which: the checkpoint is of the run's network; leave the settings of model as is")
     dataset = data_sets.load(config.data)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from retrieval.reports.figures import check_suffix, save_figure, write_file
 from train.commands import DATA_HELP
@@ -54,9 +55,9 @@ def figure_command(
     """Turn a function that computes a figure into a command.
 
     The command adds --out, --png and --json, writes the files and prints the numbers. With `sources` it also
-    opens runs, models, galleries or .npz files and passes them to the function as its first argument, an
-    `EmbeddingSource`, `None` for an optional one, or a list of them; it exits with code 3 if some of their
-    images could not be read.
+    has --device, --provider and --batch-size. It opens runs, models, galleries or .npz files and passes them
+    to the function as its first argument, an `EmbeddingSource`, `None` for an optional one, or a list of
+    them; it exits with code 3 if some of their images could not be read.
 
     Args:
         name: Name of the command.
@@ -81,7 +82,8 @@ def figure_command(
 
         functools.update_wrapper(run, function)  # takes over the description and the function's own options
         parameters = source_parameters(sources, split, baseline) if sources else []
-        command = click.command(name, params=parameters)(click.pass_context(run))
+        placed = runtime_options(run) if sources else run
+        command = click.command(name, params=parameters)(click.pass_context(placed))
         for option in (out_option("The figure", ".svg"), _png_option, json_option):
             command = option(command)
         return command
@@ -166,7 +168,7 @@ def source_parameters(
 
 
 def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSource]:
-    """Open the sources that the `source_parameters` name, and remove them from the options.
+    """Open the sources that the `source_parameters` and `runtime` name, and remove them from the options.
 
     Args:
         options: Values of all options of a command.
@@ -178,7 +180,7 @@ def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSour
     targets = options.pop("targets", None) or ([] if target is None else [target])
     untrained = options.pop("baseline", None) is not None
     which = options.pop("which") or ()
-    data, chosen = options.pop("data"), options.pop("split")
+    data, chosen, runtime = options.pop("data"), options.pop("split"), options.pop("runtime")
     if not targets:  # an optional source
         if data is not None or chosen is not None or which:
             raise InputError("--data, --split and --which belong to a run or a model; name it first")
@@ -191,6 +193,7 @@ def open_from_options(options: dict[str, Any], split: str) -> list[EmbeddingSour
         untrained=untrained,
         which=[which] if isinstance(which, str) else which,
         every_checkpoint=options.pop("every_checkpoint", False),
+        runtime=runtime,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from train import data as data_sets
 from train.data import LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
@@ -72,6 +73,7 @@ def open_sources(
     untrained: bool = False,
     which: Sequence[str] = (),
     every_checkpoint: bool = False,
+    runtime: Runtime | None = None,
 ) -> list[EmbeddingSource]:
     """Open embedding sources, named by the parts of their paths that differ.
 
@@ -84,6 +86,7 @@ def open_sources(
         which: Checkpoints of each run, a source each: "best", "last" or steps of kept ones; by default the
             best epoch.
         every_checkpoint: Take all kept checkpoints of each run instead.
+        runtime: Device, batch size and execution provider of the networks.
 
     Raises:
         InputError: A target that is none of these, data that is missing, unused or unreadable, a checkpoint
@@ -109,16 +112,17 @@ def open_sources(
         images = {ALL: test} if dataset.test == dataset.train else {"train": dataset.train, "test": test}
         run = _open_run(target) if is_run else None
         if untrained:
-            source = _embedding_source("before training", partial(_untrained, target), images, name)
+            source = _embedding_source("before training", partial(_untrained, target, runtime), images, name)
             sources.append(replace(source, is_baseline=True))
         if run is None:
-            sources.append(_embedding_source(name, partial(_only_candidate, target, None), images, name))
+            load = partial(_only_candidate, target, None, runtime)
+            sources.append(_embedding_source(name, load, images, name))
             continue
         for checkpoint in _checkpoints(run, which, every_checkpoint):
             step = run.checkpoint_state(checkpoint)["step"]
             several = which or every_checkpoint
             title = f"step {step:,}" if len(targets) == 1 else f"{name}, step {step:,}"
-            load = partial(_only_candidate, target, checkpoint)
+            load = partial(_only_candidate, target, checkpoint, runtime)
             sources.append(_embedding_source(title if several else name, load, images, name, step))
     return [source.choose(split, default_split) for source in sources]
 
@@ -139,12 +143,12 @@ def _checkpoints(run: Run, which: Sequence[str], every: bool) -> list[str]:
     return [str(step) for step in run.kept_steps]
 
 
-def _only_candidate(target: Path, which: str | None) -> Candidate:
-    return open_target(target, which).candidates[-1]
+def _only_candidate(target: Path, which: str | None, runtime: Runtime | None) -> Candidate:
+    return open_target(target, which, runtime).candidates[-1]
 
 
-def _untrained(target: Path) -> Candidate:
-    return baseline("untrained", open_target(target, None))
+def _untrained(target: Path, runtime: Runtime | None) -> Candidate:
+    return baseline("untrained", open_target(target, None, runtime))
 
 
 def _stored_source(target: Path, name: str) -> EmbeddingSource:
