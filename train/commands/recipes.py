@@ -12,6 +12,8 @@ import yaml
 
 from retrieval import text
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import training_device_option
+from retrieval.devices import Device
 from retrieval.errors import InputError
 from train import settings
 from train.commands import DATA_HELP
@@ -117,6 +119,7 @@ def show(name: str, full: bool, as_json: bool) -> None:
     help="Setting of all rows; published values are then left out, if it changes the experiment. Repeatable.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the results.")
+@training_device_option
 @json_option
 @click.pass_context
 def run(
@@ -126,6 +129,7 @@ def run(
     seeds: str | None,
     overrides: tuple[str, ...],
     out: Path,
+    device: Device | None,
     as_json: bool,
 ) -> None:
     """Train and measure the ROWS of a paper's table, and show ours beside the published values.
@@ -136,7 +140,7 @@ def run(
     \b
       lookalike recipes run dcdl/table1 --data cifar10:ROOT --data stl10:ROOT --out table1
       lookalike recipes run "loop/table2/*-cub200" --data cub200:ROOT --seeds 3 --out cub
-      lookalike recipes run sct/table2 --data cars196:ROOT --set device=cuda:1 --out cars
+      lookalike recipes run sct/table2 --data cars196:ROOT --device cuda:1 --out cars
 
     OUT/table.md has the table, OUT/table.json all numbers; OUT/DATA/ROW/seed-0 is an ordinary run.
     """
@@ -151,6 +155,7 @@ def run(
         print_status,
         changes=settings.parse_changes(overrides),
         seeds=parse_seeds(seeds) if seeds else None,
+        device=device,
         show_progress=True,
     )
     print_result(found.to_dict(), as_json, reproduction_table(found))

@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import training_device_option
+from retrieval.devices import Device
 from train.commands import DATA_HELP
 
 
@@ -41,6 +43,7 @@ from train.commands import DATA_HELP
 )
 @click.option("--seeds", help="Number of seeds, by default 3, or a list of seeds: 0,1,2.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the sweep.")
+@training_device_option
 @json_option
 @click.pass_context
 def sweep(
@@ -54,6 +57,7 @@ def sweep(
     no_baselines: bool,
     seeds: str | None,
     out: Path,
+    device: Device | None,
     as_json: bool,
 ) -> None:
     """Train variants over several seeds and compare them.
@@ -98,7 +102,7 @@ def sweep(
         baseline,
         with_baselines=not no_baselines,
     )
-    found = run_sweep(out, plan, print_status, show_progress=True)
+    found = run_sweep(out, plan, print_status, device=device, show_progress=True)
     print_result(found.to_dict(), as_json, found.to_text())
     print_status(f"results: {out / 'results.md'}")
     if found.failed:

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import training_device_option
+from retrieval.devices import Device
 from retrieval.errors import LookalikeError
 from train.commands import DATA_HELP
 
@@ -57,6 +59,7 @@ METRICS = ("map_at_r", "recall_at_1")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search, by default 0.")
 @click.option("--baseline", help="Method to compare the others with; by default the first.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the search.")
+@training_device_option
 @json_option
 @click.pass_context
 def tune(
@@ -74,6 +77,7 @@ def tune(
     folds: int | None,
     baseline: str | None,
     out: Path,
+    device: Device | None,
     as_json: bool,
 ) -> None:
     """Search the hyper-parameters of methods on held-out classes, then measure them on the test split.
@@ -132,7 +136,7 @@ def tune(
         folds=folds,
         baseline=baseline,
     )
-    result, comparison = run_tuning(out, plan, print_status, show_progress=True)
+    result, comparison = run_tuning(out, plan, print_status, device=device, show_progress=True)
     test = None if comparison is None else comparison.to_dict()
     print_result({**result.to_dict(), "test": test}, as_json, tuning_table(result, comparison))
     print_status(f"results: {out / 'tune.md'}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from retrieval.devices import Device
 from retrieval.errors import InputError
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
@@ -23,6 +24,8 @@ from train.experiments.plan import SweepPlan, make_sweep_plan
 from train.experiments.sweep import run_sweep
 from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import Target, concatenated, model_candidate
+from train.loop.knn import neighbour_search
+from train.loop.process_group import find_device
 from train.loop.run_folder import Run
 
 CONCATENATED = "concatenated"
@@ -36,6 +39,7 @@ def run_cross_validation(
     command: str,
     log: Callable[[str], None],
     *,
+    device: Device | None = None,
     show_progress: bool = False,
 ) -> SweepResults:
     """Train one network per variant, seed and fold, then measure them separately and concatenated.
@@ -50,6 +54,7 @@ def run_cross_validation(
         folds: Number of folds.
         command: Command that runs all this, for the results.
         log: Receives a message when a run starts or fails.
+        device: Device of all runs; `None` for that of their settings.
         show_progress: Show the progress of each run on stderr.
 
     Raises:
@@ -62,6 +67,7 @@ def run_cross_validation(
         sweep,
         make_sweep_plan(sweep, wanted.experiment, wanted.variants, wanted.seeds, wanted.baseline),
         log,
+        device=device,
         show_progress=show_progress,
     )
     dataset = data.load(plan.experiment.config().data)
@@ -152,8 +158,15 @@ def _concatenate(folder: Path, runs: Sequence[Path], dataset: DataSet, show_prog
     if (folder / REPORT_FILE).is_file():
         return Report.load(folder).headline
     opened = [Run.open(run) for run in runs]
-    networks = [model_candidate(run.folder.parent.name, run.trained("best"), run.config) for run in opened]
-    target = Target([concatenated(CONCATENATED, networks)], opened[0].config.to_dict())
+    device = find_device(opened[0].config.device)
+    networks = [
+        model_candidate(run.folder.parent.name, run.trained("best"), run.config, device) for run in opened
+    ]
+    target = Target(
+        [concatenated(CONCATENATED, networks)],
+        opened[0].config.to_dict(),
+        search=neighbour_search(device),
+    )
     report = evaluate_opened(target, dataset, show_progress=show_progress)
     folder.mkdir(parents=True, exist_ok=True)
     report.save(folder)

@@ -1,11 +1,8 @@
-"""Memory of a part of the program: peak (resident in the process, or tensors on a GPU), and its release."""
+"""Peak memory of a part of the program: resident in the process, or of the tensors on a GPU."""
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,17 +37,3 @@ class PeakMemory:
             return torch.cuda.max_memory_allocated(self._device)
         found = _PEAK.search(_STATUS.read_text()) if self._is_reset else None
         return 1024 * int(found[1]) if found else None
-
-
-@contextmanager
-def release_memory() -> Iterator[None]:
-    """Collect the cyclic garbage of the block when it ends, and with it the tensors that it holds.
-
-    Objects that existed before are left out: visiting those of the imported modules takes 0.3 s.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.collect()
-        gc.unfreeze()

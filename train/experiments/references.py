@@ -17,9 +17,11 @@ from retrieval.metrics.statistics import Summary, summarize
 from train.config import Config, ProbeLabels
 from train.data import DataSet, class_numbers
 from train.experiments.evaluation import evaluate_opened
+from train.experiments.isolation import run_isolated
 from train.experiments.targets import Candidate, Target
 from train.loop.frozen_backbone import FrozenBackbone
-from train.loop.process_group import join_process_group
+from train.loop.knn import neighbour_search
+from train.loop.process_group import find_device
 from train.loop.run_folder import initial_model
 from train.models.embedding_model import EmbeddingModel, pixel_embedder
 from train.models.heads import fit_head
@@ -80,17 +82,17 @@ def find_references(
     for name, groups in wanted.items():
         for found, config in groups.values():
             known = kept.get(json.dumps([name, found]))
-            values = (
-                known.values
-                if known
-                else evaluate_reference(name, config, dataset, show_progress=show_progress)
-            )
+            values = known.values if known else run_isolated(_measure, name, config, dataset, show_progress)
             title = name + _differing(found, [other for other, _ in groups.values()])
             if values is not None:
                 references.append(Reference(title, name, values, found))
     if references and references != list(kept.values()):
         write_texts(folder, {FILE: json.dumps([one.to_dict() for one in references], indent=2)})
     return references
+
+
+def _measure(kind: str, config: Config, dataset: DataSet, show_progress: bool) -> Mapping[str, float] | None:
+    return evaluate_reference(kind, config, dataset, show_progress=show_progress)
 
 
 def _settings(name: str, config: Config) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def evaluate_reference(
         return None
     embed = partial(backbone.embed, model)
     candidate = Candidate(kind, config.preprocess, pixel_embedder(model), embed)
-    target = Target([candidate], config.to_dict())
+    target = Target([candidate], config.to_dict(), search=neighbour_search(model.mean.device))
     report = evaluate_opened(target, dataset, linear_probe=linear_probe, show_progress=show_progress)
     return report.headline.values
 
@@ -166,7 +168,7 @@ def _pretrained(config: Config) -> EmbeddingModel:
     """Return the network with its pretrained backbone, on its device."""
     network = config.model.model_copy(update={"init": "default", "hidden": None})
     model = initial_model(config.model_copy(update={"model": network}))
-    return model.to(join_process_group(config.device).device).eval()
+    return model.to(find_device(config.device)).eval()
 
 
 def _fit(name: str, model: EmbeddingModel, backbone: FrozenBackbone, dataset: DataSet) -> nn.Module:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval import text
+from retrieval.devices import Device
 from retrieval.errors import InputError
 from retrieval.files import now, write_texts
 from retrieval.metrics.statistics import Summary, summarize
@@ -91,6 +92,7 @@ def run_rows(
     *,
     changes: Changes | None = None,
     seeds: Sequence[int] | None = None,
+    device: Device | None = None,
     show_progress: bool = False,
 ) -> Reproduction:
     """Train and measure rows of the papers' tables; repeated, it resumes.
@@ -104,6 +106,7 @@ def run_rows(
         log: Receives a message when a run starts or fails.
         changes: Settings to change in all rows; the published values are then left out.
         seeds: Seeds of each row; `None` for as many as in the paper.
+        device: Device of all runs; `None` for that of their settings.
         show_progress: Show the progress of each run on stderr.
 
     Raises:
@@ -113,7 +116,9 @@ def run_rows(
     changes = changes or {}
     if "seed" in changes:
         raise InputError("--set seed: a table sets the seed of every run; use --seeds")
-    trials = {name: list(_trials(folder, rows, name, spec, changes, seeds)) for name, spec in specs.items()}
+    trials = {
+        name: list(_trials(folder, rows, name, spec, changes, seeds, device)) for name, spec in specs.items()
+    }
     by_row: dict[str, list[_RowTrial]] = {row.name: [] for row in rows}
     for trial in chain.from_iterable(trials.values()):
         by_row[trial.row.name].append(trial)
@@ -174,10 +179,13 @@ def _trials(
     spec: str,
     changes: Changes,
     seeds: Sequence[int] | None,
+    device: Device | None,
 ) -> Iterator[_RowTrial]:
     """Yield the runs on one data set: all rows with the first seed, then with the second, and so on."""
     runnable = [row for row in rows if row.reason is None and row.data == name]
-    configs = {row.name: settings.configure(spec, row.name, changes) for row in runnable}
+    configs = {
+        row.name: settings.placed(settings.configure(spec, row.name, changes), device) for row in runnable
+    }
     own = {row.name: tuple(range(row.runs)) if seeds is None else tuple(seeds) for row in runnable}
     for turn in range(max(map(len, own.values()))):
         for row in runnable:

@@ -23,6 +23,7 @@ from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
 from train.data import DataSet
+from train.experiments.isolation import DeadProcessError, run_isolated
 from train.experiments.search_space import Choices, Interval, Space
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
@@ -177,53 +178,26 @@ class Search:
                 origin = earlier.number if earlier.repeats is None else earlier.repeats
                 trial = Trial(len(found), wanted, earlier.value, earlier.error, repeats=origin)
             else:
-                trial = self._measure(len(found), wanted, dataset, show_progress)
+                trial = self._measure_apart(len(found), wanted, dataset, show_progress)
             with atomic_write(self._file(trial.number)) as draft:
                 draft.write_text(json.dumps(trial.to_dict()))
             shutil.rmtree(self._runs(trial.number), ignore_errors=True)  # checkpoints would fill the disk
             found.append(trial)
             log(self._message(trial, found))
 
-    def _measure(self, number: int, values: dict[str, Any], dataset: DataSet, show_progress: bool) -> Trial:
-        began = time.monotonic()
-        scores, curves, steps, per_epoch, run = [], [], 0, 0, self._runs(number)
+    def _measure_apart(
+        self, number: int, values: dict[str, Any], dataset: DataSet, show_progress: bool
+    ) -> Trial:
+        """Measure a trial in a process of its own; one that dies is a failed trial."""
+        began, configs = time.monotonic(), self.configs(values)
+        task = _Task(number, values, configs, self._runs(number), self.epoch, self.metric)
         try:
-            for fold, config in enumerate(self.configs(values)):
-                run = self._runs(number) / f"fold-{fold}"
-                trainer = _train(run, config, dataset, show_progress)
-                scores.append(self._score(trainer))
-                records = trainer.run.metrics()
-                curves.append([record["recall_at_1"] for record in records if "recall_at_1" in record])
-                steps, per_epoch = trainer.step, trainer.sampler.per_epoch
-                del trainer
-                if torch.cuda.is_available():
-                    gc.collect()  # frees the device memory of this run before the next one starts
-        except (OSError, MemoryError):  # of the machine, not of the settings
-            raise
+            return run_isolated(_measure, task, dataset, show_progress)
+        except DeadProcessError as error:
+            return Trial(number, values, error=str(error), seconds=_since(began))
         except KeyboardInterrupt as error:
             hint = "interrupted; repeat the command to resume"
             raise KeyboardInterrupt(f"{self.name}, trial {number + 1}: {hint}") from error
-        except Exception as error:
-            reason = _reason(error).replace(f"{run}: ", "")  # the folder is deleted
-            return Trial(number, values, error=reason, seconds=_since(began))
-        return Trial(
-            number,
-            values,
-            statistics.fmean(scores),
-            seconds=_since(began),
-            steps=steps,
-            steps_per_epoch=per_epoch,
-            curves=curves,
-        )
-
-    def _score(self, trainer: Trainer) -> float:
-        """Return the metric on the held-out images after the measured epoch."""
-        model = trainer.validated_model
-        if self.epoch == "best":
-            model = trainer.run.trained("best").to(trainer.group.device)
-        score = trainer.validator.score(model, self.metric)
-        assert score is not None  # images are held out
-        return score.value
 
     def _message(self, trial: Trial, found: Sequence[Trial]) -> str:
         best = best_trial(found)
@@ -247,14 +221,68 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
     return max(measured, key=lambda trial: trial.value or 0.0, default=None)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What a trial needs to be measured in another process."""
+
+    number: int
+    settings: dict[str, Any]
+    configs: Sequence[Config]
+    folder: Path
+    epoch: str
+    metric: str
+
+
+def _measure(task: _Task, dataset: DataSet, show_progress: bool) -> Trial:
+    """Train the runs of a trial, one for each fold, and measure them on the held-out images."""
+    began = time.monotonic()
+    scores, curves, steps, per_epoch, run = [], [], 0, 0, task.folder
+    try:
+        for fold, config in enumerate(task.configs):
+            run = task.folder / f"fold-{fold}"
+            trainer = _train(run, config, dataset, show_progress)
+            scores.append(_score(trainer, task.epoch, task.metric))
+            records = trainer.run.metrics()
+            curves.append([record["recall_at_1"] for record in records if "recall_at_1" in record])
+            steps, per_epoch = trainer.step, trainer.sampler.per_epoch
+            del trainer
+            if torch.cuda.is_available():
+                gc.collect()  # frees the device memory of this run before the next one starts
+    except (OSError, MemoryError):  # of the machine, not of the settings
+        raise
+    except Exception as error:
+        reason = _reason(error).replace(f"{run}: ", "")  # the folder is deleted
+        return Trial(task.number, task.settings, error=reason, seconds=_since(began))
+    return Trial(
+        task.number,
+        task.settings,
+        statistics.fmean(scores),
+        seconds=_since(began),
+        steps=steps,
+        steps_per_epoch=per_epoch,
+        curves=curves,
+    )
+
+
+def _score(trainer: Trainer, epoch: str, metric: str) -> float:
+    """Return the metric on the held-out images after the measured epoch."""
+    model = trainer.validated_model
+    if epoch == "best":
+        model = trainer.run.trained("best").to(trainer.group.device)
+    score = trainer.validator.score(model, metric)
+    assert score is not None  # images are held out
+    return score.value
+
+
 def _train(folder: Path, config: Config, dataset: DataSet, show_progress: bool) -> Trainer:
     """Train a run, or resume the one that an interruption has left."""
-    begun = Run(folder).has_checkpoint("last") and not settings.differences(Run.open(folder).config, config)
+    begun = Run(folder).has_checkpoint("last") and not Run.open(folder).differences(config)
     if not begun:
         shutil.rmtree(folder, ignore_errors=True)
-    trainer = Trainer(
-        Run.open(folder) if begun else Run.start(folder, config), dataset, show_progress=show_progress
-    )
+    run = Run.open(folder) if begun else Run.start(folder, config)
+    if begun:
+        run.move_to(config.device)
+    trainer = Trainer(run, dataset, show_progress=show_progress)
     trainer.train(resume=begun)
     return trainer
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from retrieval import text
+from retrieval.devices import Device
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
@@ -24,15 +25,16 @@ from train.data import DataSet
 from train.data.label_noise import noise_note
 from train.experiments.comparison import Outcome, compare_variants
 from train.experiments.curves import learning_curves
-from train.experiments.evaluation import evaluate_target
+from train.experiments.evaluation import evaluate_opened
+from train.experiments.isolation import run_isolated
 from train.experiments.linear_probe import check_closed_set
-from train.experiments.memory import PeakMemory, release_memory
+from train.experiments.memory import PeakMemory
 from train.experiments.plan import PLAN, SweepPlan
 from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.references import Reference, find_references
 from train.experiments.sweep_results import SweepResults
-from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH
-from train.loop.process_group import join_process_group
+from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH, open_run
+from train.loop.process_group import find_device
 from train.loop.refit import train_run
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.recipes import column_title, percents_by_key
@@ -155,7 +157,12 @@ def _records(run: Run) -> Sequence[Mapping[str, Any]]:
 
 
 def run_sweep(
-    folder: Path, plan: SweepPlan, log: Callable[[str], None], *, show_progress: bool = False
+    folder: Path,
+    plan: SweepPlan,
+    log: Callable[[str], None],
+    *,
+    device: Device | None = None,
+    show_progress: bool = False,
 ) -> SweepResults:
     """Execute the unfinished runs of a sweep, one after the other, seed by seed.
 
@@ -166,13 +173,14 @@ def run_sweep(
         folder: Folder of the sweep.
         plan: Runs of the sweep.
         log: Receives a message when a run starts or fails.
+        device: Device of all runs; `None` for that of their settings.
         show_progress: Show the progress of each run on stderr.
 
     Raises:
         InputError: Settings that cannot be used; all are checked before the first run.
         LookalikeError: Another process runs this sweep.
     """
-    configs = plan.configs()
+    configs = {name: settings.placed(config, device) for name, config in plan.configs().items()}
     trials = [
         SweepTrial(
             name, seed, folder / name / f"seed-{seed}", configs[name].model_copy(update={"seed": seed})
@@ -212,7 +220,9 @@ def run_trials(
     prepare: Callable[[], None] = lambda: None,
     show_progress: bool = False,
 ) -> None:
-    """Execute the unfinished trials, one after the other; a failed one does not stop the others.
+    """Execute the unfinished trials, one after the other, each in a process of its own.
+
+    A failed trial does not stop the others, also if its process is killed or has ruined its CUDA context.
 
     Args:
         folder: Folder that all trials are in; locked meanwhile.
@@ -256,14 +266,13 @@ def _execute(
         number = len(trials) - len(waiting) + count + 1
         left = (time.monotonic() - began) / count * (len(waiting) - count) if count else None
         log(f"run {number} of {len(trials)}: {trial}{_remaining_time(left)}")
-        with release_memory():
-            try:
-                _run(trial, trials, dataset, show_progress)
-            except KeyboardInterrupt as error:
-                detail = "interrupted; repeat the command to resume"
-                raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
-            except Exception as error:
-                log(f"  failed: {_record_failure(trial, error)}")
+        try:
+            run_isolated(_run, trial, _untrained(trial, trials), dataset, show_progress)
+        except KeyboardInterrupt as error:
+            detail = "interrupted; repeat the command to resume"
+            raise KeyboardInterrupt(f"{trial.folder}: {detail}") from error
+        except Exception as error:
+            log(f"  failed: {_record_failure(trial, error)}")
         save_if_due()
 
 
@@ -293,7 +302,7 @@ def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset:
     """Check all settings before the first run, so that none fails late."""
     for trial in trials:
         if Run(trial.folder).is_begun:
-            changed = settings.differences(Run.open(trial.folder).config, trial.config)
+            changed = Run.open(trial.folder).differences(trial.config)
             if changed:
                 what = "; ".join(changed)
                 raise InputError(f"{trial.folder}: trained with {what}; choose another name or another --out")
@@ -312,17 +321,19 @@ def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset:
         networks.add(network)
 
 
-def _run(trial: SweepTrial, trials: Sequence[SweepTrial], dataset: DataSet, show_progress: bool) -> None:
+def _run(trial: SweepTrial, untrained: list[Result], dataset: DataSet, show_progress: bool) -> None:
     """Train or resume a run and measure it; a run is finished once it has a report.json."""
     begun = Run(trial.folder).is_begun
     run = Run.open(trial.folder) if begun else Run.start(trial.folder, trial.config)
+    if begun:
+        run.move_to(trial.config.device)
     (trial.folder / _FAILURE).unlink(missing_ok=True)
-    memory = PeakMemory(join_process_group(trial.config.device).device)
+    memory = PeakMemory(find_device(trial.config.device))
     trainer, _ = train_run(run, dataset, resume=begun, show_progress=show_progress)
     run.log({"step": trainer.step, _PEAK_MEMORY: memory.read()})
-    untrained = _untrained(trial, trials)
     baselines = [] if untrained else ["untrained"]
-    report = evaluate_target(trial.folder, dataset, baselines, show_progress=show_progress)
+    opened = open_run(trial.folder, None, trial.config.device)
+    report = evaluate_opened(opened, dataset, baselines, show_progress=show_progress)
     bad = {*report.bad_files, *((bad.source, bad.detail) for bad in trainer.bad_files)}
     results = [*untrained, *report.results]
     dataclasses.replace(report, results=results, bad_files=sorted(bad)).save(trial.folder)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from retrieval.devices import Device
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import file_lock
 from train import data, settings
@@ -30,7 +31,12 @@ TEST = "test"  # folder of the final runs, an ordinary sweep
 
 
 def run_tuning(
-    folder: Path, plan: TuningPlan, log: Callable[[str], None], *, show_progress: bool = False
+    folder: Path,
+    plan: TuningPlan,
+    log: Callable[[str], None],
+    *,
+    device: Device | None = None,
+    show_progress: bool = False,
 ) -> tuple[TuningResult, SweepResults | None]:
     """Search the settings of every method, then train the chosen ones and measure them on the test split.
 
@@ -41,6 +47,7 @@ def run_tuning(
         folder: Folder of the search.
         plan: Methods and budget.
         log: Receives a message after each trial and before each final run.
+        device: Device of all runs; `None` for that of their settings.
         show_progress: Show the progress of each run on stderr.
 
     Returns:
@@ -54,7 +61,7 @@ def run_tuning(
     dataset = data.load(plan.experiment.config().data)
     plan = plan.fitted(dataset.train)
     training = _training_images_only(dataset, plan)
-    searches = [_search(folder, plan, name) for name in plan.methods]
+    searches = [_search(folder, plan, name, device) for name in plan.methods]
     _check(plan, searches, dataset)
     if any(plan.experiment.config(fill_spaces(plan.changes(s.name), s.first)).linear_probe for s in searches):
         check_closed_set(dataset)
@@ -73,22 +80,29 @@ def run_tuning(
         chosen, final = _chosen(plan, searches)
         if not chosen:
             return _result(folder, plan, searches, training), None
-        comparison = _run_final(folder, plan, plan.final_sweep(chosen), log, show_progress)
+        comparison = _run_final(folder, plan, plan.final_sweep(chosen), log, device, show_progress)
     result = _result(folder, plan, searches, training, final)
     result.save(folder, comparison)
     return result, comparison
 
 
 def _run_final(
-    folder: Path, plan: TuningPlan, wanted: SweepPlan, log: Callable[[str], None], show_progress: bool
+    folder: Path,
+    plan: TuningPlan,
+    wanted: SweepPlan,
+    log: Callable[[str], None],
+    device: Device | None,
+    show_progress: bool,
 ) -> SweepResults:
     """Train the chosen settings with every seed and measure them on the test split."""
     test = folder / TEST
     if plan.folds:
         command = plan.command(folder)
-        return run_cross_validation(test, wanted, plan.folds, command, log, show_progress=show_progress)
+        return run_cross_validation(
+            test, wanted, plan.folds, command, log, device=device, show_progress=show_progress
+        )
     final = make_sweep_plan(test, wanted.experiment, wanted.variants, wanted.seeds, wanted.baseline)
-    return run_sweep(test, final, log, show_progress=show_progress)
+    return run_sweep(test, final, log, device=device, show_progress=show_progress)
 
 
 def _training_images_only(dataset: DataSet, plan: TuningPlan) -> DataSet:
@@ -103,7 +117,7 @@ def _training_images_only(dataset: DataSet, plan: TuningPlan) -> DataSet:
     return training
 
 
-def _search(folder: Path, plan: TuningPlan, name: str) -> Search:
+def _search(folder: Path, plan: TuningPlan, name: str, device: Device | None) -> Search:
     return Search(
         name=name,
         folder=folder / "search" / name,
@@ -113,7 +127,9 @@ def _search(folder: Path, plan: TuningPlan, name: str) -> Search:
         seed=plan.seed,
         epoch=plan.epoch,
         metric=plan.metric,
-        configs=lambda values: plan.trial_configs(name, values),
+        configs=lambda values: [
+            settings.placed(config, device) for config in plan.trial_configs(name, values)
+        ],
     )
 
 

@@ -109,10 +109,12 @@ class Run:
         return settings.differences(own, configuration.model_copy(update=same))
 
     def move_to(self, device: str) -> None:
-        """Let the run continue on another device."""
-        config = self.config.model_copy(update={"device": device})
-        with atomic_write(self.folder / "config.yaml") as draft:
-            draft.write_text(config.to_yaml())
+        """Let the run continue on a device, perhaps another one."""
+        for run in (self, self.choice):
+            file = run.folder / "config.yaml"
+            if file.is_file() and run.config.device != device:
+                with atomic_write(file) as draft:
+                    draft.write_text(run.config.model_copy(update={"device": device}).to_yaml())
 
     def untrained(self) -> EmbeddingModel:
         """Return the network as it was before the first step, in evaluation mode."""

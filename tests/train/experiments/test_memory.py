@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import sys
-import weakref
 
 import numpy as np
 import pytest
 import torch
 
 from train.experiments import memory
-from train.experiments.memory import PeakMemory, release_memory
+from train.experiments.memory import PeakMemory
 
 MIB = 2**20
 
@@ -33,26 +31,6 @@ def test_peak_counts_memory_that_was_freed_meanwhile_but_not_before() -> None:
     assert begun is not None
     assert peak is not None
     assert 190 * MIB < peak - begun < 300 * MIB
-
-
-class Cycle:
-    """An object that refers to itself."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_cyclic_garbage_of_the_block_is_collected_and_that_before_is_left() -> None:
-    gc.disable()
-    try:
-        before = weakref.ref(Cycle())
-        with release_memory():
-            inside = weakref.ref(Cycle())
-        assert (inside(), before() is None) == (None, False)
-        gc.collect()
-        assert before() is None, "later collections find it"
-    finally:
-        gc.enable()
 
 
 def test_peak_is_unknown_where_it_cannot_be_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import multiprocessing
+import os
 import shlex
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +25,7 @@ from scipy.stats import ttest_rel
 
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw, lookalike_here, wait_until
 from train.experiments.experiment import Experiment
 from train.experiments.plan import make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
@@ -246,6 +250,18 @@ def test_failed_run_is_recorded_and_the_others_continue(tmp_path: Path, twins: s
     assert plain["paired"] == {}, "there is nothing to compare with"
 
 
+def descendants(process: int) -> list[int]:
+    """Return the process ids of all processes that a process has started, and of those that they did."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    found = [process]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
 @pytest.mark.slow
 def test_killed_sweep_resumes_to_identical_results(tmp_path: Path, twins: str) -> None:
     long = (*SMALL, "epochs=12")
@@ -262,8 +278,11 @@ def test_killed_sweep_resumes_to_identical_results(tmp_path: Path, twins: str) -
         assert child.poll() is None, child.stderr.read() if child.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    processes = descendants(child.pid)
+    assert len(processes) >= 2, "the server, and the run"
     child.send_signal(signal.SIGKILL)
     child.communicate()
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
     assert not (second.folder / "report.json").exists()
     first = {name: content for name, content in state(killed).items() if name.startswith("plain")}
     assert "plain/seed-0/report.json" in first
@@ -275,6 +294,50 @@ def test_killed_sweep_resumes_to_identical_results(tmp_path: Path, twins: str) -
         ours, theirs = (run.trained(which).state_dict() for run in (second, uninterrupted))
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     assert Report.load(second.folder).results == Report.load(uninterrupted.folder).results
+
+
+def test_killed_run_does_not_take_the_others(tmp_path: Path, twins: str) -> None:
+    """The sweep records the death, and the next call resumes the run from its checkpoint."""
+    first, said = tmp_path / "out" / "plain" / "seed-0", list[str]()
+    overrides = parse_changes((*SMALL, "epochs=12"))
+
+    def kill() -> None:
+        wait_until(lambda: Run(first).has_checkpoint("last"))
+        (process,) = multiprocessing.active_children()
+        process.kill()
+
+    plan = make_sweep_plan(
+        tmp_path / "out",
+        Experiment(twins, None, overrides),
+        parse_variants(("plain", "short:epochs=1")),
+        (0,),
+        None,
+    )
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = run_sweep(tmp_path / "out", plan, said.append)
+    killer.join()
+    assert [outcome.status for outcome in found.outcomes] == ["failed", "done"]
+    assert found.outcomes[0].error == (
+        "its process was ended by SIGKILL; the memory of the machine may be exhausted"
+    )
+    assert found.outcomes[0].error in said[1]
+
+    def interrupt() -> None:
+        step = Run(first).checkpoint_state("last")["step"]
+        wait_until(lambda: Run(first).checkpoint_state("last")["step"] > step)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt, match="seed-0: interrupted; repeat the command to resume"):
+        run_sweep(tmp_path / "out", plan, said.append)
+    interrupter.join()
+    found = run_sweep(tmp_path / "out", plan, said.append)
+    assert [outcome.status for outcome in found.outcomes] == ["done", "done"]
+    whole = sweep(tmp_path / "whole", twins, ["plain"], (0,), overrides=(*SMALL, "epochs=12"))
+    assert found.outcomes[0].scores == whole.outcomes[0].scores
+    assert not (first / "failure.txt").exists()
 
 
 def test_run_does_not_depend_on_earlier_runs(tmp_path: Path, twins: str) -> None:
