@@ -19,6 +19,7 @@ from tests.conftest import draw, lookalike_here
 from train.data import load
 from train.data.splits import hold_out
 from train.experiments.experiment import Experiment
+from train.experiments.isolation import DeadProcessError
 from train.experiments.plan import parse_variants
 from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
@@ -189,6 +190,7 @@ def test_interrupted_search_makes_the_same_choice(finished: Path, hues: Path, tm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_end_epoch", interrupt)
+        patch.setattr("train.experiments.search.run_isolated", lambda measure, *task: measure(*task))
         with pytest.raises(KeyboardInterrupt, match="triplet, trial 3: interrupted; repeat the command"):
             run_tuning(tmp_path, plan(tmp_path, hues), ignore)
     assert len(list(tmp_path.glob("search/*/trial-*.json"))) == 2
@@ -478,3 +480,14 @@ def test_few_values_are_all_tried() -> None:
     for number in range(6):
         trials.append(Trial(number, search.next_settings(trials), number / 10))
     assert {tuple(trial.settings.values()) for trial in trials} == {(a, b) for a in "xy" for b in (1, 2, 3)}
+
+
+def test_trial_whose_process_dies_counts_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*task: object) -> Trial:
+        raise DeadProcessError("its process was ended by SIGSEGV")
+
+    monkeypatch.setattr("train.experiments.search.run_isolated", die)
+    search = Search("odd", tmp_path, {}, {}, 1, 0, "last", "map_at_r", lambda values: [])
+    search.run(load("digits"), lambda message: None)
+    (trial,) = search.finished()
+    assert (trial.value, trial.error) == (None, "its process was ended by SIGSEGV")
