@@ -23,8 +23,7 @@ from train.experiments.evaluation import evaluate_opened
 from train.experiments.plan import SweepPlan, make_sweep_plan
 from train.experiments.sweep import run_sweep
 from train.experiments.sweep_results import SweepResults
-from train.experiments.targets import Target, concatenated, model_candidate
-from train.loop.knn import neighbour_search
+from train.experiments.targets import concatenated, model_candidate, network_target
 from train.loop.process_group import find_device
 from train.loop.run_folder import Run
 
@@ -162,11 +161,7 @@ def _concatenate(folder: Path, runs: Sequence[Path], dataset: DataSet, show_prog
     networks = [
         model_candidate(run.folder.parent.name, run.trained("best"), run.config, device) for run in opened
     ]
-    target = Target(
-        [concatenated(CONCATENATED, networks)],
-        opened[0].config.to_dict(),
-        search=neighbour_search(device),
-    )
+    target = network_target([concatenated(CONCATENATED, networks)], opened[0].config, device)
     report = evaluate_opened(target, dataset, show_progress=show_progress)
     folder.mkdir(parents=True, exist_ok=True)
     report.save(folder)

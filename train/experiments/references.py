@@ -18,9 +18,8 @@ from train.config import Config, ProbeLabels
 from train.data import DataSet, class_numbers
 from train.experiments.evaluation import evaluate_opened
 from train.experiments.isolation import run_isolated
-from train.experiments.targets import Candidate, Target
+from train.experiments.targets import Candidate, network_target
 from train.loop.frozen_backbone import FrozenBackbone
-from train.loop.knn import neighbour_search
 from train.loop.process_group import find_device
 from train.loop.run_folder import initial_model
 from train.models.embedding_model import EmbeddingModel, pixel_embedder
@@ -159,7 +158,7 @@ def evaluate_reference(
         return None
     embed = partial(backbone.embed, model)
     candidate = Candidate(kind, config.preprocess, pixel_embedder(model), embed)
-    target = Target([candidate], config.to_dict(), search=neighbour_search(model.mean.device))
+    target = network_target([candidate], config, model.mean.device)
     report = evaluate_opened(target, dataset, linear_probe=linear_probe, show_progress=show_progress)
     return report.headline.values
 

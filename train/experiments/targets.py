@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.devices import Device
+from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.faiss_backend import CPU, CpuBackend, backend_for
 from retrieval.gallery import Gallery
@@ -180,9 +180,7 @@ def network_target(
     from train.loop.knn import neighbour_search
 
     backend = backend_for(Device("cuda", device.index)) if device.type == "cuda" else CPU
-    return Target(
-        candidates, config.to_dict(), untrained, backend=backend, search=neighbour_search(device)
-    )
+    return Target(candidates, config.to_dict(), untrained, backend=backend, search=neighbour_search(device))
 
 
 def _initial_candidate(values: Mapping[str, Any], runtime: Runtime) -> Candidate:
