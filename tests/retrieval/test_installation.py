@@ -162,6 +162,40 @@ def test_command_without_faiss_names_the_extras(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("installed", "words", "extra"),
+    [
+        (None, ["env"], "cpu"),
+        (None, ["env", "GPU=1"], "gpu"),
+        (None, ["demo"], "cpu"),
+        ("cpu", ["env"], None),
+        ("gpu", ["env"], "cpu"),
+        ("cpu", ["env", "GPU=1"], "gpu"),
+        ("gpu", ["demo"], None),
+        ("gpu", ["env", "GPU=1"], None),
+    ],
+)
+def test_make_installs_the_pair_that_is_asked_for(
+    installed: str | None, words: list[str], extra: str | None, tmp_path: Path
+) -> None:
+    """Commands of make are printed, not run; the other pair is removed first, and its stamp."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    if installed:
+        (tmp_path / f".ready-{installed}").touch()
+    command = ["make", "--dry-run", "--no-print-directory", f"VENV={tmp_path}", *words]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    steps = [line for line in lines if "uv pip" in line or ".ready" in line]
+    if extra is None:
+        assert steps == []
+        return
+    stamps, uninstalling, installing, stamped = steps
+    assert stamps == f"rm -f {tmp_path}/.ready*"
+    assert {*CPU, *GPU} <= set(uninstalling.split())
+    assert installing.endswith(f'".[train,test,{extra}]"')
+    assert stamped == f"touch {tmp_path}/.ready-{extra}"
+
+
 # ---- with uv and the package index
 
 
