@@ -20,9 +20,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
@@ -38,7 +40,7 @@ from retrieval.resources import cores
 from train import data
 from train.config import AugmentConfig, BatchConfig, Config, LoaderConfig, ModelConfig, SplitConfig
 from train.input import cache as cache_module
-from train.input.loader import requests
+from train.input.loader import default_workers, requests
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 
@@ -60,12 +62,17 @@ def configuration(args: argparse.Namespace, backbone: str, size: int, folder: Pa
         preprocess=Preprocess(size=size, resize=round(size * 8 / 7)),
         augment=AUGMENTATIONS[args.augment],
         loss=LOSS,
-        batch=BatchConfig(classes=args.batch // 4, per_class=4, per_epoch=args.steps),
+        batch=BatchConfig(classes=args.batch // 4, per_class=4, per_epoch=warm_up(args.workers) + args.steps),
         loader=LoaderConfig(workers=args.workers, cache=str(folder / "cache") if args.cache else None),
         epochs=1,
         precision=args.precision,
         device=args.device,
     )
+
+
+def warm_up(workers: int) -> int:
+    """Return the steps, in tens, after which the batches that were loaded before the first are used up."""
+    return 10 * math.ceil((10 + 2 * workers) / 10)
 
 
 def model_alone(trainer: Trainer, steps: int) -> float:
@@ -103,11 +110,11 @@ def seconds(work: Callable[[], object], times: int, device: torch.device) -> flo
     return time.perf_counter() - start
 
 
-def loader_alone(trainer: Trainer) -> float:
-    """Return images per second of discarded batches, without the first, which starts the workers."""
+def loader_alone(trainer: Trainer, first: int) -> float:
+    """Return images per second of discarded batches, without the `first` ones."""
     with closing(trainer.data.loader()) as loader:
         loading = loader.load(trainer.sampler.epoch, range(1))
-        next(loading)
+        deque(islice(loading, first), maxlen=0)
         start = time.perf_counter()
         count = sum(len(loaded.labels) for loaded in loading)
         return count / (time.perf_counter() - start)
@@ -118,7 +125,7 @@ def worker_alone(trainer: Trainer, batches: int) -> tuple[float, float]:
     rates = []
     with closing(trainer.data.loader()) as loader:
         for augments in (False, True):
-            worker = dataclasses.replace(loader._data.dataset, augments=augments)  # type: ignore[type-var]
+            worker = dataclasses.replace(loader._data.dataset, augments=augments)
             asked = list(islice(requests(trainer.sampler.epoch, range(1), 0), 1 + batches))
             worker[asked[0]]
             start = time.process_time()
@@ -127,11 +134,11 @@ def worker_alone(trainer: Trainer, batches: int) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def whole(trainer: Trainer) -> float:
-    """Return images per second from the run's metrics, without the first ten steps."""
+def whole(trainer: Trainer, first: int) -> float:
+    """Return images per second from the run's metrics, without the `first` steps."""
     trainer.train()
     records = [record for record in trainer.run.metrics() if "images_per_second" in record]
-    return statistics.median(record["images_per_second"] for record in records[1:])
+    return statistics.median(record["images_per_second"] for record in records if record["step"] > first)
 
 
 def measure(args: argparse.Namespace, backbone: str, size: int, folder: Path) -> dict[str, Any]:
@@ -143,12 +150,11 @@ def measure(args: argparse.Namespace, backbone: str, size: int, folder: Path) ->
     for number in range(args.rounds):
         run = Run.start(folder / f"{backbone}-{size}-{number}", config)
         trainer = Trainer(run, dataset)
-        workers = trainer.loader._data.num_workers  # type: ignore[union-attr]
-        found["loader"].append(loader_alone(trainer))
+        found["loader"].append(loader_alone(trainer, warm_up(args.workers)))
         found["model"].append(model_alone(trainer, args.steps // 2))
         for name, rate in zip(("worker", "worker_augmenting"), worker_alone(trainer, 3), strict=True):
             found[name].append(rate)
-        found["whole"].append(whole(trainer))
+        found["whole"].append(whole(trainer, warm_up(args.workers)))
         found["loss_share"].append(loss_share(trainer, args.steps // 2, found["model"][-1]))
     ratio = statistics.median(
         together / min(model, loader)
@@ -159,7 +165,7 @@ def measure(args: argparse.Namespace, backbone: str, size: int, folder: Path) ->
     return {
         "backbone": backbone,
         "size": size,
-        "workers": workers,
+        "workers": args.workers,
         **row,
         "ratio": ratio,
         "projected_loader": projected,
@@ -194,6 +200,8 @@ def main() -> None:
     parser.add_argument("--json", help="output file")
     args = parser.parse_args()
     cache_module.room_for_images = lambda folder: 0  # so few images would be kept decoded otherwise
+    if args.workers is None:
+        args.workers = default_workers(cores(), torch.device(args.device).type, decodes=True, world_size=1)
     cases = [(args.backbone, args.size)] if args.backbone else CASES[torch.device(args.device).type]
     columns = f"{'workers':>8}{'model':>10}{'loader':>10}{'whole':>10}{'of the slower':>15}{'loss share':>12}"
     print(f"{'images/s':14}{columns}")

@@ -117,7 +117,7 @@ def rates(work: Workload) -> Iterator[Row]:
     options = [f"--{name}={value}" for name, value in arguments.items()]
     subprocess.run([sys.executable, "-m", "benchmarks.training", *options], check=True, capture_output=True)
     (row,) = json.loads(file.read_text())["rows"]
-    note = ", ".join(f"{name} {row[name]:.0f}" for name in ("model", "loader", "whole"))
+    note = ", ".join(f"{name} {row[name]:.0f}" for name in ("model", "loader", "whole", "worker"))
     yield Row(
         "training from JPEG files, of the slower half",
         f"{row['ratio']:.2f} (goal 0.95); images/s: {note}",

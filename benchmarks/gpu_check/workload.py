@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.training import draw
+from benchmarks._photographs import write_photographs
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Workload:
         """Return a folder with one sub-folder of four JPEG files of 500 x 375 pixels per class."""
         folder = self.folder / "images"
         if not folder.exists():
-            draw(folder, self.classes)
+            write_photographs(folder, self.classes, 4)
         return folder
 
     def model(self, precision: str = "fp32") -> Path:
