@@ -162,6 +162,18 @@ class ModelConfig(StrictModel):
         "equal variances) or lda (the directions that separate the training classes best).",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate before the embedding layer.")
+    drop_path: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Stochastic depth (Huang et al. 2016): rate at which the last block of the backbone is "
+        "skipped in training, rising linearly from the first. null: the library's default.",
+    )
+    grad_checkpointing: bool = Field(
+        default=False,
+        description="Compute the backbone's activations again in the backward pass instead of keeping them: "
+        "a fraction of the memory, for one more forward pass.",
+    )
     batch_norm: Literal["train", "frozen", "sync"] = Field(
         default="train",
         description="train, frozen (statistics and affine parameters stay fixed), or sync (synchronized "
@@ -338,6 +350,11 @@ class OptimizerConfig(StrictModel):
         default=1e-4, ge=0, description="Weight decay of all parameters except those of the loss."
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of sgd.")
+    clip: float | None = Field(
+        default=None,
+        gt=0,
+        description="Gradient clipping: largest norm of the gradient of all weights together. null: none.",
+    )
 
 
 class ScheduleConfig(StrictModel):

@@ -103,7 +103,10 @@ def traits(backbone: str) -> Traits:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     try:
-        with torch.device("meta"):
+        try:
+            with torch.device("meta"):
+                classifier = _classifier(backbone)
+        except NotImplementedError:  # some compute their widths with tensors
             classifier = _classifier(backbone)
     except (TypeError, ValueError, AssertionError, RuntimeError):
         return Traits(uses_class_token=False, has_batch_norm=False)

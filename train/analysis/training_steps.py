@@ -165,6 +165,7 @@ def _build_step(
         group,
         precision=config.precision,
         chunk=config.batch.chunk,
+        clip=config.optimizer.clip,
         seed=config.seed,
     )
 

@@ -35,6 +35,7 @@ class Step:
             is used: one pass without gradient computes all embeddings, a second pass backpropagates the
             cached gradient of the loss chunk by chunk (Gao et al. 2021, "Scaling Deep Contrastive Learning
             Batch Size under Memory Limited Setup"). The gradient equals that of the whole batch.
+        clip: Largest norm of the gradient of all weights; `None` for no clipping.
         seed: Seed of dropout and of random miners.
     """
 
@@ -47,6 +48,7 @@ class Step:
         *,
         precision: str = "fp32",
         chunk: int | None = None,
+        clip: float | None = None,
         seed: int = 0,
     ) -> None:
         self.model, self.loss, self.optimizer, self.group = model, loss, optimizer, group
@@ -55,7 +57,7 @@ class Step:
             self.network = DistributedDataParallel(model)
         self.precision = Precision(precision, group.device)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision.scales_loss)
-        self.chunk, self.seed = chunk, seed
+        self.chunk, self.clip, self.seed = chunk, clip, seed
 
     def __call__(self, inputs: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Take one step.
@@ -72,6 +74,10 @@ class Step:
         chunks = inputs.split(self.chunk or len(inputs))
         backward = self._whole_batch if len(chunks) == 1 else self._with_gradient_cache
         value, embeddings = backward(chunks, labels, number)
+        if self.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+            nn.utils.clip_grad_norm_(weights, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value, embeddings

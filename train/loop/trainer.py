@@ -100,6 +100,7 @@ class Trainer:
             self.group,
             precision=config.precision,
             chunk=config.batch.chunk,
+            clip=config.optimizer.clip,
             seed=config.seed,
         )
 

@@ -16,11 +16,12 @@ from math import isqrt
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from retrieval.errors import InputError, did_you_mean
 from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
 from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of
-from train.models.library_backbones import from_timm, from_torchvision
+from train.models.library_backbones import from_timm, from_torchvision, no_stochastic_depth
 from train.models.pretrained_weights import (
     download_weights,
     explain_download_errors,
@@ -63,6 +64,8 @@ class Backbone(nn.Module):
         else:
             self.channels, self.side = shape[1] if self.layout == "NCHW" else shape[3], shape[2]
         self._stages = extractor.stages or _stages_by_side(self.network, sides)
+        self._name, self._recomputes = name, False
+        self._blocks = _children_by_side(sides)
 
     def forward(self, planes: Tensor) -> Tensor:
         """Return the feature map: [N, 3, H, W] -> [N, C, h, w]."""
@@ -76,7 +79,29 @@ class Backbone(nn.Module):
         """Return the class token of a transformer: [N, 3, H, W] -> [N, C]."""
         return self._features(planes)[:, 0]
 
+    def checkpoint_gradients(self, enabled: bool) -> None:
+        """Turn on gradient checkpointing: activations are computed again in the backward pass.
+
+        Raises:
+            InputError: The network cannot be divided into blocks for it.
+        """
+        if isinstance(self.network, nn.Sequential):
+            self._recomputes = enabled
+            return
+        try:
+            self.network.set_grad_checkpointing(enabled)  # type: ignore[operator]  # of timm
+        except (AttributeError, AssertionError) as error:
+            raise InputError(
+                f"model.grad_checkpointing: {self._name} does not support it; set batch.chunk to save memory"
+            ) from error
+
     def _features(self, planes: Tensor) -> Tensor:
+        if self._recomputes and torch.is_grad_enabled():
+            for names in self._blocks:
+                block = nn.Sequential(*(self.network.get_submodule(name) for name in names))
+                learns = planes.requires_grad or any(p.requires_grad for p in block.parameters())
+                planes = checkpoint(block, planes, use_reentrant=False) if learns else block(planes)
+            return planes
         features: Tensor = getattr(self.network, self.method)(planes)
         return features
 
@@ -86,7 +111,7 @@ class Backbone(nn.Module):
         return [[parameters[name] for name in stage] for stage in self._stages]
 
 
-def build_backbone(name: str, weights: str | None, size: int) -> Backbone:
+def build_backbone(name: str, weights: str | None, size: int, drop_path: float | None = None) -> Backbone:
     """Build a backbone by name.
 
     Args:
@@ -95,13 +120,14 @@ def build_backbone(name: str, weights: str | None, size: int) -> Backbone:
             to download them; or a .safetensors file with the library's parameter names of the whole
             classifier (for bn-inception, those of the published file).
         size: Side of the input images, in pixels; transformers are built for one size.
+        drop_path: Rate of stochastic depth of the last block; `None` for the library's default.
 
     Raises:
         InputError: An unknown name (with the most similar one), unknown weights (with those of the backbone),
-            or an unusable size or file.
+            an unusable size or file, or a network without stochastic depth.
         LookalikeError: The weights cannot be downloaded.
     """
-    extractor = _feature_extractor(name, size)
+    extractor = _feature_extractor(name, size, drop_path)
     backbone = Backbone(name, extractor, size)
     if weights is None:
         return backbone
@@ -125,14 +151,16 @@ def build_backbone(name: str, weights: str | None, size: int) -> Backbone:
     return backbone
 
 
-def _feature_extractor(name: str, size: int) -> FeatureExtractor:
+def _feature_extractor(name: str, size: int, drop_path: float | None) -> FeatureExtractor:
     if name in OWN_BACKBONES:
+        if drop_path is not None:
+            raise no_stochastic_depth(name)
         return OWN_BACKBONES[name]()
     if name in torchvision_names():
-        return from_torchvision(name, size)
+        return from_torchvision(name, size, drop_path)
     library, _, rest = name.partition(":")
     if library == "timm":
-        return from_timm(rest, size)
+        return from_timm(rest, size, drop_path)
     import timm  # slow to import
 
     if timm.is_model(name.partition(".")[0]):
@@ -214,12 +242,21 @@ def _recorded_sides(network: nn.Module, sides: dict[str, int]) -> Iterator[None]
             hook.remove()
 
 
-def _stages_by_side(network: nn.Module, sides: Mapping[str, int]) -> list[list[str]]:
-    """Group the parameter names of a sequential network: a stage begins where the map becomes smaller."""
+def _children_by_side(sides: Mapping[str, int]) -> list[list[str]]:
+    """Group the layers of a sequential network: a stage begins where the map becomes smaller."""
     stages: dict[int, list[str]] = {}
-    for child, layer in network.named_children():
-        stages.setdefault(sides[child], []).extend(f"{child}.{n}" for n, _ in layer.named_parameters())
-    return [stage for stage in stages.values() if stage]
+    for child in sides:
+        stages.setdefault(sides[child], []).append(child)
+    return list(stages.values())
+
+
+def _stages_by_side(network: nn.Module, sides: Mapping[str, int]) -> list[list[str]]:
+    """Return the parameter names of each stage of a sequential network."""
+    stages = [
+        [f"{child}.{name}" for child in stage for name, _ in network.get_submodule(child).named_parameters()]
+        for stage in _children_by_side(sides)
+    ]
+    return [stage for stage in stages if stage]
 
 
 OWN_BACKBONES: dict[str, Callable[[], FeatureExtractor]] = {

@@ -42,9 +42,14 @@ class EmbeddingModel(nn.Module):
         super().__init__()
         self.config = config
         weights = config.weights if pretrained else None
-        self.backbone = build_backbone(config.backbone, weights, preprocess.size)
+        self.backbone = build_backbone(config.backbone, weights, preprocess.size, config.drop_path)
         if config.pooling == "cls" and not self.backbone.has_class_token:
             raise InputError(f"model.pooling: {config.backbone} has no class token; use mean or gem")
+        if config.grad_checkpointing and config.batch_norm != "frozen" and _has_batch_norm(self.backbone):
+            raise InputError(
+                f"model.grad_checkpointing: {config.backbone} would update the statistics of its batch norms "
+                "twice a step; set model.batch_norm=frozen"
+            )
         self.locations = self.backbone.side**2 if config.pooling == "spatial" else 1
         self.dropout = nn.Dropout(config.dropout)
         width = self.locations * self.backbone.channels
@@ -126,6 +131,8 @@ class EmbeddingModel(nn.Module):
     def train(self, mode: bool = True) -> EmbeddingModel:
         """Set training mode; frozen parts, with their batch norms and dropout, stay in evaluation mode."""
         super().train(mode)
+        if self.config.grad_checkpointing:
+            self.backbone.checkpoint_gradients(mode)
         if mode:
             _freeze_modes(self.backbone, True, self.config.batch_norm == "frozen")
         return self
@@ -148,6 +155,10 @@ class EmbeddingModel(nn.Module):
             for module in self.backbone.modules():
                 if isinstance(module, _BatchNorm):
                     module.requires_grad_(False)
+
+
+def _has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def synchronise_batch_norm(model: EmbeddingModel) -> None:

@@ -19,10 +19,22 @@ _HEADS = {"avgpool", "dropout", "flatten", "classifier", "fc", "head", "aux1", "
 _CHAINS = {"features", "layers", "trunk_output", "blocks"}
 
 
+def no_stochastic_depth(name: str) -> InputError:
+    """Return the error for `model.drop_path` of a network without stochastic depth."""
+    return InputError(f"model.drop_path: {name} has no stochastic depth; leave it out")
+
+
+def _check_depth(name: str, classifier: nn.Module, drop_path: float | None) -> None:
+    """Check that a network did not ignore its rate of stochastic depth."""
+    kinds = {type(module).__name__ for module in classifier.modules()}
+    if drop_path and not kinds & {"DropPath", "StochasticDepth"}:
+        raise no_stochastic_depth(name)
+
+
 # ---- torchvision
 
 
-def from_torchvision(name: str, size: int) -> FeatureExtractor:
+def from_torchvision(name: str, size: int, drop_path: float | None = None) -> FeatureExtractor:
     """Build a torchvision classifier by name, without its head."""
     import torchvision
 
@@ -31,10 +43,15 @@ def from_torchvision(name: str, size: int) -> FeatureExtractor:
         options["image_size"] = size
     if name.startswith("maxvit_"):
         options["input_size"] = (size, size)
+    if drop_path is not None:
+        options["stochastic_depth_prob"] = drop_path
     try:
         classifier = torchvision.models.get_model(name, weights=None, **options)
     except (ValueError, AssertionError) as error:
         raise unusable_size(name, size, error) from error
+    except TypeError as error:
+        raise no_stochastic_depth(name) from error
+    _check_depth(name, classifier, drop_path)
     tensors = tensors_of(classifier)
     published = {weights: partial(_download, name, weights) for weights in torchvision_weights(name)}
     if not isinstance(classifier, torchvision.models.VisionTransformer):
@@ -115,7 +132,7 @@ def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
 # ---- timm
 
 
-def from_timm(spec: str, size: int) -> FeatureExtractor:
+def from_timm(spec: str, size: int, drop_path: float | None = None) -> FeatureExtractor:
     """Build a timm model: NAME, or NAME:key=value,... with options of its architecture.
 
     Raises:
@@ -132,11 +149,16 @@ def from_timm(spec: str, size: int) -> FeatureExtractor:
     options = timm_options(spec)
     if getattr(timm.get_pretrained_cfg(architecture), "fixed_input_size", False):
         options["img_size"] = size
+    if drop_path is not None:
+        options["drop_path_rate"] = drop_path
     try:
         classifier = timm.create_model(name, **options)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        if "'drop_path_rate'" in str(error):
+            raise no_stochastic_depth(f"timm:{spec}") from error
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"model.backbone: timm:{spec}, {size} x {size}: {reason}") from error
+    _check_depth(f"timm:{spec}", classifier, drop_path)
     has_token = getattr(classifier, "cls_token", None) is not None
     extractor = FeatureExtractor(
         classifier,

@@ -89,6 +89,32 @@ def test_step_equals_forward_backward_and_update() -> None:
     assert_close(after_steps(SPECS[0]), model.state_dict())
 
 
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_clipped_gradients_equal_torch(chunk: int | None) -> None:
+    """The norm of all gradients together, those of the proxies too."""
+    spec, limit, sizes = {"name": "proxy-anchor"}, 0.5, []
+    model, loss, optimizer = parts(spec)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(model(pixels()), LABELS).backward()
+        sizes.append(nn.utils.clip_grad_norm_([*model.parameters(), *loss.parameters()], limit).item())
+        optimizer.step()
+    assert min(sizes) > limit
+    assert_close(after_steps(spec, clip=limit, chunk=chunk), weights(model, loss))
+
+
+def test_gradients_are_clipped_without_the_scale_of_fp16() -> None:
+    model, loss, optimizer = parts(SPECS[0])
+    step = Step(model, loss, optimizer, HERE, precision="fp16", clip=0.01)
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**10})
+    before = copy.deepcopy(model.state_dict())
+    step(pixels(), LABELS, 0)
+    moved = [value - before[name] for name, value in model.state_dict().items()]
+    assert torch.cat([change.flatten() for change in moved]).norm().item() == pytest.approx(
+        0.1 * 0.01, rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("backbone", "pooling", "chunk"), [("conv4", "gem", 8), ("timm:vit_tiny_patch16_224", "cls", None)]
 )
@@ -102,7 +128,7 @@ def test_step_reads_nothing_from_the_device(backbone: str, pooling: str, chunk: 
         place(model, device)
         place(loss, device)
         optimizer = build_optimizer(model, loss, OptimizerConfig(), fused=True)
-        step = Step(model, loss, optimizer, ProcessGroup(device), chunk=chunk)
+        step = Step(model, loss, optimizer, ProcessGroup(device), chunk=chunk, clip=1.0)
         images = torch.zeros(24, size, size, 3, dtype=torch.uint8, device=device)
         labels = torch.arange(24, device=device) // 4
         with Watch() as watch:

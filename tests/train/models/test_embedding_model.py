@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from timm.layers import DropPath
 from torch import Tensor, nn
+from torchvision.models import efficientnet_b0
+from torchvision.ops import StochasticDepth
 
 from retrieval import InputError, Preprocess
 from train.config import ModelConfig
@@ -195,6 +201,77 @@ def test_only_the_last_stages_learn(backbone: str, trainable: int) -> None:
 def test_too_many_trainable_stages_are_refused() -> None:
     with pytest.raises(InputError, match="conv4 has 4 stages, not 5"):
         network(trainable=5)
+
+
+def kept_bytes(model: EmbeddingModel, loss: Callable[[], Tensor]) -> int:
+    """Run a backward pass; return the bytes of the activations that the forward pass kept for it."""
+    own, kept = {p.data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in own:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        value = loss()
+    value.backward()
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "changes"),
+    [
+        ("timm:test_vit", {"pooling": "cls", "drop_path": 0.3}),
+        ("timm:test_efficientnet", {"batch_norm": "frozen"}),
+        ("resnet18", {"batch_norm": "frozen", "trainable": 2}),
+    ],
+    ids=str,
+)
+def test_gradient_checkpointing_keeps_less_and_changes_nothing(backbone: str, changes: dict) -> None:
+    """Also with blocks dropped at random; in evaluation mode it is off."""
+    gradients, sizes = [], []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model = network(backbone=backbone, grad_checkpointing=enabled, size=64, **changes)
+        pixels = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8)
+        sizes.append(kept_bytes(model, lambda m=model, x=pixels: m(x).square().sum()))
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        flags = [getattr(part, "grad_checkpointing", False) for part in model.eval().modules()]
+        assert not any(flags)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_stochastic_depth_is_that_of_the_library() -> None:
+    ours = network(backbone="timm:test_vit", drop_path=0.3, size=160)
+    theirs = timm.create_model("test_vit", drop_path_rate=0.3)
+    rates = [[m.drop_prob for m in one.modules() if isinstance(m, DropPath)] for one in (ours, theirs)]
+    assert rates[0] == rates[1]
+    assert max(rates[0]) == pytest.approx(0.3)
+    ours = network(backbone="efficientnet_b0", drop_path=0.4, size=64)
+    whole = efficientnet_b0(stochastic_depth_prob=0.4)
+    rates = [[m.p for m in one.modules() if isinstance(m, StochasticDepth)] for one in (ours, whole)]
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            ({"backbone": name, "drop_path": 0.1}, "has no stochastic depth")
+            for name in ("conv4", "resnet18", "mobilenet_v3_small", "timm:densenet121")
+        ),
+        (
+            {"backbone": "timm:dla46_c", "grad_checkpointing": True, "batch_norm": "frozen"},
+            "timm:dla46_c does not support it",
+        ),
+        ({"backbone": "resnet18", "grad_checkpointing": True}, "set model.batch_norm=frozen"),
+    ],
+    ids=str,
+)
+def test_what_a_backbone_lacks_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        network(size=64, **changes)
 
 
 def test_synchronised_batch_norm_needs_processes_with_gpus() -> None:
