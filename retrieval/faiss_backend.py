@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 
 from retrieval.devices import Device, gpus
-from retrieval.installation import report_idle_gpu
+from retrieval.installation import gpu_problem, report_idle_gpu
 from retrieval.resources import free_memory
 
 _PAYS = 1 << 33  # multiplications, about a quarter of a second on one core, from which a GPU is used
@@ -141,9 +141,9 @@ class GpuBackend(CpuBackend):
     def pays(self, work: int) -> bool:
         if work < _PAYS:
             return False
-        # FAISS ends the process where there is no driver, so the GPUs are counted first.
+        # FAISS ends the process where the driver or the GPU does not suit it, so both are checked first.
         seen = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
-        if self._number < seen:
+        if self._number < seen and gpu_problem("faiss") is None:
             return True
         if self._device.kind == "cuda":
             what = f"FAISS cannot use the device {self._device}, so the CPU does its work"

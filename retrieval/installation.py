@@ -23,6 +23,8 @@ NAMES = {"faiss": "FAISS", "onnxruntime": "ONNX Runtime", "torch": "torch"}
 _PAIR = ("faiss", "onnxruntime")  # modules of which the extras `cpu` and `gpu` have one distribution each
 _FOR_CPUS = {"faiss-cpu", "onnxruntime"}
 _DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> first NVIDIA driver that runs it
+_OLDEST = {11: (3, 5), 12: (5, 0), 13: (7, 5)}  # CUDA -> least compute capability
+_CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -111,6 +113,12 @@ def find_problems(
 
 
 @cache
+def gpu_problem(module: str) -> Problem | None:
+    """Return what keeps a library of this environment from using the GPUs of this machine, if anything."""
+    return next(_problems(module, builds(), gpus(), driver_cuda()), None)
+
+
+@cache
 def report_idle_gpu(module: str, reason: str = "") -> None:
     """Print on stderr that a library works on the CPU although there is a GPU, and the repair.
 
@@ -143,8 +151,7 @@ def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
     """Return the command that leaves exactly the FAISS and the ONNX Runtime of an extra, `cpu` or `gpu`."""
     if Path(sys.prefix) == _ROOT / ".venv":  # a checkout's own environment
         return f"make --always-make env{' GPU=1' if extra == 'gpu' else ''}"
-    present = [name for module in _PAIR if (build := found[module]) for name in _all_names(build)]
-    return _replace_command(present, [f"lookalike[{extra}]"])
+    return _replace_command(_present(found), [f"lookalike[{extra}]"])
 
 
 def _problems(
@@ -165,6 +172,15 @@ def _problems(
         text = f"{what} needs CUDA {build.cuda[0]}, but the driver only supports {driver[0]}.{driver[1]}"
         newest = _DRIVERS.get(build.cuda[0])
         repair = f"update the NVIDIA driver to {newest} or newer" if newest else "update the NVIDIA driver"
+        yield Problem(module, text, repair)
+    elif build.cuda and (
+        old := [card for card in cards if card.capability < _OLDEST.get(build.cuda[0], (0, 0))]
+    ):
+        have, need = (".".join(map(str, pair)) for pair in (old[0].capability, _OLDEST[build.cuda[0]]))
+        text = f"{what} needs compute capability {need}, but {old[0].name} has {have}"
+        repair = "install a torch for CUDA 12 instead"
+        if module in _PAIR:
+            repair = _replace_command(_present(found), _CUDA_12)
         yield Problem(module, text, repair)
 
 
@@ -202,6 +218,10 @@ def _build(module: str, known: Sequence[Distribution]) -> Build:
     found = cuda(used, folder)
     for_cpus = name in _FOR_CPUS or (module == "torch" and found is None)
     return Build(module, name, used.version, others, found, for_cpus)
+
+
+def _present(found: Mapping[str, Build | None]) -> list[str]:
+    return [name for module in _PAIR if (build := found[module]) for name in _all_names(build)]
 
 
 def _all_names(build: Build) -> list[str]:

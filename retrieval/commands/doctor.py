@@ -55,8 +55,8 @@ class Trial:
 def doctor(as_json: bool) -> int:
     """Show GPUs and installed builds, what each command runs on, and how to repair what is wrong.
 
-    The libraries are loaded, and ONNX Runtime runs a model of one operator on each device that it offers,
-    in processes of their own, so that a crash is reported as well.
+    The libraries are loaded, FAISS searches one vector on each GPU, and ONNX Runtime runs a model of one
+    operator on each device that it offers: in processes of their own, so that a crash is reported as well.
 
     \b
       lookalike doctor
@@ -104,10 +104,15 @@ def doctor(as_json: bool) -> int:
 
 
 def try_faiss() -> dict[str, Any]:
-    """Load FAISS; return the number of GPUs that it sees."""
+    """Load FAISS, and search on each GPU that it sees; return their number."""
     import faiss
+    import numpy as np
 
-    return {"gpus": faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0}
+    count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
+    point = np.ones((1, 4), np.float32)
+    for number in range(count):
+        faiss.knn_gpu(faiss.StandardGpuResources(), point, point, 1, device=number)
+    return {"gpus": count}
 
 
 def try_onnxruntime() -> dict[str, Any]:

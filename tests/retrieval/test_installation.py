@@ -86,6 +86,18 @@ def test_cuda_versions_are_read(tmp_path: Path) -> None:
     }
 
 
+def test_a_gpu_that_is_too_old_is_named(tmp_path: Path) -> None:
+    for name in GPU:
+        install(tmp_path, name)
+    volta = (Gpu(0, "Tesla V100", 16 << 30, (7, 0)),)
+    problems = find_problems(found_in(tmp_path), volta, (13, 0))
+    assert [problem.module for problem in problems] == ["faiss", "onnxruntime"]
+    assert problems[0].text == "faiss-gpu-cuvs 1.15.1 needs compute capability 7.5, but Tesla V100 has 7.0"
+    assert problems[0].repair.endswith("install faiss-gpu 'onnxruntime-gpu[cuda,cudnn]<1.27'")
+    for name in GPU:
+        assert name in problems[0].repair.split("&&")[0].split()
+
+
 @pytest.mark.parametrize("last", [CPU, GPU], ids="+".join)
 def test_of_both_pairs_that_installed_last_is_in_use(last: tuple[str, str], tmp_path: Path) -> None:
     for name in (*(GPU if last is CPU else CPU), *last):
