@@ -187,7 +187,7 @@ def test_command_without_faiss_names_the_extras(tmp_path: Path) -> None:
         ("gpu", ["env", "GPU=1"], None),
     ],
 )
-def test_make_installs_the_pair_that_is_asked_for(
+def test_make_installs_the_named_pair(
     installed: str | None, words: list[str], extra: str | None, tmp_path: Path
 ) -> None:
     """Commands of make are printed, not run; the other pair is removed first, and its stamp."""
