@@ -1,4 +1,4 @@
-"""`lookalike doctor`: GPUs, installed builds, what each command runs on, and how to repair what is wrong."""
+"""`lookalike doctor`: GPUs, installed builds, what each command runs on, problems and their repairs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Trial:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Show GPUs and installed builds, what each command runs on, and how to repair what is wrong.
+    """Show GPUs and installed builds, what each command runs on, problems and their repairs.
 
     The libraries are loaded, FAISS searches one vector on each GPU, and ONNX Runtime runs a model of one
     operator on each device that it offers: in processes of their own, so that a crash is reported as well.

@@ -1,4 +1,4 @@
-"""The extras `cpu` and `gpu`: what uv resolves and installs, and what is found out about an installation."""
+"""The extras `cpu` and `gpu`: what uv resolves and installs, and the problems that are found in both."""
 
 from __future__ import annotations
 
