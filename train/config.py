@@ -379,7 +379,7 @@ class LoaderConfig(StrictModel):
         default=None,
         ge=0,
         description="Processes that decode and crop. null: on a CPU 1 if files are decoded in every epoch, "
-        "else 0; with a GPU all cores but one.",
+        "else 0; with a GPU all cores but one (at most 8 if decoded images are cached).",
     )
     cache: str | None = Field(
         default=None,

@@ -31,6 +31,8 @@ from train.input.cache import (
 from train.input.resize import training_resize
 from train.input.views import cut_views, drawn_views
 
+_CACHED_WORKERS = 8  # each crops 3,500 cached images of 224 pixels a second: more would only take memory
+
 
 class LoadedBatch(NamedTuple):
     """A batch, or this process's share of it, on the device of the network."""
@@ -166,11 +168,12 @@ def default_workers(cores: int, device_type: str, *, decodes: bool, world_size: 
     """Return the default number of loader workers per training process.
 
     On a CPU the network needs the cores: one worker if files have to be decoded, else none. With a GPU all
-    cores but one, divided among the processes.
+    cores but one, divided among the processes; up to 8 if nothing has to be decoded.
     """
     if device_type == "cpu":
         return 1 if decodes and cores > world_size else 0
-    return max(1, (cores - 1) // world_size)
+    workers = max(1, (cores - 1) // world_size)
+    return workers if decodes else min(workers, _CACHED_WORKERS)
 
 
 class BatchRequest(NamedTuple):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from retrieval.images.preprocess import Box, Preprocess, resample
 from train.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,15 @@ def resample_by_torch(image: Image.Image, box: Box, shape: tuple[int, int], inte
     """Scale an image as `retrieval.images.preprocess.resample` does, with torch unless it is a part of it."""
     if box != (0, 0, *image.size):
         return resample(image, box, shape, interpolation)
+    import torch  # takes seconds; a process that only reads a cache does not need it
+
     return scale(torch.from_numpy(np.array(image)), shape[::-1], interpolation).numpy()
 
 
 def scale(image: Tensor, shape: tuple[int, int], interpolation: str) -> Tensor:
     """Return an image uint8 [h, w, 3] scaled to `shape` = (height, width), antialiased."""
+    import torch.nn.functional as F
+
     # With this order of dimensions torch sees that the channels come last, and does not transpose them.
     scaled = F.interpolate(image[None].permute(0, 3, 1, 2), shape, mode=interpolation, antialias=True)
     return scaled.permute(0, 2, 3, 1)[0]

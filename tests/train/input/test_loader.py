@@ -282,7 +282,7 @@ def test_default_workers_leave_a_core_to_the_network() -> None:
         for world_size in (1, 2, 8):
             workers = default_workers(cores, "cuda", decodes=True, world_size=world_size)
             assert workers == 1 or cores - 1 - world_size < world_size * workers < cores
-    assert default_workers(64, "cuda", decodes=False, world_size=1) == 63
+    assert default_workers(64, "cuda", decodes=False, world_size=1) == 8
     assert default_workers(64, "cpu", decodes=False, world_size=1) == 0
     assert default_workers(2, "cpu", decodes=True, world_size=1) == 1
     assert default_workers(2, "cpu", decodes=True, world_size=2) == 0
