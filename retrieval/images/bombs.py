@@ -51,9 +51,10 @@ def bomb_reason(data: bytes) -> str | None:
 def has_too_many_scans(data: bytes, pixels: int) -> bool:
     """Return whether a JPEG has too many scans for its number of pixels, or too many segments."""
     max_scans, scans = min(_MAX_SCANS, _MAX_SCANNED_PIXELS // pixels), 0
+    max_segments = _max_segments(data)
     for segments, (kind, _, _) in enumerate(_segments(data), 1):
         scans += kind == _SCAN
-        if scans > max_scans or segments > _max_segments(data):
+        if scans > max_scans or segments > max_segments:
             return True
     return False
 
@@ -78,13 +79,14 @@ def _segments(jpeg: bytes) -> Iterator[tuple[int, int, int]]:
 
 def _check_jpeg(jpeg: bytes) -> str | None:
     padding = exif = 0
+    max_segments = _max_segments(jpeg)
     for segments, (kind, searched, body) in enumerate(_segments(jpeg), 1):
         if kind == _SCAN:
             return _check_tags(jpeg[:body], _directories(jpeg[:body]))
         padding += body - 2 - searched
         if kind == _APP1 and jpeg[body + 2 : body + 6] == b"Exif":
             exif += int.from_bytes(jpeg[body : body + 2], "big")
-        if segments > _max_segments(jpeg) or padding > _MAX_PADDING or exif > _MAX_EXIF:
+        if segments > max_segments or padding > _MAX_PADDING or exif > _MAX_EXIF:
             return "it has too much data before its image: save it again"
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -310,9 +311,10 @@ class _Run:
         reading = deque[tuple[ImageFile, ExistingItem | None]]()
 
         def paths() -> Iterator[Path]:
+            folder = str(self._gallery.folder)
             for image, existing in self._plan.todo():
                 reading.append((image, existing))
-                yield self._gallery.folder / image.full
+                yield Path(os.path.join(folder, image.root, image.path))  # a third of the time of "/"
 
         read = read_ahead(paths(), preprocess, side=preprocess.scaled, known=self._is_known)
         while batch := list(islice(read, size)):
