@@ -158,7 +158,13 @@ def _embed(
         return np.split(found, 2, axis=1), None, f"{_NOISE} noise images"
     images = sample_by_class(samples.dataset.test)
     with Progress("comparing with fp32", len(images), show=show) as progress:
-        embedded = embed_files([image.path for image in images], preprocess, both, progress)
+        embedded = embed_files(
+            [image.path for image in images],
+            preprocess,
+            both,
+            progress,
+            batch_size=embedders[0].batch_size,
+        )
     kept = [images[i] for i in embedded.positions]
     if not kept:
         raise InputError(f"{samples.dataset.name}: none of the test images can be read")

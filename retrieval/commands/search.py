@@ -154,7 +154,13 @@ def _queries(
         embedder = gallery.embedder
         start = time.perf_counter()
         with Progress("embedding", len(images), show=False) as progress:
-            embedded = embed_files(images, embedder.preprocess, embedder.embed_pixels, progress)
+            embedded = embed_files(
+                images,
+                embedder.preprocess,
+                embedder.embed_pixels,
+                progress,
+                batch_size=embedder.batch_size,
+            )
         milliseconds = 1000 * (time.perf_counter() - start)
         bad = embedded.bad
         if len(bad) == len(images) and not items:

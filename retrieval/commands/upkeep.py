@@ -11,8 +11,10 @@ import click
 import numpy as np
 
 from retrieval.cli import json_option, print_result
+from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import where_option
 from retrieval.gallery import Gallery, Item
+from retrieval.inference.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage
@@ -93,9 +95,10 @@ def _example_lines(examples: Sequence[Item], count: int) -> list[str]:
 @click.command(short_help="Verify a gallery, and repair it.")
 @_gallery_argument
 @click.option("--repair", is_flag=True, help="Repair what can be repaired.")
+@runtime_options
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> None:
+def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as_json: bool) -> None:
     """Verify database, vectors, index and model of GALLERY against their checksums. The exit code is 1 if
     something is damaged.
 
@@ -110,7 +113,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, as_json: bool) -> No
       lookalike index verify shop.gallery
       lookalike index verify shop.gallery --repair
     """
-    found = verify_gallery(gallery, repair=repair, show_progress=True)
+    found = verify_gallery(gallery, repair=repair, runtime=runtime, show_progress=True)
     facts = {
         "gallery": str(gallery),
         "images": found.items,

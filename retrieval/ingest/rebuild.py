@@ -13,6 +13,7 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import fsync_folder, link_or_copy, now
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
 from retrieval.storage.maintenance import carry_identities
@@ -83,7 +84,7 @@ def rebuild(
             finish_run(
                 new, result, "rebuild", started, reindex=True, index=index, show_progress=show_progress
             )
-            _check(new, count_items(gallery.store).live - len(result.bad), show_progress)
+            _check(new, model.runtime, count_items(gallery.store).live - len(result.bad), show_progress)
             _exchange(draft, folder)
         if keep_old:
             draft.rename(old)
@@ -152,9 +153,9 @@ def _items(store: Store) -> Iterator[StoredItem]:
         yield from store.items(ids[start : start + 1000])
 
 
-def _check(new: Gallery, expected: int, show_progress: bool) -> None:
+def _check(new: Gallery, runtime: Runtime, expected: int, show_progress: bool) -> None:
     """Verify the new gallery before the swap; raise a `LookalikeError` if it is damaged or incomplete."""
-    found = verify(new.folder, show_progress=show_progress)
+    found = verify(new.folder, runtime=runtime, show_progress=show_progress)
     problems = [problem.what for problem in found.problems]
     if found.items != expected:
         problems.append(f"it has {found.items} images instead of {expected}")

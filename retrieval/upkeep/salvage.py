@@ -112,7 +112,7 @@ def _manifest_of_model(folder: Path) -> Manifest:
     if not model.is_file():
         what = f"{folder}: gallery.db, gallery.json and model/model.onnx are lost or damaged"
         raise InputError(f"{what}; put the model file back, or gallery.json from a copy")
-    embedder = Embedder(model)
+    embedder = Embedder(model, device="cpu")  # only its metadata is used
     types = {segments.dtype_of(path) for path in sorted((folder / "segments").glob("*.npy"))} - {
         None,
         "int64",

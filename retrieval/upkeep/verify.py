@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -72,13 +73,20 @@ class Verification:
     salvage: Salvage | None = None
 
 
-def verify(folder: str | Path, *, repair: bool = False, show_progress: bool = False) -> Verification:
+def verify(
+    folder: str | Path,
+    *,
+    repair: bool = False,
+    runtime: Runtime | None = None,
+    show_progress: bool = False,
+) -> Verification:
     """Check a gallery against its checksums: database, vectors, index, model.
 
     Args:
         folder: Gallery folder.
         repair: Repair damage: damaged segments move to `quarantine` and their lost images wait to be
             embedded again; a damaged or missing index is built; a lost database is built from the segments.
+        runtime: Device and provider on which the model is checked.
         show_progress: Report progress on stderr.
 
     Raises:
@@ -86,11 +94,11 @@ def verify(folder: str | Path, *, repair: bool = False, show_progress: bool = Fa
         LookalikeError: The gallery cannot be read, another process is writing (to repair), or the index that
             was asked for cannot be built.
     """
-    folder, salvaged = Path(folder), None
-    problems = left = _find_problems(folder, show_progress)
+    folder, salvaged, runtime = Path(folder), None, runtime or Runtime()
+    problems = left = _find_problems(folder, runtime, show_progress)
     if repair and any(problem.repair == "salvage" for problem in problems):
         salvaged = salvage(folder, show_progress=show_progress)
-        left = _find_problems(folder, show_progress)
+        left = _find_problems(folder, runtime, show_progress)
     if repair and left:
         _repair(Store(folder), left)
     if repair and (salvaged or any(problem.repair == "index" for problem in left)):
@@ -98,7 +106,7 @@ def verify(folder: str | Path, *, repair: bool = False, show_progress: bool = Fa
         with gallery.store.writing():
             gallery.optimize_index(show_progress=show_progress)
     if repair and left:
-        left = _find_problems(folder, show_progress)
+        left = _find_problems(folder, runtime, show_progress)
     return Verification(*_counts(folder), problems, left, salvaged)
 
 
@@ -124,7 +132,7 @@ def _counts(folder: Path) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
 
 
-def _find_problems(folder: Path, show_progress: bool) -> list[Problem]:
+def _find_problems(folder: Path, runtime: Runtime, show_progress: bool) -> list[Problem]:
     """Return the problems of one committed state; check again if a writer changed the files meanwhile."""
     whole, lookups = maintenance.database_damage(folder)
     if whole:
@@ -134,21 +142,21 @@ def _find_problems(folder: Path, show_progress: bool) -> list[Problem]:
         remedy = "its look-up tables are rebuilt"
         problems.append(Problem(f"gallery.db: {lookups}", remedy, maintenance.rebuild_lookups))
     for _ in range(_TRIES):
-        found = list(_check(store, show_progress))
+        found = list(_check(store, runtime, show_progress))
         if not found or not store.changed():
             return problems + found
     what = f"{folder}: was changed by another process during {_TRIES} attempts"
     raise LookalikeError(f"{what}; verify a copy made with `lookalike index snapshot`, or wait for it")
 
 
-def _check(store: Store, show_progress: bool) -> Iterator[Problem]:
+def _check(store: Store, runtime: Runtime, show_progress: bool) -> Iterator[Problem]:
     state = store.state()
     is_sealed = maintenance.is_sealed(store)
     found = [
         *_check_vectors(store, state, show_progress),
         *_check_records(store),
         *_check_index(store, state),
-        *_check_model(store),
+        *_check_model(store, runtime),
     ]
     if is_sealed:
         yield from found
@@ -290,7 +298,7 @@ def _damaged_index(store: Store, state: GalleryState) -> Iterator[str]:
                 yield f"{index.folder}/{name}"
 
 
-def _check_model(store: Store) -> Iterator[Problem]:
+def _check_model(store: Store, runtime: Runtime) -> Iterator[Problem]:
     if not store.manifest.has_model:
         return
     folder = store.folder / "model"
@@ -299,16 +307,16 @@ def _check_model(store: Store) -> Iterator[Problem]:
         return
     if not has_sha256(folder / "probes.npy", store.manifest.probes_sha256):
         what = "model/probes.npy: missing or damaged"
-        yield Problem(what, "it is rebuilt with the model", _rewrite_probes)
+        yield Problem(what, "it is rebuilt with the model", partial(_rewrite_probes, runtime=runtime))
         return
     try:
-        own_model(store.folder, store.manifest, Runtime())
+        own_model(store.folder, store.manifest, runtime)
     except LookalikeError as error:
         yield Problem(str(error), "there is no automatic repair")
 
 
-def _rewrite_probes(store: Store) -> None:
-    embedder = Embedder(store.folder / "model" / "model.onnx")
+def _rewrite_probes(store: Store, runtime: Runtime) -> None:
+    embedder = Embedder.open(store.folder / "model" / "model.onnx", runtime)
     path = store.folder / "model" / "probes.npy"
     with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, embedder.embed_pixels(probe_pixels(embedder)))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,15 +289,18 @@ def test_missing_accelerator_falls_back_to_the_cpu(model_file: Path) -> None:
         assert line.startswith(f"{name} does not work here, so the CPU runs the model; it needs ")
 
 
-def test_accelerators_agree_with_the_cpu(model_file: Path) -> None:
-    cpu = Embedder(model_file, provider="cpu")
-    accelerated = [Embedder(model_file, provider=name) for name in ("cuda", "coreml", "openvino")]
-    working = [embedder for embedder in accelerated if embedder.provider != cpu.provider]
-    if not working:
-        pytest.skip("needs an accelerator, and the ONNX Runtime for it")
-    pixels = np.random.default_rng(0).integers(0, 256, (70, 32, 32, 3), np.uint8)
-    for embedder in working:
-        assert (embedder.embed_pixels(pixels) * cpu.embed_pixels(pixels)).sum(1).min() > 0.999
+@pytest.mark.parametrize("name", [pytest.param("cuda", marks=pytest.mark.gpu), "coreml", "openvino"])
+def test_accelerators_agree_with_the_cpu(model_file: Path, name: str) -> None:
+    cpu, other = Embedder(model_file, device="cpu"), Embedder(model_file, provider=name)
+    if other.provider == cpu.provider:
+        pytest.skip(f"needs a device for {name}, and the ONNX Runtime for it")
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 32, 32, 3), np.uint8)
+    expected = cpu.embed_pixels(pixels)
+    for count in (1, 3, 70, 300):
+        assert (other.embed_pixels(pixels[:count]) * expected[:count]).sum(1).min() > 0.999
+    with ThreadPoolExecutor(other.concurrency) as pool:
+        parts = pool.map(other.embed_pixels, np.split(pixels, 10))
+    assert (np.concatenate([*parts]) * expected).sum(1).min() > 0.999
 
 
 def test_auto_uses_the_cpu_without_accelerators(model_file: Path) -> None:

@@ -59,7 +59,7 @@ def test_commands_load_the_model_once_on_the_given_device(
     ]
     opened.clear()
     lookalike_here("index", "rebuild", "g", "--model", "n.onnx", "--provider", "cpu", cwd=tmp_path)
-    assert opened == [("n.onnx", Runtime(provider="cpu")), ("model.onnx", Runtime())]
+    assert opened == [("n.onnx", Runtime(provider="cpu")), ("model.onnx", Runtime(provider="cpu"))]
 
 
 def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
