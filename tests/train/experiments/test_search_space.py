@@ -141,11 +141,11 @@ def test_first_values_are_the_defaults_or_the_middle() -> None:
         "loss": loss,
         "optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True},
         "epochs": {"low": 1, "high": 5},
-        "precision": {"choices": ["bf16", "fp32"]},
+        "precision": {"choices": ["bf16", "auto"]},
     }
     assert default_values(experiment, changes, find_spaces(changes)) == {
         "loss.margin": 0.2,  # of the loss's constructor
         "optimizer.lr": 2e-3,  # of the experiment
         "epochs": 3,  # the middle: the default, 20, is not in the space
-        "precision": "fp32",  # of the settings
+        "precision": "auto",  # of the settings
     }
