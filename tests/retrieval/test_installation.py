@@ -284,6 +284,5 @@ def test_extra_installs_one_pair_that_works(extra: str, pair: tuple[str, str], t
             path = {"PATH": f"{environment / 'bin'}:{UV.parent}:{os.environ['PATH']}"}
             subprocess.run(first["repair"], shell=True, check=True, env=CLEAN | path, capture_output=True)
             assert pairs_in(environment) == set(GPU if gpus() else CPU)
-            doctor(environment, 0)
     finally:
         shutil.rmtree(environment, ignore_errors=True)  # gigabytes, where files cannot be linked
