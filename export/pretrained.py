@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
 from export.model_file import DEFAULT_OPTIONS, LIBRARIES, Exported, ExportOptions, export_model
 from export.samples import NOISE, SampleImages
 from retrieval.errors import InputError, did_you_mean
@@ -15,7 +13,7 @@ from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
 from retrieval.installation import versions
 from train.config import Config, ModelConfig
-from train.models.embedding_model import EmbeddingModel
+from train.models.embedding_model import headless_model
 from train.pretrained_configs import (
     config_file,
     is_file_of_weights,
@@ -110,14 +108,6 @@ def export_backbone(
     provenance = _provenance(backbone, model.config, preprocess)
     samples = SampleImages.load(NOISE if data is None else data)
     return export_model(model, preprocess, out, provenance, samples, options)
-
-
-def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingModel:
-    """Build a network whose embedding is the pooled features themselves, in evaluation mode."""
-    model = EmbeddingModel(config.model_copy(update={"embedding_dim": 1}), preprocess)
-    model.config = config.model_copy(update={"embedding_dim": model.backbone.channels})
-    model.add_module("head", nn.Identity())
-    return model.eval()
 
 
 def _provenance(backbone: PretrainedBackbone, config: ModelConfig, preprocess: Preprocess) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.evaluation.report import REPORT_FILE, Report, kept_reports
+from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, Report, kept_reports
 from retrieval.evaluation.score import Result
 from retrieval.files import now
 from retrieval.metrics.statistics import McNemar, Paired, Summary, Welch, mcnemar, paired, summarize, welch
@@ -82,6 +82,15 @@ class Contender:
     def results(self) -> list[Result]:
         """The headline result of each report."""
         return [report.headline for report in self.reports]
+
+    @property
+    def baselines(self) -> list[Result]:
+        """The off-the-shelf backbone of each report; empty if one has none."""
+        found = [
+            next((r for r in report.results if r.name == OFF_THE_SHELF and r.by is None), None)
+            for report in self.reports
+        ]
+        return [] if None in found else [result for result in found if result is not None]
 
     @property
     def seeds(self) -> list[int]:
@@ -160,7 +169,7 @@ class Comparison:
         protocol: Protocol of the first contender, in one line.
         ks: Values of K in tables.
         root: Image folder of the first contender; `None` if unknown.
-        rows: One summary per contender.
+        rows: One summary per contender, then one for each off-the-shelf backbone that they were trained from.
         pairs: The first and each other contender, without those that share no query with the first.
         notes: Remarks for readers, one sentence each.
         created: Time of the comparison, ISO 8601, UTC.
@@ -201,6 +210,7 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
     reference = first.reports[0]
     notes = _check_comparable(contenders, answers)
     rows = [_summarize_group(first), *(_summarize_group(other, first) for other in others)]
+    rows += _summarize_baselines(contenders, rows[0])
     pairs = [
         _compare_queries(first, answers[0], other, theirs)
         for other, theirs in zip(others, answers[1:], strict=True)
@@ -238,6 +248,25 @@ def _summarize_group(contender: Contender, reference: Contender | None = None) -
     }
     kept = {key: test for key, test in tests.items() if test is not None}
     return replace(found, differences=differences, tests=kept)
+
+
+def _summarize_baselines(contenders: Sequence[Contender], reference: GroupSummary) -> list[GroupSummary]:
+    """Summarize the off-the-shelf backbones, each once: contenders that share one have the same numbers."""
+    found: list[tuple[list[str], dict[str, Summary]]] = []
+    for contender in contenders:
+        numbers = summarize_results(contender.baselines[:1])  # runs of all seeds begin with the same one
+        same = next((names for names, known in found if known == numbers), None)
+        if same is not None:
+            same.append(contender.name)
+        elif numbers:
+            found.append(([contender.name], numbers))
+    rows = []
+    for names, numbers in found:
+        title = OFF_THE_SHELF if len(found) == 1 else f"{OFF_THE_SHELF} of {', '.join(names)}"
+        shared = [key for key in numbers if key in reference.numbers]
+        differences = {key: numbers[key].mean - reference.numbers[key].mean for key in shared}
+        rows.append(GroupSummary(title, 1, [], numbers, differences))
+    return rows
 
 
 def _paired_runs(ours: Mapping[int, Result], theirs: Mapping[int, Result], key: str) -> Paired:

@@ -15,6 +15,7 @@ from retrieval.files import now, write_texts
 
 FORMAT_VERSION = 3
 REPORT_FILE = "report.json"
+OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained backbone without a head
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
 
 

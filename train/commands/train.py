@@ -118,12 +118,14 @@ def train(
 
 
 def _summary(out: Path, facts: dict[str, Any]) -> str:
+    from train.loop.choice import TITLES
+
     text = f"{out}: {facts['epochs']} epochs, {facts['steps']} steps in {facts['seconds']} s"
     if facts["validation_classes"]:
-        before, best = facts["recall_at_1_before"], facts["recall_at_1_best"]
+        title, before, best = TITLES[facts["metric"]], facts["metric_before"], facts["metric_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
         among = f" among {facts['distractors']:,} distractors" if facts["distractors"] else ""
-        text += f"; Recall@1 on {held_out}{among} {before:.3f} -> {best:.3f} (epoch {facts['best_epoch']})"
+        text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f} (epoch {facts['best_epoch']})"
     if facts["linear_probe"] is not None:
         labels = facts["linear_probe_labels"]
         text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"

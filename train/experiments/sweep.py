@@ -125,13 +125,13 @@ def _read_finished(folder: Path, changed: int) -> _Finished:
     report, run = dataclasses.replace(Report.load(folder), findings=None), Run(folder)
     metrics, watched = run.metrics(), run.watched()
     rows = {result.name: result for result in report.results if result.by is None}
-    held_out = [record["recall_at_1"] for record in metrics if "recall_at_1" in record]
+    held_out = run.checkpoint_state("best")["recall_at_1"]
     tested = [record["recall_at_1"] for record in watched if record["watched"] == "test"]
     results = {
         "before": rows.get(BEFORE),
         "last": rows.get(LAST_EPOCH) or rows[AFTER],
-        "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out else None,
-        "validation": Result("validation", {"recall_at_1": max(held_out)}) if held_out else None,
+        "best": (rows.get(BEST_EPOCH) or rows[AFTER]) if held_out is not None else None,
+        "validation": None if held_out is None else Result("validation", {"recall_at_1": held_out}),
         "oracle": Result("oracle", {"recall_at_1": max(tested)}) if tested else None,
     }
     times = [record["seconds_per_step"] for record in metrics if "seconds_per_step" in record]

@@ -56,6 +56,8 @@ class Score:
     def __str__(self) -> str:
         among = f" among {self.distractors:,} distractors" if self.distractors else ""
         value = f"{TITLES[self.metric]} {self.value:.4f} ± {self.standard_error:.4f}"
+        if self.metric != "recall_at_1":
+            value += f", Recall@1 {self.values['recall_at_1']:.4f},"
         return f"{value} of {self.queries:,} held-out images{among}"
 
 

@@ -391,6 +391,7 @@ class Trainer:
         return modules | ({"average": self.run.checkpointed(self.ema)} if self.ema is not None else {})
 
     def _summary(self) -> dict[str, Any]:
+        config = self.config
         records = [record for record in self.run.metrics() if "recall_at_1" in record]
         recalls = [record["recall_at_1"] for record in records]
         best = self.choice.best_record(records)
@@ -405,6 +406,9 @@ class Trainer:
             "recall_at_1_before": recalls[0] if recalls else None,
             "recall_at_1_last": recalls[-1] if recalls else None,
             "recall_at_1_best": best["recall_at_1"] if best else None,
+            "metric": config.split.metric,
+            "metric_before": records[0][config.split.metric] if best else None,
+            "metric_best": best[config.split.metric] if best else None,
             "best_epoch": best["epoch"] if best else self.epoch,
             "best_refused": self.choice.refusal,
             "standard_error": best.get("standard_error") if best else None,

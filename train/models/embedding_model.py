@@ -161,6 +161,26 @@ def _has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
+def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingModel:
+    """Build a network whose embedding is the pooled features themselves, in evaluation mode.
+
+    Args:
+        config: Configuration; of the head nothing is read.
+        preprocess: Preprocessing.
+
+    Raises:
+        InputError: An unusable backbone, weights file, pooling or size.
+        LookalikeError: The weights cannot be downloaded.
+    """
+    plain = {"embedding_dim": 1, "init": "default", "hidden": None, "dropout": 0.0}
+    model = EmbeddingModel(config.model_copy(update=plain), preprocess)
+    model.config = model.config.model_copy(
+        update={"embedding_dim": model.locations * model.backbone.channels}
+    )
+    model.add_module("head", nn.Identity())
+    return model.eval()
+
+
 def synchronise_batch_norm(model: EmbeddingModel) -> None:
     """Convert batch norms to synchronised ones, once the model is on its device.
 

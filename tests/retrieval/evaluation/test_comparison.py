@@ -15,8 +15,8 @@ from scipy.stats import ttest_rel
 from retrieval import InputError
 from retrieval.evaluation.comparison import Comparison, Contender, compare_reports, load_contenders
 from retrieval.evaluation.findings import ImageSet, find_mistakes
-from retrieval.evaluation.report import Report
-from retrieval.evaluation.score import evaluate
+from retrieval.evaluation.report import OFF_THE_SHELF, Report
+from retrieval.evaluation.score import Result, evaluate
 from retrieval.reports.folder import save_comparison, save_report
 from retrieval.reports.text_tables import comparison_table
 from tests.conftest import draw, lookalike_here
@@ -126,6 +126,28 @@ def test_groups_with_the_same_seeds_are_compared_in_pairs(tmp_path: Path) -> Non
     shown = comparison_table(found)
     assert shown.splitlines()[2].split()[-1] == f"{pair.p:.3f}"
     assert "paired t-test (same seeds), two-sided" in shown
+
+
+def test_off_the_shelf_backbones_are_shown_once_each(tmp_path: Path) -> None:
+    """Two contenders share one, the third has another, the fourth none."""
+
+    def with_backbone(seed: int, recall: float) -> Report:
+        found = report(tmp_path, seed)
+        coarse = Result(OFF_THE_SHELF, {"recall_at_1": 1.0}, by="group")
+        ours = [Result(OFF_THE_SHELF, {"recall_at_1": recall}), coarse, *found.results]
+        return dataclasses.replace(found, results=ours)
+
+    one, two = with_backbone(0, 0.25), with_backbone(1, 0.25)
+    same = side_by_side(a=one, b=[two, with_backbone(2, 0.25)], plain=report(tmp_path, 3))
+    assert [row.name for row in same.rows] == ["a", "b", "plain", OFF_THE_SHELF]
+    row = same.rows[-1]
+    assert (row.runs, row.numbers["recall_at_1"].mean) == (1, 0.25)
+    assert row.differences["recall_at_1"] == pytest.approx(0.25 - one.headline.values["recall_at_1"])
+    assert OFF_THE_SHELF in comparison_table(same)
+    several = side_by_side(a=one, b=two, c=with_backbone(3, 0.5))
+    assert [row.name for row in several.rows[3:]] == [f"{OFF_THE_SHELF} of a, b", f"{OFF_THE_SHELF} of c"]
+    save_comparison(several, tmp_path / "out")
+    assert f"{OFF_THE_SHELF} of a, b" in (tmp_path / "out" / "compare.html").read_text()
 
 
 def test_group_and_single_report_have_no_test(tmp_path: Path) -> None:

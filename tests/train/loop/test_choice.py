@@ -14,7 +14,7 @@ import yaml
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import draw
-from tests.train.loop.test_trainer import many, trainer
+from tests.train.loop.test_trainer import BY_RECALL, many, trainer
 from train import data, settings
 from train.config import Config
 from train.data import LabelledImage
@@ -93,7 +93,7 @@ def test_test_images_are_never_read(tmp_path: Path) -> None:
     assert facts["distractors"] == 20
 
 
-CONFIG = settings.resolve("digits", None, ["patience=2"])
+CONFIG = settings.resolve("digits", None, ["patience=2", "split.metric=recall_at_1"])
 
 
 def score(value: float, queries: int = 400, classes: int = 25, metric: str = "recall_at_1") -> Score:
@@ -160,7 +160,7 @@ def test_refused_run_keeps_the_last_epoch_and_says_so_once(
     assert facts["epochs"] == 2
     assert not facts["stopped_early"]
     shown = capsys.readouterr().err
-    assert shown.count("split: Recall@1 rests on 18 held-out images of 3 classes") == 1
+    assert shown.count("split: MAP@R rests on 18 held-out images of 3 classes") == 1
     assert shown.count(" of 18 held-out images among 54 distractors") == 3, "a line for each epoch"
     run = Run.open(tmp_path / "run")
     last, best = (run.trained(which).state_dict() for which in ("last", "best"))
@@ -176,7 +176,7 @@ def test_refused_run_keeps_the_last_epoch_and_says_so_once(
 def test_run_of_an_older_version_keeps_its_choice(tmp_path: Path, many: Path) -> None:
     """Its config.yaml has neither distractors nor a refusal, and its checkpoint no reason."""
     held_out = ["split.validation=0.25", "epochs=2", "optimizer.lr=1e-12"]
-    old = trainer(tmp_path / "run", f"folder:{many}", *held_out, "split.choice=always", "split.distractors=0")
+    old = trainer(tmp_path / "run", f"folder:{many}", *held_out, *BY_RECALL, "split.distractors=0")
     values = old.config.to_dict()
     for name in ("metric", "distractors", "choice"):
         del values["split"][name]

@@ -34,6 +34,7 @@ SMALL = [
     "batch.per_class=4",
     "split.validation=0.0",
 ]
+BY_RECALL = ["split.choice=always", "split.metric=recall_at_1"]  # few images would refuse the choice
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # other processes must sum in the same order
 
 
@@ -202,7 +203,7 @@ def test_ema_weights_are_validated_and_saved(tmp_path: Path, many: Path) -> None
 
 def test_early_stopping(tmp_path: Path, many: Path) -> None:
     settings_of_run = ["epochs=50", "patience=2", "split.validation=0.25", "optimizer.lr=1e-12"]
-    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run, "split.choice=always")
+    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run, *BY_RECALL)
     facts = ours.train()
     assert facts["stopped_early"]
     recalls = [r["recall_at_1"] for r in ours.run.metrics() if "recall_at_1" in r]
@@ -254,7 +255,7 @@ def test_label_noise_is_recorded_and_spares_validation(tmp_path: Path, many: Pat
 
 def test_best_checkpoint_of_a_closed_set_is_chosen_on_held_out_images(tmp_path: Path, many: Path) -> None:
     settings_of_run = ["epochs=3", "split.by=images", "split.validation=0.34", "noise.rate=0.25"]
-    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run, "split.choice=always")
+    ours = trainer(tmp_path / "run", f"folder:{many}", *settings_of_run, *BY_RECALL)
     facts = ours.train()
     assert (facts["validation_images"], facts["validation_classes"]) == (24, 12), "two of six of every class"
     assert facts["training_images"] == 48
@@ -268,7 +269,7 @@ def test_best_checkpoint_of_a_closed_set_is_chosen_on_held_out_images(tmp_path: 
 
 
 def test_best_checkpoint_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
-    held_out = ["split.validation=0.25", "split.choice=always"]
+    held_out = ["split.validation=0.25", *BY_RECALL]
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", *held_out)
     facts = ours.train()
     assert facts["validation_classes"] == 3
