@@ -154,9 +154,9 @@ def test_true_neighbours_are_the_same(dead: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_evaluation_is_the_same() -> None:
-    labels = np.arange(len(VECTORS)) % 40
+    vectors, labels = VECTORS[:800], np.arange(800) % 40
     ours, theirs = (
-        evaluate("x", VECTORS, labels, ks=(1, 4), backend=backend).result for backend in (Eager(), CPU)
+        evaluate("x", vectors, labels, ks=(1, 4), backend=backend).result for backend in (Eager(), CPU)
     )
     assert ours == theirs
 
