@@ -22,14 +22,16 @@ def _parse_device(text: str) -> Device:
         raise click.BadParameter(str(error)) from error
 
 
-def _device(option: Option) -> Callable[[Any], Any]:
+def _device(
+    option: Option, help: str = "Where the network runs. auto: the first GPU that works, else the CPU."
+) -> Callable[[Any], Any]:
     return option(
         "--device",
         type=_parse_device,
         default="auto",
         show_default=True,
         metavar="auto|cpu|cuda[:N]",
-        help="Where the network runs. auto: the first GPU that works, else the CPU.",
+        help=help,
     )
 
 
@@ -60,6 +62,11 @@ training_device_option = click.option(
 )
 device_option, batch_size_option, provider_option = (
     add(click.option) for add in (_device, _batch_size, _provider)
+)
+# --device of commands without a network.
+search_device_option = _device(
+    click.option,
+    "Where FAISS computes. auto: a GPU if there is one and it pays, else the CPU.",
 )
 
 

@@ -11,9 +11,12 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import combine_options, sheet_option
+from retrieval.devices import Device
 from retrieval.files import write_csv
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.duplicates import Group, find_duplicates
@@ -55,6 +58,7 @@ _thinning_options = combine_options(
 @click.option("--exact", is_flag=True, help="Compare all pairs in galleries of over 100,000 images, too.")
 @_thinning_options
 @sheet_option
+@search_device_option
 @json_option
 def duplicates(
     gallery: Path,
@@ -66,6 +70,7 @@ def duplicates(
     remove: bool,
     dry_run: bool,
     sheet: Path | None,
+    device: Device,
     as_json: bool,
 ) -> None:
     """Find duplicates and near-duplicates in a gallery: identical files, and images that look alike.
@@ -98,7 +103,7 @@ def duplicates(
         raise click.UsageError("--dry-run needs --remove")
     if sheet is not None:
         check_sheet_path(sheet)
-    target = Gallery(gallery)
+    target = Gallery(gallery, runtime=Runtime(device))
     start = time.perf_counter()
     search = find_duplicates(target, min_score, exact=exact, show_progress=True)
     groups, recall = search.groups, search.recall

@@ -113,7 +113,7 @@ def build(
     if new:
         target = Gallery.create(gallery, embedder, storage=storage or "float32")
     else:
-        target = Gallery(gallery)
+        target = Gallery(gallery, runtime=runtime)
         target.use_model(embedder)
         check_storage(gallery, target.store.manifest, storage)
     try:

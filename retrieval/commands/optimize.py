@@ -7,9 +7,12 @@ from pathlib import Path
 import click
 
 from retrieval.cli import json_option, print_result
+from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import index_options
+from retrieval.devices import Device
 from retrieval.files import now
 from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
 from retrieval.storage.records import IndexSpec
 from retrieval.text import printable
 
@@ -17,9 +20,10 @@ from retrieval.text import printable
 @click.command(short_help="Build or extend the search index.")
 @click.argument("gallery", type=click.Path(path_type=Path))
 @index_options
+@search_device_option
 @json_option
 def optimize(
-    gallery: Path, kind: str | None, recall: float | None, memory: int | None, as_json: bool
+    gallery: Path, kind: str | None, recall: float | None, memory: int | None, device: Device, as_json: bool
 ) -> None:
     """Bring the search index of GALLERY up to what is asked for, and say what was done and why.
 
@@ -35,7 +39,7 @@ def optimize(
       lookalike index optimize shop.gallery --kind hnsw
       lookalike index optimize shop.gallery --kind auto --recall 0.95 --memory 500MB
     """
-    target, started = Gallery(gallery), now()
+    target, started = Gallery(gallery, runtime=Runtime(device)), now()
     with target.store.writing():
         work = target.optimize_index(IndexSpec(kind, recall, memory), show_progress=True)
         if work.done != "nothing":

@@ -11,8 +11,9 @@ import click
 import numpy as np
 
 from retrieval.cli import json_option, print_result
-from retrieval.commands.device_options import runtime_options
+from retrieval.commands.device_options import runtime_options, search_device_option
 from retrieval.commands.options import where_option
+from retrieval.devices import Device
 from retrieval.gallery import Gallery, Item
 from retrieval.inference.runtime import Runtime
 from retrieval.text import align_columns, pluralize
@@ -194,8 +195,9 @@ def snapshot(gallery: Path, target: Path, as_json: bool) -> None:
 
 @click.command(short_help="Free the space of removed images.")
 @_gallery_argument
+@search_device_option
 @json_option
-def compact(gallery: Path, as_json: bool) -> None:
+def compact(gallery: Path, device: Device, as_json: bool) -> None:
     """Free the space of removed images and merge small vector files.
 
     Searches continue to work in the meantime. Ids do not change. It needs temporary disk space for a copy of
@@ -204,7 +206,7 @@ def compact(gallery: Path, as_json: bool) -> None:
     \b
       lookalike index compact shop.gallery
     """
-    done = compact_gallery(Gallery(gallery), show_progress=True)
+    done = compact_gallery(Gallery(gallery, runtime=Runtime(device)), show_progress=True)
     before, after = done.bytes
     print_result(
         {"gallery": str(gallery), **vars(done)},

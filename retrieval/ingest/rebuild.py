@@ -112,7 +112,7 @@ def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
     """Open the gallery of an interrupted rebuild with the same model, or create an empty one."""
     origin = gallery.store.manifest.uuid
     if (draft / "gallery.db").exists():
-        begun = Gallery(draft)
+        begun = Gallery(draft, runtime=model.runtime)
         if begun.store.manifest.rebuilt_from == origin and begun.fingerprint == model.fingerprint:
             begun.use_model(model)
             return begun

@@ -176,7 +176,7 @@ def import_vectors(
         prefix: Start of the keys of rows without an id; by default the name of `source` without its suffix.
         index: Index to build; `None` keeps the present kind of index.
         storage: Type of the stored numbers, "float32" or "float16"; `None` for that of the gallery.
-        runtime: Device and provider of the model.
+        runtime: Device and provider of the model, and device of the index.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -185,15 +185,16 @@ def import_vectors(
         LookalikeError: As for `Gallery.build_index`; the vectors are imported.
     """
     file = open_vectors(source)
-    embedder = None if model is None else Embedder.open(model, runtime or Runtime())
+    runtime = runtime or Runtime()
+    embedder = None if model is None else Embedder.open(model, runtime)
     items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
     is_new = not (folder / "gallery.db").exists()
     if is_new:
         _check_origin(file, embedder, name)
         items.check(None, show_progress=show_progress)
-        gallery = _create(folder, file.dim, embedder, name, storage or "float32")
+        gallery = _create(folder, file.dim, embedder, name, storage or "float32", runtime)
     else:
-        gallery = _existing(folder, file.dim, embedder, name)
+        gallery = _existing(folder, file.dim, embedder, name, runtime)
         check_storage(folder, gallery.store.manifest, storage)
     with gallery.store.writing():
         started = now()
@@ -231,16 +232,20 @@ def _check_origin(file: VectorFile, embedder: Embedder | None, name: str | None)
         raise InputError(f"{embedder.path}: has {embedder.dim} dimensions, but the vectors have {file.dim}")
 
 
-def _create(folder: Path, dim: int, embedder: Embedder | None, name: str | None, storage: str) -> Gallery:
+def _create(
+    folder: Path, dim: int, embedder: Embedder | None, name: str | None, storage: str, runtime: Runtime
+) -> Gallery:
     if embedder is not None:
         return Gallery.create(folder, embedder, storage=storage)
     Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name, dtype=storage))
-    return Gallery(folder)
+    return Gallery(folder, runtime=runtime)
 
 
-def _existing(folder: Path, dim: int, embedder: Embedder | None, name: str | None) -> Gallery:
+def _existing(
+    folder: Path, dim: int, embedder: Embedder | None, name: str | None, runtime: Runtime
+) -> Gallery:
     """Open a gallery whose vectors have the same origin."""
-    gallery = Gallery(folder)
+    gallery = Gallery(folder, runtime=runtime)
     manifest = gallery.store.manifest
     if manifest.dim != dim:
         raise InputError(

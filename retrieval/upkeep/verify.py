@@ -86,7 +86,7 @@ def verify(
         folder: Gallery folder.
         repair: Repair damage: damaged segments move to `quarantine` and their lost images wait to be
             embedded again; a damaged or missing index is built; a lost database is built from the segments.
-        runtime: Device and provider on which the model is checked.
+        runtime: Device and provider on which the model is checked, and device of a new index.
         show_progress: Report progress on stderr.
 
     Raises:
@@ -102,7 +102,7 @@ def verify(
     if repair and left:
         _repair(Store(folder), left)
     if repair and (salvaged or any(problem.repair == "index" for problem in left)):
-        gallery = Gallery(folder)
+        gallery = Gallery(folder, runtime=runtime)
         with gallery.store.writing():
             gallery.optimize_index(show_progress=show_progress)
     if repair and left:

@@ -90,7 +90,7 @@ def evaluate(
     if data is None:
         if baselines or which or linear_probe:
             raise click.UsageError("--baseline, --which and --linear-probe need images; give --data")
-        report = _evaluate_stored(target)
+        report = _evaluate_stored(target, runtime)
     else:
         from train.experiments import evaluation
 
@@ -114,7 +114,7 @@ def evaluate(
         ctx.exit(3)
 
 
-def _evaluate_stored(target: Path) -> Report:
+def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
     from retrieval.gallery import Gallery
     from retrieval.reports.folder import evaluate_and_keep
 
@@ -124,4 +124,4 @@ def _evaluate_stored(target: Path) -> Report:
         raise InputError(
             f"{target}: not a gallery; to evaluate a run or a model, pass labelled images by --data"
         )
-    return evaluate_and_keep(Gallery(target), show_progress=True)
+    return evaluate_and_keep(Gallery(target, runtime=runtime), show_progress=True)

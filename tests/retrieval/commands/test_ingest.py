@@ -13,6 +13,7 @@ import pytest
 
 from retrieval.commands.options import parse_size
 from retrieval.devices import Device
+from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import open_session
 from tests.conftest import draw, lookalike_here
@@ -60,6 +61,40 @@ def test_commands_load_the_model_once_on_the_given_device(
     opened.clear()
     lookalike_here("index", "rebuild", "g", "--model", "n.onnx", "--provider", "cpu", cwd=tmp_path)
     assert opened == [("n.onnx", Runtime(provider="cpu")), ("model.onnx", Runtime(provider="cpu"))]
+
+
+def test_every_gallery_of_a_command_is_on_the_given_device(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Runtime | None] = []
+    init = Gallery.__init__
+
+    def record(
+        gallery: Gallery, folder: Path, *, root: Path | None = None, runtime: Runtime | None = None
+    ) -> None:
+        opened.append(runtime)
+        init(gallery, folder, root=root, runtime=runtime)
+
+    build = ("index", "build", "g", "photos", "--model", "m.onnx")
+    lookalike_here(*build, cwd=tmp_path)
+    lookalike_here("index", "export", "g", "g.npy", cwd=tmp_path)
+    monkeypatch.setattr(Gallery, "__init__", record)
+    for command in (
+        build,
+        ("index", "sync", "g", "photos"),
+        ("index", "update", "g"),
+        ("index", "optimize", "g", "--kind", "sq8"),
+        ("index", "compact", "g"),
+        ("duplicates", "g"),
+        ("evaluate", "g"),
+        ("search", "g", "--id", "1"),
+    ):
+        opened.clear()
+        lookalike_here(*command, "--device", "cpu", cwd=tmp_path)
+        assert opened == [Runtime(Device("cpu"))], command
+    opened.clear()
+    lookalike_here("index", "import", "h", "g.npy", "--model", "m.onnx", "--device", "cpu", cwd=tmp_path)
+    assert opened[0] == Runtime(Device("cpu"))
 
 
 def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
