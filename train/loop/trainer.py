@@ -41,6 +41,7 @@ _INERT = 0.01  # kernel with the nearest embedding: the gradient is a few per ce
 _INERT_RECORDS = 10  # in a row
 # Errors of cuDNN and cuBLAS that cannot get their workspace; torch has no class for them.
 _WITHOUT_MEMORY = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_OVERFLOWS = 10  # steps in a row that fp16 may skip
 _PIXELS_HINT = (
     "only the head learns, but every step runs the backbone: set augment.views=8 (fixed random views of each "
     "image), or no augmentation, to compute its features once"
@@ -118,6 +119,7 @@ class Trainer:
         self.epoch, self.step, self.choice = 0, 0, EpochChoice(config)
         self.collapsed_at: int | None = None
         self.inert_records = 0
+        self.overflows = 0  # steps in a row without a finite loss
 
     def _begin(self, backbone: FrozenBackbone) -> None:
         """Set up what a resumed run has already: a fitted head, and the weights of a frozen backbone."""
@@ -233,14 +235,12 @@ class Trainer:
         self, pending: list[Tensor], embeddings: Tensor, lr: float, throughput: Throughput
     ) -> dict[str, Any]:
         values = torch.stack(pending).tolist()
-        for step, value in enumerate(values, self.step - len(values) + 1):
-            if not math.isfinite(value):
-                self._fail(f"the loss is {value}", step, lr)
+        self._check_values(values, lr)
         diagnostics = {name: float(number) for name, number in self.loss.diagnostics.items()}
         return {
             "step": self.step,
             "epoch": self.epoch,
-            "loss": values[-1],
+            "loss": next(filter(math.isfinite, reversed(values)), values[-1]),
             "lr": lr,
             **throughput.read(len(values)),
             # Mean cosine over all pairs of a batch, self-pairs included: a product of two vectors.
@@ -248,6 +248,15 @@ class Trainer:
             # A gradient ratio is not finite if the loss had no gradient.
             **{name: number for name, number in diagnostics.items() if math.isfinite(number)},
         }
+
+    def _check_values(self, values: list[float], lr: float) -> None:
+        """Refuse losses that are not finite; of those that loss scaling skips, many in a row."""
+        most = _OVERFLOWS if self.take_step.scaler.is_enabled() else 0
+        for step, value in enumerate(values, self.step - len(values) + 1):
+            self.overflows = 0 if math.isfinite(value) else self.overflows + 1
+            if self.overflows > most:
+                hint = "set precision=bf16, or lower optimizer.lr" if most else "lower optimizer.lr"
+                self._fail(f"the loss is {value}", step, lr, hint)
 
     def _fail(self, problem: str, step: int, lr: float, hint: str = "lower optimizer.lr") -> NoReturn:
         where = f"at step {step} (learning rate {lr:.3g})"

@@ -43,13 +43,24 @@ def refuse_unless(condition: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def check_finite(embeddings: Tensor, what: str = "embeddings") -> None:
-    """Refuse NaN, infinity, and lengths whose square overflows."""
+def check_finite(embeddings: Tensor, what: str = "embeddings") -> Tensor | None:
+    """Refuse NaN, infinity, and lengths whose square overflows.
+
+    Raises ValueError on the CPU. Elsewhere, and in compiled code, an assertion would end the use of the
+    device, and a step that only overflows in half precision could not be skipped.
+
+    Returns:
+        Factor for the loss, 1 or NaN, so that the loss and its gradient become NaN; `None` on the CPU.
+    """
+    total = embeddings.detach().square().sum()  # any of them makes the sum non-finite
+    if torch.compiler.is_compiling() or total.device.type != "cpu":
+        return 1 + 0 * total
     refuse_unless(
-        embeddings.detach().square().sum().isfinite(),  # any of them makes the sum non-finite
+        total.isfinite(),
         f"{what} hold NaN, infinity or values near the largest float; lower the learning rate or look for "
         "the layer that overflows",
     )
+    return None
 
 
 def check_classes(labels: Tensor, num_classes: int) -> None:

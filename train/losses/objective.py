@@ -92,7 +92,8 @@ class Objective(nn.Module):
                 samples; passing the tensor `embeddings` itself adds nothing.
 
         Raises:
-            TypeError, ValueError: Wrong shapes, types, devices or non-finite values.
+            TypeError, ValueError: Wrong shapes, types or devices; on the CPU also values that are not finite,
+                which elsewhere make the objective NaN.
         """
         if indices_tuple is not None:
             raise ValueError(
@@ -106,10 +107,10 @@ class Objective(nn.Module):
                 torch.promote_types(result, self._precision) if embeddings.device.type != "mps" else result
             )
             points = embeddings.to(dtype)
-            check_finite(points)
+            guards = [check_finite(points)]
             if references is not None:
                 references = (references[0].to(dtype), references[1], references[2])
-                check_finite(references[0], "ref_embeddings")
+                guards.append(check_finite(references[0], "ref_embeddings"))
             view = View(
                 points,
                 labels,
@@ -118,6 +119,8 @@ class Objective(nn.Module):
                 normalization_gradient=self.normalization_gradient,
             )
             value = self.evaluate(view)
+            for guard in guards:
+                value = value if guard is None else value * guard
         if self.memory is not None and self.training:
             self.memory.write(embeddings, labels)
         self.diagnostics = {name: value.detach() for name, value in view.report.items()}

@@ -290,6 +290,26 @@ def test_non_finite_loss_stops_and_keeps_the_last_checkpoint(tmp_path: Path, sho
     assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1
 
 
+@pytest.mark.parametrize("overflows", [10, 11])
+def test_fp16_may_skip_ten_steps_in_a_row(tmp_path: Path, shop: Path, overflows: int) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=1", "batch.per_epoch=22")
+    ours.take_step.scaler = torch.amp.GradScaler("cpu")
+    real, before = ours.loss.forward, ours.model.head.weight.clone()
+    ours.loss.forward = lambda *a, **k: (
+        real(*a, **k) * (float("nan") if 5 <= ours.step < 5 + overflows else 1.0)
+    )
+    if overflows > 10:
+        with pytest.raises(LookalikeError, match=r"nan at step 16 .*: set precision=bf16, or lower"):
+            ours.train()
+        return
+    ours.train()
+    assert ours.model.head.weight.isfinite().all()
+    assert not torch.equal(ours.model.head.weight, before)
+    losses = [record["loss"] for record in ours.run.metrics() if "loss" in record]
+    assert len(losses) == 3
+    assert torch.tensor(losses).isfinite().all()
+
+
 def test_non_finite_embeddings_are_reported_with_the_step(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
     ours.model.head.register_forward_hook(
