@@ -181,7 +181,7 @@ class ValidationImages:
         self._images = decoded_images(paths, self._resize, config, folder=folder, show_progress=show_progress)
         self.bad = list(self._images.bad.values())
 
-    def batches(self, size: int = 64) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the readable images in order: positions int64 [n], pixels uint8 [n, S, S, 3]; n <= size."""
         self.bad, good = [], []
         for number, image in enumerate(self._all()):

@@ -91,5 +91,6 @@ def update_ema(average: nn.Module, model: nn.Module, decay: float, step: int) ->
     averages, weights = average.state_dict(), model.state_dict()
     floating = [name for name, value in weights.items() if value.is_floating_point()]
     blend([averages[name] for name in floating], [weights[name] for name in floating], None)
-    for name in weights.keys() - set(floating):
-        averages[name].copy_(weights[name])
+    counts = [name for name, value in weights.items() if not value.is_floating_point()]
+    if counts:
+        torch._foreach_copy_([averages[name] for name in counts], [weights[name] for name in counts])

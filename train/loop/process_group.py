@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from retrieval.errors import InputError
 from retrieval.installation import report_idle_gpu
+
+_TIMEOUT = timedelta(hours=2)  # before the first step, one process may decode much longer than another
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class ProcessGroup:
         if self.size > 1:
             dist.barrier()
 
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Give all processes the tensors of the main process, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), 0)
+
     def close(self) -> None:
         """Destroy the process group at the end of the run."""
         if self.size > 1:
@@ -56,7 +67,10 @@ def join_process_group(device: str) -> ProcessGroup:
     if size == 1:
         return ProcessGroup(chosen)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        on_gpu = chosen.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=chosen if on_gpu else None
+        )
     return ProcessGroup(chosen, dist.get_rank(), size)
 
 

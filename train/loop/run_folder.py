@@ -210,6 +210,13 @@ class Run:
         with atomic_write(path) as draft:
             save_file({name: value.detach().contiguous() for name, value in tensors.items()}, draft, header)
 
+    def link_checkpoint(self, which: str, to: str) -> None:
+        """Let a checkpoint be the same as another one, without writing it again."""
+        target = self._checkpoint(to)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(target) as draft:
+            link_or_copy(self._checkpoint(which), draft)
+
     def load_checkpoint(
         self, which: str, *, optimizer: torch.optim.Optimizer | None = None, **modules: nn.Module
     ) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from retrieval.errors import ImageError, InputError
@@ -15,10 +17,12 @@ from train.config import Config
 from train.data import LabelledImage
 from train.input.cache import ValidationImages
 from train.loop.frozen_backbone import FrozenBackbone, embed_features
+from train.loop.precision import Precision
 from train.loop.process_group import ProcessGroup
-from train.models.embedding_model import EmbeddingModel, pixel_embedder
+from train.models.embedding_model import EmbeddingModel, device_embedder
 
 _T = TypeVar("_T")
+_BATCH, _ACCELERATOR_BATCH = 64, 256  # images per pass
 _Embedded = Iterator[tuple[np.ndarray, np.ndarray]]  # positions int64 [n], unit vectors float32 [n, D]
 
 
@@ -53,9 +57,7 @@ class SharedImages:
         Raises:
             InputError: None of the images can be read.
         """
-        if self._group.size > 1:  # batch-norm statistics differ between processes
-            for buffer in model.buffers():
-                dist.broadcast(buffer, 0)
+        self._group.broadcast(model.buffers())  # batch-norm statistics differ between processes
         parts = [
             ([self._labels[i] for i in positions], vectors) for positions, vectors in self._embed_share(model)
         ]
@@ -109,9 +111,18 @@ class ImageSource:
             show_progress=self.show_progress,
         )
 
+        device = self.group.device
+        on_cpu = device.type == "cpu"
+
         def embed(model: EmbeddingModel) -> _Embedded:
-            embedder = pixel_embedder(model)
-            return ((positions, embedder(squares)) for positions, squares in pixels.batches())
+            embedder = device_embedder(model)
+            # A CPU always evaluates in fp32, where other precisions are slower.
+            with nullcontext() if on_cpu else Precision(self.config.precision, device).autocast():
+                batches = pixels.batches(_BATCH if on_cpu else _ACCELERATOR_BATCH)
+                found = [(positions, embedder(squares)) for positions, squares in batches]
+            if found:  # copied once: each copy would wait for the device
+                vectors = torch.cat([part for _, part in found]).cpu().numpy()
+                yield np.concatenate([positions for positions, _ in found]), vectors
 
         return SharedImages(labels, self.group, embed, lambda: pixels.bad)
 

@@ -54,7 +54,10 @@ class Step:
         self.model, self.loss, self.optimizer, self.group = model, loss, optimizer, group
         self.network: nn.Module = model
         if group.size > 1:
-            self.network = DistributedDataParallel(model)
+            # Evaluations broadcast the statistics of batch norms; a step does not need those of others.
+            self.network = DistributedDataParallel(
+                model, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
         self.precision = Precision(precision, group.device)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision.scales_loss)
         self.chunk, self.clip, self.seed = chunk, clip, seed

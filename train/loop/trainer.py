@@ -197,6 +197,7 @@ class Trainer:
         throughput = Throughput()
         pending: list[Tensor] = []
         self.model.train()
+        self.group.broadcast(self.loss.parameters())  # each process updates its own copy
         for loaded in throughput.timed(islice(batches, left)):
             lr = self._set_learning_rates()
             ends = loaded.number + 1 == per_epoch
@@ -337,8 +338,10 @@ class Trainer:
         ended = self.epoch == self.epochs or self.choice.stops
         if ended and self.watcher is not None and not self.watcher.is_due(self.step):
             self._watch(tracker, progress)
-        for which in ("best", "last") if is_best else ("last",):
-            self._save_checkpoint(which, None if score is None else score.values["recall_at_1"])
+        recall = None if score is None else score.values["recall_at_1"]
+        self._save_checkpoint("best" if is_best else "last", recall)
+        if is_best and self.group.is_main:
+            self.run.link_checkpoint("best", "last")
         self.group.barrier()
 
     def _observe(self, tracker: Tracker, progress: Progress) -> None:

@@ -32,10 +32,12 @@ def gather(
         ``loss(*gather(model(images), labels)).backward()``
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
-    everyone = [torch.empty_like(embeddings) for _ in range(world)]
-    everyone_labels = [torch.empty_like(labels) for _ in range(world)]
-    dist.all_gather(everyone, embeddings.detach().contiguous(), group=group)
-    dist.all_gather(everyone_labels, labels.contiguous(), group=group)
+    size = len(embeddings)
+    everyone = embeddings.new_empty(world * size, *embeddings.shape[1:])
+    everyone_labels = labels.new_empty(world * size)
+    dist.all_gather_into_tensor(everyone, embeddings.detach().contiguous(), group=group)
+    dist.all_gather_into_tensor(everyone_labels, labels.contiguous(), group=group)
     factor = world - 1 if averaged else 0
-    everyone[rank] = embeddings + factor * (embeddings - embeddings.detach())
-    return torch.cat(everyone), torch.cat(everyone_labels)
+    own = embeddings + factor * (embeddings - embeddings.detach())
+    before, after = everyone[: rank * size], everyone[(rank + 1) * size :]
+    return torch.cat([before, own, after]), everyone_labels

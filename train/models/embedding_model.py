@@ -211,12 +211,17 @@ def _freeze_modes(module: nn.Module, learns: bool, batch_norm_frozen: bool) -> N
 
 def pixel_embedder(model: EmbeddingModel) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function from pixels uint8 [N, H, W, 3] to unit vectors float32 [N, D], in evaluation mode."""
+    embed = device_embedder(model)
+    return lambda pixels: embed(pixels).cpu().numpy()
+
+
+def device_embedder(model: EmbeddingModel) -> Callable[[np.ndarray], Tensor]:
+    """Return `pixel_embedder` whose vectors stay on the device of the model."""
     model.eval()
 
     @torch.inference_mode()
-    def embed(pixels: np.ndarray) -> np.ndarray:
+    def embed(pixels: np.ndarray) -> Tensor:
         images = torch.from_numpy(pixels).to(model.mean.device)
-        vectors: np.ndarray = nn.functional.normalize(model(images)).cpu().numpy()
-        return vectors
+        return nn.functional.normalize(model(images).float())
 
     return embed

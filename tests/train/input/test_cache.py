@@ -247,9 +247,9 @@ def test_validation_images_equal_preprocessed_files(
 
 def test_unreadable_last_image_does_not_drop_the_batch(mixed: list[Path], tmp_path: Path) -> None:
     few = ValidationImages(mixed[:6], PREPROCESS, LoaderConfig(), folder=tmp_path)
-    assert [positions.tolist() for positions, _ in few.batches()] == [[0, 1, 2, 3, 4]]
+    assert [positions.tolist() for positions, _ in few.batches(64)] == [[0, 1, 2, 3, 4]]
     none = ValidationImages(mixed[5:6], PREPROCESS, LoaderConfig(), folder=tmp_path)
-    assert not list(none.batches())
+    assert not list(none.batches(64))
 
 
 @pytest.mark.parametrize("size", [(48, 40), (40, 48), (24, 24), (33, 100), (7, 9), (25, 24)])

@@ -125,3 +125,15 @@ def test_commands_take_a_kept_step(tmp_path: Path, kept: Run, shop: Path) -> Non
     assert "no such checkpoint: 5; it has best and last, and those of steps 0, 1, 2, 3, 4, 6" in refused
     unknown = lookalike_here("evaluate", str(kept.folder), *words, "--which", "first", code=2).stderr
     assert "checkpoint 'first': expected best, last, or a step as in 12 or step-12" in unknown
+
+
+def test_epoch_that_is_both_best_and_last_is_written_once(tmp_path: Path, shop: Path) -> None:
+    ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=1", "split.validation=0")
+    ours.train()
+    best, last = (tmp_path / "run" / "checkpoints" / name / "state.safetensors" for name in ("best", "last"))
+    assert best.samefile(last)
+    content = best.read_bytes()
+    ours.step += 1
+    ours._save_checkpoint("last")
+    assert best.read_bytes() == content
+    assert ours.run.checkpoint_state("last")["step"] == ours.step
