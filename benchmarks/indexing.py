@@ -35,6 +35,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
+from benchmarks._photographs import write_photographs
 from retrieval import Embedder, Gallery
 from retrieval.images.decode import BATCH, Decoded, decode_ahead
 from retrieval.resources import cores
@@ -143,17 +144,6 @@ def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: P
     }
 
 
-def draw(folder: Path, count: int, size: tuple[int, int]) -> None:
-    """Write JPEG files with shapes and noise, about as large as photographs of this size."""
-    random = np.random.default_rng(0)
-    noise = random.normal(0, 8, (size[1], size[0], 1))
-    for number in range(count):
-        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8))
-        shapes = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
-        pixels = np.clip(shapes + np.roll(noise, number, 0), 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.jpg", quality=85)
-
-
 def untrained(folder: Path) -> Path:
     """Export an untrained ResNet-18."""
     words = ["train", "--data", "digits", "--out", str(folder / "run"), "--set", "epochs=0"]
@@ -183,7 +173,7 @@ def main() -> None:
             (folder / part).mkdir()
         embedder = Embedder(args.model or untrained(folder / "model"), device=args.device)
         if args.images is None:
-            draw(folder / "images", args.count, tuple(args.size))
+            write_photographs(folder / "images", args.count, 1, tuple(args.size))
         images = args.images or folder / "images"
         taken = compare(images, embedder, args.count, args.rounds, folder / "galleries")
         rest = measure_rest(embedder, args.tiny, folder)

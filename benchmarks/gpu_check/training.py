@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.gpu_check.losses import forbidden_reads, seconds, shares
-from benchmarks.gpu_check.results import Row, limited
+from benchmarks.gpu_check.results import Row, Verdict, limited
 from benchmarks.gpu_check.workload import Workload, lookalike, settings
 from retrieval import Preprocess
 from train.config import Config, ModelConfig
@@ -26,6 +26,7 @@ from train.loop.step import Step
 
 LOSS = {"name": "multi-similarity"}
 RECALL_TOLERANCE = 0.05  # of Recall@1 between precisions, on about 300 queries
+WHOLE = 0.95  # of the speed of the slower half
 EXACT = 0.0  # difference of weights after a resumed run, with `deterministic`
 
 
@@ -118,10 +119,11 @@ def rates(work: Workload) -> Iterator[Row]:
     subprocess.run([sys.executable, "-m", "benchmarks.training", *options], check=True, capture_output=True)
     (row,) = json.loads(file.read_text())["rows"]
     note = ", ".join(f"{name} {row[name]:.0f}" for name in ("model", "loader", "whole", "worker"))
+    verdict: Verdict = "ok" if row["ratio"] >= WHOLE else "FAILED"
     yield Row(
         "training from JPEG files, of the slower half",
-        f"{row['ratio']:.2f} (goal 0.95); images/s: {note}",
-        "ok" if row["ratio"] >= 0.95 else "FAILED",
+        f"{row['ratio']:.2f} (goal {WHOLE}); images/s: {note}",
+        verdict if work.device.type == "cuda" else "",  # on a CPU both halves share the cores
         row,
     )
 
