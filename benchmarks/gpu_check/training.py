@@ -84,7 +84,7 @@ def precision(work: Workload) -> Iterator[Row]:
 
 def resume(work: Workload) -> Iterator[Row]:
     """Kill a run twice and resume it; the weights must be those of the uninterrupted run."""
-    options = {"epochs": 2, "save_every": 5, "deterministic": "true"}
+    options = {"epochs": 2, "batch__per_epoch": 20, "save_every": 5, "deterministic": "true"}
     whole, killed = work.folder / "whole", work.folder / "killed"
     train(whole, work, **options)
     total = records(whole)[-1]["step"]
