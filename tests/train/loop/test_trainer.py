@@ -164,6 +164,7 @@ def test_torchrun_with_two_processes_equals_one(tmp_path: Path, shop: Path) -> N
         env={**ONE_THREAD, "PYTHONPATH": CHECKOUT},
     )
     assert one["steps"] == json.loads(two.stdout)["steps"] == 9
+    assert not (tmp_path / "two" / "decoded").exists(), "their shared cache of images"
     models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("one", "two")]
     for name, value in models[0].items():
         torch.testing.assert_close(value, models[1][name], rtol=1e-3, atol=1e-5)
