@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     "--baseline",
     "baselines",
     multiple=True,
-    type=click.Choice(["pixels", "untrained"]),
-    help="Also measure raw pixels, or the network before training. Repeatable.",
+    type=click.Choice(["pixels", "backbone", "untrained", "none"]),
+    help="Also measure raw pixels, the pretrained backbone without a head, or the network before training. "
+    "Repeatable. The backbone of a run is measured in any case, unless this is none.",
 )
 @click.option(
     "--which",
@@ -73,6 +74,9 @@ def evaluate(
     The networks of a run compute in full float32 on every device, so that the numbers of a GPU and a CPU
     differ by rounding alone.
 
+    A pretrained backbone without a head, with the preprocessing published for it, is the baseline of a run:
+    the network before training is worse, because its embedding layer is random.
+
     The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, the
     similarities of classes, the classes that are confused, the hardest queries with their results, and a
     table of all classes. `lookalike compare` puts several reports side by side.
@@ -98,10 +102,11 @@ def evaluate(
         report = evaluation.evaluate_target(
             target,
             dataset,
-            baselines,
+            [name for name in baselines if name != "none"],
             which=which,
             linear_probe=linear_probe,
             runtime=runtime,
+            with_backbone="none" not in baselines,
             show_progress=True,
         )
     if out is not None:

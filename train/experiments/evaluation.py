@@ -24,7 +24,7 @@ from retrieval.reports.folder import keep_report
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
 from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels
-from train.experiments.targets import Candidate, Target, baseline, open_target
+from train.experiments.targets import Candidate, Target, baseline, default_baseline, open_target
 from train.settings import data_set_name
 
 # Values of K that papers on these data sets report, instead of 1, 2, 4 and 8; for Hotels-50K those of hotels
@@ -44,6 +44,7 @@ def evaluate_target(
     which: str | None = None,
     linear_probe: ProbeLabels | None = None,
     runtime: Runtime | None = None,
+    with_backbone: bool = False,
     show_progress: bool = False,
 ) -> Report:
     """Evaluate a target and baselines on the test split of a data set.
@@ -56,19 +57,28 @@ def evaluate_target(
         target: Folder of a run or of a gallery, or a model file. A gallery is itself searched, and keeps the
             report.
         dataset: Data set to evaluate on.
-        baselines: "pixels" (raw pixels, shrunk to 32 x 32, mean removed) and "untrained".
+        baselines: "pixels" (raw pixels, shrunk to 32 x 32, mean removed), "backbone" (pretrained, without a
+            head) and "untrained".
         which: Checkpoint of a run: the "best" epoch on held-out images, the "last", or the step of a kept
             one, as in "12"; `None` for the best and the last, if they differ.
         linear_probe: Labels for a linear classifier of the training images, whose accuracy is then computed
             too; `None` for those that the settings of the run choose.
         runtime: Device, batch size and execution provider; see `open_target`.
+        with_backbone: Whether to measure the off-the-shelf backbone of a run, too; if it has none that can be
+            loaded, a note of the report says why.
         show_progress: Whether to report progress on stderr.
 
     Raises:
         InputError: The target is none of these, or the data or the device cannot be used.
     """
-    opened = open_target(target, which, runtime)
-    return evaluate_opened(opened, dataset, baselines, linear_probe=linear_probe, show_progress=show_progress)
+    return evaluate_opened(
+        open_target(target, which, runtime),
+        dataset,
+        baselines,
+        linear_probe=linear_probe,
+        with_backbone=with_backbone,
+        show_progress=show_progress,
+    )
 
 
 def evaluate_opened(
@@ -77,6 +87,7 @@ def evaluate_opened(
     baselines: Sequence[str] = (),
     *,
     linear_probe: ProbeLabels | None = None,
+    with_backbone: bool = False,
     show_progress: bool = False,
 ) -> Report:
     """Evaluate an opened target; see `evaluate_target`.
@@ -102,7 +113,13 @@ def evaluate_opened(
         bad.update({error.source: error.detail for error in embedded.found.bad})
         return embedded
 
-    for candidate in [*(baseline(name, opened) for name in baselines), *opened.candidates]:
+    references = [baseline(name, opened) for name in baselines]
+    backbone, left_out = (
+        default_baseline(opened) if with_backbone and "backbone" not in baselines else (None, "")
+    )
+    if backbone is not None:
+        references.insert(0, backbone)
+    for candidate in [*references, *opened.candidates]:
         queries = embed(candidate, dataset.test)
         if opened.gallery is not None and candidate in opened.candidates:
             scored, findings = _search_gallery(
@@ -126,7 +143,10 @@ def evaluate_opened(
         results=results,
         bad_files=sorted(bad.items()),
         ks=shown_ks,
-        notes=(*_notes(opened.config, dataset, published), *filter(None, [probe_note])),
+        notes=(
+            *_notes(opened.config, dataset, published),
+            *filter(None, [probe_note, *(one.note for one in references), left_out]),
+        ),
         seed=opened.config.get("seed"),
         findings=findings,
     )

@@ -13,7 +13,8 @@ import numpy as np
 
 from retrieval.devices import Device
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
+from retrieval.evaluation.report import OFF_THE_SHELF
 from retrieval.faiss_backend import CPU, CpuBackend, backend_for
 from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, EmbeddedFiles, embed_files
@@ -23,6 +24,7 @@ from retrieval.metrics.ranking import NeighbourSearch
 from retrieval.progress import Progress
 from train import settings
 from train.config import FITTED_INITS, Config
+from train.pretrained_configs import published_preprocess
 
 if TYPE_CHECKING:  # imports torch
     import torch
@@ -47,6 +49,7 @@ class Candidate:
         embed_cached: Embeds files (the first argument) from the cached features of a frozen backbone, which
             are those of all files of their split (the second); `None` for other networks.
         batch_size: Images that `embed_pixels` gets at once.
+        note: Remark for readers of a report; empty if there is none.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Candidate:
     embed_pixels: Callable[[np.ndarray], np.ndarray]
     embed_cached: Callable[[Sequence[Path], Sequence[Path]], EmbeddedFiles] | None = None
     batch_size: int = BATCH
+    note: str = ""
 
     def embed(
         self, paths: Sequence[Path], split: Sequence[Path], title: str, *, show_progress: bool = True
@@ -82,6 +86,7 @@ class Target:
         candidates: Its networks; several for a run with different checkpoints.
         config: Settings of its training run, as plain values; empty if there was none.
         untrained: Builds the network before training; `None` if there was no training.
+        backbone: Builds the pretrained backbone without a head; `None` if there was no training.
         fingerprint: SHA-256 of the model file; `None` for a run.
         gallery: The gallery, if it is one.
         backend: Where neighbours and clusters are computed.
@@ -91,6 +96,7 @@ class Target:
     candidates: list[Candidate]
     config: Mapping[str, Any]
     untrained: Callable[[], Candidate] | None = None
+    backbone: Callable[[], Candidate] | None = None
     fingerprint: str | None = None
     gallery: Gallery | None = None
     backend: CpuBackend = CPU
@@ -123,9 +129,15 @@ def open_target(target: Path, which: str | None, runtime: Runtime | None = None)
     if "source" in embedder.provenance:  # a published backbone without training
         name, config = "off the shelf", {}
     candidate = Candidate(name, embedder.preprocess, embedder.embed_pixels, batch_size=embedder.batch_size)
-    before = partial(_initial_candidate, config, runtime) if config else None
-    backend = backend_for(runtime.device)
-    return Target([candidate], config, before, embedder.fingerprint, gallery, backend)
+    return Target(
+        [candidate],
+        config,
+        partial(_initial_candidate, config, runtime) if config else None,
+        partial(_backbone_of_model, config, runtime) if config else None,
+        embedder.fingerprint,
+        gallery,
+        backend_for(runtime.device),
+    )
 
 
 def open_run(folder: Path, which: str | None, device: str, batch_size: int | None = None) -> Target:
@@ -160,7 +172,8 @@ def open_run(folder: Path, which: str | None, device: str, batch_size: int | Non
     for checkpoint, name in chosen.items():
         model = run.trained(checkpoint, like=model).to(place)
         candidates.append(candidate(name, model))
-    return network_target(candidates, config, place, lambda: candidate(BEFORE, run.untrained()))
+    target = network_target(candidates, config, place, lambda: candidate(BEFORE, run.untrained()))
+    return dataclasses.replace(target, backbone=partial(_backbone_candidate, config, place, batch_size))
 
 
 def network_target(
@@ -196,6 +209,45 @@ def _initial_candidate(values: Mapping[str, Any], runtime: Runtime) -> Candidate
         )
     place = find_device(str(runtime.device))
     return model_candidate(BEFORE, initial_model(config), config, place, runtime.batch_size)
+
+
+def _backbone_of_model(values: Mapping[str, Any], runtime: Runtime) -> Candidate:
+    """Return the pretrained backbone of a model file without a head."""
+    from train.loop.process_group import find_device
+
+    return _backbone_candidate(
+        settings.parse_config(values), find_device(str(runtime.device)), runtime.batch_size
+    )
+
+
+def _backbone_candidate(config: Config, device: torch.device, batch_size: int | None) -> Candidate:
+    """Return the pretrained backbone of a run without a head, with the preprocessing published for it.
+
+    Raises:
+        InputError: The backbone began with random weights, or its weights are unusable.
+        LookalikeError: The weights cannot be downloaded.
+    """
+    from train.models.embedding_model import headless_model
+
+    name, weights = config.model.backbone, config.model.weights
+    if weights is None:
+        raise InputError("model.weights: null, so the backbone began with random weights")
+    preprocess = published_preprocess(name, weights) or config.preprocess
+    pooling = "mean" if config.model.pooling == "spatial" else config.model.pooling
+    network = config.model.model_copy(update={"pooling": pooling})
+    model = headless_model(network, preprocess)
+    own = config.model_copy(update={"model": model.config, "preprocess": preprocess})
+    if preprocess == config.preprocess:
+        seen = "the preprocessing of the run"
+    else:
+        stated = config.model_copy(update={"preprocess": preprocess})
+        differing = settings.differences(stated, config)
+        seen = f"its own preprocessing: {', '.join(differing)}"
+    return dataclasses.replace(
+        model_candidate(OFF_THE_SHELF, model, own, device, batch_size),
+        note=f"The off-the-shelf backbone is {name} without a head, {model.config.embedding_dim} dimensions, "
+        f"with {seen}.",
+    )
 
 
 def model_candidate(
@@ -262,7 +314,7 @@ def baseline(name: str, target: Target) -> Candidate:
     """Return a baseline to compare a target with.
 
     Args:
-        name: "pixels" or "untrained".
+        name: "pixels", "backbone" or "untrained".
         target: The target.
 
     Raises:
@@ -270,9 +322,20 @@ def baseline(name: str, target: Target) -> Candidate:
     """
     if name == "pixels":
         return Candidate("raw pixels", Preprocess(size=_PIXELS_SIDE), _raw_pixels)
-    if target.untrained is None:
-        raise InputError("--baseline untrained: this model does not come from a training run; leave it out")
-    return target.untrained()
+    build = target.backbone if name == "backbone" else target.untrained
+    if build is None:
+        raise InputError(f"--baseline {name}: this model does not come from a training run; leave it out")
+    return build()
+
+
+def default_baseline(target: Target) -> tuple[Candidate | None, str]:
+    """Return the off-the-shelf backbone of a run, or a note why it is left out; neither for other targets."""
+    if target.backbone is None or target.fingerprint is not None or target.gallery is not None:
+        return None, ""
+    try:
+        return target.backbone(), ""
+    except LookalikeError as error:
+        return None, f"Without the off-the-shelf backbone: {error}."
 
 
 def _raw_pixels(pixels: np.ndarray) -> np.ndarray:
