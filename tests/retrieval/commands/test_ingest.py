@@ -82,8 +82,7 @@ def test_every_gallery_of_a_command_is_on_the_given_device(
     for command in (
         build,
         ("index", "sync", "g", "photos"),
-        ("index", "update", "g"),
-        ("index", "optimize", "g", "--kind", "sq8"),
+        ("index", "optimize", "g"),
         ("index", "compact", "g"),
         ("duplicates", "g"),
         ("evaluate", "g"),
