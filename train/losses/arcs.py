@@ -9,9 +9,12 @@ move with the embeddings (envelope theorem).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from train.losses.ops import row_blocks
 from train.losses.view import Members, PairTables
 
 
@@ -27,38 +30,64 @@ def closest_on_arcs(t: PairTables) -> tuple[Tensor, Tensor]:
         t: Dot products of unit vectors, preferably float64: a distance has half the digits of a cosine.
 
     Returns:
-        [P, Q] cosines, with the distance sqrt(2 - 2 cosine); and [P, Q] int64, how many of the two closest
+        [P, Q] cosines, with the distance sqrt(2 - 2 cosine); and [P, Q] uint8, how many of the two closest
         points are not samples.
     """
-    with torch.no_grad():
-        cosine, wi, wj, wk, wl = closest_points(t)
-        synthetic = (wi * wj > 0).long() + (wk * wl > 0).long()
-    moving = wi * wk * t.ik + wi * wl * t.il + wj * wk * t.jk + wj * wl * t.jl
-    # Both combinations have length 1 in value; their change with the cosine inside each pair counts too.
-    moving = moving - cosine * (wi * wj * t.p.cross + wk * wl * t.q.cross)
-    return cosine + (moving - moving.detach()), synthetic
+    cosine, synthetic, *_ = _ClosestOnArcs.apply(*t[:4], *t.p, *t.q)
+    return cosine, synthetic
+
+
+class _ClosestOnArcs(torch.autograd.Function):
+    """The largest cosine, whose gradient holds the weights constant.
+
+    Both combinations have length 1 in value; their change with the cosine inside each pair counts too.
+    """
+
+    @staticmethod
+    def forward(ik: Tensor, il: Tensor, jk: Tensor, jl: Tensor, *members: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        for rows in row_blocks(*ik.shape, ik.device):
+            p = Members(*(x[rows] for x in members[:5]))
+            t = PairTables(ik[rows], il[rows], jk[rows], jl[rows], p, Members(*members[5:]))
+            cosine, wi, wj, wk, wl = closest_points(t)
+            synthetic = (wi * wj > 0).to(torch.uint8) + (wk * wl > 0)
+            found.append((cosine, synthetic, wi, wj, wk, wl))
+        return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(output[0], *output[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        cosine, wi, wj, wk, wl = ctx.saved_tensors
+        of_i, of_j, inside = grad * wi, grad * wj, -grad * cosine
+        p_cross, q_cross = (inside * wi * wj).sum(1, keepdim=True), (inside * wk * wl).sum(0, keepdim=True)
+        constant = (None, None)
+        p, q = (*constant, p_cross, *constant), (*constant, q_cross, *constant)
+        return of_i * wk, of_i * wl, of_j * wk, of_j * wl, *p, *q
 
 
 def closest_points(t: PairTables) -> tuple[Tensor, ...]:
     """Return [P, Q] the largest cosine and the weights >= 0 of i, j, k and l in the unit vectors with it."""
     p, q = _axes(t.p), _axes(t.q)
-    one, zero = torch.ones_like(t.ik), torch.zeros_like(t.ik)
+    one = torch.ones_like(t.ik[:1, :1])
+    ends = (one, torch.zeros_like(one))
     cosine, wk, wl = _foot(t.ik, t.il, *q)
-    wi, wj = one, zero
     found, a, b = _foot(t.jk, t.jl, *q)
-    better = found > cosine
-    cosine = torch.where(better, found, cosine)
-    wi, wj = torch.where(better, zero, wi), torch.where(better, one, wj)
-    wk, wl = torch.where(better, a, wk), torch.where(better, b, wl)
-    for gi, gj, k_end, l_end in ((t.ik, t.jk, one, zero), (t.il, t.jl, zero, one)):
+    wj = (found > cosine).to(cosine.dtype)
+    cosine, wi = torch.maximum(cosine, found), 1 - wj
+    wk, wl = torch.lerp(wk, a, wj), torch.lerp(wl, b, wj)
+    for gi, gj, (k_end, l_end) in ((t.ik, t.jk, ends), (t.il, t.jl, ends[::-1])):
         found, a, b = _foot(gi, gj, *p)
-        better = found > cosine
-        cosine = torch.where(better, found, cosine)
-        wi, wj = torch.where(better, a, wi), torch.where(better, b, wj)
-        wk, wl = torch.where(better, k_end, wk), torch.where(better, l_end, wl)
+        better = (found > cosine).to(cosine.dtype)
+        cosine = torch.maximum(cosine, found)
+        wi, wj = torch.lerp(wi, a, better), torch.lerp(wj, b, better)
+        wk, wl = torch.lerp(wk, k_end, better), torch.lerp(wl, l_end, better)
     inside, *interior = _interior(t, p, q)
     edge = (cosine, wi, wj, wk, wl)
-    return tuple(torch.where(inside, x, y) for x, y in zip(interior, edge, strict=True))
+    return tuple(torch.lerp(y, x, inside) for x, y in zip(interior, edge, strict=True))
 
 
 def _axes(pair: Members) -> tuple[Tensor, Tensor]:
@@ -76,18 +105,23 @@ def _axes(pair: Members) -> tuple[Tensor, Tensor]:
 def _foot(gk: Tensor, gl: Tensor, along: Tensor, across: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Project a unit vector with cosines gk and gl to the ends onto an arc; return cosine and weights."""
     x, y = (gk + gl) * along, (gk - gl) * across
-    length = torch.hypot(x, y)
+    length = (x * x).addcmul_(y, y).sqrt_()
     x, y = x * along, y * across
     wk, wl = x + y, x - y
-    inside = (torch.minimum(wk, wl) >= 0) & (x > 0)
-    scale = torch.where(inside, 1 / length, 0.0)
+    inside = ((torch.minimum(wk, wl) >= 0) & (x > 0)).to(gk.dtype)
+    scale = 1 / length.clamp(min=_floor(gk.dtype))
     nearer = (gk >= gl).to(gk.dtype)
-    cosine = torch.where(inside, length, torch.maximum(gk, gl))
-    return cosine, torch.where(inside, wk * scale, nearer), torch.where(inside, wl * scale, 1 - nearer)
+    cosine = torch.lerp(torch.maximum(gk, gl), length, inside)
+    return cosine, torch.lerp(nearer, wk * scale, inside), torch.lerp(1 - nearer, wl * scale, inside)
+
+
+def _floor(dtype: torch.dtype) -> float:
+    """Return a number whose square is neither 0 nor infinite, nor is that of its reciprocal."""
+    return 1e-150 if dtype == torch.float64 else 1e-18
 
 
 def _interior(t: PairTables, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return the closest points of the two great circles: whether they are on the arcs, cosine, weights.
+    """Return the closest points of the two great circles: 1 if they are on the arcs, cosine, weights.
 
     With one point at angle x from its bisector and the other at y, their cosine is a sinusoid in x + y plus
     one in x - y.
@@ -103,7 +137,7 @@ def _interior(t: PairTables, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor])
     x_cos = ((1 + double_cos) / 2).clamp(min=0).sqrt()
     x_sin = double_sin / (2 * x_cos).clamp(min=1e-30)
     y_cos, y_sin = a * x_cos + c * x_sin, b * x_cos + d * x_sin
-    cosine = torch.hypot(y_cos, y_sin)
+    cosine = (y_cos * y_cos).addcmul_(y_sin, y_sin).sqrt_()
     scale = 1 / cosine.clamp(min=1e-30)
     along, across = x_cos * p[0], x_sin * p[1]
     wi, wj = along + across, along - across
@@ -111,15 +145,14 @@ def _interior(t: PairTables, p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor])
     wk, wl = along + across, along - across
     lowest = torch.minimum(torch.minimum(wi, wj), torch.minimum(wk, wl))
     inside = (lowest >= 0) & (wi + wj > 0) & (wk + wl > 0)  # a degenerate arc has no weights
-    return inside, cosine, wi, wj, wk, wl
+    return inside.to(cosine.dtype), cosine, wi, wj, wk, wl
 
 
 def _direction(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the unit vector along (x, y), and (1, 0) for the zero vector."""
-    length = torch.hypot(x, y)
-    some = length > 0
-    scale = 1 / torch.where(some, length, 1.0)
-    return torch.where(some, x * scale, 1.0), y * scale
+    x = x + _floor(x.dtype)
+    scale = (x * x).addcmul_(y, y).rsqrt_()
+    return x * scale, y * scale
 
 
 def closest_on_segments(t: PairTables) -> tuple[Tensor, Tensor]:
@@ -129,30 +162,65 @@ def closest_on_segments(t: PairTables) -> tuple[Tensor, Tensor]:
         t: Dot products of the end points without normalisation, preferably float64.
 
     Returns:
-        [P, Q] values, with the squared distance -2 times them; and [P, Q] int64, how many of the two closest
+        [P, Q] values, with the squared distance -2 times them; and [P, Q] uint8, how many of the two closest
         points are not samples.
     """
-    with torch.no_grad():
-        x, y = _segment_position(t)
-        synthetic = (x * (1 - x) > 0).long() + (y * (1 - y) > 0).long()
-    p_square = (1 - x) ** 2 * t.p.first + x**2 * t.p.second + 2 * x * (1 - x) * t.p.cross
-    q_square = (1 - y) ** 2 * t.q.first + y**2 * t.q.second + 2 * y * (1 - y) * t.q.cross
-    dot = (1 - x) * (1 - y) * t.ik + (1 - x) * y * t.il + x * (1 - y) * t.jk + x * y * t.jl
-    return dot - 0.5 * (p_square + q_square), synthetic
+    value, synthetic, *_ = _ClosestOnSegments.apply(*t[:4], *t.p[:3], *t.q[:3])
+    return value, synthetic
 
 
-def _segment_position(t: PairTables) -> tuple[Tensor, Tensor]:
+class _ClosestOnSegments(torch.autograd.Function):
+    """Minus half the smallest squared distance, whose gradient holds the positions constant."""
+
+    @staticmethod
+    def forward(ik: Tensor, il: Tensor, jk: Tensor, jl: Tensor, *members: Tensor) -> tuple[Tensor, ...]:
+        found = []
+        k, m, km = members[3:]
+        for rows in row_blocks(*ik.shape, ik.device):
+            i, j, ij = (x[rows] for x in members[:3])
+            x, y = _segment_position((ik[rows], il[rows], jk[rows], jl[rows]), (i, j, ij), (k, m, km))
+            synthetic = (x * (1 - x) > 0).to(torch.uint8) + (y * (1 - y) > 0)
+            p_square = (1 - x) ** 2 * i + x**2 * j + 2 * x * (1 - x) * ij
+            q_square = (1 - y) ** 2 * k + y**2 * m + 2 * y * (1 - y) * km
+            dot = (1 - x) * ((1 - y) * ik[rows] + y * il[rows]) + x * ((1 - y) * jk[rows] + y * jl[rows])
+            found.append((dot - 0.5 * (p_square + q_square), synthetic, x, y))
+        return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        x, y = ctx.saved_tensors
+        of_j, of_l = grad * x, grad * y
+        of_i, of_k = grad - of_j, grad - of_l
+        jl = of_j * y
+        il, jk = of_l - jl, of_j - jl
+        ik = of_i - il
+        p = (of_i * (x - 1), -of_j * x, 2 * of_j * (x - 1))
+        q = (of_k * (y - 1), -of_l * y, 2 * of_l * (y - 1))
+        p_sums, q_sums = (0.5 * g.sum(1, keepdim=True) for g in p), (0.5 * g.sum(0, keepdim=True) for g in q)
+        return ik, il, jk, jl, *p_sums, *q_sums
+
+
+def _segment_position(
+    tables: tuple[Tensor, ...], p: tuple[Tensor, ...], q: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
     """Return x and y in [0, 1] with the closest points (1 - x) i + x j and (1 - y) k + y l.
 
     The squared distance is convex in (x, y): its minimum over the square is the unconstrained one, or is on a
     side, where it is a parabola.
     """
-    uu = t.p.first + t.p.second - 2 * t.p.cross  # u = i - j, v = k - l, w = i - k
-    vv = t.q.first + t.q.second - 2 * t.q.cross
-    uv = t.ik - t.il - t.jk + t.jl
-    uw = t.p.first - t.ik - t.p.cross + t.jk
-    vw = t.ik - t.q.first - t.il + t.q.cross
-    zero, one = torch.zeros_like(uv), torch.ones_like(uv)
+    ik, il, jk, jl = tables
+    (i, j, ij), (k, m, km) = p, q  # m: the square of l
+    uu, vv = i + j - 2 * ij, k + m - 2 * km  # u = i - j, v = k - l, w = i - k
+    u_k, v_i = ik - jk, ik - il  # products of u with k, of v with i
+    uv = u_k - il + jl
+    uw, vw = i - ij - u_k, v_i - (k - km)
+    one = torch.ones_like(uv[:1, :1])
+    zero = torch.zeros_like(one)
     determinant = uu * vv - uv * uv
     x, y = _share(uw * vv - uv * vw, determinant), _share(uv * uw - uu * vw, determinant)
     best = _excess(x, y, uu, vv, uv, uw, vw)
@@ -164,16 +232,16 @@ def _segment_position(t: PairTables) -> tuple[Tensor, Tensor]:
     )
     for x_side, y_side in sides:
         value = _excess(x_side, y_side, uu, vv, uv, uw, vw)
-        better = value < best
-        best = torch.where(better, value, best)
-        x, y = torch.where(better, x_side, x), torch.where(better, y_side, y)
+        better = (value < best).to(best.dtype)
+        best = torch.minimum(value, best)
+        x, y = torch.lerp(x, x_side, better), torch.lerp(y, y_side, better)
     return x, y
 
 
 def _share(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Return the quotient clamped to [0, 1]; 0 if the denominator is not positive."""
-    some = denominator > 0
-    return torch.where(some, numerator / torch.where(some, denominator, 1.0), 0.0).clamp(0, 1)
+    some = (denominator > 0).to(denominator.dtype)
+    return (numerator / denominator.clamp(min=_floor(numerator.dtype)) * some).clamp_(0, 1)
 
 
 def _excess(x: Tensor, y: Tensor, uu: Tensor, vv: Tensor, uv: Tensor, uw: Tensor, vw: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_BLOCK = 65536  # entries of a block: it stays in a processor's cache
 
 
 class _Root(torch.autograd.Function):
@@ -52,6 +55,18 @@ def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     """Return a scalar value whose gradient by x is the table `slope`, whatever computed the value."""
     found: Tensor = _Slope.apply(value.detach(), x, slope)
     return found
+
+
+def row_blocks(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
+    """Yield slices of the rows of [rows, columns] tables that stay in a processor's cache.
+
+    All rows at once on other devices, where every block would take more launches, and in compiled code.
+    """
+    step = rows
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        step = max(1, _BLOCK // columns)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
