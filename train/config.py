@@ -478,6 +478,11 @@ class Published(StrictModel):
         return found
 
 
+def _named_compile(value: Any) -> Any:
+    """Return the name of what older configurations give as true or false."""
+    return {True: "network", False: "none"}[value] if isinstance(value, bool) else value
+
+
 class Config(StrictModel):
     """All settings of a training run; repeating a run with them reproduces it."""
 
@@ -519,8 +524,13 @@ class Config(StrictModel):
         description="Use deterministic kernels alone, so that a GPU repeats a run to the bit: slower, and an "
         "error if a setting has none. A CPU repeats runs to the bit in any case.",
     )
-    compile: bool = Field(
-        default=False, description="Speed up the network with torch.compile; the first step takes minutes."
+    compile: Annotated[Literal["auto", "none", "network", "loss", "all"], BeforeValidator(_named_compile)] = (
+        Field(
+            default="auto",
+            description="What to speed up with torch.compile: auto (the loss on a GPU), none, network (the "
+            "first step takes minutes), loss or all. What cannot be compiled runs without. In older runs "
+            "true is network, false none.",
+        )
     )
     linear_probe: ProbeLabels | None = Field(
         default=None,

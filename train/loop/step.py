@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from train.loop.compilation import Compiled
 from train.loop.precision import Precision
 from train.loop.process_group import ProcessGroup
 from train.losses import gather
@@ -37,6 +38,7 @@ class Step:
             Batch Size under Memory Limited Setup"). The gradient equals that of the whole batch.
         clip: Largest norm of the gradient of all weights; `None` for no clipping.
         seed: Seed of dropout and of random miners.
+        compiled: Which of "network" and "loss" run through torch.compile.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Step:
         chunk: int | None = None,
         clip: float | None = None,
         seed: int = 0,
+        compiled: Collection[str] = (),
     ) -> None:
         self.model, self.loss, self.optimizer, self.group = model, loss, optimizer, group
         self.network: nn.Module = model
@@ -58,6 +61,12 @@ class Step:
             self.network = DistributedDataParallel(
                 model, broadcast_buffers=False, gradient_as_bucket_view=True
             )
+        self._run_network: Callable[..., Tensor] = self.network
+        if "network" in compiled:
+            self._run_network = Compiled(self.network, "network")
+        self._run_loss: Callable[..., Tensor] = loss
+        if "loss" in compiled:  # its second backward pass for the gradient ratio cannot be compiled
+            self._run_loss = Compiled(loss, "loss", lambda: bool(getattr(loss, "measures_gradients", False)))
         self.precision = Precision(precision, group.device)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision.scales_loss)
         self.chunk, self.clip, self.seed = chunk, clip, seed
@@ -126,7 +135,7 @@ class Step:
     def _embed(self, inputs: Tensor, number: int, chunk: int = 0) -> Tensor:
         _seed(self.seed, number, self.group.rank + 1, chunk)
         with self.precision.autocast(), self.precision.tensor_cores():
-            embeddings: Tensor = self.network(inputs).float()
+            embeddings: Tensor = self._run_network(inputs).float()
             return embeddings
 
     def _differentiate_loss(
@@ -140,7 +149,7 @@ class Step:
         if self.group.size > 1:
             everyone, labels = gather(own, labels)
         _seed(self.seed, number)  # the same in all processes, so that all draw the same triplets
-        value = self.loss(everyone, labels)
+        value = self._run_loss(everyone, labels)
         self.scaler.scale(value).backward()
         assert own.grad is not None
         return value.detach(), everyone.detach(), own.grad

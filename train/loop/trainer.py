@@ -21,6 +21,7 @@ from train.data import DataSet
 from train.input.feature_loader import FeatureLoader
 from train.input.loader import LoadedBatch, Loader
 from train.loop.choice import EpochChoice
+from train.loop.compilation import compiled_parts
 from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
@@ -92,8 +93,6 @@ class Trainer:
         self.on_features = trains_on_features(config, self.model)
         self.ema = copy.deepcopy(self.model).requires_grad_(False) if config.ema else None
         self.optimizer = build_optimizer(self.model, self.loss, config.optimizer, fused=device.type == "cuda")
-        if config.compile:
-            self.model.compile()
         self.take_step = Step(
             self.model.projection if self.on_features else self.model,
             self.loss,
@@ -103,6 +102,7 @@ class Trainer:
             chunk=config.batch.chunk,
             clip=config.optimizer.clip,
             seed=config.seed,
+            compiled=compiled_parts(config.compile, device),
         )
 
         self.loader: Loader | FeatureLoader
