@@ -46,7 +46,7 @@ class _ClosestOnArcs(torch.autograd.Function):
     @staticmethod
     def forward(ik: Tensor, il: Tensor, jk: Tensor, jl: Tensor, *members: Tensor) -> tuple[Tensor, ...]:
         found = []
-        for rows in row_blocks(*ik.shape, ik.device):
+        for rows in row_blocks(ik):
             p = Members(*(x[rows] for x in members[:5]))
             t = PairTables(ik[rows], il[rows], jk[rows], jl[rows], p, Members(*members[5:]))
             cosine, wi, wj, wk, wl = closest_points(t)
@@ -176,7 +176,7 @@ class _ClosestOnSegments(torch.autograd.Function):
     def forward(ik: Tensor, il: Tensor, jk: Tensor, jl: Tensor, *members: Tensor) -> tuple[Tensor, ...]:
         found = []
         k, m, km = members[3:]
-        for rows in row_blocks(*ik.shape, ik.device):
+        for rows in row_blocks(ik):
             i, j, ij = (x[rows] for x in members[:3])
             x, y = _segment_position((ik[rows], il[rows], jk[rows], jl[rows]), (i, j, ij), (k, m, km))
             synthetic = (x * (1 - x) > 0).to(torch.uint8) + (y * (1 - y) > 0)

@@ -57,13 +57,14 @@ def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     return found
 
 
-def row_blocks(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of the rows of [rows, columns] tables that stay in a processor's cache.
+def row_blocks(table: Tensor) -> Iterator[slice]:
+    """Yield slices of the rows of a [P, Q] table that stay in a processor's cache.
 
     All rows at once on other devices, where every block would take more launches, and in compiled code.
     """
+    rows, columns = table.shape
     step = rows
-    if device.type == "cpu" and not torch.compiler.is_compiling():
+    if table.device.type == "cpu" and not torch.compiler.is_compiling():
         step = max(1, _BLOCK // columns)
     for start in range(0, rows, step):
         yield slice(start, start + step)
