@@ -17,6 +17,7 @@ from retrieval import Preprocess
 from tests.conftest import lookalike_here
 from train import automatic, recipes, settings
 from train.config import Config
+from train.experiments.experiment import Experiment
 from train.loop.run_folder import initial_model
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -66,6 +67,7 @@ def test_mean_that_is_assumed_for_a_file_is_stated() -> None:
     _, (note,) = resolved(*words)
     assert "mean [0.485, 0.456, 0.406], std [0.229, 0.224, 0.225]" in note
     assert "assumed for w.safetensors" in note
+    assert Experiment("folder:x", None, settings.parse_changes(words)).notes() == [note]
     _, (note,) = resolved(*words, "preprocess.mean=[0.5, 0.5, 0.5]")
     assert "mean [" not in note
 

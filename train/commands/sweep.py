@@ -102,6 +102,8 @@ def sweep(
         baseline,
         with_baselines=not no_baselines,
     )
+    for note in plan.experiment.notes():
+        print_status(note)
     found = run_sweep(out, plan, print_status, device=device, show_progress=True)
     print_result(found.to_dict(), as_json, found.to_text())
     print_status(f"results: {out / 'results.md'}")

@@ -136,6 +136,8 @@ def tune(
         folds=folds,
         baseline=baseline,
     )
+    for note in plan.experiment.notes():
+        print_status(note)
     result, comparison = run_tuning(out, plan, print_status, device=device, show_progress=True)
     test = None if comparison is None else comparison.to_dict()
     print_result({**result.to_dict(), "test": test}, as_json, tuning_table(result, comparison))

@@ -40,6 +40,12 @@ class Experiment:
             self.data, self.recipe, settings.merge_changes(self.overrides, changes or {})
         )
 
+    def notes(self) -> list[str]:
+        """Return sentences about the values of automatic settings, before any variant."""
+        notes: list[str] = []
+        settings.configure(self.data, self.recipe, self.overrides, notes)
+        return notes
+
     def completed(self, kept: Experiment) -> Experiment:
         """Return the experiment with its empty parts taken from another."""
         return Experiment(
