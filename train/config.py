@@ -326,7 +326,7 @@ class OptimizerConfig(StrictModel):
     lr: float = Field(
         default=1e-3,
         gt=0,
-        description="Learning rate. auto: 3e-4 for pretrained weights with batch norm (ResNet, MobileNet), "
+        description="Learning rate. auto: 1e-4 for pretrained weights with batch norm (ResNet, MobileNet), "
         "3e-5 for those without (transformers, ConvNeXt), 1e-3 for random weights.",
     )
     head_lr: float | None = Field(

@@ -95,9 +95,9 @@ def test_config_file_of_the_hub_states_the_preprocessing(tmp_path: Path) -> None
         ("timm:vit_base_patch16_siglip_224", "mean", (3e-5, 3e-4)),
         ("vit_b_16", "cls", (3e-5, 3e-4)),
         ("convnext_tiny", "mean", (3e-5, 3e-4)),
-        ("resnet50", "mean", (3e-4, 1e-3)),
-        ("timm:mobilenetv3_large_100", "mean", (3e-4, 1e-3)),
-        ("bn-inception", "mean", (3e-4, 1e-3)),
+        ("resnet50", "mean", (1e-4, 1e-3)),
+        ("timm:mobilenetv3_large_100", "mean", (1e-4, 1e-3)),
+        ("bn-inception", "mean", (1e-4, 1e-3)),
     ],
 )
 def test_catalogue_suits_the_backbone(backbone: str, pooling: str, rates: tuple[float, float]) -> None:
