@@ -23,6 +23,8 @@ from train.loop.training_data import TrainingData
 from train.models.embedding_model import EmbeddingModel
 from train.models.heads import fit_head
 
+_MOST_FITTED = 20_000  # images that an initial head is fitted to
+
 
 def trains_on_features(config: Config, model: EmbeddingModel) -> bool:
     """Return whether a run can be trained on cached features; see `loader.features`."""
@@ -125,13 +127,21 @@ class FrozenBackbone:
 def fit_initial_head(model: EmbeddingModel, backbone: FrozenBackbone, data: TrainingData) -> None:
     """Set the head to the projection that `model.init` names, fitted to the training images of a run.
 
+    Of more than 20,000 images only as many are used, at equal distances in their list, unless the features of
+    all are needed anyway: the others would change little and take a good part of an epoch.
+
     Raises:
         InputError: There are too few images or features for it.
     """
-    found = backbone.features(data.files)
-    rows = found.rows([image.path for image in data.images])
+    paths, files = [image.path for image in data.images], data.files
+    places = np.arange(len(paths))
+    if len(paths) > _MOST_FITTED and not model.is_frozen_below_head:
+        places = np.linspace(0, len(paths) - 1, _MOST_FITTED).astype(np.int64)
+        files = [paths[place] for place in places]
+    found = backbone.features(files)
+    rows = found.rows([paths[place] for place in places])
     readable = [place for place, row in enumerate(rows.tolist()) if row not in found.bad]
-    labels = data.labels[: len(rows)][readable]
+    labels = data.labels[places[readable]]
     fit_head(model.head, model.config.init, found.vectors[rows[readable]], labels)
 
 

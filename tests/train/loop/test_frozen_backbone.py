@@ -164,3 +164,24 @@ def test_initial_projection_is_fitted_to_the_training_images(tmp_path: Path, ima
     covariance = (raw.T @ raw / len(rows)).detach().numpy()
     np.testing.assert_allclose(raw.mean(0).detach().numpy(), 0, atol=1e-4)
     np.testing.assert_allclose(covariance / covariance[0, 0], np.eye(8), atol=1e-3)
+
+
+def test_initial_projection_of_many_images_is_fitted_to_some(
+    tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is lowered to 15 of 36 images; a frozen backbone has the features of all anyway."""
+    monkeypatch.setattr("train.loop.frozen_backbone._MOST_FITTED", 15)
+    words = [PLAIN, "model.init=pca-whitened", "epochs=0"]
+    ours = train(images, tmp_path / "run", *words, "model.trainable=1")
+    paths = [image.path for image in ours.data.images]
+    chosen = [paths[35 * i // 14] for i in range(15)]
+    assert (len(paths), len(set(chosen))) == (36, 15)
+    found = FrozenBackbone(initial_model(ours.config), ours.config).features(chosen)
+    kept = [row for row in range(15) if row not in found.bad]
+    raw = ours.run.untrained().projection(torch.from_numpy(found.vectors[kept])).detach().numpy()
+    np.testing.assert_allclose(raw.mean(0), 0, atol=1e-4)
+    covariance = raw.T @ raw
+    np.testing.assert_allclose(covariance / covariance[0, 0], np.eye(8), atol=1e-2)
+    whole = train(images, tmp_path / "whole", *words)
+    every = whole.run.untrained().head.weight
+    assert not torch.equal(every, ours.run.untrained().head.weight)
