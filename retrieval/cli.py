@@ -61,7 +61,7 @@ COMMANDS = {
     "serve": ("serve.commands:serve", "Serve galleries: a page in the browser, and an API for programs."),
     "doctor": (
         "retrieval.commands.doctor:doctor",
-        "Show GPUs and installed builds, what each command runs on, and repairs.",
+        "Show GPUs and installed builds, what each command runs on, problems and their repairs.",
     ),
 }
 
