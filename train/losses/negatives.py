@@ -7,16 +7,19 @@ points.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from train.losses.arcs import closest_on_arcs, closest_on_segments
+from train.losses.ops import row_blocks
 from train.losses.registry import register, require
 from train.losses.view import Measure, Members, PairTables, View
 
 Leftover = Literal["drop", "degenerate"]
+Select = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class NegativeSource:
@@ -97,6 +100,69 @@ class OptimalSegments(NegativeSource):
         return (1 + half_square if measure == "cosine" else half_square), synthetic
 
 
+class _Hardest(torch.autograd.Function):
+    """The selected one of the similarities of all points of p with all points of q, and its place.
+
+    Of the [m * m, P, Q] similarities only a block of rows exists at a time; the backward pass takes the
+    weights of the selected points.
+    """
+
+    @staticmethod
+    def forward(
+        select: Select,
+        ik: Tensor,
+        il: Tensor,
+        jk: Tensor,
+        jl: Tensor,
+        pi: Tensor,
+        pj: Tensor,
+        qk: Tensor,
+        ql: Tensor,
+        p_part: Tensor | None,
+        q_part: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        found = []
+        for rows in row_blocks(ik):
+            first, second = pi[:, rows], pj[:, rows]  # [m, r, 1]
+            with_k = (first * ik[rows]).addcmul_(second, jk[rows])  # [m, r, Q]
+            with_l = (first * il[rows]).addcmul_(second, jl[rows])
+            similarity = (with_k[:, None] * qk).addcmul_(with_l[:, None], ql)  # [m, m, r, Q]
+            if p_part is not None and q_part is not None:
+                similarity += p_part[:, None, rows]
+                similarity += q_part
+            found.append(select(similarity.flatten(0, 1)))
+        best, which = zip(*found, strict=True)
+        return torch.cat(best), torch.cat(which)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1], *inputs[1:9])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        which, ik, il, jk, jl, pi, pj, qk, ql = ctx.saved_tensors
+        count = len(pi)
+        of_p, of_q = which // count, which % count  # [P, Q]
+        first, second = (x[..., 0].T.gather(1, of_p) for x in (pi, pj))
+        third, fourth = (x[:, 0].gather(0, of_q) for x in (qk, ql))
+        from_i, from_j, to_k, to_l = grad * first, grad * second, grad * third, grad * fourth
+        tables = (from_i * third, from_i * fourth, from_j * third, from_j * fourth)
+
+        def of_points(value: Tensor, place: Tensor, dim: int) -> Tensor:
+            return torch.stack([(value * (place == x)).sum(dim, keepdim=True) for x in range(count)])
+
+        weights = (
+            of_points(to_k * ik + to_l * il, of_p, 1),
+            of_points(to_k * jk + to_l * jl, of_p, 1),
+            of_points(from_i * ik + from_j * jk, of_q, 0),
+            of_points(from_i * il + from_j * jl, of_q, 0),
+        )
+        if not ctx.needs_input_grad[9]:
+            return None, *tables, *weights, None, None
+        return None, *tables, *weights, of_points(grad, of_p, 1), of_points(grad, of_q, 0)
+
+
 class _PointCloud(NegativeSource):
     """Source with finitely many points per pair, each a combination of its two members."""
 
@@ -112,17 +178,17 @@ class _PointCloud(NegativeSource):
         return with_k[:, None] * qk + with_l[:, None] * ql
 
     def _closest(self, t: PairTables, measure: Measure) -> tuple[Tensor, Tensor]:
-        similarity = self.similarities(t, normalized=measure == "cosine")
+        normalized = measure == "cosine"
+        pi, pj = self.weights(t.p, normalized=normalized)
+        qk, ql = self.weights(t.q, normalized=normalized)
+        p_part = q_part = None
         if measure == "distance":
-            pi, pj = self.weights(t.p, normalized=False)
-            qk, ql = self.weights(t.q, normalized=False)
-            p_square = pi * pi * t.p.first + pj * pj * t.p.second + 2 * pi * pj * t.p.cross
-            q_square = qk * qk * t.q.first + ql * ql * t.q.second + 2 * qk * ql * t.q.cross
-            similarity = similarity - 0.5 * (p_square[:, None] + q_square)
-        best, which = self.hardest(similarity.flatten(0, 1))  # [P, Q]
-        count = len(similarity)
+            p_part = -0.5 * (pi * pi * t.p.first + pj * pj * t.p.second + 2 * pi * pj * t.p.cross)
+            q_part = -0.5 * (qk * qk * t.q.first + ql * ql * t.q.second + 2 * qk * ql * t.q.cross)
+        best, which = _Hardest.apply(self.hardest, *t[:4], pi, pj, qk, ql, p_part, q_part)
+        count = len(pi)
         of_p, of_q = (which // count > 1) & (t.p.gap > 0), (which % count > 1) & (t.q.gap > 0)
-        return best, of_p.long() + of_q.long()
+        return best, of_p.to(torch.uint8) + of_q
 
     def hardest(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Return [P, Q] the similarity selected among candidates [n, P, Q], and its place among them."""
