@@ -17,7 +17,7 @@ from retrieval.devices import Device
 from retrieval.inference.runtime import Runtime
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256)
-COSINES = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}  # lowest between the CPU and the device that a gallery accepts
+COSINES = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}  # lowest to the CPU that a gallery accepts
 REPETITIONS = 5
 INDEXED = 200  # images of the galleries
 
