@@ -99,7 +99,7 @@ def prepare(spec: dict[str, Any], device: torch.device) -> tuple[nn.Module, Tens
     centres = torch.randn(CLASSES, DIM, generator=generator)
     x = centres[labels] + torch.randn(len(labels), DIM, generator=generator)
     torch.manual_seed(0)  # proxies begin at random
-    loss = losses.build(spec, num_classes=CLASSES, embedding_dim=DIM).to(device)
+    loss = losses.build(spec, num_classes=CLASSES, embedding_dim=DIM, per_class=PER_CLASS).to(device)
     return loss, x.to(device).requires_grad_(), labels.to(device)
 
 
@@ -146,7 +146,7 @@ def shares(device: torch.device, steps: dict[str, float], batch: int) -> Iterato
         batch: Images of a batch.
     """
     for spec in TIMED:
-        loss = losses.build(spec, num_classes=batch // 4, embedding_dim=512).to(device)
+        loss = losses.build(spec, num_classes=batch // 4, embedding_dim=512, per_class=4).to(device)
         labels = torch.arange(batch // 4, device=device).repeat_interleave(4)
         x = torch.randn(batch, 512, device=device, requires_grad=True)
         taken = seconds(lambda: loss(x, labels).backward(), 20, device)  # noqa: B023

@@ -69,10 +69,11 @@ def fit_projection(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fit a linear map to features; the mean of the features maps to 0.
 
-    pca: the leading principal components. pca-whitened: each divided by its standard deviation. lda: linear
-    discriminant analysis: the leading directions between the class means after whitening with the
-    within-class covariance, shrunk towards a multiple of the identity (Ledoit & Wolf 2004). If there are
-    fewer than D + 1 classes, those of the largest total variance follow.
+    pca: the leading principal components; with fewer than D + 1 images, any directions orthogonal to them
+    follow. pca-whitened: each divided by its standard deviation. lda: linear discriminant analysis: the
+    leading directions between the class means after whitening with the within-class covariance, shrunk
+    towards a multiple of the identity (Ledoit & Wolf 2004). If there are fewer than D + 1 classes, those of
+    the largest total variance follow.
 
     The map is scaled so that its rows have norm 1 on average, as those of a random initialization: learning
     rates keep their effect.
@@ -90,9 +91,10 @@ def fit_projection(
         InputError: Too few features or images for D dimensions, or too many features.
     """
     count, width = features.shape
-    if dim > min(width, count - 1):
+    most = width if init == "pca" else min(width, count - 1)
+    if dim > most:
         raise InputError(
-            f"model.init: {init} gives at most {min(width, count - 1)} dimensions here ({width} features of "
+            f"model.init: {init} gives at most {most} dimensions here ({width} features of "
             f"{count} images), not {dim}; lower model.embedding_dim, or use init=default"
         )
     if width > _MOST_FEATURES:

@@ -58,3 +58,12 @@ def test_too_few_features_are_refused(features: tuple[np.ndarray, np.ndarray]) -
         fit_projection("pca", vectors, labels, 13)
     with pytest.raises(InputError, match=r"at most 5 dimensions here \(12 features of 6 images\)"):
         fit_projection("lda", vectors[:6], labels[:6], 6)
+
+
+def test_principal_components_of_few_images_are_completed(features: tuple[np.ndarray, np.ndarray]) -> None:
+    vectors, labels = (part[:6] for part in features)
+    weight, bias = fit_projection("pca", vectors, labels, 8)
+    np.testing.assert_allclose(weight @ weight.T, np.eye(8), atol=1e-5)
+    centred = vectors - vectors.mean(0)
+    projected = vectors @ weight.T + bias
+    np.testing.assert_allclose(projected @ projected.T, centred @ centred.T, rtol=1e-4, atol=1e-4)
