@@ -8,17 +8,16 @@ on stderr. A search of one query never comes here.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import faiss
 import numpy as np
 
 from retrieval.devices import Device, gpus
 from retrieval.installation import gpu_problem, report_idle_gpu
+from retrieval.notices import print_once
 from retrieval.resources import free_memory
 
 _PAYS = 1 << 33  # multiplications, about a quarter of a second on one core, from which a GPU is used
@@ -147,7 +146,7 @@ class GpuBackend(CpuBackend):
             return True
         if self._device.kind == "cuda":
             what = f"FAISS cannot use the device {self._device}, so the CPU does its work"
-            _print_once(f"{what}; `lookalike doctor` looks for the cause")
+            print_once(f"{what}; `lookalike doctor` looks for the cause")
         else:
             report_idle_gpu("faiss")
         return False
@@ -244,7 +243,7 @@ class GpuBackend(CpuBackend):
     def _report(self, error: Exception) -> None:
         reason = " ".join(str(error).rpartition("failed: ")[2].split())[:160]
         what = f"FAISS failed on GPU {self._number} ({reason}), so the CPU does this work"
-        _print_once(f"{what}; free memory of the GPU, or choose the device cpu")
+        print_once(f"{what}; free memory of the GPU, or choose the device cpu")
 
 
 CPU = CpuBackend()
@@ -292,8 +291,3 @@ def _cluster(
     clustering.train(np.ascontiguousarray(points), index)
     found: np.ndarray = faiss.vector_to_array(clustering.centroids).reshape(count, points.shape[1])
     return found
-
-
-@cache
-def _print_once(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

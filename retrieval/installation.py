@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, distributions
-from importlib.util import find_spec
 from pathlib import Path
 
 from retrieval.devices import Gpu, driver_cuda, gpus
+from retrieval.notices import print_notice
 
 NAMES = {"faiss": "FAISS", "onnxruntime": "ONNX Runtime", "torch": "torch"}
 _PAIR = ("faiss", "onnxruntime")  # modules of which the extras `cpu` and `gpu` have one distribution each
@@ -130,7 +130,7 @@ def report_idle_gpu(module: str, reason: str = "") -> None:
         reason: Why it cannot use the GPU, if the caller knows; the build is checked in any case.
     """
     if gpus():
-        print(idle_gpu(module, reason, builds(), gpus(), driver_cuda()), file=sys.stderr, flush=True)
+        print_notice(idle_gpu(module, reason, builds(), gpus(), driver_cuda()))
 
 
 def idle_gpu(
@@ -150,7 +150,8 @@ def idle_gpu(
 def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
     """Return the command that leaves exactly the FAISS and the ONNX Runtime of an extra, `cpu` or `gpu`."""
     if Path(sys.prefix) == _ROOT / ".venv":  # a checkout's own environment
-        return f"make --always-make env{' GPU=1' if extra == 'gpu' else ''}"
+        where = "" if Path.cwd() == _ROOT else f" -C {shlex.quote(str(_ROOT))}"
+        return f"make{where} --always-make env{' GPU=1' if extra == 'gpu' else ''}"
     return _replace_command(_present(found), [f"lookalike[{extra}]"])
 
 
@@ -193,7 +194,8 @@ def _swap_command(module: str, found: Mapping[str, Build | None]) -> str:
 def _replace_command(old: Sequence[str], new: Sequence[str]) -> str:
     """Return the command that replaces distributions in this environment."""
     python = shlex.quote(sys.executable)
-    if find_spec("pip") is None:
+    # Not find_spec("pip"), which lets setuptools withdraw its distutils: torch.compile fails after that.
+    if not any(distributions(name="pip")):
         where = f" --python {python}" if _elsewhere("python") else ""
         uninstall, install = f"uv pip uninstall{where}", f"uv pip install{where}"
     else:

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from retrieval.notices import print_notice
 from retrieval.text import printable
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -105,8 +106,7 @@ class Progress:
         of = f"/{self._total}" if self._total is not None else ""
         left = f", {_duration((self._total - self._done) / rate)} left" if self._total and rate else ""
         tail = f", {self._note}" if self._note else ""
-        line = f"{self._what}: {self._done}{of} {self._unit}, {rate:.1f}/s{left}{tail}"
-        print(printable(line), file=sys.stderr, flush=True)
+        print_notice(f"{self._what}: {self._done}{of} {self._unit}, {rate:.1f}/s{left}{tail}")
 
     def __enter__(self) -> Progress:
         return self

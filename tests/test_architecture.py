@@ -24,7 +24,7 @@ PACKAGES = {
 FLOORS = {
     "retrieval": (
         "errors text",
-        "devices",
+        "devices notices",
         "installation",
         "files lru_cache progress resources cli",
         "faiss_backend",

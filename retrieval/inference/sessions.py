@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from functools import cache
 from pathlib import Path
 
 import onnxruntime as ort
@@ -14,6 +12,7 @@ import onnxruntime as ort
 from retrieval.errors import InputError
 from retrieval.inference.runtime import Runtime
 from retrieval.installation import report_idle_gpu
+from retrieval.notices import print_once
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -92,9 +91,3 @@ def _accelerated(
     finally:
         ort.set_default_logger_severity(2)
     return session if session.get_providers()[0] == kind else None
-
-
-@cache
-def print_once(line: str) -> None:
-    """Print a line on stderr, unless this process has printed it before."""
-    print(line, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import has_sha256
 from retrieval.inference.runtime import Runtime
-from retrieval.inference.sessions import print_once
+from retrieval.notices import print_once
 from retrieval.storage.manifest import Manifest
 
 # Lowest cosine of the probe vectors of another file with the same network.

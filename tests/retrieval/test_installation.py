@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from retrieval import installation
 from retrieval.devices import Gpu, gpus
 from retrieval.installation import Build, builds, find_problems, idle_gpu, versions
 
@@ -52,6 +53,12 @@ def install(folder: Path, name: str) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\nRequires-Dist: {requirement}\n")
     (info / "RECORD").write_text("".join(f"{path},,{len(content)}\n" for path, content in files.items()))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the environment of a checkout, which is repaired with make."""
+    monkeypatch.setattr(installation, "_ROOT", tmp_path)
 
 
 def found_in(folder: Path) -> dict[str, Build | None]:
@@ -99,7 +106,9 @@ def test_a_gpu_that_is_too_old_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", [CPU, GPU], ids="+".join)
-def test_of_both_pairs_that_installed_last_is_in_use(last: tuple[str, str], tmp_path: Path) -> None:
+def test_of_both_pairs_that_installed_last_is_in_use(
+    last: tuple[str, str], tmp_path: Path, elsewhere: None
+) -> None:
     for name in (*(GPU if last is CPU else CPU), *last):
         install(tmp_path, name)
     found = found_in(tmp_path)
@@ -115,7 +124,7 @@ def test_of_both_pairs_that_installed_last_is_in_use(last: tuple[str, str], tmp_
             assert problem.repair.endswith(f"'lookalike[{extra}]'")
 
 
-def test_builds_for_cpus_beside_a_gpu_are_wrong(tmp_path: Path) -> None:
+def test_builds_for_cpus_beside_a_gpu_are_wrong(tmp_path: Path, elsewhere: None) -> None:
     for name in CPU:
         install(tmp_path, name)
     found = found_in(tmp_path)
@@ -125,6 +134,16 @@ def test_builds_for_cpus_beside_a_gpu_are_wrong(tmp_path: Path) -> None:
     assert line.endswith("uninstall -y faiss-cpu onnxruntime && " + line.rpartition("&& ")[2])
     assert "'lookalike[gpu]'" in line
     assert "\n" not in line
+
+
+def test_the_environment_of_a_checkout_is_repaired_with_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "_ROOT", tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert installation.install_command("gpu", {}) == f"make -C {tmp_path} --always-make env GPU=1"
+    monkeypatch.chdir(tmp_path)
+    assert installation.install_command("cpu", {}) == "make --always-make env"
 
 
 def test_the_reason_of_the_caller_counts_where_the_build_is_right(tmp_path: Path) -> None:

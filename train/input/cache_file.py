@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, file_lock
 from retrieval.images.load import DECODE_POLICY
-from retrieval.text import printable
+from retrieval.notices import print_notice
 
 _T = TypeVar("_T")
 _FORMAT = 1
@@ -51,8 +50,7 @@ def cache_file(
 
     def waiting(_: object) -> None:
         if show_progress:
-            line = f"{folder}: waiting for another process that fills this cache"
-            print(printable(line), file=sys.stderr)
+            print_notice(f"{folder}: waiting for another process that fills this cache")
 
     with explain_write_errors(folder):
         found = _open(file, read)

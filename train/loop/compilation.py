@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from retrieval.text import printable
+from retrieval.notices import print_notice
 
 Compile = Literal["auto", "none", "network", "loss", "all"]
 
@@ -61,8 +60,7 @@ class Compiled:
                     return self._compiled(*inputs)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 reason = str(getattr(error, "inner_exception", error)).split("\n")[0]
-                line = f"compile: the {self._name} could not be compiled ({reason}); it runs without"
-                print(printable(line), file=sys.stderr, flush=True)
+                print_notice(f"compile: the {self._name} could not be compiled ({reason}); it runs without")
                 self._compiled = None
         result: Tensor = self._module(*inputs)
         return result
