@@ -113,7 +113,8 @@ def rest(page: Page) -> None:
         page.wait_for_timeout(200)
         if not page.awaited:  # type: ignore[attr-defined]
             return
-    pytest.fail("a response is still pending")
+    waiting = [f"{request.method} {request.url}" for request in page.awaited]  # type: ignore[attr-defined]
+    pytest.fail(f"still pending: {waiting}")
 
 
 def caption(rank: int, hit: Hit, label: str | None) -> str:
