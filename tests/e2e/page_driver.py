@@ -108,12 +108,14 @@ def settle(page: Page) -> None:
 
 
 def rest(page: Page) -> None:
-    """Wait until no response is pending."""
+    """Wait until no response is pending; Gradio may leave an event stream open, which is waited for 5 s."""
+    quiet = 0
     for _ in range(150):
         page.wait_for_timeout(200)
-        if not page.awaited:  # type: ignore[attr-defined]
+        waiting = [request.url for request in page.awaited]  # type: ignore[attr-defined]
+        quiet = 0 if any("/queue/data" not in url for url in waiting) else quiet + 1
+        if not waiting or quiet == 25:
             return
-    waiting = [f"{request.method} {request.url}" for request in page.awaited]  # type: ignore[attr-defined]
     pytest.fail(f"still pending: {waiting}")
 
 

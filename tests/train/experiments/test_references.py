@@ -109,10 +109,11 @@ def test_references_equal_scikit_learn_and_are_computed_once(
 
 
 def test_projection_that_cannot_be_fitted_is_left_out(config: Config, tmp_path: Path) -> None:
-    """More dimensions than training images, or no training images apart from the test images."""
+    """Whitening of more dimensions than training images, or no training images apart from the test images."""
     many = config.model_copy(update={"model": config.model.model_copy(update={"embedding_dim": 24})})
     dataset = data.load(config.data)
-    assert [one.name for one in find_references(tmp_path, {"a": many}, dataset)] == ["off-the-shelf"]
+    names = [one.name for one in find_references(tmp_path, {"a": many}, dataset)]
+    assert names == ["off-the-shelf", "pca"]
     one_split = dataclasses.replace(dataset, train=dataset.test)
     plain = config.model_copy(update={"linear_probe": None})
     assert [one.name for one in find_references(tmp_path, {"a": plain}, one_split)] == ["off-the-shelf"]
