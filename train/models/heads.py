@@ -91,7 +91,7 @@ def fit_projection(
         InputError: Too few features or images for D dimensions, or too many features.
     """
     count, width = features.shape
-    most = width if init == "pca" else min(width, count - 1)
+    most = width if init == "pca" and count > 1 else min(width, count - 1)
     if dim > most:
         raise InputError(
             f"model.init: {init} gives at most {most} dimensions here ({width} features of "
