@@ -86,7 +86,7 @@ def test_backbone_has_its_own_preprocessing(tmp_path: Path, images: Path, weight
     assert ("with the preprocessing of the run" in note) == (size == 224)
 
 
-def test_command_measures_the_backbone_unless_told_not_to(
+def test_command_measures_the_backbone_unless_left_out(
     tmp_path: Path, images: Path, weights: Path
 ) -> None:
     more = [f"model.weights={weights}", "preprocess.size=32", "model.trainable=0"]
