@@ -86,9 +86,7 @@ def test_backbone_has_its_own_preprocessing(tmp_path: Path, images: Path, weight
     assert ("with the preprocessing of the run" in note) == (size == 224)
 
 
-def test_command_measures_the_backbone_unless_left_out(
-    tmp_path: Path, images: Path, weights: Path
-) -> None:
+def test_command_measures_the_backbone_unless_left_out(tmp_path: Path, images: Path, weights: Path) -> None:
     more = [f"model.weights={weights}", "preprocess.size=32", "model.trainable=0"]
     folder = run_with(tmp_path / "run", images, *more, f"loader.cache={tmp_path / 'cache'}")
     words = ["evaluate", str(folder), "--data", f"folder:{images}", "--json"]
