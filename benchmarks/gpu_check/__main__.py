@@ -25,6 +25,8 @@ import torch
 from benchmarks.gpu_check import losses, page, runtime, training, vectors
 from benchmarks.gpu_check.results import Row, to_text
 from benchmarks.gpu_check.workload import Workload
+from retrieval.errors import InputError
+from train.loop.process_group import find_device
 
 CHECKS: dict[str, Callable[[Workload], Iterator[Row]]] = {
     "losses": lambda work: losses.compare(work.device),
@@ -73,15 +75,13 @@ def run_all(names: list[str], work: Workload) -> tuple[dict[str, list[Row]], dic
 def usable_device(name: str) -> torch.device:
     """Return a device; end the program where it does not work."""
     try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        return find_device(name)
+    except InputError as error:
+        reason = str(error.__cause__).splitlines()[0].rstrip(".")
         raise SystemExit(
             f"{name} does not work here ({reason}); `lookalike doctor` shows why, and "
             "`python -m benchmarks.gpu_check --device cpu` tries this program without a GPU"
         ) from error
-    return device
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import training
 from benchmarks.gpu_check.results import Row, limited
 from train import losses
 
@@ -167,14 +167,4 @@ def seconds(work: Callable[[], object], times: int, device: torch.device) -> flo
     """Return the seconds of one run of `work`, after three to warm up."""
     for _ in range(3):
         work()
-    wait(device)
-    start = time.perf_counter()
-    for _ in range(times):
-        work()
-    wait(device)
-    return (time.perf_counter() - start) / times
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return training.seconds(work, times, device) / times

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from dataclasses import asdict
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gallery_scale import commit
 from benchmarks.gpu_check.results import Row
 from retrieval.devices import driver_cuda, gpus
+from retrieval.installation import NAMES, versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 COMMITTED = Path(__file__).parent / "results.json"
@@ -23,7 +23,6 @@ NO_CARD = (
     "**No GPU was at hand when this was written: nothing on this page was measured on one.** "
     "`make gpu-check WRITE=1` on a machine with a GPU puts its results here."
 )
-_PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs")
 
 
 def results(device: torch.device, checks: dict[str, list[Row]], seconds: dict[str, float]) -> dict[str, Any]:
@@ -34,9 +33,9 @@ def results(device: torch.device, checks: dict[str, list[Row]], seconds: dict[st
     return {
         "device": name,
         "driver_cuda": f"{cuda[0]}.{cuda[1]}" if cuda else None,
-        "versions": {package: found for package in _PACKAGES if (found := _version(package))},
+        "versions": versions(NAMES),
         "date": date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "seconds": {check: round(taken, 1) for check, taken in seconds.items()},
         "checks": {check: [asdict(row) for row in rows] for check, rows in checks.items()},
     }
@@ -64,9 +63,9 @@ def to_markdown(found: dict[str, Any] | None) -> str:
     """Return the results as a table."""
     if found is None:
         return NO_CARD
-    versions = ", ".join(f"{package} {number}" for package, number in found["versions"].items())
+    installed = ", ".join(f"{package} {number}" for package, number in found["versions"].items())
     lines = [
-        f"Measured on one **{found['device']}** (driver for CUDA {found['driver_cuda']}; {versions}), "
+        f"Measured on one **{found['device']}** (driver for CUDA {found['driver_cuda']}; {installed}), "
         f"{found['date']}, commit {found['commit']}.",
         "",
         "| check | measured | |",
@@ -75,15 +74,3 @@ def to_markdown(found: dict[str, Any] | None) -> str:
     for check, rows in found["checks"].items():
         lines += [f"| {check}: {row['what']} | {row['measured']} | {row['verdict']} |" for row in rows]
     return "\n".join(lines)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(PAGE.parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"

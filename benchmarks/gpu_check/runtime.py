@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,11 +13,12 @@ from benchmarks.gpu_check.results import Row, limited
 from benchmarks.gpu_check.workload import Workload, lookalike
 from retrieval import Embedder, Gallery
 from retrieval.devices import Device
+from retrieval.embedder import measure_latency
 from retrieval.inference.runtime import Runtime
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256)
 COSINES = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}  # lowest to the CPU that a gallery accepts
-REPETITIONS = 5
+SECONDS = 0.2  # of the measurement of a latency
 INDEXED = 200  # images of the galleries
 
 
@@ -30,7 +30,7 @@ def inference(work: Workload) -> Iterator[Row]:
         pixels = random_pixels(ours, 64)
         cosine = float((ours.embed_pixels(pixels) * cpu.embed_pixels(pixels)).sum(1).min())
         yield limited(f"1 - cosine to the CPU, {precision}, on {ours.provider}", 1 - cosine, 1 - lowest)
-        latencies = {size: latency(ours, size) for size in SIZES}
+        latencies = {size: measure_latency(ours, size, seconds=SECONDS) for size in SIZES}
         best = max(size / seconds for size, seconds in latencies.items())
         yield Row(
             f"latency by batch, {precision}",
@@ -38,22 +38,6 @@ def inference(work: Workload) -> Iterator[Row]:
             + f" ms; at best {best:.0f} images/s",
             numbers={str(size): seconds for size, seconds in latencies.items()},
         )
-
-
-def latency(embedder: Embedder, size: int) -> float:
-    pixels = random_pixels(embedder, size)
-    return fastest(lambda: embedder.embed_pixels(pixels))
-
-
-def fastest(work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of a few runs, after one to warm up."""
-    work()
-    taken = []
-    for _ in range(REPETITIONS):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
 
 
 def random_pixels(embedder: Embedder, count: int) -> list[np.ndarray]:
