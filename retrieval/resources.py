@@ -23,6 +23,11 @@ def cores() -> int:
     return max(1, found)
 
 
+def physical_memory() -> int:
+    """Return the memory of the machine, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_memory() -> int:
     """Return the memory that is available to this process, in bytes; caches of files count as available.
 
@@ -30,7 +35,7 @@ def free_memory() -> int:
     """
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", _read(_MEMORY), re.MULTILINE)
     if available is None:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return physical_memory() // 2
     found = 1024 * int(available[1])
     for cgroup in _own_cgroups():
         limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")

@@ -19,7 +19,7 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.devices import Gpu, driver_cuda, gpus, nvidia_cards
 from retrieval.installation import NAMES, Build, Problem, builds, find_problems, install_command
-from retrieval.resources import cores
+from retrieval.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def doctor(as_json: bool) -> int:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": cores(),
-        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "memory": physical_memory(),
         "driver_cuda": _dotted(driver),
         "gpus": [asdict(card) for card in cards],
         "libraries": {
