@@ -18,6 +18,7 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.devices import Gpu, driver_cuda, gpus, nvidia_cards
+from retrieval.inference.runtime import ORT_NAMES
 from retrieval.installation import NAMES, Build, Problem, builds, find_problems, install_command
 from retrieval.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
@@ -29,7 +30,8 @@ _NEGATION = (
     b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
-_PROVIDERS = ("CUDAExecutionProvider", "CoreMLExecutionProvider", "OpenVINOExecutionProvider")
+_CUDA, _CPU = ORT_NAMES["cuda"], ORT_NAMES["cpu"]
+_ACCELERATORS = [name for name in ORT_NAMES.values() if name != _CPU]
 _TRAINING = "train, evaluate of a run, sweep, tune, analyze"
 _EMBEDDING = "index, search, serve, export, evaluate of a model"
 _COMPARING = "evaluate (neighbours, clusters), index build, duplicates"
@@ -121,10 +123,10 @@ def try_onnxruntime() -> dict[str, Any]:
     import onnxruntime
 
     offered = onnxruntime.get_available_providers()
-    if "CUDAExecutionProvider" in offered:
+    if _CUDA in offered:
         onnxruntime.preload_dlls()
-    working = ["CPUExecutionProvider"]
-    for provider in _PROVIDERS:
+    working = [_CPU]
+    for provider in _ACCELERATORS:
         if provider in offered:
             try:
                 session = onnxruntime.InferenceSession(_NEGATION, providers=[provider], enable_fallback=0)
@@ -221,8 +223,8 @@ def _uses(
     embedding = "nothing: ONNX Runtime is missing or broken"
     if trials["onnxruntime"].values:
         accelerator = _accelerator(trials["onnxruntime"])
-        at = card if accelerator == _PROVIDERS[0] else "accelerator" if accelerator else "CPU"
-        embedding = f"{at}, {accelerator or 'CPUExecutionProvider'}"
+        at = card if accelerator == _CUDA else "accelerator" if accelerator else "CPU"
+        embedding = f"{at}, {accelerator or _CPU}"
     comparing, searching = ("nothing: FAISS is missing or broken",) * 2
     if trials["faiss"].values:
         comparing = f"{card if trials['faiss'].values['gpus'] else 'CPU'}, FAISS"
@@ -237,7 +239,7 @@ def _uses(
 
 def _accelerator(trial: Trial) -> str:
     working = trial.values.get("working", ())
-    return next((name for name in _PROVIDERS if name in working), "")
+    return next((name for name in _ACCELERATORS if name in working), "")
 
 
 def _reason(log: str) -> str:
@@ -265,7 +267,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     rows += [[NAMES[module], _library_text(build)] for module, build in facts["libraries"].items()]
     states = {True: "works", False: "does not work"}
     providers = [
-        name if name == "CPUExecutionProvider" or name not in _PROVIDERS else f"{name} ({states[works]})"
+        name if name not in _ACCELERATORS else f"{name} ({states[works]})"
         for name, works in facts["providers"].items()
     ]
     rows.append(["Providers", ", ".join(providers) or "none"])

@@ -10,17 +10,15 @@ from pathlib import Path
 import onnxruntime as ort
 
 from retrieval.errors import InputError
-from retrieval.inference.runtime import Runtime
+from retrieval.inference.runtime import ORT_NAMES, Runtime
 from retrieval.installation import report_idle_gpu
 from retrieval.notices import print_once
 
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
-# Our name -> ONNX Runtime's name, requirements.
-_ACCELERATORS = {
-    "cuda": (CUDA, "an NVIDIA GPU with driver, CUDA and cuDNN, and `pip install 'lookalike[gpu]'`"),
-    "coreml": ("CoreMLExecutionProvider", "a Mac"),
-    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino instead of onnxruntime"),
+CPU = ORT_NAMES["cpu"]
+_REQUIREMENTS = {
+    "cuda": "an NVIDIA GPU with driver, CUDA and cuDNN, and `pip install 'lookalike[gpu]'`",
+    "coreml": "a Mac",
+    "openvino": "onnxruntime-openvino instead of onnxruntime",
 }
 
 
@@ -46,7 +44,7 @@ def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSess
     offered = ort.get_available_providers()
     candidates = runtime.accelerators
     if runtime.is_automatic:
-        candidates = tuple(name for name in candidates if _ACCELERATORS[name][0] in offered)
+        candidates = tuple(name for name in candidates if ORT_NAMES[name] in offered)
     for name in candidates:
         session = _accelerated(data, options, name, runtime, offered)
         if session is not None:
@@ -57,9 +55,7 @@ def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSess
         raise InputError(f"{path}: not a complete ONNX model ({reason(error)}); export it again") from error
     for name in candidates:
         where = f"{name} on {runtime.device}" if runtime.device.index is not None else name
-        print_once(
-            f"{where} does not work here, so the CPU runs the model; it needs {_ACCELERATORS[name][1]}"
-        )
+        print_once(f"{where} does not work here, so the CPU runs the model; it needs {_REQUIREMENTS[name]}")
     if runtime.is_automatic:
         report_idle_gpu("onnxruntime")
     return session
@@ -74,12 +70,12 @@ def _accelerated(
     data: bytes, options: ort.SessionOptions, name: str, runtime: Runtime, offered: Sequence[str]
 ) -> ort.InferenceSession | None:
     """Return a session on an accelerator; `None` if ONNX Runtime fails or silently falls back."""
-    kind = _ACCELERATORS[name][0]
+    kind = ORT_NAMES[name]
     if kind not in offered:
         return None
     ort.set_default_logger_severity(4)  # it logs missing libraries at length
     try:
-        if kind == CUDA:
+        if name == "cuda":
             with redirect_stdout(io.StringIO()):  # stdout is for results
                 ort.preload_dlls()  # CUDA libraries from pip packages, which the dynamic loader does not find
         # Operators that the accelerator does not support run on the CPU. The fallback of ONNX Runtime is off,
