@@ -38,6 +38,15 @@ def draw(seed: int, size: tuple[int, int] = (48, 40), hue: int = 0) -> Image.Ima
     return Image.fromarray(blocks.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
 
 
+def draw_classes(folder: Path, classes: int, per_class: int) -> Path:
+    """Write PNG images into a folder, with a folder for each class: 00, 01, ...; return it."""
+    for hue in range(classes):
+        (folder / f"{hue:02d}").mkdir()
+        for seed in range(per_class):
+            draw(seed, hue=hue).save(folder / f"{hue:02d}" / f"{seed}.png")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes of eight PNG images each, one folder per class."""

@@ -15,7 +15,7 @@ from torchvision.models import SqueezeNet1_1_Weights, squeezenet1_1
 from retrieval import InputError
 from retrieval.evaluation.report import OFF_THE_SHELF, Report
 from retrieval.images.preprocess import Preprocess
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw_classes, lookalike_here
 from train import data, settings
 from train.experiments.evaluation import evaluate_target
 from train.experiments.targets import BEFORE
@@ -27,12 +27,7 @@ PLAIN = ["epochs=0", "split.validation=0", "model.backbone=squeezenet1_1", "mode
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    for hue in range(4):
-        (folder / f"{hue}").mkdir()
-        for seed in range(4):
-            draw(seed, hue=hue).save(folder / f"{hue}" / f"{seed}.png")
-    return folder
+    return draw_classes(tmp_path_factory.mktemp("images"), 4, 4)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from scipy.stats import ttest_rel
 
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
-from tests.conftest import draw, lookalike_here, wait_until
+from tests.conftest import draw, draw_classes, lookalike_here, wait_until
 from train.experiments.experiment import Experiment
 from train.experiments.plan import make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
@@ -49,12 +49,7 @@ SEEDS = (0, 1)
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Six classes of six images; two classes share each hue."""
-    folder = tmp_path_factory.mktemp("twins")
-    for hue in range(6):
-        (folder / f"{hue}").mkdir()
-        for seed in range(6):
-            draw(seed, hue=hue).save(folder / f"{hue}" / f"{seed}.png")
-    return f"folder:{folder}"
+    return f"folder:{draw_classes(tmp_path_factory.mktemp('twins'), 6, 6)}"
 
 
 def sweep(

@@ -13,7 +13,7 @@ from torchvision.models import squeezenet1_1
 
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import draw
+from tests.conftest import draw, draw_classes
 from train import data, settings
 from train.experiments.targets import open_target
 from train.loop.frozen_backbone import FrozenBackbone
@@ -36,11 +36,7 @@ SMALL = [
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine classes of six images, one of them unreadable."""
-    folder = tmp_path_factory.mktemp("images")
-    for hue in range(9):
-        (folder / f"{hue:02d}").mkdir()
-        for seed in range(6):
-            draw(seed, hue=hue).save(folder / f"{hue:02d}" / f"{seed}.png")
+    folder = draw_classes(tmp_path_factory.mktemp("images"), 9, 6)
     for hue in range(9):  # held out or not, whatever the seed
         (folder / f"{hue:02d}" / "2.png").write_bytes(b"no image")
     return folder

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import CHECKOUT, SCRIPT, draw
+from tests.conftest import CHECKOUT, SCRIPT, draw, draw_classes
 from train import data, settings
 from train.loop.interruption import Interrupted
 from train.loop.refit import train_run
@@ -41,12 +41,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # other processes must sum 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve classes of six images."""
-    folder = tmp_path_factory.mktemp("many")
-    for hue in range(12):
-        (folder / f"{hue:02d}").mkdir()
-        for seed in range(6):
-            draw(seed, hue=hue).save(folder / f"{hue:02d}" / f"{seed}.png")
-    return folder
+    return draw_classes(tmp_path_factory.mktemp("many"), 12, 6)
 
 
 def trainer(folder: Path, spec: str, *overrides: str) -> Trainer:
