@@ -20,6 +20,7 @@ from train.pretrained_configs import (
     published_preprocess,
     torchvision_names,
 )
+from train.weights_origin import weights_origin
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class PretrainedBackbone:
     Attributes:
         library: timm or torchvision.
         name: Name in the library; for timm, NAME:key=value,... passes options of the architecture.
-        weights: imagenet or torchvision's name of certain weights (imagenet1k_v1), both downloaded, or
-            a .safetensors file with the library's parameter names.
+        weights: imagenet or torchvision's name of certain weights (imagenet1k_v1), both downloaded, lite0,
+            or a .safetensors file with the library's parameter names.
         size: Side of the input images in pixels; `None` for the library's default.
         mean: Mean per RGB channel, of values in 0..1; `None` for the library's default.
         std: Standard deviation per RGB channel; `None` for the library's default.
-        pooling: mean, gem or cls.
+        pooling: native (the library's own embedding), mean, gem or cls.
     """
 
     library: str
@@ -43,7 +44,7 @@ class PretrainedBackbone:
     size: int | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
-    pooling: Literal["mean", "gem", "cls"] = "mean"
+    pooling: Literal["native", "mean", "gem", "cls"] = "native"
 
     def preprocess(self) -> Preprocess:
         """Return the preprocessing that the library defines, with the overrides."""
@@ -117,6 +118,7 @@ def _provenance(backbone: PretrainedBackbone, config: ModelConfig, preprocess: P
         "config": Config(data="", model=config, preprocess=preprocess, epochs=0).to_dict(),
         "metrics": {},
         "weights_sha256": sha256_of(Path(str(config.weights))) if from_file else None,
+        **weights_origin(config.backbone, config.weights).to_dict(),
         "created": now(),
         "versions": versions(LIBRARIES),
     }

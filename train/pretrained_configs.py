@@ -98,16 +98,11 @@ def traits(backbone: str) -> Traits:
     """
     if ":" not in backbone and backbone not in torchvision_names():
         return Traits(uses_class_token=False, has_batch_norm=backbone == "bn-inception")
-    import torch
     from torch import nn
     from torch.nn.modules.batchnorm import _BatchNorm
 
     try:
-        try:
-            with torch.device("meta"):
-                classifier = _classifier(backbone)
-        except NotImplementedError:  # some compute their widths with tensors
-            classifier = _classifier(backbone)
+        classifier = _without_weights(backbone)
     except (TypeError, ValueError, AssertionError, RuntimeError):
         return Traits(uses_class_token=False, has_batch_norm=False)
     token = getattr(classifier, "cls_token", getattr(classifier, "class_token", None))
@@ -119,6 +114,54 @@ def traits(backbone: str) -> Traits:
         has_batch_norm=any(isinstance(module, _BatchNorm) for module in modules)
         and not any(isinstance(module, nn.LayerNorm) for module in modules),
     )
+
+
+@cache
+def native_size(backbone: str) -> tuple[int, int]:
+    """Return the dimension of the native embedding and the number of parameters up to it.
+
+    The network is built without memory for its weights.
+
+    Raises:
+        InputError: An unknown architecture, or one that cannot be built.
+    """
+    from torch import nn
+
+    library, _, spec = backbone.partition(":")
+    last: list[nn.Module]
+    try:
+        network = _without_weights(backbone)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"{backbone}: cannot be built ({reason}); choose another backbone") from error
+    if library == "timm":
+        if has_projection(spec):
+            dim, last = network.num_classes, []
+        else:
+            dim, found = getattr(network, "head_hidden_size", network.num_features), network.get_classifier()
+            last = [found] if isinstance(found, nn.Module) else list(found)
+    else:
+        layers = [layer for name, layer in network.named_modules() if "aux" not in name.lower()]
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        if linear:
+            last, dim = [linear[-1]], linear[-1].in_features
+        else:  # SqueezeNet classifies by a convolution
+            convolution = [layer for layer in layers if isinstance(layer, nn.Conv2d)][-1]
+            last, dim = [convolution], convolution.in_channels
+    unused = {id(p) for layer in last for p in layer.parameters()}
+    unused |= {id(p) for name, p in network.named_parameters() if name.lower().startswith("aux")}
+    return dim, sum(p.numel() for p in network.parameters() if id(p) not in unused)
+
+
+def _without_weights(backbone: str) -> Any:
+    """Build a network on the device meta; some compute their widths with tensors and are built as usual."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return _classifier(backbone)
+    except NotImplementedError:
+        return _classifier(backbone)
 
 
 def _classifier(backbone: str) -> Any:
@@ -183,6 +226,7 @@ def _resized(preprocess: Preprocess, size: int | None) -> Preprocess:
 
 # ---- timm
 
+_IMAGENET_LABELS, _FEWEST_LABELS = 1000, 2048  # label sets of other published classifiers are larger
 _FITS = {"center": "crop", "squash": "squeeze", "border": "pad"}  # by timm's crop_mode
 
 
@@ -203,6 +247,29 @@ def timm_options(spec: str) -> dict[str, Any]:
             raise InputError(f"model.backbone: timm:{spec}: {option!r} is not an option of an architecture")
         options[key] = yaml.safe_load(value)
     return options
+
+
+def has_projection(spec: str) -> bool:
+    """Return whether the head of a timm model projects to a space of images and texts (CLIP, PE-Core).
+
+    In timm, the projection of an image tower is in the place of the classifier, and `num_classes` of its
+    pretrained_cfg is its dimension, 384 to 1,280. It is 0 without a head; label sets have 1,000 classes
+    (ImageNet) or at least 11,221. The tag of the name decides: vit_base_patch16_clip_224.openai has a
+    projection, vit_base_patch16_clip_224.openai_ft_in1k a classifier.
+    """
+    outputs = int(timm_configuration(spec).get("num_classes", 0))
+    return 0 < outputs < _FEWEST_LABELS and outputs != _IMAGENET_LABELS
+
+
+def timm_configuration(spec: str) -> dict[str, Any]:
+    """Return the pretrained_cfg of NAME.TAG, or of the first tag of NAME; empty if there is none."""
+    import timm
+
+    try:
+        published = timm.get_pretrained_cfg(spec.partition(":")[0])
+    except RuntimeError:  # no such weights of the architecture
+        return {}
+    return dict(published.to_dict()) if published else {}
 
 
 def _timm_preprocess(spec: str, file: Path | None, size: int | None) -> Preprocess | None:

@@ -4,7 +4,8 @@
     resnet50, googlenet, ...              torchvision classifiers
     timm:NAME                             timm models; timm:NAME:key=value,... passes options to them
 
-A backbone is a network up to, and without, global pooling and the classifier.
+A backbone is a network up to, and without, global pooling and the classifier. With native pooling it goes up
+to the embedding that its library publishes, a map of one location.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from retrieval.errors import InputError, did_you_mean
 from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
 from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of
 from train.models.library_backbones import from_timm, from_torchvision, no_stochastic_depth
+from train.models.lora import own_name
 from train.models.pretrained_weights import (
     download_weights,
     explain_download_errors,
@@ -49,7 +51,7 @@ class Backbone(nn.Module):
 
     def __init__(self, name: str, extractor: FeatureExtractor, size: int) -> None:
         super().__init__()
-        self.network, self.method, self.layout = extractor.network, extractor.method, extractor.layout
+        self.network, self.compute, self.layout = extractor.network, extractor.compute, extractor.layout
         self.prefix, self.has_class_token = extractor.prefix, extractor.has_class_token
         sides: dict[str, int] = {}
         with torch.no_grad(), _recorded_sides(self.network, sides):
@@ -61,6 +63,8 @@ class Backbone(nn.Module):
                 raise InputError(
                     f"model.backbone: {name}: its features form no square map; use another backbone"
                 )
+        elif self.layout == "vector":
+            self.channels, self.side = shape[1], 1
         else:
             self.channels, self.side = shape[1] if self.layout == "NCHW" else shape[3], shape[2]
         self._stages = extractor.stages or _stages_by_side(self.network, sides)
@@ -73,6 +77,8 @@ class Backbone(nn.Module):
         if self.layout == "tokens":
             spatial: Tensor = features[:, self.prefix :].mT.unflatten(2, (self.side, self.side))
             return spatial
+        if self.layout == "vector":
+            return features[:, :, None, None]
         return features if self.layout == "NCHW" else features.permute(0, 3, 1, 2)
 
     def class_token(self, planes: Tensor) -> Tensor:
@@ -102,32 +108,37 @@ class Backbone(nn.Module):
                 learns = planes.requires_grad or any(p.requires_grad for p in block.parameters())
                 planes = checkpoint(block, planes, use_reentrant=False) if learns else block(planes)
             return planes
-        features: Tensor = getattr(self.network, self.method)(planes)
-        return features
+        return self.compute(self.network, planes)
 
     def stages(self) -> list[list[nn.Parameter]]:
         """Return all parameters grouped by stage, from input to output."""
-        parameters = dict(self.network.named_parameters())
-        return [[parameters[name] for name in stage] for stage in self._stages]
+        parameters: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in self.network.named_parameters():
+            parameters.setdefault(own_name(name), []).append(parameter)
+        return [[parameter for name in stage for parameter in parameters[name]] for stage in self._stages]
 
 
-def build_backbone(name: str, weights: str | None, size: int, drop_path: float | None = None) -> Backbone:
+def build_backbone(
+    name: str, weights: str | None, size: int, drop_path: float | None = None, *, native: bool = False
+) -> Backbone:
     """Build a backbone by name.
 
     Args:
         name: Name of the backbone.
         weights: `None` for random weights; the name of published weights, such as imagenet or imagenet1k_v1,
-            to download them; or a .safetensors file with the library's parameter names of the whole
-            classifier (for bn-inception, those of the published file).
+            to download them, or lite0, which a package contains; or a .safetensors file with the library's
+            parameter names of the whole classifier (for bn-inception, those of the published file).
         size: Side of the input images, in pixels; transformers are built for one size.
         drop_path: Rate of stochastic depth of the last block; `None` for the library's default.
+        native: Keep the network's own pooling and projection: the mean of the features over locations is the
+            embedding that the library publishes. They have one location unless that embedding is a mean.
 
     Raises:
         InputError: An unknown name (with the most similar one), unknown weights (with those of the backbone),
             an unusable size or file, or a network without stochastic depth.
         LookalikeError: The weights cannot be downloaded.
     """
-    extractor = _feature_extractor(name, size, drop_path)
+    extractor = _feature_extractor(name, size, drop_path, native)
     backbone = Backbone(name, extractor, size)
     if weights is None:
         return backbone
@@ -151,16 +162,16 @@ def build_backbone(name: str, weights: str | None, size: int, drop_path: float |
     return backbone
 
 
-def _feature_extractor(name: str, size: int, drop_path: float | None) -> FeatureExtractor:
+def _feature_extractor(name: str, size: int, drop_path: float | None, native: bool) -> FeatureExtractor:
     if name in OWN_BACKBONES:
         if drop_path is not None:
             raise no_stochastic_depth(name)
         return OWN_BACKBONES[name]()
     if name in torchvision_names():
-        return from_torchvision(name, size, drop_path)
+        return from_torchvision(name, size, drop_path, native=native)
     library, _, rest = name.partition(":")
     if library == "timm":
-        return from_timm(rest, size, drop_path)
+        return from_timm(rest, size, drop_path, native=native)
     import timm  # slow to import
 
     if timm.is_model(name.partition(".")[0]):
@@ -251,12 +262,16 @@ def _children_by_side(sides: Mapping[str, int]) -> list[list[str]]:
 
 
 def _stages_by_side(network: nn.Module, sides: Mapping[str, int]) -> list[list[str]]:
-    """Return the parameter names of each stage of a sequential network."""
-    stages = [
-        [f"{child}.{name}" for child in stage for name, _ in network.get_submodule(child).named_parameters()]
-        for stage in _children_by_side(sides)
-    ]
-    return [stage for stage in stages if stage]
+    """Return the parameter names of each stage of a sequential network; a norm joins the previous one."""
+    stages: list[list[str]] = []
+    for children in _children_by_side(sides):
+        layers = [(child, network.get_submodule(child)) for child in children]
+        names = {f"{child}.{name}": p for child, layer in layers for name, p in layer.named_parameters()}
+        if stages and all(p.ndim < 2 for p in names.values()):
+            stages[-1] += names
+        elif names:
+            stages.append(list(names))
+    return stages
 
 
 OWN_BACKBONES: dict[str, Callable[[], FeatureExtractor]] = {

@@ -15,6 +15,7 @@ from retrieval.images.preprocess import Preprocess
 from train.config import ModelConfig
 from train.models.backbones import build_backbone
 from train.models.heads import build_head
+from train.models.lora import add_adapters
 
 
 class EmbeddingModel(nn.Module):
@@ -22,6 +23,7 @@ class EmbeddingModel(nn.Module):
 
     With mean and spatial pooling and a linear head, the embedding is the mean over all locations of a linear
     map of their features (one map for all locations, or one per location), so there is an embedding map.
+    Native pooling is the backbone's own: its features have one location, unless its library takes their mean.
     Generalised mean (GeM) pooling follows Radenović et al. (2018, Fine-tuning CNN Image Retrieval with No
     Human Annotation, equation 3).
 
@@ -42,7 +44,9 @@ class EmbeddingModel(nn.Module):
         super().__init__()
         self.config = config
         weights = config.weights if pretrained else None
-        self.backbone = build_backbone(config.backbone, weights, preprocess.size, config.drop_path)
+        self.backbone = build_backbone(
+            config.backbone, weights, preprocess.size, config.drop_path, native=config.pooling == "native"
+        )
         if config.pooling == "cls" and not self.backbone.has_class_token:
             raise InputError(f"model.pooling: {config.backbone} has no class token; use mean or gem")
         if config.grad_checkpointing and config.batch_norm != "frozen" and _has_batch_norm(self.backbone):
@@ -50,6 +54,10 @@ class EmbeddingModel(nn.Module):
                 f"model.grad_checkpointing: {config.backbone} would update the statistics of its batch norms "
                 "twice a step; set model.batch_norm=frozen"
             )
+        if config.lora_rank is not None:
+            sample = torch.zeros(1, 3, preprocess.size, preprocess.size)
+            alpha = config.lora_alpha or 2.0 * config.lora_rank
+            add_adapters(self.backbone, config.backbone, sample, config.lora_rank, alpha)
         self.locations = self.backbone.side**2 if config.pooling == "spatial" else 1
         self.dropout = nn.Dropout(config.dropout)
         width = self.locations * self.backbone.channels
@@ -64,8 +72,12 @@ class EmbeddingModel(nn.Module):
 
     @property
     def has_map(self) -> bool:
-        """Whether the embedding is the mean of an embedding map; not for gem and cls pooling, or an MLP."""
-        return self.config.pooling in ("mean", "spatial") and self.config.hidden is None
+        """Whether the embedding is the mean of an embedding map.
+
+        Not with gem or cls pooling, an MLP, or native pooling that is no mean.
+        """
+        is_mean = self.config.pooling == "native" and self.backbone.layout != "vector"
+        return (is_mean or self.config.pooling in ("mean", "spatial")) and self.config.hidden is None
 
     @property
     def is_frozen_below_head(self) -> bool:
@@ -104,7 +116,9 @@ class EmbeddingModel(nn.Module):
         if self.power is not None:
             raised = features.float().clamp(min=1e-6) ** self.power
             return raised.mean((2, 3)) ** (1 / self.power)
-        return features.mean((2, 3)) if self.config.pooling == "mean" else features.flatten(2).mT.flatten(1)
+        if self.config.pooling == "spatial":
+            return features.flatten(2).mT.flatten(1)
+        return features.mean((2, 3))
 
     def maps(self, images: Tensor) -> Tensor:
         """Return embeddings per location, uint8 [N, H, W, 3] -> [N, h, w, D].
@@ -112,7 +126,7 @@ class EmbeddingModel(nn.Module):
         Their mean is the raw embedding. Requires `has_map`; does not apply dropout.
         """
         features = self.features(images).permute(0, 2, 3, 1)  # [N, h, w, C]
-        if self.config.pooling == "mean":
+        if self.config.pooling != "spatial":
             embeddings: Tensor = self.head(features)
             return embeddings
         height, width = features.shape[1:3]

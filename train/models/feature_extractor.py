@@ -13,17 +13,24 @@ from retrieval.errors import InputError
 Weights = Mapping[str, Tensor]
 
 
+def forward(network: nn.Module, planes: Tensor) -> Tensor:
+    """Return what a network returns when it is called."""
+    output: Tensor = network(planes)
+    return output
+
+
 @dataclass(frozen=True)
 class FeatureExtractor:
-    """Network without its classifier.
+    """Network without its classifier, with or without its own pooling.
 
     Attributes:
         network: Network, built from the classifier's own modules.
         classifier_tensors: Tensors of the whole classifier, by the names used in weight files.
-        published_weights: Functions that download weights with those names, by the name of the weights;
-            empty if none are published. "imagenet" is what the library recommends.
-        method: Method of `network` that maps planes [N, 3, H, W] to features.
-        layout: Layout of the features: NCHW, NHWC, or tokens [N, T, C].
+        published_weights: Functions that load or download weights with those names, by the name of the
+            weights; empty if none are published. "imagenet" is what the library recommends.
+        compute: Function of `network` and planes [N, 3, H, W] that returns features.
+        layout: Layout of the features: NCHW, NHWC, tokens [N, T, C], or vector [N, C], which the network has
+            pooled.
         prefix: Number of tokens before those of locations.
         has_class_token: Whether the first token is the class token.
         stages: Parameter names by stage; if empty, the network is sequential and stages follow its map sizes.
@@ -32,14 +39,14 @@ class FeatureExtractor:
     network: nn.Module
     classifier_tensors: Weights
     published_weights: Mapping[str, Callable[[], Weights]] = field(default_factory=dict)
-    method: str = "forward"
+    compute: Callable[[nn.Module, Tensor], Tensor] = forward
     layout: str = "NCHW"
     prefix: int = 0
     has_class_token: bool = False
     stages: tuple[tuple[str, ...], ...] = ()
 
-    def features(self, name: str, size: int) -> Tensor:
-        """Return the features of one black image.
+    def features(self, name: str, size: int, planes: Tensor | None = None) -> Tensor:
+        """Return the features of planes [N, 3, size, size], or of one black image, in evaluation mode.
 
         Raises:
             InputError: The network cannot process images of that size.
@@ -47,8 +54,7 @@ class FeatureExtractor:
         training = self.network.training
         self.network.eval()
         try:
-            features: Tensor = getattr(self.network, self.method)(torch.zeros(1, 3, size, size))
-            return features
+            return self.compute(self.network, torch.zeros(1, 3, size, size) if planes is None else planes)
         except (RuntimeError, AssertionError, ValueError, IndexError) as error:
             raise unusable_size(name, size, error) from error
         finally:

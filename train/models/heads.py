@@ -16,7 +16,7 @@ def build_head(features: int, dim: int, hidden: int | None, init: str) -> nn.Mod
 
     Initializations: default is torch's own; uniform: U(-1 / sqrt(C), 1 / sqrt(C)); xavier: uniform, Glorot &
     Bengio (2010); kaiming: normal by fan-out, He et al. (2015), as in Proxy Anchor. The last three have zero
-    bias. Those fitted to features begin as default, see `fit_projection`.
+    bias. Those fitted to features begin as default, see `fit_projection` and `fit_regression`.
 
     There is no U[0, 1] for all layers, which Roy et al. (2022, Learning Deep Optimal Embeddings with Sinkhorn
     Divergences, section 4) state: taken literally it cannot be trained. Positive weights of that size make
@@ -55,10 +55,9 @@ def _initialise(layer: nn.Linear, how: str) -> None:
     nn.init.zeros_(layer.bias)
 
 
-def fit_head(head: nn.Module, init: str, features: np.ndarray, labels: np.ndarray) -> None:
-    """Set a linear head to a projection fitted to features; see `fit_projection`."""
+def fit_head(head: nn.Module, weight: np.ndarray, bias: np.ndarray) -> None:
+    """Set a linear head to a map fitted to features, from `fit_projection` or `fit_regression`."""
     assert isinstance(head, nn.Linear), "model.hidden is refused with such an initialization"
-    weight, bias = fit_projection(init, features, labels, head.out_features)
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(weight))
         head.bias.copy_(torch.from_numpy(bias))
@@ -97,11 +96,7 @@ def fit_projection(
             f"model.init: {init} gives at most {most} dimensions here ({width} features of "
             f"{count} images), not {dim}; lower model.embedding_dim, or use init=default"
         )
-    if width > _MOST_FEATURES:
-        raise InputError(
-            f"model.init: {init} is for up to {_MOST_FEATURES} features, and there are {width}; use another "
-            "pooling, or init=default"
-        )
+    _check_width(init, width)
     centre = features.mean(0, dtype=np.float64)
     centred = features - centre.astype(np.float32)
     if init == "lda":
@@ -112,6 +107,55 @@ def fit_projection(
             weight = weight / np.sqrt(np.maximum(values, 1e-6 * values[0]))[:, None]
     weight = weight / np.linalg.norm(weight, axis=1).mean()
     return weight.astype(np.float32), (-weight @ centre).astype(np.float32)
+
+
+def fit_regression(features: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Fit a linear map from features to the vectors of a teacher by ridge regression.
+
+    The penalty is the best of a grid by generalized cross-validation (Golub, Heath and Wahba 1979). The map
+    is scaled as that of `fit_projection`; the scale does not matter to embeddings, which have unit length.
+
+    Args:
+        features: float [N, C].
+        targets: float [N, D].
+
+    Returns:
+        Weight float32 [D, C] and bias float32 [D].
+
+    Raises:
+        InputError: Too many features.
+    """
+    count, width = features.shape
+    _check_width("teacher", width)
+    features, targets = features.astype(np.float64), targets.astype(np.float64)
+    centre, offset = features.mean(0), targets.mean(0)
+    centred = features - centre
+    values, axes = np.linalg.eigh(centred.T @ centred)
+    kept = values > 1e-12 * values[-1]
+    values, axes = values[kept], axes[:, kept]  # rank: K
+    along = axes.T @ (centred.T @ (targets - offset))  # [K, D]
+    explained = (along**2).sum(1) / values
+    unexplained = max(float(((targets - offset) ** 2).sum() - explained.sum()), 0)
+
+    def criterion(penalty: float) -> float:
+        lost = penalty / (values + penalty)
+        rest = unexplained + float((explained * lost**2).sum())
+        free = float(count - 1 - len(values) + lost.sum())  # degrees of freedom
+        return rest / (free * free)
+
+    penalty = min(values[-1] * np.logspace(-6, 1, 29), key=criterion)
+    weight = (along.T / (values + penalty)) @ axes.T
+    bias = offset - weight @ centre
+    scale = np.linalg.norm(weight, axis=1).mean()
+    return (weight / scale).astype(np.float32), (bias / scale).astype(np.float32)
+
+
+def _check_width(init: str, width: int) -> None:
+    if width > _MOST_FEATURES:
+        raise InputError(
+            f"model.init: {init} is for up to {_MOST_FEATURES} features, and there are {width}; use another "
+            "pooling, or init=default"
+        )
 
 
 def _discriminants(centred: np.ndarray, labels: np.ndarray, dim: int) -> np.ndarray:

@@ -1,19 +1,31 @@
-"""Backbones of torchvision and timm: their classifiers, cut off before global pooling."""
+"""Backbones of torchvision and timm: their classifiers without pooling, or without the last layer alone.
+
+Native pooling is that of the library: its output is the embedding that the library publishes.
+
+    timm, weights of a classifier, or without a head    forward_head(forward_features(x), pre_logits=True)
+    timm, weights with a projection (CLIP)              forward(x); see `pretrained_configs.has_projection`
+    torchvision                                         the input of the last linear layer
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
-from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of, unusable_size
-from train.pretrained_configs import FROM_TENSORFLOW, timm_options, torchvision_weights
+from train.models.feature_extractor import FeatureExtractor, Weights, forward, tensors_of, unusable_size
+from train.models.packaged_weights import packaged_weights
+from train.pretrained_configs import FROM_TENSORFLOW, has_projection, timm_options, torchvision_weights
 
 _HEADS = {"avgpool", "dropout", "flatten", "classifier", "fc", "head", "aux1", "aux2", "AuxLogits"}
 _CHAINS = {"features", "layers", "trunk_output", "blocks"}
@@ -34,8 +46,10 @@ def _check_depth(name: str, classifier: nn.Module, drop_path: float | None) -> N
 # ---- torchvision
 
 
-def from_torchvision(name: str, size: int, drop_path: float | None = None) -> FeatureExtractor:
-    """Build a torchvision classifier by name, without its head."""
+def from_torchvision(
+    name: str, size: int, drop_path: float | None = None, *, native: bool = False
+) -> FeatureExtractor:
+    """Build a torchvision classifier by name, without its head or (native) without its last linear layer."""
     import torchvision
 
     options: dict[str, Any] = {"init_weights": True} if name in FROM_TENSORFLOW else {}
@@ -55,11 +69,14 @@ def from_torchvision(name: str, size: int, drop_path: float | None = None) -> Fe
     tensors = tensors_of(classifier)
     published = {weights: partial(_download, name, weights) for weights in torchvision_weights(name)}
     if not isinstance(classifier, torchvision.models.VisionTransformer):
-        return FeatureExtractor(_chain(name, classifier), tensors, published)
-    network = _Transformer(classifier)
-    return FeatureExtractor(
-        network, tensors, published, "forward", "tokens", 1, True, _stages_by_block(network)
-    )
+        chain = _chain(name, classifier)
+        head = _layers_before_classes(classifier) if native else {}
+        for child, layer in head.items():
+            chain.add_module(child, layer)
+        return FeatureExtractor(chain, tensors, published, layout="vector" if head else "NCHW")
+    network = _Transformer(classifier, native)
+    layout, stages = "vector" if native else "tokens", _stages_by_block(network)
+    return FeatureExtractor(network, tensors, published, forward, layout, 1, True, stages)
 
 
 def _download(name: str, weights: str) -> Weights:
@@ -86,6 +103,19 @@ def _chain(name: str, classifier: nn.Module) -> nn.Sequential:
     return network
 
 
+def _layers_before_classes(classifier: Any) -> dict[str, nn.Module]:
+    """Return the layers between the features and the last linear layer, if they are more than a mean."""
+    head = getattr(classifier, "classifier", None)
+    if not isinstance(head, nn.Sequential) or not isinstance(head[-1], nn.Linear):
+        return {}
+    before = {f"classifier_{number}": layer for number, layer in enumerate(head[:-1])}
+    if not any(True for layer in before.values() for _ in layer.parameters()):
+        return {}
+    pool = {"avgpool": classifier.avgpool} if hasattr(classifier, "avgpool") else {}
+    flat = any(isinstance(layer, nn.Flatten) for layer in before.values())
+    return {**pool, **({} if flat else {"flatten": nn.Flatten()}), **before}
+
+
 class _TensorFlowScale(nn.Module):
     """Rescaling from ImageNet's mean and standard deviation to -1..1: torchvision's `transform_input`.
 
@@ -107,16 +137,17 @@ class _TensorFlowScale(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """Vision transformer of torchvision up to its tokens: [N, 3, H, W] -> [N, 1 + T, C]."""
+    """Vision transformer of torchvision: planes -> tokens [N, 1 + T, C], or (native) class token [N, C]."""
 
-    def __init__(self, vit: Any) -> None:
+    def __init__(self, vit: Any, native: bool) -> None:
         super().__init__()
+        self.native = native
         self.class_token, self.conv_proj, self.encoder = vit.class_token, vit.conv_proj, vit.encoder
 
     def forward(self, planes: Tensor) -> Tensor:
         patches = self.conv_proj(planes).flatten(2).mT  # [N, T, C]
         tokens: Tensor = self.encoder(torch.cat([self.class_token.expand(len(planes), -1, -1), patches], 1))
-        return tokens
+        return tokens[:, 0] if self.native else tokens
 
 
 def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
@@ -132,8 +163,13 @@ def _stages_by_block(network: nn.Module) -> tuple[tuple[str, ...], ...]:
 # ---- timm
 
 
-def from_timm(spec: str, size: int, drop_path: float | None = None) -> FeatureExtractor:
+def from_timm(
+    spec: str, size: int, drop_path: float | None = None, *, native: bool = False
+) -> FeatureExtractor:
     """Build a timm model: NAME, or NAME:key=value,... with options of its architecture.
+
+    Without its head, or (native) with its own pooling and projection. Where that is the mean of the features,
+    the mean is left to the caller, so that there is a map.
 
     Raises:
         InputError: An unknown name or option, or an unusable image size.
@@ -160,15 +196,26 @@ def from_timm(spec: str, size: int, drop_path: float | None = None) -> FeatureEx
         raise InputError(f"model.backbone: timm:{spec}, {size} x {size}: {reason}") from error
     _check_depth(f"timm:{spec}", classifier, drop_path)
     has_token = getattr(classifier, "cls_token", None) is not None
+    tensors = tensors_of(classifier)
+    published = {"imagenet": lambda: timm.create_model(name, pretrained=True, **options).state_dict()}
     extractor = FeatureExtractor(
         classifier,
-        tensors_of(classifier),
-        {"imagenet": lambda: timm.create_model(name, pretrained=True, **options).state_dict()},
-        "forward_features",
+        tensors,
+        published | packaged_weights(architecture, tensors),
+        _forward_features,
         getattr(classifier, "output_fmt", "NCHW"),
         getattr(classifier, "num_prefix_tokens", int(has_token)),
         has_token,
     )
+    if native:
+        own = replace(extractor, compute=_embedding_of(classifier, has_projection(spec)), layout="vector")
+        with _recorded_calls(classifier) as called:
+            vector = own.features(f"timm:{spec}", size)
+        if not isinstance(vector, Tensor) or vector.ndim != 2:
+            raise InputError(f"model.pooling: timm:{spec} does not return one embedding; use mean")
+        if not _is_mean(own, extractor, size):
+            _cut_classes(classifier, vector, called)
+            return replace(own, stages=_stages_of_timm(classifier))
     features = extractor.features(f"timm:{spec}", size)
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         raise InputError(f"model.backbone: timm:{spec} does not return one feature map")
@@ -180,15 +227,91 @@ def from_timm(spec: str, size: int, drop_path: float | None = None) -> FeatureEx
     )
 
 
+def _forward_features(network: Any, planes: Tensor) -> Tensor:
+    features: Tensor = network.forward_features(planes)
+    return features
+
+
+def _pre_logits(network: Any, planes: Tensor) -> Tensor:
+    embedding: Tensor = network.forward_head(network.forward_features(planes), pre_logits=True)
+    return embedding
+
+
+def _embedding_of(classifier: Any, projects: bool) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return the function that computes the embedding of a timm model."""
+    if projects or classifier.num_classes == 0:
+        return forward
+    if "pre_logits" in inspect.signature(classifier.forward_head).parameters:
+        return _pre_logits
+    classifier.reset_classifier(0)
+    return forward
+
+
+def _is_mean(own: FeatureExtractor, maps: FeatureExtractor, size: int) -> bool:
+    """Return whether the embedding is the mean of a square map of features, and no parameter is between."""
+    planes = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    try:
+        features = maps.features("", size, planes)
+    except InputError:
+        return False
+    if not isinstance(features, Tensor) or features.ndim not in (3, 4):
+        return False
+    if features.ndim == 3:
+        places = features[:, maps.prefix :]
+        is_square = isqrt(places.shape[1]) ** 2 == places.shape[1]
+        mean = places.mean(1) if is_square else None
+    else:
+        mean = features.mean((2, 3) if maps.layout == "NCHW" else (1, 2))
+    embedding = own.features("", size, planes)
+    if mean is None or mean.shape != embedding.shape or not torch.allclose(mean, embedding, 1e-4, 1e-6):
+        return False
+    # A norm at its initial values can hide in equal numbers.
+    return _idle(own.network, features) == _idle(own.network, embedding)
+
+
+def _idle(network: nn.Module, output: Tensor) -> set[int]:
+    """Return the ids of the learned parameters that an output does not depend on."""
+    learned = {id(p): p for p in network.parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(output.sum(), list(learned.values()), allow_unused=True)
+    return {key for key, gradient in zip(learned, gradients, strict=True) if gradient is None}
+
+
 def _cut(classifier: nn.Module, features: Tensor) -> None:
     """Remove the modules that the features do not depend on: pooling, the classifier, and those between."""
-    learned = {id(p): p for p in classifier.parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(features.sum(), list(learned.values()), allow_unused=True)
-    idle = {key for key, gradient in zip(learned, gradients, strict=True) if gradient is None}
+    idle = _idle(classifier, features)
     for name, part in classifier.named_children():
         parameters = {id(p) for p in part.parameters()}
         if parameters and parameters <= idle:
             setattr(classifier, name, nn.Identity())
+
+
+def _cut_classes(parent: nn.Module, embedding: Tensor, called: set[int]) -> None:
+    """Remove the modules that compute classes from the embedding: not called, and without effect on it."""
+    idle = _idle(parent, embedding)
+
+    def cut(parent: nn.Module) -> None:
+        for name, part in parent.named_children():
+            parameters = {id(p) for p in part.parameters()}
+            if parameters and parameters <= idle and id(part) not in called:
+                setattr(parent, name, nn.Identity())
+            elif parameters & idle:
+                cut(part)
+
+    cut(parent)
+
+
+@contextmanager
+def _recorded_calls(network: nn.Module) -> Iterator[set[int]]:
+    """Record the ids of the modules that are called."""
+    called: set[int] = set()
+    hooks = [
+        module.register_forward_hook(lambda part, *_: called.add(id(part))) for module in network.modules()
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _stages_of_timm(classifier: Any) -> tuple[tuple[str, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from retrieval.errors import InputError, LookalikeError
 from train.models.feature_extractor import tensors_of
+from train.models.lora import own_name
 
 
 def read_weights(file: str) -> dict[str, Tensor]:
@@ -26,6 +28,19 @@ def read_weights(file: str) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise InputError(f"model.weights: {file}: not a readable safetensors file ({error})") from error
+
+
+def digest_of_weights(network: nn.Module) -> str:
+    """Return the fingerprint of all weights and statistics of a network, 32 hexadecimal digits.
+
+    Adapters are left out, so that it is that of the network before they were added.
+    """
+    digest = hashlib.sha256()
+    own = {own_name(name): value for name, value in network.state_dict().items() if ".lora_" not in name}
+    for name, value in sorted(own.items()):
+        digest.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
+        digest.update(value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def download_weights(url: str) -> dict[str, Tensor]:

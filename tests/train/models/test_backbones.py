@@ -83,11 +83,14 @@ def test_same_features_as_torchvision(
 @pytest.mark.slow  # torchvision has no small vision transformer
 def test_class_token_of_torchvision(tmp_path: Path) -> None:
     theirs = torchvision.models.vit_b_32(weights=None, image_size=64).eval()
-    ours = build_backbone("vit_b_32", saved(theirs, tmp_path), 64).eval()
+    weights = saved(theirs, tmp_path)
+    ours = build_backbone("vit_b_32", weights, 64).eval()
+    native = build_backbone("vit_b_32", weights, 64, native=True)
     theirs.heads = nn.Identity()
     images = planes(64)
     with torch.inference_mode():
         torch.testing.assert_close(ours.class_token(images), theirs(images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(pooled(native, images), theirs(images), rtol=1e-4, atol=1e-5)
     assert [len(stage) for stage in ours.stages()] == [4, *[12] * 11, 14]
 
 

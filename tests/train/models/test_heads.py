@@ -7,9 +7,10 @@ import pytest
 from scipy.linalg import eigh, subspace_angles
 from sklearn.covariance import ledoit_wolf
 from sklearn.decomposition import PCA
+from sklearn.linear_model import Ridge
 
 from retrieval import InputError
-from train.models.heads import fit_projection
+from train.models.heads import fit_projection, fit_regression
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,29 @@ def test_discriminants_solve_the_generalized_eigenproblem(features: tuple[np.nda
         rtol=1e-3,
     )
     assert np.linalg.matrix_rank(more) == 9, "beyond the 4 directions between 5 classes"
+
+
+@pytest.mark.parametrize("count", [300, 9], ids=["many", "fewer than features"])
+def test_regression_has_the_penalty_of_the_least_criterion(
+    features: tuple[np.ndarray, np.ndarray], count: int
+) -> None:
+    """The criterion is computed from the hat matrix of each penalty, the map by scikit-learn."""
+    vectors = features[0][:count].astype(np.float64)
+    random = np.random.default_rng(1)
+    targets = vectors[:, :4] @ random.normal(size=(4, 3)) + 3 * random.normal(size=(count, 3)) + 5
+    centred, offset = vectors - vectors.mean(0), targets - targets.mean(0)
+    scores = []
+    penalties = np.linalg.eigvalsh(centred.T @ centred)[-1] * np.logspace(-6, 1, 29)
+    for penalty in penalties:
+        hat = centred @ np.linalg.solve(centred.T @ centred + penalty * np.eye(12), centred.T)
+        rest = offset - hat @ offset
+        scores.append((rest**2).sum() / (count - 1 - np.trace(hat)) ** 2)
+    theirs = Ridge(penalties[np.argmin(scores)]).fit(vectors, targets)
+    weight, bias = fit_regression(vectors.astype(np.float32), targets.astype(np.float32))
+    assert np.linalg.norm(weight, axis=1).mean() == pytest.approx(1, abs=1e-5)
+    scale = np.linalg.norm(theirs.coef_, axis=1).mean()
+    np.testing.assert_allclose(weight, theirs.coef_ / scale, atol=2e-3)
+    np.testing.assert_allclose(bias, theirs.intercept_ / scale, rtol=1e-2, atol=1e-2)
 
 
 def test_too_few_features_are_refused(features: tuple[np.ndarray, np.ndarray]) -> None:

@@ -1,0 +1,158 @@
+"""`lookalike models`: backbones to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+from retrieval.cli import json_option, print_result
+from retrieval.errors import InputError, did_you_mean
+from retrieval.licenses import license_notice
+
+
+@click.group()
+def models() -> None:
+    """List backbones to start from, and describe them.
+
+    \b
+      lookalike models list
+      lookalike models info timm:vit_base_patch16_siglip_224.v2_webli
+    """
+
+
+@models.command("list")
+@click.argument("pattern", required=False)
+@click.option("--all", "everything", is_flag=True, help="All weights of timm, not the curated list.")
+@json_option
+def list_models(pattern: str | None, everything: bool, as_json: bool) -> None:
+    """List backbones: small and strong ones with permissive licences, fastest first.
+
+    PATTERN selects names: a part of the name, or with * and ?. The time is CPU time for one image on one
+    thread in ONNX Runtime, measured here with random weights; fast is up to 25 ms, medium up to 150 ms.
+    Dimension and parameters are those of the published embedding (model.pooling=native).
+
+    \b
+      lookalike models list
+      lookalike models list siglip
+      lookalike models list --all "*dinov3*"
+
+    \b
+    The name is for training and, without timm:, for export:
+      lookalike train --data folder:shop --out run --set model.weights=imagenet \\
+          --set model.backbone=timm:tiny_vit_5m_224.dist_in22k --set model.pooling=native
+      lookalike export --from-timm tiny_vit_5m_224.dist_in22k --out model.onnx
+    """
+    from train.curated_backbones import curated_backbones
+
+    rows: list[dict[str, Any]]
+    if everything:
+        import timm  # slow to import
+
+        from train.pretrained_configs import timm_configuration
+
+        names = [name for name in timm.list_models(pretrained=True) if _matches(f"timm:{name}", pattern)]
+        rows = [_published(name, timm_configuration(name)) for name in names]
+    else:
+        rows = [row.to_dict() for row in curated_backbones() if _matches(row.name, pattern)]
+    if not rows:
+        where = "of timm" if everything else "in the curated list; --all searches all of timm"
+        raise InputError(f"models list: no name like {pattern!r} {where}")
+    print_result(rows, as_json, list(_published_table(rows) if everything else _curated_table(rows)))
+
+
+@models.command()
+@click.argument("name")
+@json_option
+def info(name: str, as_json: bool) -> None:
+    """Describe the backbone NAME, as in model.backbone: embedding, preprocessing and licence.
+
+    Nothing is downloaded, and no memory is taken for weights.
+
+    \b
+      lookalike models info timm:vit_small_patch14_reg4_dinov2.lvd142m
+      lookalike models info resnet50 --json
+    """
+    from train.curated_backbones import curated_backbones
+    from train.pretrained_configs import has_projection, native_size, published_preprocess
+    from train.weights_origin import weights_origin
+
+    preprocess = published_preprocess(name, "imagenet")
+    library, _, spec = name.partition(":")
+    if preprocess is None or library == "bn-inception":
+        raise InputError(f"models info: unknown backbone {name!r}; {_hint(name)}")
+    dim, parameters = native_size(name)
+    origin = weights_origin(name, "imagenet")
+    curated = next((row for row in curated_backbones() if row.name == name), None)
+    projects = library == "timm" and has_projection(spec)
+    facts = {
+        "name": name,
+        "parameters": parameters,
+        "embedding": {"dim": dim, "projection": projects},
+        "preprocess": preprocess.to_dict(),
+        "license": origin.license,
+        "license_notice": license_notice(origin.license) or None,
+        "address": origin.address,
+        "curated": None if curated is None else curated.to_dict(),
+    }
+    seen = ", ".join(f"{key} {value}" for key, value in preprocess.to_dict().items() if value is not None)
+    space = "the projection to the space of images and texts" if projects else "before the classifier, if any"
+    lines = [
+        f"name           {name}",
+        f"parameters     {parameters / 1e6:.1f} million",
+        f"embedding      {dim} dimensions: {space} (model.pooling=native)",
+        f"preprocessing  {seen}",
+        f"licence        {license_notice(origin.license) or origin.license or 'none stated by the library'}",
+        f"weights        {origin.address or 'none published'}",
+    ]
+    if curated is not None:
+        lines += [
+            f"time           {curated.milliseconds:.0f} ms of CPU time for an image ({curated.speed})",
+            f"suits          {curated.suits}",
+        ]
+    print_result(facts, as_json, lines)
+
+
+def _matches(name: str, pattern: str | None) -> bool:
+    if pattern is None:
+        return True
+    wild = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    return fnmatchcase(name, wild) or fnmatchcase(name.removeprefix("timm:"), wild)
+
+
+def _published(name: str, configuration: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of weights of timm without their network."""
+    return {
+        "name": f"timm:{name}",
+        "size": configuration["input_size"][-1],
+        "license": configuration.get("license"),
+        "license_notice": license_notice(configuration.get("license")) or None,
+    }
+
+
+def _curated_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    width = max(len(row["name"]) for row in rows)
+    yield f"{'name':<{width}}  million  pixels   dim    ms  speed   licence     suits"
+    for row in rows:
+        million, ms = row["parameters"] / 1e6, row["milliseconds"]
+        numbers = f"{million:>8.1f} {row['size']:>7} {row['dim']:>5} {ms:>5.0f}"
+        yield f"{row['name']:<{width}} {numbers}  {row['speed']:<6}  {row['license']:<10}  {row['suits']}"
+
+
+def _published_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    width = max(len(row["name"]) for row in rows)
+    yield f"{'name':<{width}} {'pixels':>7} licence"
+    for row in rows:
+        stated = row["license_notice"] or row["license"] or "none stated"
+        yield f"{row['name']:<{width}} {row['size']:>7} {stated}"
+
+
+def _hint(name: str) -> str:
+    import timm
+
+    from train.pretrained_configs import torchvision_names
+
+    known = [*torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
+    return did_you_mean(name.partition(".")[0], known, "see `lookalike models list --all`")
