@@ -10,6 +10,19 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.inference.runtime import Runtime
+from retrieval.licenses import license_notice
+
+
+def _read_blend(ctx: click.Context, option: click.Parameter, text: str | None) -> float | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1
+    if not 0 <= share <= 1:
+        raise click.BadParameter(f"expected a number from 0 to 1, or auto, got {text!r}")
+    return share
 
 
 @click.command()
@@ -30,8 +43,15 @@ from retrieval.inference.runtime import Runtime
 @click.option(
     "--data",
     metavar="DATA",
-    help="Labelled images to check the file on and to calibrate int8 with: folder:DIR, csv:FILE, NAME:ROOT, "
-    "a bundled name, or 'noise' for random images.  [default: the data set of the run]",
+    help="Labelled images to check the file on and to calibrate int8 with: folder:DIR, csv:FILE, "
+    "hf:USER/NAME, NAME:ROOT, a bundled name, or 'noise'.  [default: the data set of the run]",
+)
+@click.option(
+    "--blend",
+    metavar="ALPHA|auto",
+    callback=_read_blend,
+    help="Share of the run in the backbone's weights, 0 to 1; the rest are those that it began with. auto: "
+    "the best share on the held-out classes of the run.  [default: 1]",
 )
 @click.option("--accept-loss", is_flag=True, help="Keep fp16 or int8 regardless of the loss of accuracy.")
 @click.option("--from-timm", metavar="NAME", help="Export a pretrained timm backbone instead of a run.")
@@ -39,10 +59,26 @@ from retrieval.inference.runtime import Runtime
     "--from-torchvision", metavar="NAME", help="Export a torchvision classifier's backbone instead of a run."
 )
 @click.option(
+    "--from-open-clip",
+    metavar="ARCH:TAG",
+    help="Export a pair of image and text encoder of open_clip: ARCH:TAG, ARCH:FILE, hf-hub:USER/NAME or "
+    "local-dir:DIR.",
+)
+@click.option(
+    "--from-transformers",
+    metavar="NAME|DIR",
+    help="Export a pair of transformers (CLIP, SigLIP, SigLIP 2) from the Hugging Face hub or from a folder.",
+)
+@click.option(
+    "--from-hub",
+    metavar="USER/NAME|DIR",
+    help="Import encoders that are published as ONNX, in the layout of immich or of onnx-community.",
+)
+@click.option(
     "--weights",
     metavar="imagenet|NAME|FILE",
-    help="Backbone weights: imagenet or a name of torchvision such as imagenet1k_v1 (downloaded), or a "
-    ".safetensors file.  [default: imagenet]",
+    help="Backbone weights: imagenet or a name of torchvision such as imagenet1k_v1 (downloaded), lite0 (of "
+    "tf_efficientnet_lite0, in the extra demo), or a .safetensors file.  [default: imagenet]",
 )
 @click.option(
     "--size", type=click.IntRange(1), help="Side of the input images in pixels.  [default: the library's]"
@@ -53,8 +89,9 @@ from retrieval.inference.runtime import Runtime
 @click.option("--std", nargs=3, type=float, help="Standard deviation of each channel, as --mean.")
 @click.option(
     "--pooling",
-    type=click.Choice(["mean", "gem", "cls"]),
-    help="Pooling of the features; gem and cls give no similarity maps.  [default: mean]",
+    type=click.Choice(["native", "mean", "gem", "cls"]),
+    help="native: the network's own pooling and projection, its published embedding; mean: the mean of its "
+    "features, which gives similarity maps; gem; cls.  [default: native]",
 )
 @runtime_options
 @json_option
@@ -63,15 +100,19 @@ def export(
     out: Path,
     checkpoint: str | None,
     precision: str,
+    blend: Any,
     data: str | None,
     accept_loss: bool,
     from_timm: str | None,
     from_torchvision: str | None,
+    from_open_clip: str | None,
+    from_transformers: str | None,
+    from_hub: str | None,
     runtime: Runtime,
     as_json: bool,
     **backbone: Any,
 ) -> None:
-    """Export a training run or a pretrained backbone to one ONNX file.
+    """Export a training run, a pretrained backbone, or a pair of image and text encoder.
 
     The file is compared with the checkpoint on real images and kept only if its embeddings are the same.
 
@@ -86,29 +127,59 @@ def export(
       lookalike export run --out small.onnx --precision int8 --device cpu
       lookalike export run --out gpu.onnx --precision fp16
 
-    Without a run, a pretrained backbone is exported as it is: the embedding is its pooled features at unit
-    length.
+    Fine-tuning may cost what the pretrained backbone knew. --blend mixes the weights of the two (WiSE-FT,
+    Wortsman et al. 2022), with the head of the run, and prints the curve that the share was chosen by.
+
+    \b
+      lookalike export run --out robust.onnx --blend auto
+
+    Without a run, a pretrained backbone is exported as it is: the embedding is the one that its library
+    publishes (attention pool of SigLIP, projection of CLIP, class token of DINOv2, ...), at unit length.
+    There are similarity maps if that is a mean over locations, or with --pooling mean.
 
     \b
       lookalike export --from-timm mobilenetv3_large_100 --out model.onnx
+      lookalike export --from-timm vit_base_patch16_siglip_224 --pooling mean --out maps.onnx
       lookalike export --from-torchvision resnet50 --size 288 --pooling gem --out model.onnx
       lookalike export --from-timm resnet50 --precision int8 --data folder:shop --out model.onnx
+
+    A pair makes a gallery searchable by text. It is one archive of both encoders and the tokenizer, which is
+    kept only if texts and images have the library's embeddings (docs/text.md).
+
+    \b
+      lookalike export --from-open-clip ViT-B-16-SigLIP2:webli --out siglip2.zip
+      lookalike export --from-transformers openai/clip-vit-base-patch32 --out clip.zip
+      lookalike export --from-hub immich-app/ViT-B-32__openai --out clip.zip
+      lookalike export --from-hub onnx-community/dinov2-small --out dino.onnx
     """
-    sources = [source for source in (run, from_timm, from_torchvision) if source is not None]
+    pairs = {"open-clip": from_open_clip, "transformers": from_transformers, "hub": from_hub}
+    pair = next(((library, name) for library, name in pairs.items() if name is not None), None)
+    sources = [source for source in (run, from_timm, from_torchvision, *pairs.values()) if source is not None]
     if len(sources) != 1:
-        raise click.UsageError("give one of RUN, --from-timm NAME and --from-torchvision NAME")
+        raise click.UsageError("give RUN or one of the options --from-...")
     given = {name: value for name, value in backbone.items() if value is not None}
     if run is not None and given:
         raise click.UsageError(f"--{next(iter(given))} applies to --from-timm and --from-torchvision only")
     if run is None and checkpoint is not None:
         raise click.UsageError("--checkpoint applies to runs only")
+    if run is None and blend is not None:
+        raise click.UsageError("--blend applies to runs only")
+    if pair is not None:
+        if given or precision != "fp32":
+            option = next(iter(given), "precision")
+            raise click.UsageError(f"--{option} does not apply to --from-{pair[0]}")
+        _export_published(*pair, out, data, runtime, as_json)
+        return
     from export.model_file import ExportOptions, export_run  # torch takes seconds to import
+    from train.weights_origin import weights_origin
 
     options = ExportOptions(precision, accept_loss, show_progress=True, runtime=runtime)
     if run is not None:
         from train.loop.run_folder import Run
 
-        exported = export_run(Run.open(run), out, checkpoint or "best", data=data, options=options)
+        trained = Run.open(run)
+        model = trained.config.model
+        exported = export_run(trained, out, checkpoint or "best", data=data, options=options, blend=blend)
     else:
         from export.pretrained import PretrainedBackbone, export_backbone
 
@@ -116,16 +187,56 @@ def export(
         source = PretrainedBackbone(library, str(name), **given)
         if source.assumption is not None:
             print_status(source.assumption)
+        model = source.model_config()
         exported = export_backbone(source, out, data=data, options=options)
     if precision == "fp16" and exported.cost and exported.cost.provider.lower().startswith("cpu"):
         print_status(
             "fp16 is for GPUs: on a CPU, ONNX Runtime computes in float32 and converts back and forth"
         )
+    restriction = license_notice(weights_origin(model.backbone, model.weights).license)
+    if restriction:
+        print_status(f"licence of the weights: {restriction}")
     proof, size = exported.proof, out.stat().st_size
     text = (
         f"{out}: {size / 1e6:.1f} MB; its embeddings of {proof.images} differ from the network's "
         f"by at most {proof.largest_difference:.1e} (lowest cosine {proof.lowest_cosine:.7f})"
     )
+    if exported.blend is not None:
+        text = f"{exported.blend.to_text()}\n{text}"
     if exported.cost is not None:
         text += f"\n{exported.cost.to_text()}"
     print_result({"model": str(out), "bytes": size, **exported.to_dict()}, as_json, text)
+
+
+def _export_published(
+    library: str, name: str, out: Path, data: str | None, runtime: Runtime, as_json: bool
+) -> None:
+    """Export encoders that others have published, and print the proof."""
+    from export.samples import NOISE, SampleImages
+
+    samples = SampleImages.load(NOISE if data is None else data)
+    if library == "hub":
+        from export.published_pair import import_published, read_published
+
+        published = read_published(name)
+        facts, licence = import_published(published, out, samples, runtime), published.licence
+    else:
+        from export.open_clip_pair import open_clip_pair
+        from export.pair import export_pair
+        from export.transformers_pair import transformers_pair
+
+        pair = (open_clip_pair if library == "open-clip" else transformers_pair)(name)
+        facts, licence = export_pair(pair, out, samples, runtime).to_dict(), pair.facts["license"]
+    restriction = license_notice(licence or "unknown")
+    if restriction:
+        print_status(f"licence of the weights: {restriction}")
+    size = out.stat().st_size
+    lines = [f"{out}: {size / 1e6:.1f} MB, licence {licence or 'unknown'}"]
+    for what, proof in (("pictures", facts["proof"]), ("texts", facts.get("text_proof"))):
+        if proof is not None:
+            lines.append(
+                f"embeddings of {proof[what]} differ from the published network's by at most "
+                f"{proof['largest_difference']:.1e} (lowest cosine {proof['lowest_cosine']:.7f})"
+            )
+    facts = {"model": str(out), "bytes": size, "license": licence, **facts}
+    print_result(facts, as_json, "\n".join(lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from retrieval.errors import LookalikeError
 from train.models.embedding_model import EmbeddingModel
+from train.models.feature_extractor import forward
 
 OPSET = 20
+_OUTPUT = "output_"  # start of the names of outputs during the export
 
 
 class _Graph(nn.Module):
@@ -37,13 +39,12 @@ class _Graph(nn.Module):
 class _Half(nn.Module):
     """Network that computes in half precision, with inputs and outputs in single precision."""
 
-    def __init__(self, network: nn.Module, method: str) -> None:
+    def __init__(self, network: nn.Module, compute: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.network, self.method = network.half(), method
+        self.network, self.compute = network.half(), compute
 
     def forward(self, planes: Tensor) -> Tensor:
-        features: Tensor = getattr(self.network, self.method)(planes.half()).float()
-        return features
+        return self.compute(self.network, planes.half()).float()
 
 
 def to_onnx(model: EmbeddingModel, sample: np.ndarray) -> onnx.ModelProto:
@@ -57,39 +58,69 @@ def to_onnx(model: EmbeddingModel, sample: np.ndarray) -> onnx.ModelProto:
         LookalikeError: ONNX or its exporter cannot express the network.
     """
     graph = _Graph(model).eval()
+    return module_to_onnx(
+        graph, {"images": sample}, graph.outputs, f"model.backbone: {model.config.backbone}"
+    )
+
+
+def module_to_onnx(
+    module: nn.Module, inputs: Mapping[str, np.ndarray], outputs: Sequence[str], where: str
+) -> onnx.ModelProto:
+    """Convert a module in evaluation mode to a checked ONNX model without metadata.
+
+    Args:
+        module: Module; its inputs have a first dimension N, which may be any number in the ONNX model.
+        inputs: Example of each input, in order, by the names of the arguments.
+        outputs: Names of the outputs.
+        where: Start of the error message.
+
+    Raises:
+        LookalikeError: ONNX or its exporter cannot express the module.
+    """
+    examples = (torch.from_numpy(np.resize(one, (2, *one.shape[1:]))) for one in inputs.values())
     with _quiet():
         try:
             program = torch.onnx.export(
-                graph,
-                (torch.from_numpy(np.resize(sample, (2, *sample.shape[1:]))),),
+                module,
+                tuple(examples),
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,
-                input_names=["images"],
-                output_names=list(graph.outputs),
-                dynamic_shapes={"images": {0: torch.export.Dim("N", min=1)}},
+                input_names=list(inputs),
+                output_names=[_OUTPUT + name for name in outputs],
+                dynamic_shapes={name: {0: torch.export.Dim("N", min=1)} for name in inputs},
             )
         except torch.onnx.OnnxExporterError as error:
-            name = model.config.backbone
-            message = f"model.backbone: {name} cannot be written as ONNX; use another backbone"
-            raise LookalikeError(message) from error
+            raise LookalikeError(f"{where} cannot be written as ONNX; use another network") from error
     assert program is not None  # None only with the legacy exporter
     proto = program.model_proto
     # The exporter stores the source line of each node, with paths of this machine.
     for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
         part.ClearField("metadata_props")
+    _name_outputs(proto.graph, outputs)
     onnx.checker.check_model(proto, full_check=True)
     return proto
+
+
+def _name_outputs(graph: onnx.GraphProto, outputs: Sequence[str]) -> None:
+    """Give the outputs their names; the exporter also calls the result of an `nn.Embedding` "embedding"."""
+    names = {name: f"inner_{name}" for name in outputs} | {_OUTPUT + name: name for name in outputs}
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*graph.output, *graph.value_info, *graph.initializer):
+        value.name = names.get(value.name, value.name)
 
 
 def half_precision(model: EmbeddingModel) -> EmbeddingModel:
     """Return a copy with the backbone in fp16; pooling, embedding and normalisation stay in fp32.
 
-    Their sums of squares would overflow half precision (above 65,504), and they take little time.
+    The sums of squares of these would overflow half precision (above 65,504), and they take little time. A
+    network's own pooling (native) is part of the backbone.
     """
     model = copy.deepcopy(model)
     backbone = model.backbone
-    backbone.network, backbone.method = _Half(backbone.network, backbone.method), "forward"
+    backbone.network, backbone.compute = _Half(backbone.network, backbone.compute), forward
     return model
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import torch
 from torch import nn
 
+from export.blend import Blend, blend_with_start
 from export.cost import Cost, measure_cost
 from export.graph import half_precision, to_onnx
 from export.int8 import quantise
@@ -26,7 +27,9 @@ from retrieval.images.preprocess import Preprocess
 from retrieval.inference.runtime import Runtime
 from retrieval.installation import versions
 from train.loop.run_folder import Run
+from train.losses.matryoshka import prefix_weights
 from train.models.embedding_model import EmbeddingModel
+from train.weights_origin import weights_origin
 
 MAX_DIFFERENCE = 1e-4
 MIN_COSINE = 0.99999
@@ -43,7 +46,7 @@ class Proof:
         images: Description of the images that were embedded.
         largest_difference: Largest absolute difference of a component.
         lowest_cosine: Lowest cosine between the two embeddings of an image.
-        batch_sizes: Batch sizes compared; the numbers are over all of them.
+        batch_sizes: Batch sizes compared; the numbers are over all of them. Empty if there was one.
     """
 
     images: str
@@ -57,7 +60,7 @@ class Proof:
             "pictures": self.images,
             "largest_difference": self.largest_difference,
             "lowest_cosine": self.lowest_cosine,
-            "batch_sizes": self.batch_sizes,
+            **({"batch_sizes": self.batch_sizes} if self.batch_sizes else {}),
         }
 
 
@@ -70,18 +73,22 @@ class Exported:
         proof: Comparison of the file with the network.
         cost: Comparison with fp32; `None` for an fp32 file.
         calibration: Description of the calibration images; `None` if nothing was quantised.
+        blend: Blend with the start of the run; `None` for the run alone.
     """
 
     precision: str
     proof: Proof
     cost: Cost | None = None
     calibration: str | None = None
+    blend: Blend | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, which is also stored in the file's provenance."""
         facts: dict[str, Any] = {"precision": self.precision, "proof": self.proof.to_dict()}
         if self.calibration is not None:
             facts["calibration"] = self.calibration
+        if self.blend is not None:
+            facts["blend"] = self.blend.to_dict()
         return facts | ({} if self.cost is None else {"cost": self.cost.to_dict()})
 
 
@@ -112,6 +119,7 @@ def export_run(
     *,
     data: str | None = None,
     options: ExportOptions = DEFAULT_OPTIONS,
+    blend: float | Literal["auto"] | None = None,
 ) -> Exported:
     """Export a run's checkpoint to an ONNX file; see `export_model`.
 
@@ -122,12 +130,22 @@ def export_run(
         data: Data set to check the file on, or "noise". `None` for the run's data set; for fp32, noise images
             replace a data set that no longer exists.
         options: Export options.
+        blend: Share of the run in the weights of the backbone, the rest being those that it began with, or
+            "auto"; see `export.blend.blend_with_start`. `None` for the run alone.
     """
     model, config = run.trained(which).cpu(), run.config
     may_use_noise = data is None and options.precision == "fp32"
     load = SampleImages.load_or_noise if may_use_noise else SampleImages.load
     samples = load(config.data if data is None else data)
-    return export_model(model, config.preprocess, out, _provenance(run, which), samples, options)
+    dims = tuple(prefix_weights(config.loss, config.model.embedding_dim))
+    provenance = _provenance(run, which)
+    blended = None
+    if blend is not None:
+        share = None if blend == "auto" else blend
+        blended = blend_with_start(run, model, share, show_progress=options.show_progress)
+        provenance["blend"] = blended.to_dict()
+    exported = export_model(model, config.preprocess, out, provenance, samples, options, matryoshka=dims)
+    return replace(exported, blend=blended)
 
 
 def export_model(
@@ -137,6 +155,8 @@ def export_model(
     provenance: Mapping[str, Any],
     samples: SampleImages,
     options: ExportOptions = DEFAULT_OPTIONS,
+    *,
+    matryoshka: Sequence[int] = (),
 ) -> Exported:
     """Export a network to an ONNX file, which is kept only if it computes the same embeddings.
 
@@ -151,6 +171,8 @@ def export_model(
         provenance: Origin of the network, stored in the metadata.
         samples: Images to check the file on and to calibrate int8 with.
         options: Export options.
+        matryoshka: Dimensions at which the embeddings may be cut off, ascending, with their own last; stored
+            in the metadata as `matryoshka` of `lookalike.embedding`. Empty if they were not trained for it.
 
     Raises:
         InputError: The images cannot be used.
@@ -161,10 +183,13 @@ def export_model(
     precision = options.precision
     sample, description = samples.sample_pixels(max(_PROOF_BATCHES), preprocess)
     expected = _embed(model, sample)
+    embedding: dict[str, Any] = {"dim": expected.shape[1], "metric": "cosine", "unit_length": True}
+    if matryoshka:
+        embedding["matryoshka"] = list(matryoshka)
     metadata = {
         "lookalike.format": {"version": FORMAT_VERSION},
         "lookalike.preprocess": preprocess.to_dict(),
-        "lookalike.embedding": {"dim": expected.shape[1], "metric": "cosine", "unit_length": True},
+        "lookalike.embedding": embedding,
         "lookalike.provenance": provenance,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -236,11 +261,14 @@ def _batches(sample: np.ndarray) -> list[np.ndarray]:
 def _provenance(run: Run, which: str) -> dict[str, Any]:
     step = run.checkpoint_state(which).get("step")
     recalls = (record for record in run.metrics() if "recall_at_1" in record)
+    taught = run.teacher_file
     return {
         "config": run.config.to_dict(),
         "checkpoint": which,
         "metrics": next((record for record in recalls if record["step"] == step), {}),
         "weights_sha256": run.checkpoint_digest(which),
+        **weights_origin(run.config.model.backbone, run.config.model.weights).to_dict(),
+        **({"teacher": json.loads(taught.read_text())} if taught.is_file() else {}),
         "created": now(),
         "versions": versions(LIBRARIES),
     }

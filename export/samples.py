@@ -37,7 +37,7 @@ class SampleImages:
         Raises:
             InputError: The data set cannot be loaded.
         """
-        return cls(None if spec == NOISE else data.load(spec))
+        return cls(None if spec == NOISE else data.load(spec, unlabelled=True))
 
     @classmethod
     def load_or_noise(cls, spec: str) -> SampleImages:

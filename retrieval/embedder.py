@@ -1,9 +1,10 @@
-"""Embedder: run an exported ONNX model; images in, unit vectors out."""
+"""Embedder: run an exported ONNX model; images (and texts, if it has an encoder) in, unit vectors out."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -15,6 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from PIL import Image
 
+from retrieval import hub
 from retrieval.devices import Device
 from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
@@ -23,6 +25,8 @@ from retrieval.images.preprocess import Preprocess
 from retrieval.inference.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs, padded_sizes
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import CPU, open_session, reason
+from retrieval.model_archive import IMAGE, ModelArchive, is_archive_file
+from retrieval.text_encoder import TextEncoder
 
 FORMAT_VERSION = 1
 _PREFIX = "lookalike."
@@ -35,7 +39,7 @@ class Embedder:
     """Model file written by `lookalike export`, loaded for inference.
 
     Args:
-        file: Model file.
+        file: Model file: an ONNX file, or an archive of image and text encoder.
         device: "cpu", "cuda", "cuda:N", or "auto" for the first GPU that works, else the CPU.
         provider: Execution provider: "cuda", "coreml", "openvino" or "cpu"; "auto" takes the first of CUDA,
             CoreML, OpenVINO and the CPU that works on the device. If the provider does not work, the CPU
@@ -48,8 +52,12 @@ class Embedder:
         path: Path of the file.
         runtime: Device, provider, batch size and threads that were asked for.
         fingerprint: SHA-256 of the file.
+        archive: The archive of image and text encoder; `None` for an ONNX file.
         preprocess: Preprocessing of the model's input.
         dim: Length D of an embedding.
+        cut_dims: Numbers of leading dimensions at which an embedding may be cut off, ascending, `dim` last:
+            those of Matryoshka embeddings.
+        has_text: The file has a text encoder.
         has_map: The graph has the output `embedding_map`, float32 [N, h, w, D].
         metadata: Metadata of the file, by part: "format", "preprocess", "embedding", "provenance".
         provenance: Origin of the model: training run or pretrained backbone.
@@ -71,14 +79,18 @@ class Embedder:
         chosen = Device.parse(device) if isinstance(device, str) else device
         self.runtime = Runtime(chosen, provider, batch_size, threads)
         self.path = Path(file)
-        data = _read(self.path)
-        self.fingerprint = hashlib.sha256(data).hexdigest()
+        data, self.fingerprint, self.archive = _read(self.path)
+        self.has_text = self.archive is not None
+        self._text: TextEncoder | None = None
+        self._loading_text = threading.Lock()
         self._session = open_session(self.path, data, self.runtime)
         self._run_size = MeasuredSize(batch_size) if self.provider == CPU else None
         self.metadata = _metadata(self.path, self._session)
         try:
             self.preprocess = Preprocess.from_dict(self.metadata["preprocess"])
             self.dim = int(self.metadata["embedding"]["dim"])
+            nested = map(int, self.metadata["embedding"].get("matryoshka", ()))
+            self.cut_dims = (*sorted(size for size in nested if 0 < size < self.dim), self.dim)
         except (InputError, KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path, error) from error
         self.provenance = self.metadata["provenance"]
@@ -89,6 +101,29 @@ class Embedder:
     def open(cls, file: str | Path, runtime: Runtime) -> Embedder:
         """Return the embedder of a file with the settings of a runtime."""
         return cls(file, **vars(runtime))
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, revision: str | None = None, runtime: Runtime | None = None
+    ) -> Embedder:
+        """Return the embedder of a model file, or of a repository of the Hugging Face Hub.
+
+        Args:
+            name: Model file, a folder that holds one as a repository does, or USER/NAME of a repository that
+                `lookalike hub push` filled.
+            revision: Branch, tag or commit of the repository; `None` for the newest state.
+            runtime: Device, provider, batch size and threads.
+
+        Raises:
+            InputError: There is no such file or repository, or it is not a model of Lookalike.
+            LookalikeError: The hub cannot be reached, or the download is damaged.
+        """
+        file = Path(name)
+        if file.is_dir():
+            file = hub.model_in(file)
+        elif not file.exists() and hub.is_repository(str(name)):
+            file = hub.download_model(str(name), revision)
+        return cls.open(file, runtime or Runtime())
 
     @property
     def provider(self) -> str:
@@ -138,6 +173,36 @@ class Embedder:
             images = [images]
         batches = [self.embed_pixels(batch) for batch in _batches(map(self.pixels, images), batch_size)]
         return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
+
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Embed texts in the space of the images. Thread-safe.
+
+        A text longer than the model's context loses the tokens at its end.
+
+        Args:
+            texts: Texts, none of which is empty.
+
+        Returns:
+            Embeddings of unit length, float32 [N, dim].
+
+        Raises:
+            InputError: The model has no text encoder, `tokenizers` is not installed, or a text is empty.
+            LookalikeError: The model fails on this machine.
+        """
+        return self.text_encoder.embed(texts)
+
+    @property
+    def text_encoder(self) -> TextEncoder:
+        """Text encoder, loaded on first use; an `InputError` without one."""
+        if self.archive is None:
+            raise InputError(
+                f"{self.path}: this model has no text encoder; use an archive of image and text encoder, as "
+                "from `lookalike export --from-open-clip`"
+            )
+        with self._loading_text:
+            if self._text is None:
+                self._text = TextEncoder(self.archive, self.runtime, self.dim)
+        return self._text
 
     def pixels(self, image: ImageSource) -> np.ndarray:
         """Load and preprocess one image; return the model input, uint8 [S, S, 3]."""
@@ -293,9 +358,15 @@ def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
     )
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
+    """Return the ONNX model of a file for images, the SHA-256 of the file, and the archive if it is one."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            if not is_archive_file(file):
+                data = file.read()
+                return data, hashlib.sha256(data).hexdigest(), None
+        archive = ModelArchive(path)
+        return archive.read(IMAGE), archive.fingerprint, archive
     except FileNotFoundError as error:
         what = "there is no such model file; create one with `lookalike export RUN --out FILE`"
         raise InputError(f"{path}: {what}") from error

@@ -1,0 +1,33 @@
+"""Composed queries: one vector of several images, items and texts, wanted and unwanted ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from retrieval.errors import InputError
+
+_MIN_NORM = 1e-3  # a shorter sum of unit vectors has no meaningful direction
+
+
+def compose(positive: np.ndarray, negative: np.ndarray | None = None) -> np.ndarray:
+    """Return the query of several unit vectors, float32 [D], unit length: 2 mean(positive) - mean(negative).
+
+    Without negatives it is the mean. Each side is a mean, so that three words to avoid do not outweigh one
+    image; negatives count half, since a text to avoid shares most of its vector with the other texts. The
+    formula is that of Qdrant's recommendations ("average vector").
+
+    Args:
+        positive: Vectors that hits should be close to, float32 [N, D].
+        negative: Vectors that hits should be far from, float32 [M, D]; `None` or empty for none.
+
+    Raises:
+        InputError: The vectors cancel out.
+    """
+    query = positive.mean(0)
+    if negative is not None and len(negative):
+        query = 2 * query - negative.mean(0)
+    norm = np.linalg.norm(query)
+    if norm < _MIN_NORM:
+        raise InputError("query: the vectors cancel out, so their sum has no direction; leave one part out")
+    found: np.ndarray = (query / norm).astype(np.float32)
+    return found
