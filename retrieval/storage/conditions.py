@@ -172,7 +172,7 @@ def _test(column: str, test: Test, negated: bool) -> SQL:
         values = tuple(value for _, values in parts for value in values)
         return f"{negation}({' OR '.join(sql for sql, _ in parts)})", values
     type_, values = type_of(test.values[0]), tuple(map(_bindable, test.values))
-    subject = _comparable(column, type_)
+    subject = comparable(column, type_)
     between = test.operator == "between"
     assert between or test.operator in COMPARISONS, test.operator
     sql = f"{subject} BETWEEN ? AND ?" if between else f"{subject} {test.operator} ?"
@@ -190,7 +190,7 @@ def _test(column: str, test: Test, negated: bool) -> SQL:
 
 
 def _in_list(column: str, type_: Type, values: Sequence[ConditionValue]) -> SQL:
-    subject, bound = _comparable(column, type_), [_bindable(value) for value in values]
+    subject, bound = comparable(column, type_), [_bindable(value) for value in values]
     if len(bound) <= _BOUND:
         return f"{subject} IN ({', '.join('?' * len(bound))})", tuple(bound)
     # SQLite converts numbers of JSON to floating point with an error of up to one unit in the last place.
@@ -200,7 +200,7 @@ def _in_list(column: str, type_: Type, values: Sequence[ConditionValue]) -> SQL:
     return sql, (json.dumps(others, ensure_ascii=False), json.dumps(exact))
 
 
-def _comparable(column: str, type_: Type) -> str:
+def comparable(column: str, type_: Type) -> str:
     """Return the SQL expression to compare with values of a type: the column, or its instant."""
     if type_ != "date":
         return column
@@ -239,7 +239,7 @@ def _check_type(column: Column, type_: Type, holds: Callable[[Column, str], bool
     """Raise an `InputError` if a column holds values, but none of a type."""
     if type_ == "date":
         wrong = column.type == "number" or (
-            not holds(column, f"{_comparable(column.sql, type_)} IS NOT NULL")
+            not holds(column, f"{comparable(column.sql, type_)} IS NOT NULL")
             and holds(column, f"{column.sql} IS NOT NULL")
         )
     elif column.type is not None:
@@ -250,13 +250,18 @@ def _check_type(column: Column, type_: Type, holds: Callable[[Column, str], bool
             column, f"typeof({column.sql}) {ours} 'text' AND {column.sql} IS NOT NULL"
         ) and holds(column, f"typeof({column.sql}) {others} 'text' AND {column.sql} IS NOT NULL")
     if wrong:
-        held = (
-            "no dates"
-            if type_ == "date"
-            else f"{_NOUNS['number' if type_ == 'text' else 'text']}, not {_NOUNS[type_]}"
-        )
-        place = f"where: column {column.name!r} at character {position + 1}"
-        raise InputError(f"{place}: it holds {held}; {_REMEDIES[type_]}")
+        raise wrong_type(column, type_, position)
+
+
+def wrong_type(column: Column, type_: Type, position: int) -> InputError:
+    """Return the error of a comparison of a column with a type of which it has no value."""
+    held = (
+        "no dates"
+        if type_ == "date"
+        else f"{_NOUNS['number' if type_ == 'text' else 'text']}, not {_NOUNS[type_]}"
+    )
+    place = f"where: column {column.name!r} at character {position + 1}"
+    return InputError(f"{place}: it holds {held}; {_REMEDIES[type_]}")
 
 
 # ---- columns

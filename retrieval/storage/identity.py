@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import has_sha256
+from retrieval.files import atomic_write, has_sha256, sha256_of
 from retrieval.inference.runtime import Runtime
+from retrieval.model_archive import is_archive
 from retrieval.notices import print_once
 from retrieval.storage.manifest import Manifest
 
+_ARCHIVE = "model.zip"
 # Lowest cosine of the probe vectors of another file with the same network.
 _MIN_COSINE_SAME_NETWORK = 0.9999
 # Lowest cosine of the same file on another machine, whose libraries round differently.
@@ -20,6 +23,44 @@ _MIN_COSINE_OTHER_MACHINE = 0.999
 # Lowest cosine of the same file on another execution provider. An int8 file computed in float32, as some
 # providers do, keeps 0.997 on images; files whose precision costs 0.98 are in use.
 _MIN_COSINE_OTHER_PROVIDER = 0.99
+
+
+def model_file(folder: Path) -> Path:
+    """Return the path of a gallery's model file, which may be missing.
+
+    It is `model/model.zip` for an archive of image and text encoder, else `model/model.onnx`.
+    """
+    archive = folder / "model" / _ARCHIVE
+    return archive if archive.exists() else folder / "model" / "model.onnx"
+
+
+def has_text(folder: Path) -> bool:
+    """Return whether a gallery's model has a text encoder."""
+    return model_file(folder).name == _ARCHIVE
+
+
+def probes_file(folder: Path) -> Path:
+    """Return the path of the vectors of the probe images by a gallery's model."""
+    return folder / "model" / "probes.npy"
+
+
+def keep_model(folder: Path, file: Path, probes: np.ndarray) -> str:
+    """Copy a model file into the folder of a new gallery, with the vectors of the probe images.
+
+    Args:
+        folder: Gallery folder, with the folder `model`.
+        file: Model file.
+        probes: Vectors of the probe images, float32 [n, D].
+
+    Returns:
+        SHA-256 of the file with the vectors.
+    """
+    name = _ARCHIVE if is_archive(file) else "model.onnx"
+    with atomic_write(folder / "model" / name) as draft:
+        shutil.copyfile(file, draft)
+    with atomic_write(probes_file(folder)) as draft, draft.open("wb") as target:
+        np.save(target, probes)
+    return sha256_of(probes_file(folder))
 
 
 def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
@@ -38,11 +79,11 @@ def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
         what = f"{folder}: the vectors come from an external embedding ({manifest.embedding}), not a model"
         raise InputError(f"{what}; search by an item of the gallery, or by vectors")
     try:
-        embedder = Embedder.open(folder / "model" / "model.onnx", runtime)
+        embedder = Embedder.open(model_file(folder), runtime)
     except InputError as error:
-        raise _damaged(folder, "model.onnx") from error
+        raise _damaged(model_file(folder)) from error
     if embedder.fingerprint != manifest.fingerprint:
-        raise _damaged(folder, "model.onnx")
+        raise _damaged(embedder.path)
     check_vectors(folder, manifest, embedder)
     return embedder
 
@@ -99,7 +140,7 @@ def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
     if manifest.has_model and embedder.dim == manifest.dim:
         cosine = probe_cosine(folder, manifest, embedder)
         if cosine >= _MIN_COSINE_SAME_NETWORK:
-            file = folder / "model" / "model.onnx"
+            file = model_file(folder)
             hint = f"both compute the same vectors, so use the one it was built with: {file}"
         else:
             detail += f", which computes other vectors (cosine {cosine:.4f})"
@@ -112,9 +153,9 @@ def probe_cosine(folder: Path, manifest: Manifest, embedder: Embedder) -> float:
     Raises:
         LookalikeError: The stored vectors are missing or damaged.
     """
-    path = folder / "model" / "probes.npy"
+    path = probes_file(folder)
     if not has_sha256(path, manifest.probes_sha256):
-        raise _damaged(folder, "probes.npy")
+        raise _damaged(path)
     stored = np.load(path, allow_pickle=False)
     return float((embedder.embed_pixels(probe_pixels(embedder)) * stored).sum(1).min())
 
@@ -129,6 +170,5 @@ def probe_pixels(embedder: Embedder) -> np.ndarray:
     return np.stack(shades).astype(np.uint8)
 
 
-def _damaged(folder: Path, name: str) -> LookalikeError:
-    what = f"{folder / 'model' / name}: missing or damaged"
-    return LookalikeError(f"{what}; restore the file that the gallery was built with")
+def _damaged(file: Path) -> LookalikeError:
+    return LookalikeError(f"{file}: missing or damaged; restore the file that the gallery was built with")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retrieval.files import folder_size
+from retrieval.storage.identity import has_text
 from retrieval.storage.queries import count_bad_files, count_items, files_by_root, last_runs
 from retrieval.storage.store import Store
 
@@ -41,6 +42,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index:
         "dim": store.manifest.dim,
         "storage": store.manifest.dtype,
         "fingerprint": store.manifest.fingerprint,
+        "texts": has_text(folder),
         "provider": store.manifest.provider,
         "roots": {str(folder / root): count for root, count in files_by_root(store).items()},
         "columns": store.columns(),

@@ -39,6 +39,8 @@ class Manifest:
         probes_sha256: SHA-256 of the file with the model's vectors of the probe images.
         provider: Execution provider that computed these vectors, by ONNX Runtime's name; `None` if unknown.
         rebuilt_from: uuid of the gallery that this one replaces, if it is a rebuild.
+        projected_from: uuid of the gallery that this one replaces, if a layer changed its vectors, which
+            kept their numbers.
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
         uuid: Random id of the gallery.
@@ -52,6 +54,7 @@ class Manifest:
     probes_sha256: str | None = None
     provider: str | None = None
     rebuilt_from: str | None = None
+    projected_from: str | None = None
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
     uuid: str = field(default_factory=_new_uuid)
@@ -74,6 +77,7 @@ class Manifest:
             "probes_sha256": self.probes_sha256,
             "provider": self.provider,
             "rebuilt_from": self.rebuilt_from,
+            "projected_from": self.projected_from,
             "dtype": self.dtype,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
@@ -81,7 +85,7 @@ class Manifest:
         return {name: json.dumps(value) for name, value in _given(facts).items()}
 
 
-def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
+def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manifest:
     """Return the manifest from the rows of the table `meta`.
 
     Raises:
@@ -104,6 +108,7 @@ def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
             probes_sha256=facts.get("probes_sha256"),
             provider=facts.get("provider"),
             rebuilt_from=facts.get("rebuilt_from"),
+            projected_from=facts.get("projected_from"),
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),
             uuid=str(facts["gallery_uuid"]),
@@ -117,8 +122,9 @@ def parse_manifest(folder: Path, rows: Iterable[tuple[str, str]]) -> Manifest:
 
 def write_manifest(db: sqlite3.Connection, manifest: Manifest, previous: Manifest | None = None) -> None:
     """Write the facts that differ from a previous manifest, inside a transaction."""
-    before = {} if previous is None else previous.rows()
-    changed = [(name, value) for name, value in manifest.rows().items() if before.get(name) != value]
+    before, after = {} if previous is None else previous.rows(), manifest.rows()
+    changed = [(name, value) for name, value in after.items() if before.get(name) != value]
+    db.executemany("DELETE FROM meta WHERE key = ?", [(name,) for name in before if name not in after])
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", changed)
 
 

@@ -30,7 +30,8 @@ from retrieval.storage.store import Store
 
 _SORTED = 10_000  # ids up to which sorting is fast
 _AT_ONCE = 1 << 23  # ids whose rows are read at once, so that the memory is bounded
-_BOTH = f"FROM {unindexed('items LEFT JOIN metadata USING (id)')} WHERE {SEARCHABLE}"
+# Searchable items with their metadata, read in the order of their ids.
+BOTH = f"FROM {unindexed('items LEFT JOIN metadata USING (id)')} WHERE {SEARCHABLE}"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,22 @@ class ItemCounts:
 # ---- conditions and columns
 
 
+def compiled(store: Store, condition: Condition | None) -> SQL:
+    """Return the SQL of a condition on the columns of a gallery, which is true for all items without one.
+
+    Raises:
+        InputError: The gallery has no such column, or it holds no values of the type.
+    """
+    if condition is None:
+        return "1", ()
+
+    def holds(column: Column, test: str) -> bool:
+        tables = tables_of(test, for_missing_values=False)
+        return bool(store.select(f"SELECT EXISTS (SELECT 1 FROM {tables} WHERE {test})")[0][0])
+
+    return compile_condition(condition, item_columns(store.columns()), holds)
+
+
 def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = None) -> np.ndarray:
     """Return the ids of the items that fulfil a condition, removed ones among them, ascending: int64 [n].
 
@@ -75,7 +92,7 @@ def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = 
     Raises:
         InputError: The gallery has no such column, or it holds no values of the type.
     """
-    sql, values = _compiled(store, condition)
+    sql, values = compiled(store, condition)
     tables = tables_of(sql, for_missing_values=holds_for_missing_values(condition) is True)
     # One test reads a lookup index; several would read a row for each entry of one of them.
     alone = isinstance(condition, Test) and " " not in tables
@@ -158,21 +175,11 @@ def item_page(store: Store, condition: Condition | None, number: int, size: int)
     Raises:
         InputError: The gallery has no such column, or it holds no values of the type.
     """
-    sql, values = ("1", ()) if condition is None else _compiled(store, condition)
-    total = store.select(f"SELECT count(*) {_BOTH} AND ({sql})", values)[0][0]
+    sql, values = compiled(store, condition)
+    total = store.select(f"SELECT count(*) {BOTH} AND ({sql})", values)[0][0]
     number = min(max(number, 0), max(0, (total - 1) // size))
-    query = f"SELECT items.id {_BOTH} AND ({sql}) ORDER BY items.id LIMIT ? OFFSET ?"
+    query = f"SELECT items.id {BOTH} AND ({sql}) ORDER BY items.id LIMIT ? OFFSET ?"
     return ItemPage([item for (item,) in store.select(query, (*values, size, number * size))], number, total)
-
-
-def _compiled(store: Store, condition: Condition) -> SQL:
-    """Return the SQL of a condition on the columns of a gallery."""
-
-    def holds(column: Column, test: str) -> bool:
-        tables = tables_of(test, for_missing_values=False)
-        return bool(store.select(f"SELECT EXISTS (SELECT 1 FROM {tables} WHERE {test})")[0][0])
-
-    return compile_condition(condition, item_columns(store.columns()), holds)
 
 
 # ---- counts
@@ -186,19 +193,10 @@ def label_counts(store: Store) -> list[tuple[str | None, int]]:
     )
 
 
-def largest_classes(store: Store, count: int) -> list[int]:
-    """Return the number of searchable items of the most frequent labels, largest first, at most `count`."""
-    query = (
-        f"SELECT count(*) FROM items NOT INDEXED WHERE {SEARCHABLE} AND coalesce(label, '') != '' "
-        "GROUP BY label ORDER BY 1 DESC LIMIT ?"
-    )
-    return [size for (size,) in store.select(query, (count,))]
-
-
 def value_counts(store: Store, column: str) -> list[tuple[str | int | float, int]]:
     """Return each value of a metadata column with the number of searchable items that have it."""
     name = f"metadata.{quoted(column)}"
-    return store.select(f"SELECT {name}, count(*) {_BOTH} AND {name} IS NOT NULL GROUP BY 1")
+    return store.select(f"SELECT {name}, count(*) {BOTH} AND {name} IS NOT NULL GROUP BY 1")
 
 
 def image_sizes(store: Store) -> np.ndarray:
@@ -254,7 +252,7 @@ def live_ids(store: Store, condition: Condition | None = None) -> list[int]:
     Raises:
         InputError: The gallery has no such column, or it holds no values of the type.
     """
-    sql, values = ("1", ()) if condition is None else _compiled(store, condition)
+    sql, values = compiled(store, condition)
     tables = "items" if condition is None else unindexed("items LEFT JOIN metadata USING (id)")
     query = f"SELECT id AS n FROM {tables} WHERE {LIVE} AND ({sql}) ORDER BY id"
     return [int(item) for item in store.select_numbers(query, values)]

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from retrieval.images import remote
+
 Value = str | int | float | None
 MISSING = object()  # stands for a value that is not given, where `None` is given as a value
 # Values of n items by column: `Value` or `MISSING`.
@@ -42,6 +44,11 @@ class FileStamp:
     def full(self) -> Path:
         """Path of the file, root included."""
         return Path(self.root, self.path)
+
+    @property
+    def shown(self) -> str:
+        """Path of the file as users see it: a remote file's URL."""
+        return remote.shown(str(self.full))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -204,11 +211,14 @@ class IndexSpec:
         recall: Share of the 10 nearest neighbours that the index must find, above 0 and up to 1; `None` for
             the previous value, at first 0.99.
         memory: Bytes of memory that the index may use; `None` for the previous limit, at first none.
+        dim: Leading dimensions of the vectors that the index holds, of unit length again; 0 for all of them;
+            `None` for the previous number, at first all.
     """
 
     kind: str | None = None
     recall: float | None = None
     memory: int | None = None
+    dim: int | None = None
 
     def or_else(self, previous: IndexSpec) -> IndexSpec:
         """Return this specification with its `None` values taken from a previous one."""
@@ -216,6 +226,7 @@ class IndexSpec:
             previous.kind if self.kind is None else self.kind,
             previous.recall if self.recall is None else self.recall,
             previous.memory if self.memory is None else self.memory,
+            previous.dim if self.dim is None else self.dim,
         )
 
 

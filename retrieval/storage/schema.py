@@ -51,7 +51,8 @@ RECORDS = {
     "bad": ("root", "path", "reason", "detail", "size", "mtime_ns", "last_seen"),
 }
 # Columns of items that a condition may name, and the type of their values.
-BUILT_IN: Mapping[str, Literal["text", "number"]] = {
+ColumnType = Literal["text", "number"]
+BUILT_IN: Mapping[str, ColumnType] = {
     "id": "number",
     "key": "text",
     "label": "text",
@@ -157,6 +158,34 @@ def check_values(column: str, values: Sequence[object]) -> Sequence[Value]:
     ):
         return cast("Sequence[Value]", values)
     return [check_value(column, value) for value in values]
+
+
+def check_types(
+    rows: Iterable[tuple[object, Mapping[str, Value]]], existing: Mapping[str, ColumnType]
+) -> dict[str, ColumnType]:
+    """Check that all values of a column are numbers or all are text.
+
+    Args:
+        rows: For each row its position in error messages and its values.
+        existing: Types of the columns that the gallery has, "number" or "text", by name.
+
+    Returns:
+        The type of every column.
+
+    Raises:
+        InputError: A column contains both.
+    """
+    types, first = dict(existing), dict.fromkeys(existing, "the gallery")
+    for place, values in rows:
+        for name, value in values.items():
+            if value is None:
+                continue
+            kind: ColumnType = "text" if isinstance(value, str) else "number"
+            if types.setdefault(name, kind) != kind:
+                what = f"column {name!r} is {kind} here ({value!r}), but {types[name]} in {first[name]}"
+                raise InputError(f"{place}: {what}; use one type or two columns")
+            first.setdefault(name, str(place))
+    return types
 
 
 def _are_texts(values: Iterable[str]) -> bool:

@@ -6,13 +6,16 @@
     LOCK                        writer's lock file
     segments/<uuid>.npy         vectors [n, D], with .rows.npy and .items.json; see `segments`
     indexes/<uuid>/             index.faiss and card.json
-    model/                      model.onnx and probes.npy; empty for an external embedding
+    indexes/parts/              parts of an index on disk that is not finished
+    model/                      model.onnx or model.zip, and probes.npy; empty for an external embedding
     reports/<time>/             report.json and report.html
+    calibration.json            how probable hits are, if that was learned; bound to the model
     pictures/<sha256>.<suffix>  uploaded image files, if any
 
 Files are written under a temporary name, flushed to disk and renamed before the transaction that names
 them, so a crash at any instant leaves the state before or after a commit. A file that no row names is a
-leftover, which the next writer deletes. Readers that have opened it can still read it.
+leftover, which the next writer deletes; `indexes/parts` is kept until the next index build or compaction.
+Readers that have opened a file can still read it.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import atomic_write, file_lock, fsync_folder, is_open, now, sha256_of
+from retrieval.files import file_lock, fsync_folder, is_open, now
 from retrieval.installation import versions
 from retrieval.storage import database, removals, schema, segments
+from retrieval.storage.identity import keep_model
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
 from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
 from retrieval.storage.records import (
@@ -116,11 +120,7 @@ class Store:
             for name in ("segments", "indexes", "model", "reports"):
                 (draft / name).mkdir(parents=True)
             if model is not None and probes is not None:
-                with atomic_write(draft / "model" / "model.onnx") as file:
-                    shutil.copyfile(model, file)
-                with atomic_write(draft / "model" / "probes.npy") as file, file.open("wb") as target:
-                    np.save(target, probes)
-                manifest = replace(manifest, probes_sha256=sha256_of(draft / "model" / "probes.npy"))
+                manifest = replace(manifest, probes_sha256=keep_model(draft, model, probes))
             database.create(draft)
             with database.writing(draft) as db:
                 write_manifest(db, manifest)
@@ -136,6 +136,11 @@ class Store:
     def uploads(self) -> Path:
         """Folder of the uploaded image files, which may not exist."""
         return self.folder.resolve() / UPLOADS
+
+    @property
+    def index_parts(self) -> Path:
+        """Folder of the parts of an unfinished index, which may not exist; the next build continues there."""
+        return self.folder / "indexes" / "parts"
 
     # ---- reading
 
@@ -393,6 +398,10 @@ class Store:
             write_manifest(db, manifest, self.manifest)
         self._use_manifest(manifest)
 
+    def clear_index_parts(self) -> None:
+        """Delete the parts of an unfinished index."""
+        shutil.rmtree(self.index_parts, ignore_errors=True)
+
     def update_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest."""
         with self.transaction() as db:
@@ -478,7 +487,7 @@ class Store:
             entry
             for part in ("segments", "indexes")
             for entry in sorted((self.folder / part).iterdir())
-            if entry.name not in named
+            if entry.name not in named and entry != self.index_parts
         ]
         left += sorted(self.folder.glob(f"{COPY}.tmp-*"))
         if uploads and self.uploads.is_dir():

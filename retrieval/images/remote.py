@@ -1,0 +1,145 @@
+"""Remote images: files below s3://, gs://, https:// and every other protocol of fsspec.
+
+Users write and read URLs. Inside a gallery, s3://shop/a/x.jpg is the absolute path /s3:/shop/a/x.jpg, so that
+roots, labels and comparisons of paths are those of local files; only listing and reading differ.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from retrieval.errors import InputError, LookalikeError
+
+_URL = re.compile(r"/?([a-z][a-z0-9+-]+):/+(.*)", re.DOTALL)
+_LOCAL = {"file", "local"}
+_EXTRAS = {"s3": "hub", "s3a": "hub"}  # extra that has the package of a protocol
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+
+
+class RemoteFile(NamedTuple):
+    """A listed file: its name below the listed folder, size in bytes and modification time in nanoseconds."""
+
+    name: str
+    size: int
+    mtime_ns: int
+
+
+def url_of(path: Path | str) -> str | None:
+    """Return the URL of a remote path, also of a URL with slashes that `Path` merged; `None` for others."""
+    text = str(path)
+    if ":/" not in text:
+        return None
+    match = _URL.fullmatch(text)
+    if match is None or match[1] in _LOCAL:
+        return None
+    return f"{match[1]}://{match[2]}"
+
+
+def path_of(url: str) -> Path:
+    """Return the absolute path that stands for a URL in a gallery."""
+    protocol, _, rest = url.partition("://")
+    return Path(f"/{protocol}:", rest)
+
+
+def shown(path: str) -> str:
+    """Return a path as users see it: a remote one as a URL."""
+    return url_of(path) or path
+
+
+def read(url: str, most: int) -> bytes:
+    """Return the bytes of a file, at most `most` and one more.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with _os_errors(), _file_system(url).open(url, "rb") as file:
+        data: bytes = file.read(most + 1)
+    return data
+
+
+def stat(url: str) -> tuple[int, int]:
+    """Return size in bytes and modification time in nanoseconds of a file.
+
+    Storage without times gets the checksum of the entity tag in place of the time: it differs after a change.
+
+    Raises:
+        OSError: It does not exist or cannot be read.
+    """
+    with _os_errors():
+        return _stamp(_file_system(url).info(url))
+
+
+def list_files(url: str) -> Iterator[RemoteFile]:
+    """Yield the files in a folder and the folders below it, in alphabetical order of each folder; hidden ones
+    are left out. A URL of a file yields the file, with an empty name.
+
+    Raises:
+        InputError: The folder does not exist or cannot be listed, or the protocol is unknown.
+    """
+    try:
+        system = _file_system(url)
+        system.invalidate_cache()
+        with _os_errors():
+            if system.isfile(url):
+                yield RemoteFile("", *stat(url))
+                return
+            top = system._strip_protocol(url).rstrip("/")
+            for folder, _, files in system.walk(url, detail=True, on_error="raise"):
+                below = f"{folder[len(top) :].strip('/')}/".removeprefix("/")
+                for name, info in sorted(files.items()):
+                    if not any(part.startswith(".") for part in f"{below}{name}".split("/")):
+                        yield RemoteFile(below + name, *_stamp(info))
+    except FileNotFoundError as error:
+        raise InputError(f"{url}: there is no such file, folder or bucket") from error
+    except OSError as error:
+        raise InputError(f"{url}: {error}; check the address and the credentials") from error
+
+
+def _file_system(url: str) -> Any:
+    """Return the file system of a URL; fsspec keeps one for each protocol and its options."""
+    import fsspec  # only for remote images
+
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)[0]
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        hint = f"pip install 'lookalike[{extra}]'" if extra else str(error)
+        raise InputError(f"{url}: the package for {protocol}:// is not installed; {hint}") from error
+    except ValueError as error:
+        raise InputError(
+            f"{url}: {error}; use s3://, gs://, https:// or another protocol of fsspec"
+        ) from error
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Turn the errors of storage libraries, which share no class, into an `OSError` with the usual number."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+    except (OSError, LookalikeError):
+        raise
+    except Exception as error:
+        raise OSError(f"cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _stamp(info: dict[str, Any]) -> tuple[int, int]:
+    time = next((info[name] for name in _TIMES if info.get(name) is not None), None)
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+    if isinstance(time, datetime):
+        time = time.timestamp()
+    if time is None:
+        tag = info.get("ETag") or info.get("etag") or ""
+        return int(info.get("size") or 0), crc32(str(tag).encode())
+    return int(info.get("size") or 0), int(time * 1e9)

@@ -1,0 +1,209 @@
+"""Changes of a few items at a time, as a server makes them, of a gallery in files or in a database."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from retrieval.errors import InputError, LookalikeError
+from retrieval.files import now
+from retrieval.ingest.plan import check_metadata
+from retrieval.ingest.uploads import (
+    StoredUpload,
+    Upload,
+    store_uploads,
+    stored_uploads,
+    unknown,
+    write_files,
+)
+from retrieval.search.where import parse_condition
+from retrieval.searchable import SearchableGallery
+from retrieval.storage.manifest import Manifest
+from retrieval.storage.queries import live_ids
+from retrieval.storage.records import UPLOADS, Change, FileStamp, StoredItem, Value
+from retrieval.storage.store import Store, hold_lock
+from retrieval.stores.engine import Amendment
+from retrieval.stores.gallery import StoreGallery
+
+
+class Editor(ABC):
+    """Adds uploads to a gallery, and changes and removes items. Call its methods inside `writing`.
+
+    Attributes:
+        manifest: Facts about the gallery, as they are now.
+    """
+
+    manifest: Manifest
+
+    @abstractmethod
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the write lock of the gallery folder.
+
+        Raises:
+            LockedError: Another process is writing.
+            LookalikeError: The folder cannot be written.
+        """
+
+    @abstractmethod
+    def add(
+        self, uploads: Sequence[Upload], label: str | None, metadata: Mapping[str, Value] | None
+    ) -> list[StoredUpload]:
+        """Store uploads with their files, and return the item of each; known bytes are not stored again.
+
+        Raises:
+            InputError: The metadata does not fit the gallery's columns. Nothing is changed.
+            LookalikeError: Writing failed. Nothing is changed.
+        """
+
+    @abstractmethod
+    def remove(self, ids: Sequence[int]) -> None:
+        """Remove items, and their files if they were uploaded.
+
+        Raises:
+            InputError: An unknown item; nothing is changed.
+        """
+
+    @abstractmethod
+    def select(self, where: str) -> list[int]:
+        """Return the ids of all items that fulfil a condition, ascending.
+
+        Raises:
+            InputError: The condition is invalid.
+        """
+
+    @abstractmethod
+    def amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
+        """Change the label and the metadata of an item.
+
+        Args:
+            item: The item as it is now.
+            label: Its label from now on.
+            metadata: Values of the columns that change; `None` removes a value.
+
+        Raises:
+            InputError: The metadata does not fit the gallery's columns; nothing is changed.
+        """
+
+    @abstractmethod
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id."""
+
+
+def open_editor(gallery: SearchableGallery) -> Editor:
+    """Return the editor of a gallery.
+
+    Raises:
+        InputError: Its folder is no longer a gallery.
+    """
+    return StoreEditor(gallery) if isinstance(gallery, StoreGallery) else FileEditor(Store(gallery.folder))
+
+
+class FileEditor(Editor):
+    """Changes a gallery in files; each change is one transaction.
+
+    Args:
+        store: Its files.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.manifest = store.manifest
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the write lock; see `Editor.writing`."""
+        with self._store.writing():
+            yield
+
+    def add(
+        self, uploads: Sequence[Upload], label: str | None, metadata: Mapping[str, Value] | None
+    ) -> list[StoredUpload]:
+        """Store uploads; see `Editor.add`."""
+        return store_uploads(self._store, uploads, label, metadata)
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Remove items; see `Editor.remove`."""
+        started = now()
+        removed = self._store.remove(ids)
+        self._store.record_run("remove", started, {"removed": removed})
+
+    def select(self, where: str) -> list[int]:
+        """Return the ids of all items that fulfil a condition; see `Editor.select`."""
+        return live_ids(self._store, parse_condition(where))
+
+    def amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
+        """Change the label and the metadata of an item; see `Editor.amend`."""
+        check_metadata(self._store, metadata, [("metadata", metadata)])
+        started = now()
+        stamp = FileStamp(item.root, item.path, item.size, item.mtime_ns, label)
+        self._store.amend([Change(item.id, stamp, metadata)])
+        self._store.record_run("update", started, {"described": 1})
+
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id."""
+        return self._store.items(ids)
+
+
+class StoreEditor(Editor):
+    """Changes a gallery in a database. The files of uploads are in the gallery folder.
+
+    The lock is that of the folder: an upload's file and its item are written, or removed, together.
+
+    Args:
+        gallery: The gallery.
+    """
+
+    def __init__(self, gallery: StoreGallery) -> None:
+        self._gallery = gallery
+        self.manifest = gallery.manifest
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the write lock of the folder; see `Editor.writing`."""
+        try:
+            with hold_lock(self._gallery.folder):
+                yield
+        except OSError as error:
+            what = f"{self._gallery.folder}: cannot be written ({error.strerror})"
+            raise LookalikeError(f"{what}; make the folder writable for this user") from error
+
+    def add(
+        self, uploads: Sequence[Upload], label: str | None, metadata: Mapping[str, Value] | None
+    ) -> list[StoredUpload]:
+        """Store uploads; see `Editor.add`."""
+        engine, folder = self._gallery.engine, self._gallery.folder / UPLOADS
+        ids = engine.ids_by("content_sha256", [upload.digest for upload in uploads])
+        new = unknown(uploads, ids)
+        if new:
+            # Servers with folders of their own do not exclude each other: the name alone is no key.
+            items = write_files(
+                folder, new, label, metadata or {}, lambda keys: {keys[0], *engine.ids_by("key", keys[1:])}
+            )
+            vectors = np.stack([upload.vector for upload in new.values()])
+            try:
+                ids |= {item.content_sha256: item.id for item in self._gallery.put(items, vectors)}
+            except InputError:  # after other errors, the items may have been written
+                for item in items:
+                    (folder / item.stamp.path).unlink(missing_ok=True)
+                raise
+        return stored_uploads(uploads, ids, new)
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Remove items; see `Editor.remove`."""
+        self._gallery.remove(ids)
+
+    def select(self, where: str) -> list[int]:
+        """Return the ids of all items that fulfil a condition; see `Editor.select`."""
+        return self._gallery.select(where=where)
+
+    def amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
+        """Change the label and the metadata of an item; see `Editor.amend`."""
+        self._gallery.amend([Amendment(item.id, {"label": label}, metadata)])
+
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id."""
+        return self._gallery.stored_items(ids)

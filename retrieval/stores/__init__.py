@@ -1,0 +1,1 @@
+"""Galleries whose items are in a database server: PostgreSQL, Qdrant or Milvus."""

@@ -1,0 +1,31 @@
+"""Engine of an address; its client library is imported only here, and is an extra of its own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from retrieval.errors import InputError
+from retrieval.stores.address import Address
+from retrieval.stores.engine import Engine
+
+
+def open_engine(address: Address) -> Engine:
+    """Connect to the database of an address.
+
+    Raises:
+        InputError: The client library is not installed.
+        StoreError: The database cannot be reached; the message has the address and the reason.
+    """
+    module, name, extra = {
+        ("postgresql", False): ("postgres", "PostgresEngine", "postgres"),
+        ("qdrant", False): ("qdrant", "QdrantEngine", "qdrant"),
+        ("qdrant", True): ("qdrant_edge", "QdrantEdgeEngine", "qdrant"),
+        ("milvus", False): ("milvus", "MilvusEngine", "milvus"),
+    }[address.kind, address.embedded]
+    try:
+        found = import_module(f"retrieval.stores.{module}")
+    except ModuleNotFoundError as error:
+        what = f"store {address}: needs {error.name}"
+        raise InputError(f'{what}; run `pip install "lookalike[{extra}]"`') from error
+    engine: Engine = getattr(found, name)(address)
+    return engine
