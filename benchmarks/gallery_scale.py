@@ -8,6 +8,8 @@ A transaction keeps up to 512 MB of the database in memory, so that readers do n
 "bare" is the same FAISS index with the same parameters, without exact scores and items.
 
     python -m benchmarks.gallery_scale --counts 100000 1000000 --kind ivf-sq8 --json scale.json
+    python -m benchmarks.gallery_scale --counts 1000000 10000000 --dim 128 --kind ivf-disk \\
+        --memory 256000000 --operations import index encode search --json benchmarks/gallery_disk.json
     python -m benchmarks.gallery_scale --page        # writes docs/gallery_scale.md from the committed numbers
 """
 
@@ -32,31 +34,40 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.progress import Stage, progress_listener
+from retrieval.storage.records import IndexSpec
+
 DIM = 64
 ADDED = 1000
 QUERIES = 200
 COMMITTED = Path(__file__).parent / "gallery_scale.json"
+ON_DISK = Path(__file__).parent / "gallery_disk.json"
+LATER = 10**8  # vectors for which `encode` measures
+ENCODED = 100_000
+SAMPLE = 1 << 30  # bytes of training vectors
+_PER_ROW = 17  # bytes of row numbers while an index is built
+_REST = 300_000_000  # bytes of libraries, quantisers, blocks of vectors
 PAGE = Path(__file__).parents[1] / "docs" / "gallery_scale.md"
 
 
-def draw(count: int, seed: int) -> np.ndarray:
-    """Return clustered unit vectors, float32 [count, DIM]."""
+def draw(count: int, seed: int, dim: int = DIM) -> np.ndarray:
+    """Return clustered unit vectors, float32 [count, dim]."""
     shared, random = np.random.default_rng(0), np.random.default_rng([seed, 1])
-    subspace = shared.standard_normal((12, DIM), dtype=np.float32)
+    subspace = shared.standard_normal((12, dim), dtype=np.float32)
     centres = shared.standard_normal((20_000, 12), dtype=np.float32)
     inner = centres[random.integers(0, len(centres), count)]
     inner += 0.3 * random.standard_normal(inner.shape, dtype=np.float32)
-    points = inner @ subspace + 0.1 * random.standard_normal((count, DIM), dtype=np.float32)
+    points = inner @ subspace + 0.1 * random.standard_normal((count, dim), dtype=np.float32)
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
-def write(path: Path, count: int, seed: int) -> None:
+def write(path: Path, count: int, seed: int, dim: int = DIM) -> None:
     """Write clustered vectors to a `.npy` file, in parts."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (count, DIM)}
+    header = {"descr": "<f4", "fortran_order": False, "shape": (count, dim)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for part, start in enumerate(range(0, count, 100_000)):
-            file.write(draw(min(100_000, count - start), seed + part).data)
+            file.write(draw(min(100_000, count - start), seed + part, dim).data)
 
 
 # ---- measuring
@@ -84,6 +95,40 @@ class Peak:
         return max(self.bytes, memory("RssAnon"))
 
 
+class Phases:
+    """CPU seconds of each stage of work, in order of their progress messages."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, float] = {}
+        self._now, self._since = "preparing", time.process_time()
+
+    def enter(self, stage: Stage) -> None:
+        if stage.what != self._now:
+            self.closed()
+            self._now = stage.what
+
+    def closed(self) -> dict[str, float]:
+        spent = time.process_time()
+        self._found[self._now] = self._found.get(self._now, 0.0) + spent - self._since
+        self._since = spent
+        return self._found
+
+
+def evict(folder: Path) -> None:
+    """Drop the files of a folder from the page cache."""
+    os.sync()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as stream:
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def bytes_read() -> int:
+    """Return the bytes that this process has had read from disk."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
 @contextmanager
 def measured(into: dict[str, Any]) -> Iterator[None]:
     """Measure seconds, CPU seconds and the peak of the memory of this process, in bytes."""
@@ -109,9 +154,8 @@ def milliseconds(work: Callable[[np.ndarray], Any], queries: np.ndarray) -> dict
 # ---- operations, each in a process of its own
 
 
-def import_(folder: Path, _: str) -> dict[str, Any]:
+def import_(folder: Path, _: IndexSpec) -> dict[str, Any]:
     from retrieval.ingest.transfer import import_vectors
-    from retrieval.storage.records import IndexSpec
 
     found: dict[str, Any] = {}
     with measured(found):
@@ -120,25 +164,44 @@ def import_(folder: Path, _: str) -> dict[str, Any]:
     return {**found, "disk_bytes": sum(sizes)}
 
 
-def index(folder: Path, kind: str) -> dict[str, Any]:
+def index(folder: Path, spec: IndexSpec) -> dict[str, Any]:
     from retrieval import Gallery
-    from retrieval.storage.records import IndexSpec
 
     found: dict[str, Any] = {}
+    phases = Phases()
     with measured(found):
         gallery = Gallery(folder / "g")
-        with gallery.store.writing():
-            gallery.build_index(IndexSpec(kind), show_progress=True)
+        with gallery.store.writing(), progress_listener(phases.enter):
+            gallery.build_index(spec, show_progress=True)
     assert gallery.index is not None
-    names = ("kind", "effort", "oversample", "recall", "bytes_per_vector")
-    return {**found, **{name: gallery.index.card[name] for name in names}}
+    names = ("kind", "effort", "oversample", "recall", "bytes_per_vector", "bytes")
+    return {**found, **{name: gallery.index.card[name] for name in names}, "phases": phases.closed()}
 
 
-def open_(folder: Path, _: str) -> dict[str, Any]:
+def encode(folder: Path, spec: IndexSpec) -> dict[str, Any]:
+    """Measure the addition of vectors to an index with as many cells as one of `LATER` vectors has."""
+    from retrieval import Gallery
+    from retrieval.search import kinds, training
+
+    vectors = Gallery(folder / "g").snapshot.stored
+    cells = kinds.number_of_cells(LATER, vectors.dim)
+    random = np.random.default_rng(0)
+    centroids = vectors.take(np.sort(random.choice(len(vectors), cells, replace=False)))
+    index = training.train_index(
+        kinds.APPROXIMATE[spec.kind or "ivf-disk"], training.Training(centroids, centroids)
+    )
+    rows = np.sort(random.choice(len(vectors), min(ENCODED, len(vectors)), replace=False))
+    found: dict[str, Any] = {"cells": cells, "vectors": len(rows)}
+    with measured(found):
+        training.add_rows(index, vectors, rows)
+    return found
+
+
+def open_(folder: Path, _: IndexSpec) -> dict[str, Any]:
     from retrieval import Gallery
 
     found: dict[str, Any] = {}
-    query = draw(1, 10**6)
+    query = draw(1, 10**6, Gallery(folder / "g").store.manifest.dim)
     with measured(found):
         gallery = Gallery(folder / "g")
         start = time.perf_counter()
@@ -147,12 +210,18 @@ def open_(folder: Path, _: str) -> dict[str, Any]:
     return {**found, "first_search_seconds": first}
 
 
-def search(folder: Path, _: str) -> dict[str, Any]:
+def search(folder: Path, _: IndexSpec) -> dict[str, Any]:
     from retrieval import Gallery
 
     found: dict[str, Any] = {}
-    gallery, queries = Gallery(folder / "g"), draw(QUERIES, 10**6 + 1)
-    gallery.search_vectors(queries[:1])
+    evict(folder / "g")
+    gallery = Gallery(folder / "g")
+    dim = gallery.store.manifest.dim
+    gallery.search_vectors(draw(1, 10**6, dim))
+    before, queries = bytes_read(), draw(QUERIES, 10**6 + 2, dim)
+    found["disk_ms"] = milliseconds(gallery.search_vectors, queries)["ms"]
+    found["disk_bytes_read"] = (bytes_read() - before) / QUERIES
+    queries = draw(QUERIES, 10**6 + 1, dim)
     with measured(found):
         found["cold_ms"] = milliseconds(gallery.search_vectors, queries)["ms"]
     found |= milliseconds(gallery.search_vectors, queries)
@@ -166,10 +235,11 @@ def search(folder: Path, _: str) -> dict[str, Any]:
     return {**found, "bare_ms": bare["ms"], "bare_cpu_ms": bare["cpu_ms"], "recall": sum(right) / len(right)}
 
 
-def add(folder: Path, _: str) -> dict[str, Any]:
+def add(folder: Path, _: IndexSpec) -> dict[str, Any]:
+    from retrieval import Gallery
     from retrieval.ingest.transfer import import_vectors
 
-    write(folder / "more.npy", ADDED, 10**7)
+    write(folder / "more.npy", ADDED, 10**7, Gallery(folder / "g").store.manifest.dim)
     import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"first-{os.getpid()}")
     found: dict[str, Any] = {}
     with measured(found):
@@ -177,7 +247,7 @@ def add(folder: Path, _: str) -> dict[str, Any]:
     return found
 
 
-def remove(folder: Path, _: str) -> dict[str, Any]:
+def remove(folder: Path, _: IndexSpec) -> dict[str, Any]:
     from retrieval import Gallery
 
     found: dict[str, Any] = {}
@@ -187,7 +257,7 @@ def remove(folder: Path, _: str) -> dict[str, Any]:
     return found
 
 
-def compact(folder: Path, _: str) -> dict[str, Any]:
+def compact(folder: Path, _: IndexSpec) -> dict[str, Any]:
     from retrieval import Gallery
     from retrieval.upkeep.compact import compact
 
@@ -201,6 +271,7 @@ def compact(folder: Path, _: str) -> dict[str, Any]:
 OPERATIONS = {
     "import": import_,
     "index": index,
+    "encode": encode,
     "open": open_,
     "search": search,
     f"add {ADDED}": add,
@@ -212,8 +283,8 @@ OPERATIONS = {
 # ---- page
 
 
-def page(results: dict[str, Any]) -> str:
-    """Return the page of committed results as Markdown."""
+def page(results: dict[str, Any], on_disk: dict[str, Any]) -> str:
+    """Return the page of committed results, in memory and on disk, as Markdown."""
     sizes = {int(count): found for count, found in results["sizes"].items()}
     counts = sorted(sizes)
     lines = [
@@ -259,7 +330,95 @@ def page(results: dict[str, Any]) -> str:
     measured = ", ".join(f"{name} {' and '.join(sorted(found))}" for name, found in commits.items())
     lines += ["Measured at the commits:", f"{measured}.", ""]
     lines += ["## Search and disk", "", *_markdown(["", *map(_power, counts)], rows), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_section(on_disk)])
+
+
+def _section(results: dict[str, Any]) -> list[str]:
+    """Return the section about an index on disk."""
+    from retrieval.search.kinds import disk_needed, number_of_cells
+
+    sizes = {int(count): found for count, found in results["sizes"].items()}
+    counts, dim, most = sorted(sizes), results["dim"], max(sizes)
+    last = sizes[most]
+    phases, times = last["index"]["phases"], LATER / most
+    added = last["encode"]["cpu_seconds"] / last["encode"]["vectors"]
+    trained = _training_work(LATER, dim) / _training_work(most, dim)
+    seconds = {
+        "preparing": phases["preparing"] * times,
+        "training": trained * phases["training"],
+        "choosing an index": phases["choosing an index"],
+        "indexing": LATER * added,
+        "merging": phases["merging"] * times,
+    }
+    entry = disk_needed("ivf-disk", dim, 1)
+    parts = results["memory"] // 2
+    peak = SAMPLE + _PER_ROW * LATER + parts + _REST
+    longer = LATER / number_of_cells(LATER, dim) - most / number_of_cells(most, dim)
+    effort, read = last["index"]["effort"], last["search"]["disk_bytes_read"]
+    grown = (read + effort * longer * entry) / read
+    search = {
+        "one search, nothing in memory, ms": ("disk_ms", 1.0, grown),
+        "read from disk for it, MB": ("disk_bytes_read", 1e6, grown),
+        "one search, everything in memory, ms": ("ms", 1.0, None),
+        "recall@10": ("recall", 1.0, None),
+    }
+    head = [f"{results['kind']}, dimension {dim}", *map(_power, counts), f"{_power(LATER)}, extrapolated"]
+    rows = [
+        [f"{name}, CPU s", *(_number(sizes[n]["index"]["phases"][name]) for n in counts), _number(value)]
+        for name, value in seconds.items()
+    ]
+    whole = [sizes[n]["index"]["cpu_seconds"] for n in counts]
+    rows.append(["build, CPU s", *map(_number, [*whole, sum(seconds.values())])])
+    each = [1e6 * x / n for n, x in zip([*counts, LATER], [*whole, sum(seconds.values())], strict=True)]
+    rows.append(["build, CPU us per vector", *map(_number, each)])
+    anonymous = [sizes[n]["index"]["peak_anonymous_bytes"] for n in counts]
+    rows.append(["peak memory without mapped files, MB", *(_number(x / 1e6) for x in [*anonymous, peak])])
+    index = [sizes[n]["index"]["bytes"] / n for n in counts]
+    rows.append(["index, bytes per vector", *map(_number, [*index, entry])])
+    for name, (field, unit, factor) in search.items():
+        values = [sizes[n]["search"][field] / unit for n in counts]
+        rows.append([name, *map(_number, values), "" if factor is None else _number(values[-1] * factor)])
+    cells, then = (f"{number_of_cells(n, dim):,} at {_power(n)}" for n in (most, LATER))
+    return [
+        "## An index on disk",
+        "",
+        f"`--kind {results['kind']} --memory {results['memory'] / 1e6:,.0f}MB` builds lists in parts of",
+        f"{parts / 2e6:,.0f} MB and needs twice the size of the index on disk meanwhile. Measured on",
+        f"{results['machine']}, with {results['threads']} thread, while others used",
+        "the machine. `merging` includes the measurement of the recall. Before the searches with nothing in",
+        "memory, the system was made to drop all files of the gallery.",
+        "",
+        *_markdown(head, rows),
+        "",
+        f"The column {_power(LATER)} follows from these, with n vectors in c cells",
+        f"(c is {cells}, {then}):",
+        "",
+        "- preparing, merging: proportional to n. Choosing uses a sample of constant size.",
+        f"- training: {trained:.2f} times, by the multiplications of k-means in two levels.",
+        f"- indexing: n x {1e6 * added:.0f} us, measured with {last['encode']['cells']:,} cells.",
+        f"- memory: {_number(SAMPLE / 1e6)} MB of training vectors, {parts / 1e6:,.0f} MB for a part,",
+        f"  {_number(_REST / 1e6)} MB for libraries, quantisers and blocks of vectors, and {_PER_ROW} bytes",
+        "  for each row number, which is all that grows with n.",
+        f"- disk: {entry} bytes for each vector, one for each dimension and 8 for its number.",
+        f"- search: {effort} lists are visited, of n / c vectors, {longer:,.0f} more; the disk is as fast.",
+        "  The system reads ahead: more than the lists and the candidates take.",
+        "",
+        "Vectors that are added later are searched exactly until they are a tenth of all; then, or with",
+        "`lookalike index optimize`, parts of them are merged with the index into a new file.",
+        "",
+    ]
+
+
+def _training_work(count: int, dim: int) -> float:
+    """Return the multiplications of k-means in two levels for an index of so many vectors."""
+    from retrieval.search import training
+    from retrieval.search.kinds import number_of_cells
+
+    cells = number_of_cells(count, dim)
+    sample = min(count, training._PER_CELL * cells, SAMPLE // (4 * dim))
+    groups = 2 ** (int(math.log2(cells)) // 2)
+    refined = cells if cells <= training._REFINED else 0
+    return float(sample * dim * (training._ROUNDS * cells / groups + groups + refined))
 
 
 def _table(operations: Sequence[str], sizes: dict[int, dict[str, Any]], field: str, unit: float) -> list[str]:
@@ -286,27 +445,34 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def run(counts: Sequence[int], kind: str, folder: Path, json_file: Path) -> None:
-    """Run all operations at each size, and write the results after each."""
+def run(
+    counts: Sequence[int], dim: int, spec: IndexSpec, operations: Sequence[str], folder: Path, json_file: Path
+) -> None:
+    """Run operations at each size, and write the results after each."""
     results: dict[str, Any] = json.loads(json_file.read_text()) if json_file.exists() else {}
     threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
-    results |= {"machine": machine(), "threads": threads, "dim": DIM, "kind": kind}
+    results |= {"machine": machine(), "threads": threads, "dim": dim, "kind": spec.kind}
+    results |= {"memory": spec.memory} if spec.memory else {}
     sizes = results.setdefault("sizes", {})
+    limit = ["--memory", str(spec.memory)] if spec.memory else []
     for count in counts:
         place = folder / str(count)
         place.mkdir(parents=True, exist_ok=True)
-        if not (place / "v.npy").exists():
-            write(place / "v.npy", count, 1)
         done = sizes.setdefault(str(count), {})
-        for name in OPERATIONS:
+        if "import" not in done:
+            write(place / "v.npy", count, 1, dim)
+        for name in operations:
             if name in done:
                 continue
-            command = [sys.executable, "-m", "benchmarks.gallery_scale", "--operation", name, "--kind", kind]
-            output = subprocess.run([*command, "--folder", str(place)], stdout=subprocess.PIPE, check=True)
+            command = [sys.executable, "-m", "benchmarks.gallery_scale", "--operation", name]
+            command += ["--kind", str(spec.kind), *limit, "--folder", str(place)]
+            output = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             done[name] = json.loads(output.stdout.splitlines()[-1])
             done[name]["commit"] = commit()
             print(f"{count:>12,} {name:12} {done[name]}", flush=True)
             json_file.write_text(json.dumps(results, indent=1) + "\n")
+            if name == "import":
+                (place / "v.npy").unlink()
 
 
 def machine() -> str:
@@ -326,7 +492,11 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--counts", nargs="+", type=int, default=[20_000, 60_000])
+    parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--kind", default="ivf-sq8")
+    parser.add_argument("--memory", type=int, help="memory limit of the index in bytes")
+    growing = [name for name in OPERATIONS if name != "encode"]
+    parser.add_argument("--operations", nargs="+", choices=[*OPERATIONS], default=growing)
     parser.add_argument(
         "--folder", type=Path, help="where to keep files and galleries; else they are deleted"
     )
@@ -334,15 +504,17 @@ def main() -> None:
     parser.add_argument("--operation", help=argparse.SUPPRESS)
     parser.add_argument("--page", action="store_true", help="write the page from the committed numbers")
     args = parser.parse_args()
+    spec = IndexSpec(args.kind, memory=args.memory)
     if args.operation:
-        print(json.dumps(OPERATIONS[args.operation](args.folder, args.kind)))
+        print(json.dumps(OPERATIONS[args.operation](args.folder, spec)))
         return
     if args.page:
-        PAGE.write_text(page(json.loads(COMMITTED.read_text())))
+        PAGE.write_text(page(json.loads(COMMITTED.read_text()), json.loads(ON_DISK.read_text())))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        run(args.counts, args.kind, folder, args.json or Path(temporary) / "scale.json")
+        json_file = args.json or Path(temporary) / "scale.json"
+        run(args.counts, args.dim, spec, args.operations, folder, json_file)
 
 
 if __name__ == "__main__":

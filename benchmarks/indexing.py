@@ -36,6 +36,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks._photographs import write_photographs
+from benchmarks.gallery_scale import commit, machine
 from retrieval import Embedder, Gallery
 from retrieval.images.decode import BATCH, Decoded, decode_ahead
 from retrieval.resources import cores
@@ -196,9 +197,10 @@ def main() -> None:
         print(f"{ratio:10.2f}x {what}")
     if args.json:
         facts = {name: asdict(one) for name, one in taken.items()}
-        Path(args.json).write_text(
-            json.dumps({"taken": facts, "rest": asdict(rest), "ratios": ratios, "cores": cores()}, indent=1)
-        )
+        where = {"machine": machine(), "commit": commit(), "cores": cores(), "provider": embedder.provider}
+        what = {"images": str(args.images or args.size), "model": str(args.model or "resnet18, 224 pixels")}
+        found = where | what | {"taken": facts, "rest": asdict(rest), "ratios": ratios}
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
+from retrieval.commands.engine_options import RayOptions, ray_options
 from retrieval.commands.options import (
     checksum_option,
     combine_options,
@@ -19,6 +20,7 @@ from retrieval.commands.options import (
     retry_option,
     storage_option,
 )
+from retrieval.commands.stores import build_in_store, open_files, store_option
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
@@ -28,11 +30,21 @@ from retrieval.ingest import watch as watching
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
 from retrieval.ingest.sources import Sources
+from retrieval.ingest.store_indexing import add_to_store
+from retrieval.searchable import SearchableGallery
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
+from retrieval.stores.address import Address
+from retrieval.stores.folder import is_store
+from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import pluralize
 
 _MAX_LISTED = 10
+# Remedies for a gallery in a database.
+_ADD_AGAIN = (
+    "`lookalike index add` embeds new and changed files, `lookalike index remove` removes those that are gone"
+)
+_BUILD_ANOTHER = "build another collection by `lookalike index build` with the new model"
 _FILE = click.Path(path_type=Path)
 
 
@@ -62,10 +74,12 @@ _source_options = combine_options(
 @click.argument("gallery", type=_FILE)
 @_source_options
 @click.option("--model", required=True, type=_FILE, help="Model file to embed with.")
+@store_option("Keep the images in a database instead of files, see docs/stores.md")
 @index_options
 @storage_option
 @retry_option
 @max_bad_option
+@ray_options
 @runtime_options
 @json_option
 @click.pass_context
@@ -77,23 +91,27 @@ def build(
     table: Path | None,
     root: Path | None,
     model: Path,
+    store: Address | None,
     kind: str | None,
     recall: float | None,
     memory: int | None,
+    index_dim: int | None,
     storage: str | None,
     retry: bool,
     max_bad: float,
+    ray: RayOptions | None,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
-    """Build GALLERY from IMAGES: files, folders with all sub-folders, quoted patterns such as '**/*.jpg', and
-    tar shards, which are not unpacked.
+    """Build GALLERY from IMAGES: files, folders with all sub-folders, quoted patterns such as '**/*.jpg', tar
+    shards, which are not unpacked, and URLs of remote storage, which is read and not copied.
 
     \b
       lookalike index build shop.gallery photos --model model.onnx
       lookalike index build shop.gallery shards/*.tar --model model.onnx
       lookalike index build shop.gallery photos --metadata shop.csv --model model.onnx
       lookalike index build shop.gallery --metadata shop.csv --model model.onnx
+      lookalike index build shop.gallery s3://shop/photos --model model.onnx
 
     By default the label of an image is its folder and its id is its path. Unreadable files are listed and
     skipped (exit code 3). An interrupted build continues when you run the same command again; a finished one
@@ -108,7 +126,35 @@ def build(
 
     Without a GPU, the model takes most of the time. A model exported with `--precision int8` can be twice as
     fast on a CPU; `lookalike export` and `lookalike model info` measure it on yours.
+
+    With --engine ray, workers on many machines embed the images, which must be at the same path on all of
+    them. The gallery gets the same images and ids. See docs/ray.md.
+
+    \b
+      lookalike index build shop.gallery /mnt/photos --model model.onnx --engine ray --ray-address auto
+
+    With --store, a database has the images with their vectors, and GALLERY only its address and the model.
+    Several machines can add, search and serve at once. The password comes from $LOOKALIKE_STORE_PASSWORD.
+
+    \b
+      lookalike index build shop.gallery photos --model model.onnx --store postgresql://me@db.example/shop
     """
+    sources, index = Sources(images, list_file, table, root), IndexSpec(kind, recall, memory, index_dim)
+    if store is not None or is_store(gallery):
+        _refuse_ray(ray)
+        policy = BadFilePolicy(retry, max_bad)
+        in_store, result = build_in_store(
+            gallery,
+            Embedder.open(model, runtime),
+            store,
+            sources,
+            index=index,
+            storage=storage,
+            policy=policy,
+        )
+        _report(ctx, in_store, result, as_json)
+        return
+    source, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
     embedder, new = Embedder.open(model, runtime), not (gallery / "gallery.db").exists()
     if new:
         target = Gallery.create(gallery, embedder, storage=storage or "float32")
@@ -119,10 +165,11 @@ def build(
     try:
         result = add_images(
             target,
-            Sources(images, list_file, table, root),
-            index=IndexSpec(kind, recall, memory),
+            sources,
+            index=index,
             reindex=True,
             policy=BadFilePolicy(retry, max_bad),
+            source=source,
             command="build",
             show_progress=True,
         )
@@ -139,6 +186,7 @@ def build(
 @click.option("--model", type=_FILE, help="Check that the gallery was built with this model.")
 @retry_option
 @max_bad_option
+@ray_options
 @runtime_options
 @json_option
 @click.pass_context
@@ -152,6 +200,7 @@ def add(
     model: Path | None,
     retry: bool,
     max_bad: float,
+    ray: RayOptions | None,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
@@ -164,16 +213,20 @@ def add(
       lookalike index add shop.gallery photos/new
       find photos -name '*.jpg' -newer stamp | lookalike index add shop.gallery --list -
       lookalike index add shop.gallery photos --metadata prices.csv
+      lookalike index add shop.gallery /mnt/photos --engine ray --ray-address auto
     """
-    target = Gallery(gallery, runtime=runtime)
+    if is_store(gallery):
+        _refuse_ray(ray)
+    source, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
+    target = open_gallery(gallery, runtime=runtime)
     if model is not None:
         target.use_model(Embedder.open(model, runtime))
-    result = add_images(
-        target,
-        Sources(images, list_file, table, root),
-        policy=BadFilePolicy(retry, max_bad),
-        show_progress=True,
-    )
+    sources, policy = Sources(images, list_file, table, root), BadFilePolicy(retry, max_bad)
+    if isinstance(target, StoreGallery):
+        result = add_to_store(target, sources, policy=policy, show_progress=True)
+    else:
+        assert isinstance(target, Gallery)
+        result = add_images(target, sources, policy=policy, source=source, show_progress=True)
     _report(ctx, target, result, as_json)
 
 
@@ -210,7 +263,7 @@ def update(
       lookalike index update shop.gallery --checksum
       lookalike index update shop.gallery --prune --max-removed 25%
     """
-    target = Gallery(gallery, runtime=runtime)
+    target = open_files(gallery, _ADD_AGAIN, runtime)
     done = syncing.update(
         target,
         prune=prune,
@@ -263,7 +316,7 @@ def sync(
       lookalike index sync shop.gallery photos
       lookalike index sync shop.gallery photos --max-removed 100%
     """
-    target = Gallery(gallery, runtime=runtime)
+    target = open_files(gallery, _ADD_AGAIN, runtime)
     if dry_run:
         found = syncing.folder_difference(
             target, folder, limit=limit, checksum=checksum, show_progress=not as_json
@@ -317,7 +370,7 @@ def watch(
       lookalike index watch shop.gallery photos
       lookalike index watch shop.gallery /mnt/photos --poll 60 --max-removed 5%
     """
-    target = Gallery(gallery, runtime=runtime)
+    target = open_files(gallery, _ADD_AGAIN, runtime)
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     print_status(f"{folder}: watching; Ctrl-C ends it")
@@ -371,7 +424,7 @@ def rebuild(
       lookalike index rebuild shop.gallery --model better.onnx --drop-old
     """
     done = rebuild_gallery(
-        Gallery(gallery),
+        open_files(gallery, _BUILD_ANOTHER),
         Embedder.open(model, runtime),
         keep_old=not drop_old,
         policy=BadFilePolicy(max_bad=max_bad),
@@ -384,6 +437,14 @@ def rebuild(
     _report(ctx, done.gallery, done.result, as_json, old=str(done.old) if done.old else None)
 
 
+def _refuse_ray(ray: RayOptions | None) -> None:
+    if ray is not None:
+        raise InputError(
+            "--engine ray: workers on Ray write vectors for galleries in files; with a database, "
+            "run `lookalike index add` on several machines, each with its own folders"
+        )
+
+
 def _difference(found: syncing.FolderDifference) -> str:
     text = (
         f"{found.new} new, {found.changed} changed, {found.unchanged} unchanged, {found.moved} moved, "
@@ -392,7 +453,9 @@ def _difference(found: syncing.FolderDifference) -> str:
     return text if found.allowed else f"{text}: more than --max-removed allows, a sync would be refused"
 
 
-def _report(ctx: click.Context, gallery: Gallery, result: IngestResult, as_json: bool, **more: Any) -> None:
+def _report(
+    ctx: click.Context, gallery: SearchableGallery, result: IngestResult, as_json: bool, **more: Any
+) -> None:
     """Print the result of a run; exit with code 3 if files were unusable."""
     facts = as_json and {
         **gallery.info(),
@@ -414,16 +477,16 @@ def _report(ctx: click.Context, gallery: Gallery, result: IngestResult, as_json:
 
 
 def _bad_facts(result: IngestResult) -> list[dict[str, str]]:
-    return [{"path": str(b.stamp.full), "reason": b.reason, "detail": b.detail} for b in result.bad]
+    return [{"path": b.stamp.shown, "reason": b.reason, "detail": b.detail} for b in result.bad]
 
 
 def _print_bad(result: IngestResult) -> None:
     if result.bad:
-        bad = [f"{file.stamp.full}: {file.detail}" for file in result.bad]
+        bad = [f"{file.stamp.shown}: {file.detail}" for file in result.bad]
         _print_list(f"{pluralize(len(bad), 'file')} unusable and skipped:", bad)
 
 
-def _summary(gallery: Gallery, result: IngestResult) -> str:
+def _summary(gallery: SearchableGallery, result: IngestResult) -> str:
     added = result.added - result.replaced
     parts = [
         f"{count} {what}"

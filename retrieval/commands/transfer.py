@@ -9,10 +9,13 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import index_options, storage_option
-from retrieval.gallery import Gallery
+from retrieval.commands.stores import check_index, explain_password, store_option
 from retrieval.inference.runtime import Runtime
 from retrieval.ingest.transfer import ImportResult, export_vectors, import_vectors
 from retrieval.storage.records import IndexSpec
+from retrieval.stores.address import Address
+from retrieval.stores.folder import is_store
+from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import pluralize
 
 _FILE = click.Path(path_type=Path)
@@ -27,13 +30,14 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
     """Export the vectors of GALLERY, with ids, paths, labels and metadata, to FILE.
 
     FILE ends in .parquet, with one row per image and the column `vector`; or in .npy, with a .csv beside it
-    that has the other columns in the same order. `lookalike index import` reads both.
+    that has the other columns in the same order. `lookalike index import` reads both. A gallery in a database
+    is exported in the same way, in bounded memory.
 
     \b
       lookalike index export shop.gallery shop.parquet
       lookalike index export shop.gallery shop.npy
     """
-    count = export_vectors(Gallery(gallery), file, show_progress=True)
+    count = export_vectors(open_gallery(gallery), file, show_progress=True)
     print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
@@ -42,6 +46,7 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
 @click.argument("file", type=_FILE)
 @click.option("--model", type=_FILE, help="Model file that computed the vectors.")
 @click.option("--embedding", metavar="NAME", help="Name of the embedding, if there is no model file.")
+@store_option("Import into a database instead of files, see docs/stores.md")
 @click.option(
     "--root", type=_FILE, metavar="DIR", help="Base folder of relative paths; by default the folder of FILE."
 )
@@ -59,11 +64,13 @@ def import_(
     file: Path,
     model: Path | None,
     embedding: str | None,
+    store: Address | None,
     root: Path | None,
     prefix: str | None,
     kind: str | None,
     recall: float | None,
     memory: int | None,
+    index_dim: int | None,
     storage: str | None,
     runtime: Runtime,
     as_json: bool,
@@ -71,9 +78,9 @@ def import_(
     """Import vectors from another program into GALLERY, which is created if necessary, and index them.
 
     FILE is a .parquet with a column `vector`, a .npy [N, D] with an optional .csv of the same name beside it,
-    or a .npz with an array `vectors`. Other columns (arrays) are `id`, `path`, `label` and any metadata. An
-    image needs no file. Vectors are normalized. All rows are checked first: if one of them is invalid,
-    nothing is imported.
+    or a .npz with an array `vectors`; or a folder of shards from `lookalike index build --engine ray`. Other
+    columns (arrays) are `id`, `path`, `label` and any metadata. An image needs no file. Vectors are
+    normalized. All rows are checked first: if one of them is invalid, nothing is imported.
 
     With --model, which must have computed the vectors, you can search by new images and add images. With
     --embedding, queries are the gallery's own images, or vectors from Python.
@@ -89,23 +96,36 @@ def import_(
 
     Rows are committed in the order of FILE, some 10,000 at a time; searches go on meanwhile. An interrupted
     import leaves the rows committed so far; run the same command again to import the others.
+
+    With --store, a database has the images, and GALLERY only its address and the model; this is the fastest
+    way to move a gallery into a database, or to load the shards of `lookalike index build --engine ray`.
+    Rows with the same contents as an image of the gallery are left out, so repeating an import is quick.
+
+    \b
+      lookalike index import shop.gallery old.parquet --model model.onnx --store qdrant://db.example:6333/shop
     """
     if model is not None and embedding is not None:
         raise click.UsageError("--model and --embedding exclude each other")
+    spec = IndexSpec(kind, recall, memory, index_dim)
+    if store is not None or is_store(gallery):
+        check_index(spec)
     done = import_vectors(
         gallery,
         file,
         model=model,
         name=embedding,
+        store=store,
         root=root,
         prefix=prefix,
-        index=IndexSpec(kind, recall, memory),
+        index=spec,
         storage=storage,
         runtime=runtime,
         show_progress=True,
     )
-    target = Gallery(gallery)
-    index = "flat" if target.index is None else target.index.card["kind"]
+    if store is not None:
+        explain_password(store)
+    target = open_gallery(gallery) if store is None else StoreGallery(gallery, address=store)
+    index = target.index_kind
     facts = {"gallery": str(gallery), **vars(done), "images": len(target), "index": index}
     text = f"{gallery}: {_counts(done)}; {pluralize(len(target), 'image')} in the gallery, index: {index}"
     print_result(facts, as_json, text)
@@ -114,5 +134,5 @@ def import_(
 def _counts(done: ImportResult) -> str:
     counts = [f"{done.added} added", f"{done.replaced} replaced"]
     if done.unchanged:
-        counts.append(f"{done.unchanged} there from an earlier import of this file")
+        counts.append(f"{done.unchanged} there already")
     return ", ".join(counts)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.gallery_scale import COMMITTED, PAGE, page
+from benchmarks.gallery_scale import COMMITTED, ON_DISK, PAGE, page
 
 
 def test_page_is_written_from_the_committed_numbers() -> None:
-    assert PAGE.read_text() == page(json.loads(COMMITTED.read_text()))
+    assert PAGE.read_text() == page(json.loads(COMMITTED.read_text()), json.loads(ON_DISK.read_text()))
 
 
 def test_extrapolation_follows_the_last_two_sizes() -> None:
@@ -27,7 +27,7 @@ def test_extrapolation_follows_the_last_two_sizes() -> None:
         "kind": "k",
         "sizes": {"1000": {"compact": row(1)}, "10000": {"compact": row(4)}},
     }
-    text = page(results)
+    text = page(results, json.loads(ON_DISK.read_text()))
     assert "| compact | 1 | 4 | 16 |" in text
     assert "| compact | 100 | 100 | 100 |" in text
     assert "| 10^3 | 10^4 | 10^5, extrapolated |" in text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,38 +14,70 @@ from torch import Tensor
 
 from retrieval.errors import InputError
 from retrieval.installation import report_idle_gpu
+from train.loop.processes import LONGEST_START, Processes, launched_processes
 
-_TIMEOUT = timedelta(hours=2)  # before the first step, one process may decode much longer than another
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process's place among those that train together.
+    """This process's place among those that train together, and what they exchange.
 
     Attributes:
         device: Device of this process.
-        rank: Number of this process, from 0; rank 0 is the main process, which alone writes and reports.
-        size: Number of processes.
+        processes: Ranks and machines.
     """
 
     device: torch.device
-    rank: int = 0
-    size: int = 1
+    processes: Processes = field(default_factory=Processes)
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0; rank 0 is the main process, which alone writes and reports."""
+        return self.processes.rank
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.processes.size
 
     @property
     def is_main(self) -> bool:
-        return self.rank == 0
+        return self.processes.is_main
 
     def barrier(self) -> None:
         """Wait until all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
-    def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give all processes the tensors of the main process, in place."""
+    def broadcast(self, tensors: Iterable[Tensor], source: int = 0) -> None:
+        """Give all processes the tensors of one of them, in place."""
         if self.size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), 0)
+                dist.broadcast(tensor.detach(), source)
+
+    def share(self, value: _T) -> _T:
+        """Return the object of the main process."""
+        if self.size == 1:
+            return value
+        shared = [value]
+        dist.broadcast_object_list(shared, 0)
+        return shared[0]
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is set in any process; waits for the device."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def limit_waiting(self, longest: timedelta) -> None:
+        """Let collective operations fail that wait longer for another process."""
+        if self.size > 1:
+            # Newer versions of torch have a public function.
+            change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+            change(longest)
 
     def close(self) -> None:
         """Destroy the process group at the end of the run."""
@@ -62,16 +95,18 @@ def join_process_group(device: str) -> ProcessGroup:
     Raises:
         InputError: An unknown device name, or a GPU that does not exist.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = find_device(device)
-    if size == 1:
-        return ProcessGroup(chosen)
-    if not dist.is_initialized():
+    chosen, processes = find_device(device), launched_processes()
+    if processes.messages is not None and not dist.is_initialized():
         on_gpu = chosen.type == "cuda"
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=chosen if on_gpu else None
+            "nccl" if on_gpu else "gloo",
+            store=processes.messages.store,
+            rank=processes.rank,
+            world_size=processes.size,
+            timeout=LONGEST_START,
+            device_id=chosen if on_gpu else None,
         )
-    return ProcessGroup(chosen, dist.get_rank(), size)
+    return ProcessGroup(chosen, processes)
 
 
 def find_device(name: str) -> torch.device:

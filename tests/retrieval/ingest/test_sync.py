@@ -24,8 +24,9 @@ from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
 from retrieval.storage.records import Change
+from retrieval.upkeep import successor
 from retrieval.upkeep.verify import verify
-from tests.conftest import draw, lookalike_here, restore_signals, unzip_shared
+from tests.conftest import draw, lookalike_here, unzip_shared
 from tests.serve.model import write_model
 
 
@@ -381,7 +382,7 @@ def test_resumed_rebuild_follows_changes_of_the_old_gallery(
 ) -> None:
     """Between the two runs, items are renamed, removed and added."""
     with monkeypatch.context() as patch:
-        patch.setattr(rebuilding, "_exchange", lambda *_: 1 / 0)
+        patch.setattr(rebuilding, "exchange", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             rebuild(described, better)
     draw(9).save(photos / "red" / "9.png")
@@ -404,7 +405,7 @@ def test_rebuild_reports_missing_files(described: Gallery, better: Embedder, pho
     assert set(facts(Gallery(done.old or ""))) - set(facts(done.gallery)) == {"a"}
 
 
-@pytest.mark.parametrize("where", ["_check", "_exchange", "shutil.rmtree", "fsync_folder"])
+@pytest.mark.parametrize("where", ["check_successor", "exchange", "shutil.rmtree", "fsync_folder"])
 def test_interrupted_rebuild_leaves_one_complete_gallery(
     described: Gallery, better: Embedder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -424,7 +425,7 @@ def test_interrupted_rebuild_leaves_one_complete_gallery(
     there = Gallery(described.folder)
     assert facts(there) == before
     assert verify(there.folder).problems == []
-    swapped = where not in ("_check", "_exchange")
+    swapped = where not in ("check_successor", "exchange")
     assert (there.fingerprint == better.fingerprint) == swapped
     if where != "fsync_folder":  # after that step the swap is complete
         done = rebuild(there, better)
@@ -439,7 +440,7 @@ def test_rebuild_of_another_model_starts_over(
 ) -> None:
     other = Embedder(write_model(tmp_path / "other.onnx", "other"))
     with monkeypatch.context() as patch:
-        patch.setattr(rebuilding, "_exchange", lambda *_: 1 / 0)
+        patch.setattr(rebuilding, "exchange", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             rebuild(described, other)
     done = rebuild(described, better)
@@ -451,10 +452,10 @@ def test_exchange_without_renameat2(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    rebuilding._exchange(tmp_path / "a", tmp_path / "b")
+    successor.exchange(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "a").exists()
-    monkeypatch.setattr(rebuilding.ctypes, "CDLL", lambda *_, **__: object())
-    rebuilding._exchange(tmp_path / "a", tmp_path / "b")
+    monkeypatch.setattr(successor.ctypes, "CDLL", lambda *_, **__: object())
+    successor.exchange(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "b").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
@@ -468,9 +469,7 @@ def start(folder: Path, *words: str, more_than: int = 0) -> subprocess.Popen[str
         "import sys; from retrieval import cli; from retrieval.ingest import indexing\n"
         "indexing.COMMIT_ITEMS = 32; cli.main(sys.argv[1:])"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True, preexec_fn=restore_signals
-    )
+    process = subprocess.Popen([sys.executable, "-c", program, *words], stderr=subprocess.PIPE, text=True)
     while not (folder / "gallery.db").exists() or len(Gallery(folder)) <= more_than:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)

@@ -222,7 +222,8 @@ def test_float16_storage(tmp_path: Path) -> None:
     for row, hits in enumerate(gallery.search_vectors(vectors[:20], 5)):
         best = np.argsort(-scores[row])[:5]
         assert [hit.id for hit in hits] == (best + 1).tolist()
-        np.testing.assert_allclose([hit.score for hit in hits], scores[row, best], atol=1e-6)
+        expected = np.minimum(scores[row, best], 1)  # a rounded vector may be longer
+        np.testing.assert_allclose([hit.score for hit in hits], expected, atol=1e-6)
     gallery.remove(["a-000000001"])
     compact(Gallery(folder))
     assert not verify(folder).problems

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery
-from tests.conftest import draw, restore_signals, wait_until
+from tests.conftest import draw, wait_until
 
 
 def old(path: Path) -> Path:
@@ -46,7 +46,6 @@ class Watching:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=restore_signals,
         )
 
     def next(self) -> dict[str, Any]:

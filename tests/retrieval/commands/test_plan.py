@@ -1,0 +1,92 @@
+"""`lookalike plan`: output, JSON and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import lookalike_here
+from tests.serve.model import DIM, write_model
+
+NAMES = {"need", "indexing", "setups", "recommended", "reason", "drivers", "next"}
+
+
+def test_table_and_json_agree() -> None:
+    words = ["plan", "--images", "1e8", "--dim", "256", "--qps", "50"]
+    text = lookalike_here(*words).stdout
+    facts = json.loads(lookalike_here(*words, "--json").stdout)
+    assert {*facts} == NAMES
+    assert facts["need"]["images"] == 10**8
+    assert text.startswith("10^8 images x 256 dimensions, recall 0.95, 50 searches a second")
+    assert f"Recommended: {facts['recommended']}: " in text
+    assert max(map(len, text.splitlines())) <= 100
+    shown = {line.partition("  ")[0].rstrip("*") for line in text.splitlines()}
+    for each in facts["setups"]:
+        assert (each["setup"] in shown) == (not each["problem"])
+        assert each["disk"]["value"] == each["disk_vectors"]["value"] + each["disk_index"]["value"]
+
+
+def test_several_sizes_have_one_line_each() -> None:
+    words = ["plan", "--images", "1e5", "--images", "3M", "--memory", "8GB"]
+    lines = lookalike_here(*words).stdout.splitlines()
+    assert [line.split()[0] for line in lines[3:5]] == ["10^5", "3,000,000"]
+    assert [each["need"]["images"] for each in json.loads(lookalike_here(*words, "--json").stdout)] == [
+        10**5,
+        3 * 10**6,
+    ]
+
+
+def test_sources_of_all_numbers() -> None:
+    text = lookalike_here("plan", "--images", "1e9", "--verbose").stdout
+    rows = {line.split("  ")[0]: re.findall(r"(\w+) (\d+)\b", line) for line in text.splitlines()}
+    sources = dict(re.findall(r"^(\d+)\. (\S+)", text, re.M))
+
+    def origins(setup: str) -> list[tuple[str, str]]:
+        return [(basis, sources[number]) for basis, number in rows[setup]]
+
+    assert origins("hnsw") == [
+        ("computed", "retrieval/search/kinds.py"),
+        ("measured", "benchmarks/gallery_scale.json"),
+        ("computed", "retrieval/search/kinds.py"),
+        ("extrapolated", "benchmarks/index_kinds.json"),
+        ("extrapolated", "benchmarks/index_kinds.json"),
+    ]
+    assert origins("qdrant int8")[0] == ("cited", "https://qdrant.tech/documentation/capacity-planning/")
+    assert len(origins("milvus diskann")) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--images 1e12", "10^12 is not between 1 and 10^11"),
+        ("--images 0", "0 is not between 1 and 10^11"),
+        ("--images 5GB", "'5GB' is not a count; give a number of images without a unit, such as 1e9"),
+        ("--images 1e9 --memory 64XB", "'64XB' is not a size such as 2GB"),
+        ("--images 1e9 --recall 95", "--recall: 95 is not above 0 and at most 1; try 0.95"),
+        ("--images 1e9 --recall 1", "1 needs exact search, and with flat needs one machine of 2.28 TB"),
+        ("--images 1e10 --memory 1MB", "nothing serves 10,000,000,000 images in machines of 1 MB; --memory "),
+        ("--images 1e6 --dim 0", "--dim: 0 is not between 1 and 32,768"),
+        ("--images 1e6 --measure .", "--measure: needs a model to run; add --model model.onnx"),
+    ],
+)
+def test_unusable_input(words: str, message: str) -> None:
+    assert message in lookalike_here("plan", *words.split(), code=2).stderr
+
+
+def test_measured_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retrieval.planning.timing._SECONDS", 0.01)
+    model = write_model(tmp_path / "model.onnx")
+    words = ["plan", "--images", "1e6", "--model", str(model), "--measure", str(tmp_path)]
+    assert "no image" in lookalike_here(*words, code=2).stderr
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg")
+    facts = json.loads(lookalike_here(*words, "--json").stdout)
+    for name in ("decode_ms", "embed_ms"):
+        assert facts["indexing"][name]["basis"] == "measured"
+        assert facts["indexing"][name]["value"] > 0
+        assert "on this machine" in facts["indexing"][name]["source"]
+    assert facts["need"]["dim"] == DIM
+    assert "leave it out" in lookalike_here(*words, "--dim", str(DIM + 1), code=2).stderr
