@@ -201,7 +201,7 @@ def main() -> None:
     args = parser.parse_args()
     cache_module.room_for_images = lambda folder: 0  # so few images would be kept decoded otherwise
     if args.workers is None:
-        args.workers = default_workers(cores(), torch.device(args.device).type, decodes=True, world_size=1)
+        args.workers = default_workers(cores(), torch.device(args.device).type, decodes=True, local_size=1)
     cases = [(args.backbone, args.size)] if args.backbone else CASES[torch.device(args.device).type]
     columns = f"{'workers':>8}{'model':>10}{'loader':>10}{'whole':>10}{'of the slower':>15}{'loss share':>12}"
     print(f"{'images/s':14}{columns}")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
 
-Pooling = Literal["mean", "gem", "cls", "spatial"]
+Pooling = Literal["mean", "gem", "cls", "spatial", "native"]
 ProbeLabels = Literal["clean", "noisy"]
 ValidationMetric = Literal["recall_at_1", "map_at_r"]
 
@@ -125,7 +125,7 @@ class NoiseConfig(StrictModel):
 
 
 # Initializations of the embedding layer that are computed from the features of the training images.
-FITTED_INITS = ("pca", "pca-whitened", "lda")
+FITTED_INITS = ("pca", "pca-whitened", "lda", "teacher")
 
 
 class ModelConfig(StrictModel):
@@ -140,26 +140,29 @@ class ModelConfig(StrictModel):
     weights: str | None = Field(
         default=None,
         description="null (random), imagenet (downloaded by torchvision or timm), torchvision's name of "
-        "certain weights, such as imagenet1k_v1, or a .safetensors file with the parameter names of the "
-        "library's classifier (for bn-inception, of the published file).",
+        "certain weights, such as imagenet1k_v1, lite0 (of timm:tf_efficientnet_lite0, in the extra demo), "
+        "or a .safetensors file with the parameter names of the library's classifier (for bn-inception, of "
+        "the published file).",
     )
     embedding_dim: int = Field(default=64, ge=1, description="Embedding dimension D.")
     pooling: Pooling = Field(
         default="mean",
         description="mean, gem (generalized mean with a learned power), cls (class token of a transformer), "
-        "spatial (a separate linear map for each location, for aligned images of one object), or auto (the "
-        "class token of a transformer that was trained with it, else mean).",
+        "spatial (a separate linear map for each location, for aligned images of one object), native (the "
+        "backbone's own pooling and projection: its published embedding), or auto (the class token of a "
+        "transformer that was trained with it, else mean).",
     )
     hidden: int | None = Field(
         default=None,
         ge=1,
         description="Width of a hidden layer with ReLU before the embedding layer (an MLP head). null: none.",
     )
-    init: Literal["default", "uniform", "xavier", "kaiming", "pca", "pca-whitened", "lda"] = Field(
+    init: Literal["default", "uniform", "xavier", "kaiming", "pca", "pca-whitened", "lda", "teacher"] = Field(
         default="default",
         description="Initialization of the embedding layer: default (torch's), uniform, xavier, kaiming; or "
         "from the features of the training images: pca (their principal components), pca-whitened (with "
-        "equal variances) or lda (the directions that separate the training classes best).",
+        "equal variances), lda (the directions that separate the training classes best) or teacher (ridge "
+        "regression to the vectors of distill.teacher).",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate before the embedding layer.")
     drop_path: float | None = Field(
@@ -185,6 +188,27 @@ class ModelConfig(StrictModel):
         description="Number of backbone stages to train, counted from the last. null: all; 0: only the "
         "head, on features that are computed once if augmentation allows it (see loader.features).",
     )
+
+    lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        description="LoRA (Hu et al. 2022): train updates of this rank of the attention and MLP layers of a "
+        "transformer instead of its weights; they are merged into the weights afterwards. Needs peft. null: "
+        "train the weights.",
+    )
+    lora_alpha: float | None = Field(
+        default=None,
+        gt=0,
+        description="Scale of the updates times model.lora_rank. null: twice the rank, a scale of 2.",
+    )
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> ModelConfig:
+        if self.lora_rank is None and self.lora_alpha is not None:
+            raise InputError("model.lora_alpha: has no effect without model.lora_rank; leave it out")
+        if self.lora_rank is not None and self.trainable is not None:
+            raise InputError("model.lora_rank: trains updates of all stages; leave model.trainable out")
+        return self
 
     @model_validator(mode="after")
     def _check_init(self) -> ModelConfig:
@@ -296,6 +320,22 @@ class AugmentConfig(StrictModel):
         return self.crop != "center" or self.symmetries > 1 or any(varied)
 
 
+class DistillConfig(StrictModel):
+    """Distillation: the network learns to embed the training images as a larger model, the teacher, does."""
+
+    teacher: str | None = Field(
+        default=None,
+        description="Model file of the teacher, as written by `lookalike export`. It embeds every training "
+        "image once, before training; the vectors are cached where features are (see loader.cache). With its "
+        "dimension as model.embedding_dim, the cosine of the two embeddings of each image is learned, and "
+        "the network's queries can search a gallery of the teacher; with another dimension, the cosines "
+        "between the images of a batch. null: no distillation.",
+    )
+    weight: float = Field(
+        default=1.0, gt=0, description="Weight of the distillation in a sum with the loss, if there is one."
+    )
+
+
 class BatchConfig(StrictModel):
     """Batches of P classes x K images."""
 
@@ -306,6 +346,15 @@ class BatchConfig(StrictModel):
         description="exact (P classes, K images of each) or at-least (P x K images in the data's class "
         "frequencies, with at least K of every class that occurs).",
     )
+    hard_classes: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the classes of a batch that are drawn in groups which the network confuses: a "
+        "class and those that its training images are nearest to, measured before training and after every "
+        "epoch. The others are drawn at random. 0: all of them.",
+    )
+    group: int = Field(default=4, ge=2, description="hard_classes: classes in a group.")
     per_epoch: int | None = Field(
         default=None, ge=1, description="Batches in an epoch. null: as many whole batches as the images fill."
     )
@@ -315,6 +364,14 @@ class BatchConfig(StrictModel):
         description="Images that go through the network at once, by gradient caching (Gao et al. 2021): a "
         "batch of any size fits in memory, at the cost of a second forward pass. null: the whole batch.",
     )
+
+    @model_validator(mode="after")
+    def _check_hard_classes(self) -> BatchConfig:
+        if self.hard_classes and self.layout == "at-least":
+            raise InputError(
+                "batch.hard_classes: classes are drawn in batch.layout=exact only; leave one out"
+            )
+        return self
 
 
 class OptimizerConfig(StrictModel):
@@ -494,8 +551,10 @@ class Config(StrictModel):
     augment: AugmentConfig = AugmentConfig()
     loss: dict[str, Any] = Field(
         default={"name": "triplet", "negatives": "optimal", "margin": 0.2},
-        description="Loss and its parameters; see `lookalike losses`.",
+        description="Loss and its parameters; see `lookalike losses`. {}, the default with distill.teacher: "
+        "distillation alone, on batches of different images whatever their classes.",
     )
+    distill: DistillConfig = DistillConfig()
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -551,6 +610,38 @@ class Config(StrictModel):
     published: Published | None = Field(
         default=None, description="Published results of a recipe, shown beside the measured ones."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _distill_alone(cls, values: Any) -> Any:
+        """With a teacher, a loss has to be asked for."""
+        given = values.get("distill") if isinstance(values, Mapping) else None
+        if isinstance(given, Mapping) and given.get("teacher") is not None and "loss" not in values:
+            return {**values, "loss": {}}
+        return values
+
+    @model_validator(mode="after")
+    def _check_distill(self) -> Config:
+        if self.distill.teacher is None:
+            if self.model.init == "teacher":
+                raise InputError("model.init: there is no teacher; set distill.teacher, or use init=pca")
+            if not self.loss:
+                raise InputError("loss: nothing to learn; name a loss, or set distill.teacher")
+            return self
+        if self.augment.symmetries > 1:
+            raise InputError(
+                "augment.symmetries: rotated images become other classes, but the teacher has one vector of "
+                "an image; leave it out, or distill.teacher"
+            )
+        for setting, is_set in (
+            ("batch.layout=at-least", self.batch.layout == "at-least"),
+            ("batch.hard_classes", self.batch.hard_classes > 0),
+        ):
+            if is_set and not self.loss:
+                raise InputError(
+                    f"{setting}: has no effect on distillation alone; leave it out, or name a loss"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_probe(self) -> Config:

@@ -158,6 +158,18 @@ def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
     values[key] = copy.deepcopy(value)  # later changes may modify it
 
 
+def changed_values(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """Return plain values, nested by section, with some of them changed.
+
+    Raises:
+        InputError: A change is within a value that is not a section.
+    """
+    changed = copy.deepcopy(dict(values))
+    for name, value in changes.items():
+        _set_value(changed, name, value)
+    return changed
+
+
 def data_set_name(data: object) -> str:
     """Return the name of a data set without its location: "cub200" for "cub200:ROOT"."""
     return str(data).partition(":")[0]
@@ -207,7 +219,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise InputError(_error_message(error.errors()[0])) from error
+        raise InputError(validation_message(error)) from error
 
 
 def load_config(file: Path) -> Config:
@@ -223,7 +235,7 @@ def explain() -> str:
     """Return every setting with its default and its description."""
     lines = []
     defaults = Config(data="").to_dict()
-    for name, field in _fields(Config):
+    for name, field in fields(Config):
         section, _, key = name.rpartition(".")
         default = to_line(defaults[section][key] if section else defaults[key])
         default = automatic.AUTO if name in automatic.DEFAULTED else default
@@ -232,12 +244,12 @@ def explain() -> str:
     return "\n".join(lines)
 
 
-def _fields(section: type[StrictModel], where: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def fields(section: type[StrictModel], where: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield every setting with its dotted name."""
     for name, field in section.model_fields.items():
         kind = PreprocessConfig if field.annotation is Preprocess else field.annotation
         if isinstance(kind, type) and issubclass(kind, StrictModel):
-            yield from _fields(kind, f"{where}{name}.")
+            yield from fields(kind, f"{where}{name}.")
         else:
             yield f"{where}{name}", field
 
@@ -280,15 +292,27 @@ _CONTAINERS = {
 _BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "lt": "below {:g}", "le": "at most {:g}"}
 
 
-def _error_message(error: ErrorDetails) -> str:
-    """Return a validation error as one line: `setting: expected ..., got ...`."""
+def validation_message(
+    error: ValidationError, model: type[StrictModel] = Config, listing: str = "train --help"
+) -> str:
+    """Return the first error of a validation as one line: `setting: expected ..., got ...`.
+
+    Args:
+        error: The errors.
+        model: Settings that were validated.
+        listing: Command that lists them.
+    """
+    return _error_message(error.errors()[0], model, listing)
+
+
+def _error_message(error: ErrorDetails, model: type[StrictModel], listing: str) -> str:
     name = ".".join(map(str, error["loc"])) or "configuration"
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{name}: there is no such setting; {_hint(name)}"
+        return f"{name}: there is no such setting; {_hint(name, model, listing)}"
     if error["type"] == "missing":
         return f"{name}: missing; give it a value"
-    expected = _expected(error, dict(_fields(Config)).get(name))
-    expected += ", or auto" if name in automatic.AUTOMATIC else ""
+    expected = _expected(error, dict(fields(model)).get(name))
+    expected += ", or auto" if model is Config and name in automatic.AUTOMATIC else ""
     return f"{name}: expected {expected}, got {error['input']!r}"
 
 
@@ -309,8 +333,8 @@ def _expected(error: ErrorDetails, field: FieldInfo | None) -> str:
     return " and ".join(limits) or error["msg"]
 
 
-def _hint(name: str) -> str:
+def _hint(name: str, model: type[StrictModel], listing: str) -> str:
     """Suggest a setting: one of the same name in another section, or the nearest name."""
-    known = [setting for setting, _ in _fields(Config)]
+    known = [setting for setting, _ in fields(model)]
     same = [setting for setting in known if setting.rpartition(".")[2] == name.rpartition(".")[2]]
-    return did_you_mean(same[0] if same else name, known, "`lookalike train --help` lists them all")
+    return did_you_mean(same[0] if same else name, known, f"`lookalike {listing}` lists them all")

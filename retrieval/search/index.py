@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -22,8 +23,9 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.files import atomic_write, sha256_of
 from retrieval.search import kinds, training, tuning
+from retrieval.search.inverted_lists import PART_BYTES, Lists, Workplace, remove_vectors
 from retrieval.search.selection import Selection
-from retrieval.search.tuning import Ground, IndexTrial
+from retrieval.search.tuning import HeldOutQueries, IndexTrial
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import ActiveIndex, IndexSpec
 from retrieval.text import printable
@@ -36,13 +38,14 @@ _MAX_DEAD = 0.3  # share of dead vectors beyond which an index is built again: t
 _MAX_GROWTH = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
 _MAX_EFFORT_GROWTH = 4  # growth of the required effort, beyond which the index is trained again
 _MIN_QUERIES = 100  # number of queries from which the recall of new vectors can be measured
+_MAPPED = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY
 _log = logging.getLogger("lookalike.retrieval")
 _reading = threading.Lock()  # FAISS's limit on what it reads is set for the whole process
 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """A new index in memory, with its card.
+    """A new index, with its card.
 
     Attributes:
         index: FAISS index whose ids are vector numbers.
@@ -50,12 +53,14 @@ class BuiltIndex:
         card: kind, effort, oversample, recall (measured), recall_wanted, memory_wanted, chosen_for (number of
             vectors when the kind was chosen), ms, bytes_per_vector, and tried: the trials as plain values.
         is_extended: Whether it is the previous index with more vectors.
+        file: File that it is mapped from, if it was built on disk.
     """
 
     index: faiss.Index
     last: int
     card: dict[str, Any]
     is_extended: bool = False
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -115,18 +120,20 @@ class Targets:
         kind: Index kind, "auto" or "flat".
         recall: Share of the 10 nearest neighbours.
         memory: Bytes; `None` for no limit.
+        dim: Leading dimensions that the index holds; 0 for all.
     """
 
     kind: str
     recall: float
     memory: int | None
+    dim: int = 0
 
     @classmethod
     def of(cls, spec: IndexSpec | None) -> Targets:
         """Return the targets of a specification.
 
         Raises:
-            InputError: An unknown kind, or a recall or memory out of range.
+            InputError: An unknown kind, or a recall, memory or dimension out of range.
         """
         spec = spec or IndexSpec()
         kind = kinds.check_name("auto" if spec.kind is None else spec.kind)
@@ -135,16 +142,33 @@ class Targets:
             raise InputError(f"recall must be above 0 and at most 1, such as 0.99; got {recall}")
         if spec.memory is not None and spec.memory <= 0:
             raise InputError(f"memory must be a number of bytes above 0; got {spec.memory}")
-        return cls(kind, recall, spec.memory)
+        dim = spec.dim or 0
+        if dim < 0:
+            raise InputError(f"the index has a number of dimensions above 0, or 0 for all; got {dim}")
+        if dim and kind == "flat":
+            raise InputError("flat compares whole vectors, not leading dimensions; choose another kind")
+        return cls(kind, recall, spec.memory, dim)
 
     @property
     def card(self) -> dict[str, Any]:
         """The targets as facts about an index."""
         return {"recall_wanted": self.recall, "memory_wanted": self.memory}
 
+    def workplace(self, folder: Path) -> Workplace:
+        """Return where to build an index on disk: with half of the memory limit, or 1 GiB if that is less."""
+        return Workplace(folder, min(PART_BYTES, (self.memory or 2 * PART_BYTES) // 2))
+
     def fits(self, kind: str, dim: int, count: int) -> bool:
         """Return whether a kind, or `flat`, of so many vectors fits into the memory."""
-        return self.memory is None or kinds.memory_needed(kind, dim, count) <= self.memory
+        return self.memory is None or self.memory_needed(kind, dim, count) <= self.memory
+
+    def memory_needed(self, kind: str, dim: int, count: int) -> int:
+        """Return the bytes that a kind, or `flat`, needs for so many vectors."""
+        return kinds.memory_needed(kind, dim if kind == "flat" else self.index_dim(dim), count)
+
+    def index_dim(self, dim: int) -> int:
+        """Return the dimension of an index of vectors of a dimension."""
+        return min(self.dim or dim, dim)
 
     def is_exact(self, dim: int, count: int) -> bool:
         """Return whether exact search without an index is asked for, or best for so few vectors.
@@ -153,7 +177,7 @@ class Targets:
             InputError: The kind needs more memory.
         """
         if self.kind != "auto" and not self.fits(self.kind, dim, count):
-            needed = kinds.memory_needed(self.kind, dim, count)
+            needed = self.memory_needed(self.kind, dim, count)
             raise InputError(
                 f"an index of kind {self.kind} needs {needed:,} bytes here; allow more memory, or use auto"
             )
@@ -175,7 +199,9 @@ class Targets:
             if card[name] != value:
                 return f"it was built for another {name.partition('_')[0]}"
         if not self.fits(kind, dim, entries):
-            return f"it would need {kinds.memory_needed(kind, dim, entries):,} bytes"
+            return f"it would need {self.memory_needed(kind, dim, entries):,} bytes"
+        if card["dim"] != self.index_dim(dim):
+            return f"it has {card['dim']} dimensions"
         if coverage.live > _MAX_GROWTH * card["chosen_for"]:
             return f"it was chosen for {card['chosen_for']:,} vectors"
         if coverage.dead > _MAX_DEAD * card["vectors"]:
@@ -223,7 +249,10 @@ class Index:
     """An index on disk, read and checked on first use; memory-mapped, so that processes share it.
 
     Its files are held open from the start, so a writer that deletes them does not affect it. A file beyond
-    256 MB is used once its size is right, while its checksum is computed in the background.
+    256 MB is used once its size is right, while its checksum is computed in the background. If its lists stay
+    on disk, only what precedes them is checked: reading them all would displace what searches need. A damaged
+    list can hide neighbours, and no more: numbers that do not exist are ignored, and scores computed from the
+    stored vectors, which have checksums.
 
     Attributes:
         checking: Thread that computes the checksum of a large file; `None` before the first use.
@@ -265,10 +294,13 @@ class Index:
             self._check(self._file, self._sha256, "index.faiss")
         elif self._size != self.card["bytes"]:
             raise self._damage("index.faiss")
+        elif "head" in self.card:
+            if _sha256_of_head(self._file, self.card["head"]["bytes"]) != self.card["head"]["sha256"]:
+                raise self._damage("index.faiss")
         else:
             self.checking = threading.Thread(target=self._check_later, name="index check", daemon=True)
             self.checking.start()
-        return self._read(faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY)
+        return self._read(_MAPPED)
 
     def propose(self, queries: np.ndarray, k: int, selector: Any = None, widen: float = 1.0) -> np.ndarray:
         """Return numbers of vectors that may be among the k nearest allowed ones; see `kinds.candidates`."""
@@ -279,6 +311,14 @@ class Index:
         """Return a copy of the FAISS index in memory, for additions, which crash on a memory-mapped index."""
         self._check(self._file, self._sha256, "index.faiss")
         return self._read(0)
+
+    def emptied(self) -> tuple[Any, Lists]:
+        """Return the FAISS index without its vectors, for additions, and the lists that have them."""
+        self._check(self._file, self._sha256, "index.faiss")
+        index = self._read(faiss.IO_FLAG_MMAP_IFC)
+        lists = Lists.of(self._file, index.invlists)
+        remove_vectors(index)
+        return index, lists
 
     @property
     def usable(self) -> bool:
@@ -308,16 +348,11 @@ class Index:
         return self._file.stat().st_size
 
     def _read(self, flags: int) -> Any:
-        with _reading:  # no vector is larger than its file, whatever length a damaged file claims
-            before = faiss.get_deserialization_vector_byte_limit()
-            faiss.set_deserialization_vector_byte_limit(self._size)
-            try:
-                return faiss.read_index(str(self._file), flags)
-            except RuntimeError as error:
-                what = f"FAISS {faiss.__version__} cannot read it"
-                raise LookalikeError(f"{self.folder / 'index.faiss'}: {what}; {self._repair}") from error
-            finally:
-                faiss.set_deserialization_vector_byte_limit(before)
+        try:
+            return _read_index(self._file, flags)
+        except RuntimeError as error:
+            what = f"FAISS {faiss.__version__} cannot read it"
+            raise LookalikeError(f"{self.folder / 'index.faiss'}: {what}; {self._repair}") from error
 
     def _open_file(self, name: str) -> Path:
         """Open a file, and return a path that stays valid after the file is deleted."""
@@ -336,12 +371,23 @@ class Index:
         return LookalikeError(f"{self.folder / name}: damaged; {self._repair}")
 
 
+def _read_index(file: Path, flags: int = _MAPPED) -> Any:
+    with _reading:  # no vector is larger than its file, whatever length a damaged file claims
+        before = faiss.get_deserialization_vector_byte_limit()
+        faiss.set_deserialization_vector_byte_limit(file.stat().st_size)
+        try:
+            return faiss.read_index(str(file), flags)
+        finally:
+            faiss.set_deserialization_vector_byte_limit(before)
+
+
 def build_index(
     vectors: Vectors,
     spec: IndexSpec | None = None,
     *,
     live: np.ndarray | None = None,
     previous: Index | None = None,
+    work: Path | None = None,
     backend: CpuBackend = CPU,
     show_progress: bool = False,
 ) -> BuiltIndex | None:
@@ -353,29 +399,34 @@ def build_index(
     A previous index is extended without training it again, unless queries from the new vectors take several
     times the effort, the number of vectors has grown several times, or many of its vectors are dead.
 
-    Memory: the index itself, and up to 1.6 GB for the training vectors and the sample; the vectors are read
-    in blocks.
+    Memory: up to 1.6 GB for the training vectors and the sample, two numbers of 8 bytes for each vector, and
+    up to twice the index, since its lists grow; or, if they stay on disk, at most 1 GiB of them. Vectors are
+    read in blocks.
 
     Args:
         vectors: Vectors to index.
         spec: Kind, recall and memory; `None` for the defaults.
         live: bool [rows], False for rows of dead vectors; `None` for none.
         previous: Index so far, over older ones of these vectors.
+        work: Folder for the parts of an index whose lists stay on disk; `None` to build every kind in memory.
         backend: Where vectors are compared in bulk.
         show_progress: Report progress on stderr.
 
     Raises:
-        InputError: An unknown kind, a recall or memory out of range, or a kind that needs more memory.
+        InputError: An unknown kind, a recall, memory or dimension out of range, or a kind that needs more
+            memory.
         LookalikeError: No kind reaches the recall within the memory; the message has the table of trials.
     """
     targets = Targets.of(spec)
-    extended = _extend(previous, vectors, live, targets, backend, show_progress) if previous else None
+    site = _Site(vectors, live, None if work is None else targets.workplace(work), backend, show_progress)
+    extended = _extend(previous, site, targets) if previous else None
     if extended is not None:
         return extended
     count = len(vectors) if live is None else int(np.count_nonzero(live))
     if targets.is_exact(vectors.dim, count):
         return None
-    ground = tuning.prepare(vectors, live, backend=backend, show_progress=show_progress)
+    dim = targets.index_dim(vectors.dim)
+    ground = tuning.prepare(vectors, live, dim=dim, backend=backend, show_progress=show_progress)
     names, recall = [targets.kind], targets.recall
     tried: Sequence[IndexTrial] = ()
     if targets.kind == "auto" or count > EXACT_UP_TO:
@@ -387,11 +438,14 @@ def build_index(
     for name in names:
         if name == "flat":
             return None
-        index, trials = _build(kinds.APPROXIMATE[name], ground, recall, show_progress)
+        kind = kinds.APPROXIMATE[name]
+        filled = site.fill(kind, training.train_index(kind, ground.training), ground.rows, ground.held_out)
+        trials = list(tuning.sweep_efforts(kind, filled.index, filled.held_out, recall))
         good = tuning.best_first(trials, recall)
         if good:
             choice = {"chosen_for": count, "tried": [_plain(trial) for trial in tried]}
-            return BuiltIndex(index, _last(vectors), {**_plain(good[0]), **targets.card, **choice})
+            card = {**_plain(good[0]), **targets.card, **choice}
+            return BuiltIndex(filled.completed(), _last(vectors), card, file=filled.file)
     what = f"an index of kind {name} does not reach recall {recall:g} here"
     hint = "lower the recall, or choose another kind; tried:"
     raise LookalikeError("\n".join([f"{what}; {hint}", *tuning.trial_table(trials)]))
@@ -407,13 +461,19 @@ def write_index(built: BuiltIndex, parent: Path) -> ActiveIndex:
     folder.mkdir()
     with atomic_write(folder / "index.faiss") as draft:
         try:
-            faiss.write_index(built.index, str(draft))
+            if built.file is not None:
+                built.file.replace(draft)
+            else:
+                faiss.write_index(built.index, str(draft))
         except RuntimeError as error:  # FAISS does not pass on the system's error
             detail = "the disk is full, or the folder cannot be written"
             raise LookalikeError(f"{folder}: the index was not written; {detail}") from error
     size = (folder / "index.faiss").stat().st_size
-    facts = {"vectors": built.index.ntotal, "last": built.last, "bytes": size}
+    facts: dict[str, Any] = {"vectors": built.index.ntotal, "last": built.last, "bytes": size}
     facts |= {"dim": built.index.d, "metric": "cosine"}
+    if kinds.is_on_disk(built.card["kind"]):
+        head = size - kinds.disk_needed(built.card["kind"], built.index.d, built.index.ntotal)
+        facts["head"] = {"bytes": head, "sha256": _sha256_of_head(folder / "index.faiss", head)}
     with atomic_write(folder / "card.json") as draft:
         draft.write_text(json.dumps({**built.card, **facts}, indent=2))
     digests = sha256_of(folder / "index.faiss"), sha256_of(folder / "card.json")
@@ -421,40 +481,110 @@ def write_index(built: BuiltIndex, parent: Path) -> ActiveIndex:
     return ActiveIndex(folder.name, digests[0], built.card["kind"], count, built.last, digests[1])
 
 
-def _extend(
-    previous: Index,
-    vectors: Vectors,
-    live: np.ndarray | None,
-    targets: Targets,
-    backend: CpuBackend,
-    show_progress: bool,
-) -> BuiltIndex | None:
+def _sha256_of_head(file: Path, size: int) -> str:
+    """Return the SHA-256 of the first bytes of a file."""
+    with file.open("rb") as stream:
+        return hashlib.sha256(stream.read(size)).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """An index with vectors, whose recall can be measured.
+
+    Attributes:
+        index: FAISS index.
+        held_out: Queries, which it lacks or which a selector leaves out.
+        file: File that it is mapped from, if it is on disk; it then has the queries.
+    """
+
+    index: faiss.Index
+    held_out: HeldOutQueries
+    file: Path | None = None
+
+    def completed(self) -> faiss.Index:
+        """Return the index, with the queries."""
+        if self.file is None:
+            training.add_rows(self.index, self.held_out.vectors, self.held_out.rows)
+        return self.index
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Vectors to index, and how to fill an index with them; see `build_index`."""
+
+    vectors: Vectors
+    live: np.ndarray | None
+    workplace: Workplace | None
+    backend: CpuBackend
+    show_progress: bool
+
+    def fill(
+        self,
+        kind: kinds.Kind,
+        index: faiss.Index,
+        rows: np.ndarray,
+        held_out: HeldOutQueries,
+        before: Lists | None = None,
+    ) -> _Filled:
+        """Add rows, int64 [n], in memory, or on disk together with the queries.
+
+        Args:
+            kind: Index kind.
+            index: Trained index.
+            rows: Rows to add.
+            held_out: Queries, which are not among the rows.
+            before: Lists of the vectors before them, for an index on disk.
+        """
+        if not kind.on_disk or self.workplace is None:
+            training.add_rows(
+                index, self.vectors, rows, backend=self.backend, show_progress=self.show_progress
+            )
+            return _Filled(index, held_out)
+        file = self.workplace.build(
+            index,
+            self.vectors,
+            [rows, held_out.rows],
+            before=before,
+            backend=self.backend,
+            show_progress=self.show_progress,
+        )
+        queries = faiss.IDSelectorBatch(self.vectors.numbers_of(held_out.rows))
+        others = faiss.IDSelectorNot(queries)
+        if held_out.selector is not None:
+            others = faiss.IDSelectorAnd(held_out.selector, others)
+        return _Filled(_read_index(file), replace(held_out, selector=others), file)
+
+
+def _extend(previous: Index, site: _Site, targets: Targets) -> BuiltIndex | None:
     """Add the missing vectors to an index; `None` if it has to be built again."""
+    vectors, live, before = site.vectors, site.live, None
     try:
         card = previous.card
         state = Coverage.of(vectors, live, card)
         if targets.rebuild_reason(card, vectors.dim, state):
             return None
-        index = previous.copied()
+        kind, recall = kinds.APPROXIMATE[card["kind"]], card["recall_wanted"]
+        if kind.on_disk and site.workplace is not None:
+            index, before = previous.emptied()
+        else:
+            index = previous.copied()
     except LookalikeError:  # damaged: build it again from the vectors
         return None
     rows = np.arange(len(vectors)) if live is None else np.flatnonzero(live)
     new = rows[state.inside :]
-    held_out, _ = tuning.hold_out_queries(vectors, rows, new, backend=backend)
+    held_out, _ = tuning.hold_out_queries(vectors, rows, new, backend=site.backend)
     if state.dead:
         alive = Selection(np.ones(len(vectors), bool) if live is None else live)
         held_out = replace(held_out, selector=alive.numbers(len(vectors), vectors.numbers_of))
-    rest = np.setdiff1d(new, held_out.rows, assume_unique=True)
-    training.add_rows(index, vectors, rest, backend=backend, show_progress=show_progress)
+    filled = site.fill(kind, index, held_out.others(new), held_out, before)
     if len(held_out.rows) >= _MIN_QUERIES:
-        kind, recall = kinds.APPROXIMATE[card["kind"]], card["recall_wanted"]
-        good = tuning.best_first([*tuning.sweep_efforts(kind, index, held_out, recall)], recall)
+        good = tuning.best_first([*tuning.sweep_efforts(kind, filled.index, filled.held_out, recall)], recall)
         if not good or good[0].effort > _MAX_EFFORT_GROWTH * card["effort"]:
             return None
         never_less = {name: max(card[name], getattr(good[0], name)) for name in ("effort", "oversample")}
         card = {**card, **_plain(good[0]), **never_less}
-    training.add_rows(index, vectors, held_out.rows)
-    return BuiltIndex(index, max(_last(vectors), card["last"]), card, is_extended=True)
+    last = max(_last(vectors), card["last"])
+    return BuiltIndex(filled.completed(), last, card, is_extended=True, file=filled.file)
 
 
 def _last(vectors: Vectors) -> int:
@@ -463,14 +593,3 @@ def _last(vectors: Vectors) -> int:
 
 def _plain(trial: IndexTrial) -> dict[str, Any]:
     return {name: round(x, 4) if isinstance(x, float) else x for name, x in asdict(trial).items()}
-
-
-def _build(
-    kind: kinds.Kind, ground: Ground, recall: float, show_progress: bool
-) -> tuple[faiss.Index, list[IndexTrial]]:
-    """Train and fill an index; its recall is measured before the held-out queries are added."""
-    index = training.train_index(kind, ground.training)
-    training.add_rows(index, ground.vectors, ground.rows, backend=ground.backend, show_progress=show_progress)
-    trials = list(tuning.sweep_efforts(kind, index, ground.held_out, recall))
-    training.add_rows(index, ground.vectors, ground.held_out.rows)
-    return index, trials

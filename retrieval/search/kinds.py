@@ -21,8 +21,10 @@ _COARSE_REACH = 64  # its least efSearch
 _LINKS = 32  # links of an HNSW node on each level, twice as many on the lowest
 SAMPLE_BYTES = 1 << 30  # training vectors in memory
 _MIN_PER_CELL = 32  # training vectors per cell
+OVERSAMPLE_LEADING = (2, 5, 10, 20, 40, 80)  # candidates per neighbour of an index of leading dimensions
 _BLOCK = 32  # codes that FAISS's fast scan compares at once
 _NUMBER = 8  # bytes of a vector number
+_LIST = 128  # bytes of memory for a list on disk
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Kind:
         in_cells: Whether vectors are partitioned into cells (FAISS's IVF), of which a search visits some.
         in_graph: Whether a search follows a graph of neighbours (FAISS's HNSW).
         in_blocks: Whether a cell stores codes in blocks of 32, of which the last is half empty on average.
+        on_disk: Whether the cells stay on disk, where they are built as well; memory holds the centroids.
         instead_of: Larger kind that is at least as fast, so that this one is for less memory only.
         metric: FAISS metric; vectors of unit length have the same order by distance as by inner product.
         needs: Class of FAISS that versions before 1.15 lack.
@@ -51,6 +54,7 @@ class Kind:
     in_cells: bool = False
     in_graph: bool = False
     in_blocks: bool = False
+    on_disk: bool = False
     instead_of: str = ""
     metric: int = faiss.METRIC_INNER_PRODUCT
     needs: str = ""
@@ -111,6 +115,18 @@ _ALL = (
     Kind("ivf-sq8", _in_cells("SQ8"), lambda d: d + _NUMBER, (2, 10), _CELLS, in_cells=True),
     Kind("ivf-sq4", _in_cells("SQ4"), lambda d: (d + 1) // 2 + _NUMBER, (2, 5, 10), _CELLS, in_cells=True),
     Kind("ivf-pq", _product, _product_size, (5, 10, 20, 40, 80), _CELLS, in_cells=True, in_blocks=True),
+    # As `ivf-sq8`, with cells on disk. Smaller codes would save less than their further candidates cost,
+    # each of which is read from another place.
+    Kind(
+        "ivf-disk",
+        _in_cells("SQ8"),
+        lambda d: d + _NUMBER,
+        (2, 10),
+        _CELLS,
+        in_cells=True,
+        on_disk=True,
+        instead_of="ivf-sq8",
+    ),
     # A graph of neighbours, one byte per dimension.
     Kind(
         "hnsw",
@@ -169,6 +185,8 @@ def memory_needed(name: str, dim: int, count: int) -> int:
         return kind.size(dim) * count
     cells = number_of_cells(count, dim)
     links = 8 * _COARSE_LINKS if cells >= _GRAPH_OVER_CELLS else 0
+    if kind.on_disk:
+        return (4 * dim + links + _LIST) * cells
     empty = _BLOCK // 2 * (kind.size(dim) - _NUMBER) if kind.in_blocks else 0
     return kind.size(dim) * count + (4 * dim + links + empty) * cells
 
@@ -176,6 +194,16 @@ def memory_needed(name: str, dim: int, count: int) -> int:
 def instead_of(name: str) -> str:
     """Return the larger kind that a kind is for less memory than, if any."""
     return "" if name == "flat" else APPROXIMATE[name].instead_of
+
+
+def is_on_disk(name: str) -> bool:
+    """Return whether the vectors of a kind stay on disk."""
+    return name != "flat" and APPROXIMATE[name].on_disk
+
+
+def disk_needed(name: str, dim: int, count: int) -> int:
+    """Return the bytes of the lists of a kind that stay on disk, without what precedes them in the file."""
+    return APPROXIMATE[name].size(dim) * count
 
 
 def number_of_cells(count: int, dim: int) -> int:
@@ -210,13 +238,14 @@ def candidates(
 
     Args:
         index: FAISS index.
-        queries: float32 [N, D].
+        queries: float32 [N, D]; of an index of leading dimensions, these are used.
         k: Number of neighbours.
         effort: Search effort for `AIM` neighbours.
         oversample: Candidates per neighbour.
         selector: FAISS selector of the allowed vector numbers; `None` for all.
         widen: Factor on the effort, for searches with a filter.
     """
+    queries = leading(queries, index.d)
     count = min(max(k, AIM) * oversample, index.ntotal)
     more = max(1.0, k / AIM)
     if isinstance(index, faiss.IndexIVF):
@@ -237,9 +266,23 @@ def candidates(
 def visited_cells(index: faiss.IndexIVF, queries: np.ndarray, effort: int) -> np.ndarray:
     """Return the cells that a search visits, int64 [N, effort]."""
     coarse = faiss.downcast_index(index.quantizer)
+    queries = leading(queries, index.d)
     search_arrays = getattr(coarse, "search_numpy", coarse.search)
     found: np.ndarray = search_arrays(queries, effort, params=_coarse_parameters(index, effort))[1]
     return found
+
+
+def leading(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return the leading dimensions of vectors, float32 [N, dim], of unit length again.
+
+    A vector that has nothing in them becomes zero.
+    """
+    if dim == vectors.shape[1]:
+        return vectors
+    part = vectors[:, :dim]
+    norms = np.linalg.norm(part, axis=1, keepdims=True)
+    found: np.ndarray = part / np.maximum(norms, np.finfo(np.float32).tiny)
+    return found.astype(np.float32, copy=False)
 
 
 def _coarse_parameters(index: faiss.IndexIVF, visited: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +39,9 @@ class SearchOptions:
         rerank: "none"; "query-expansion", which searches again with the query moved towards its first hits;
             or "k-reciprocal", which orders the first few hundred candidates by the neighbours they share with
             the query, and finds no other hits or groups. `RERANKS` has the meaning of the scores.
+        min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery; not with `rerank`.
+        calibrated: Whether the queries are images, of whose hits a calibration gives the probabilities. Text
+            has other cosines.
 
     Raises:
         InputError: A value that is out of range or unknown.
@@ -50,6 +53,8 @@ class SearchOptions:
     min_score: float | None = None
     group_by: str | None = None
     rerank: str = "none"
+    min_probability: float | None = None
+    calibrated: bool = True
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -59,6 +64,21 @@ class SearchOptions:
         if self.rerank not in RERANKS:
             hint = did_you_mean(self.rerank, RERANKS, f"known: {', '.join(RERANKS)}")
             raise InputError(f"unknown re-ranking {self.rerank!r}; {hint}")
+        if self.min_probability is not None:
+            if not 0 <= self.min_probability <= 1:
+                raise InputError(f"minimum probability {self.min_probability}: must be from 0 to 1")
+            if not self.has_probabilities:
+                what = "minimum probability: only the cosines of a query image have probabilities"
+                raise InputError(f"{what}; leave out the re-ranking and the text")
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the hits of a calibrated gallery have probabilities: scores are cosines of images."""
+        return self.calibrated and self.rerank == "none"
+
+    def is_nothing_like_it(self, hits: Sequence[object]) -> bool:
+        """Return whether the answer is that the gallery has nothing like the query."""
+        return self.min_probability is not None and not hits
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +161,7 @@ class Searcher:
             InputError: There is no such item.
         """
         names = list(names)
-        keys = ids_by_key(self._store, [name for name in names if isinstance(name, str) and is_text(name)])
-        ids = [(keys.get(name) if isinstance(name, str) else None) or _number(str(name)) for name in names]
+        ids = ids_of_names(names, lambda keys: ids_by_key(self._store, keys))
         for name, row in zip(names, self.snapshot.rows_of(np.array(ids, np.int64)).tolist(), strict=True):
             if row < 0:
                 raise InputError(f"{self.snapshot.where}: no item {name!r}, neither an id nor a key")
@@ -208,6 +227,20 @@ def _best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:
     """Return the best of each group, best first."""
     _, first = np.unique(groups[found.rows], return_index=True)
     return found[np.sort(first)]
+
+
+def ids_of_names(
+    names: Sequence[int | str], ids_by_key: Callable[[Sequence[str]], Mapping[str, int]]
+) -> list[int]:
+    """Return the id that each name stands for: that of its key, else its digits; 0 for neither.
+
+    Args:
+        names: Ids and keys; text that is no key may be the digits of an id.
+        ids_by_key: Function that returns the ids of the keys that there are.
+    """
+    texts = [name for name in names if isinstance(name, str) and is_text(name)]
+    keys = ids_by_key(texts) if texts else {}
+    return [(keys.get(name) if isinstance(name, str) else None) or _number(str(name)) for name in names]
 
 
 def _number(digits: str) -> int:

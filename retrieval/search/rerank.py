@@ -9,11 +9,6 @@ EXPANSION = 10  # neighbours in the expanded query; galleries often have few ima
 K1, K2, WEIGHT = 20, 6, 0.3  # as in the paper; WEIGHT is its lambda
 
 
-def mean_query(vectors: np.ndarray) -> np.ndarray:
-    """Return the mean of several queries, float32 [N, D], scaled to unit length: float32 [D]."""
-    return _unit(vectors.mean(0))
-
-
 def expand(
     queries: np.ndarray, neighbours: np.ndarray, scores: np.ndarray, alpha: float = ALPHA
 ) -> np.ndarray:

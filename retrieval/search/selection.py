@@ -16,6 +16,7 @@ import numpy as np
 
 COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster
+_BLOCK = 1 << 20  # rows whose numbers are in memory at once
 _RECORDED = 8  # searches whose success is recorded
 _FAILED = 2  # failures among them after which a selector is used
 
@@ -100,9 +101,11 @@ class Selection:
             numbers_of: Function that returns the vector numbers of rows, which ascend.
         """
         if count not in self._numbers:
-            numbers = numbers_of(np.flatnonzero(self.allowed[:count]))
-            by_number = np.zeros(numbers[-1] + 1 if len(numbers) else 0, bool)
-            by_number[numbers] = True
+            end = int(numbers_of(np.array([count - 1]))[0]) + 1 if count else 0
+            by_number = np.zeros(end, bool)
+            for start in range(0, count, _BLOCK):
+                rows = start + np.flatnonzero(self.allowed[start : min(start + _BLOCK, count)])
+                by_number[numbers_of(rows)] = True
             self._numbers[count] = _packed(by_number)
         return self._numbers[count]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.faiss_backend import CPU, Assign, CpuBackend, KMeans
 from retrieval.progress import Progress
-from retrieval.search.kinds import SAMPLE_BYTES, Kind, number_of_cells
+from retrieval.search.kinds import SAMPLE_BYTES, Kind, leading, number_of_cells
 from retrieval.search.vectors import Vectors
 
 _PER_CELL = 64  # training vectors per cell, if the sample may hold them
@@ -40,6 +40,7 @@ def draw_training(
     vectors: Vectors,
     rows: np.ndarray | None = None,
     *,
+    dim: int | None = None,
     backend: CpuBackend = CPU,
     show_progress: bool = False,
 ) -> Training:
@@ -50,14 +51,16 @@ def draw_training(
     Args:
         vectors: Vectors to index.
         rows: Rows to index, int64 [n]; `None` for all.
+        dim: Leading dimensions that the index will hold; `None` for all.
         backend: Where the cells are trained.
         show_progress: Report progress on stderr.
     """
     count = len(vectors) if rows is None else len(rows)
-    cells = number_of_cells(count, vectors.dim)
+    dim = vectors.dim if dim is None else dim
+    cells = number_of_cells(count, dim)
     size = min(count, max(_PER_CELL * cells, _LEAST), max(_LEAST, SAMPLE_BYTES // (4 * vectors.dim)))
     chosen = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
-    sample = vectors.take(chosen if rows is None else rows[chosen])
+    sample = leading(vectors.take(chosen if rows is None else rows[chosen]), dim)
     return Training(sample, train_cells(sample, cells, backend=backend, show_progress=show_progress))
 
 
@@ -141,21 +144,28 @@ def add_rows(
         backend: Where cells are found and the graph of an empty index is built.
         show_progress: Report progress on stderr.
     """
-    size = max(1, _BLOCK_BYTES // (4 * vectors.dim))
     with Progress("indexing", len(rows), "vectors", show=show_progress) as progress:
         if _add_graph(index, vectors, rows, backend):
             progress.update(len(rows))
-            return
-        assign = _assigner(index, len(rows), backend)
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            block, numbers = vectors.take(some), vectors.numbers_of(some)
-            cells = assign(block) if assign else None
-            if cells is None:
-                index.add_with_ids(block, numbers)
-            else:
-                add_assigned(index, block, numbers, cells)
-            progress.update(len(some))
+        else:
+            add_blocks(index, vectors, rows, backend, progress)
+
+
+def add_blocks(
+    index: faiss.Index, vectors: Vectors, rows: np.ndarray, backend: CpuBackend, progress: Progress
+) -> None:
+    """Add rows as `add_rows` does, without a graph of the backend, and count them as progress."""
+    size = max(1, _BLOCK_BYTES // (4 * vectors.dim))
+    assign = _assigner(index, len(rows), backend)
+    for start in range(0, len(rows), size):
+        some = rows[start : start + size]
+        block, numbers = leading(vectors.take(some), index.d), vectors.numbers_of(some)
+        cells = assign(block) if assign else None
+        if cells is None:
+            index.add_with_ids(block, numbers)
+        else:
+            add_assigned(index, block, numbers, cells)
+        progress.update(len(some))
 
 
 def add_assigned(index: faiss.IndexIVF, vectors: np.ndarray, numbers: np.ndarray, cells: np.ndarray) -> None:
@@ -200,9 +210,9 @@ def _add_graph(index: faiss.Index, vectors: Vectors, rows: np.ndarray, backend: 
     if index.ntotal or not isinstance(index, faiss.IndexIDMap):
         return False
     inner = faiss.downcast_index(index.index)
-    if not isinstance(inner, faiss.IndexHNSW) or not backend.builds_graph(len(rows), vectors.dim):
+    if not isinstance(inner, faiss.IndexHNSW) or not backend.builds_graph(len(rows), index.d):
         return False
-    block = vectors.take(rows)
+    block = leading(vectors.take(rows), index.d)
     graph = backend.graph(block, inner.hnsw.nb_neighbors(0))
     if graph is not None:
         fill_graph(index, graph, block, vectors.numbers_of(rows))

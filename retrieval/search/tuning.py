@@ -78,7 +78,8 @@ class HeldOutQueries:
         queries: float32 [Q, D].
         kth: Score of the last of the 10 nearest among the other vectors, float32 [Q].
         wanted: Number of neighbours to find: 10, or all if there are fewer.
-        selector: FAISS selector of live vectors, for an index that also holds dead ones; `None` for all.
+        selector: FAISS selector of the vectors that may be found, for an index that also holds dead ones or
+            the queries; `None` for all.
     """
 
     vectors: Vectors
@@ -87,6 +88,13 @@ class HeldOutQueries:
     kth: np.ndarray
     wanted: int
     selector: Any = None
+
+    def others(self, rows: np.ndarray) -> np.ndarray:
+        """Return ascending rows without those of the queries, which are among them.
+
+        Other than `np.setdiff1d`, it takes no more memory than the result and one byte for each row.
+        """
+        return np.delete(rows, np.searchsorted(rows, self.rows))
 
     def answers(
         self, index: faiss.Index, effort: int, oversample: int, queries: np.ndarray
@@ -144,6 +152,11 @@ class Ground:
         return np.bincount(of, minlength=self.cells) / len(some)
 
     @property
+    def dim(self) -> int:
+        """Dimensions that an index will hold."""
+        return int(self.training.sample.shape[1])
+
+    @property
     def cells(self) -> int:
         """Number of cells."""
         return len(self.training.centroids)
@@ -153,6 +166,7 @@ def prepare(
     vectors: Vectors,
     live: np.ndarray | None = None,
     *,
+    dim: int | None = None,
     backend: CpuBackend = CPU,
     show_progress: bool = False,
 ) -> Ground:
@@ -161,15 +175,16 @@ def prepare(
     Args:
         vectors: Vectors to index.
         live: bool [rows], False for rows that are left out; `None` for all.
+        dim: Leading dimensions that the index will hold; `None` for all.
         backend: Where true neighbours and cells are computed.
         show_progress: Report progress on stderr.
     """
     rows = np.arange(len(vectors)) if live is None else np.flatnonzero(live)
     held_out, near = hold_out_queries(vectors, rows, nearest=_nearest_in_sample(vectors.dim), backend=backend)
-    rest = np.setdiff1d(rows, held_out.rows, assume_unique=True)
+    trained = training.draw_training(vectors, rows, dim=dim, backend=backend, show_progress=show_progress)
+    rest = held_out.others(rows)
     random = np.random.default_rng(1).choice(len(rest), min(len(rest), SAMPLE), replace=False)
     sample = np.union1d(rest[random], near) if len(rest) > len(near) + SAMPLE else rest
-    trained = training.draw_training(vectors, rows, backend=backend, show_progress=show_progress)
     return Ground(vectors, rest, held_out, trained, Vectors([vectors.take(sample)], vectors.dim), backend)
 
 
@@ -274,7 +289,8 @@ def sweep_efforts(
     """
     size = kinds.memory_needed(kind.name, index.d, index.ntotal) // max(1, index.ntotal)
     efforts = [effort for effort in kinds.efforts(kind, index) if effort <= most]
-    for oversample in kind.oversample:
+    is_whole = index.d == held_out.vectors.dim
+    for oversample in kind.oversample if is_whole else kinds.OVERSAMPLE_LEADING:
         measured: dict[int, tuple[float, float]] = {}
 
         def reaches(effort: int) -> bool:
@@ -283,7 +299,7 @@ def sweep_efforts(
 
         place = bisect_left(efforts, True, key=reaches)
         effort = efforts[min(place, len(efforts) - 1)]
-        search = partial(held_out.answers, index, effort, oversample)
+        search = partial(replace(held_out, selector=None).answers, index, effort, oversample)
         ms = milliseconds(search, held_out.queries, _ROUNDS if place < len(efforts) else 1)
         yield IndexTrial(kind.name, effort, oversample, *measured[effort], size, ms)
         if place < len(efforts):
@@ -319,14 +335,14 @@ def best_first(trials: Sequence[IndexTrial], recall: float) -> list[IndexTrial]:
     """Return the trials whose lower confidence bound reaches the recall, the best first.
 
     The fastest is best; but times within a quarter of each other count as equal, and then the smaller index
-    is better.
+    is better. Kinds on disk come last: the times do not include reading from it.
     """
     good = [trial for trial in trials if trial.at_least >= recall]
     least = min((trial.ms for trial in good), default=0.0) or 1e-9
 
-    def order(trial: IndexTrial) -> tuple[int, int, float]:
+    def order(trial: IndexTrial) -> tuple[bool, int, int, float]:
         steps = int(math.log(max(trial.ms / least, 1.0), _ABOUT_EQUAL))
-        return steps, trial.bytes_per_vector, trial.ms
+        return kinds.is_on_disk(trial.kind), steps, trial.bytes_per_vector, trial.ms
 
     return sorted(good, key=order)
 
@@ -349,7 +365,7 @@ def run_trials(
     Raises:
         LookalikeError: No kind reaches the recall; the message has the table of trials.
     """
-    dim, count = ground.vectors.dim, ground.count
+    dim, count = ground.dim, ground.count
     tried: list[IndexTrial] = []
     with Progress("choosing an index", len(names), "kinds", show=show_progress) as progress:
         for name in names:
@@ -479,7 +495,7 @@ def _nearest_in_sample(dim: int) -> int:
 
 
 def _too_much(names: Sequence[str], recall: float, memory: int | None, ground: Ground) -> str:
-    least = min(kinds.memory_needed(name, ground.vectors.dim, ground.count) for name in names)
+    least = min(kinds.memory_needed(name, ground.dim, ground.count) for name in names)
     within = f" within {memory:,} bytes (the smallest takes {least:,})" if memory else ""
     which = f"an index of kind {names[0]} does not reach" if len(names) == 1 else "no index reaches"
     return f"{which} recall {recall:g}{within}; allow more memory, or lower the recall; tried:"

@@ -240,6 +240,11 @@ class Vectors:
         return scores, rows
 
 
+def bounded_cosine(value: float) -> float:
+    """Return an inner product of unit vectors, which rounding may carry beyond 1, as a cosine in -1..1."""
+    return min(max(value, -1.0), 1.0)
+
+
 def top_k(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best of each line, best first, equal scores by row; scores and rows are [N, m], m >= k."""
     order = np.lexsort((rows, -scores))[:, :k]

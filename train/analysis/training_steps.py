@@ -125,6 +125,7 @@ def training_steps(
     found: dict[str, list[BatchStep]] = {name: [] for name in specs}
     with TemporaryDirectory() as folder:
         data = TrainingData(dataset, config, group, Path(folder))
+        data.require_known_batches()
         size = config.model.embedding_dim
         losses = read_losses(tuple(specs.values()), num_classes=data.classes, embedding_dim=size)
         steps = {

@@ -30,6 +30,7 @@ class Score:
         queries: Held-out images with another one of their class.
         classes: Classes of these queries.
         distractors: Training images that are searched, too.
+        found: What the queries should find, as the beginning of a phrase; empty for others of their class.
     """
 
     metric: str
@@ -38,6 +39,7 @@ class Score:
     queries: int
     classes: int
     distractors: int
+    found: str = ""
 
     @property
     def value(self) -> float:
@@ -58,7 +60,7 @@ class Score:
         value = f"{TITLES[self.metric]} {self.value:.4f} ± {self.standard_error:.4f}"
         if self.metric != "recall_at_1":
             value += f", Recall@1 {self.values['recall_at_1']:.4f},"
-        return f"{value} of {self.queries:,} held-out images{among}"
+        return f"{value} of {self.found}{self.queries:,} held-out images{among}"
 
 
 class EpochChoice:

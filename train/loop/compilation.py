@@ -52,15 +52,15 @@ class Compiled:
             module, options={"fallback_random": True}
         )
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> Tensor:
         if self._compiled is not None and not self._eager_when():
             try:
                 # Compile the backward pass now, too, where a failure can still be handled.
                 with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-                    return self._compiled(*inputs)
+                    return self._compiled(*inputs, **named)
             except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
                 reason = str(getattr(error, "inner_exception", error)).split("\n")[0]
                 print_notice(f"compile: the {self._name} could not be compiled ({reason}); it runs without")
                 self._compiled = None
-        result: Tensor = self._module(*inputs)
+        result: Tensor = self._module(*inputs, **named)
         return result

@@ -17,6 +17,7 @@ from train.config import CheckpointsConfig, Config, WatchConfig
 from train.data import DataSet
 from train.loop.interruption import Interrupted
 from train.loop.process_group import join_process_group
+from train.loop.run_copies import update_copies
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 
@@ -46,6 +47,7 @@ def train_run(
         return trainer, trainer.train(resume=resume)
     if not run.has_checkpoint("last"):
         _choose(run, dataset, show_progress)
+        update_copies(run.choice.folder, join_process_group(run.config.device))
         gc.collect()  # frees the memory of the first network on a device
     best = run.choice.checkpoint_state("best")
     chosen = {"epoch": best["epoch"], "recall_at_1": best["recall_at_1"], "refused": best["refusal"]}
@@ -61,7 +63,7 @@ def _choose(run: Run, dataset: DataSet, show_progress: bool) -> None:
     group = join_process_group(config.device)
     if group.is_main and not begun:
         Run.start(choice.folder, config)
-    group.barrier()
+    update_copies(choice.folder, group)
     trainer = Trainer(choice, dataset, show_progress=show_progress)
     if not trainer.data.validation:
         raise InputError("split.refit: no images are held out to choose on; raise split.validation")

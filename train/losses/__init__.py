@@ -21,8 +21,8 @@ from train.losses import (  # noqa: F401  (each registers its losses)
     tuplet,
 )
 from train.losses.builder import build, describe, names
-from train.losses.distributed import gather
+from train.losses.distributed import gather, gather_constant
 from train.losses.objective import Objective
 from train.losses.pair_weights import pair_weights
 
-__all__ = ["Objective", "build", "describe", "gather", "names", "pair_weights"]
+__all__ = ["Objective", "build", "describe", "gather", "gather_constant", "names", "pair_weights"]

@@ -9,6 +9,8 @@ from torch import nn
 
 from retrieval.errors import did_you_mean
 from train.losses.cross_batch_memory import CrossBatchMemory
+from train.losses.distillation import Distillation
+from train.losses.matryoshka import prefix_weights
 from train.losses.objective import Objective
 from train.losses.registry import (
     Entry,
@@ -21,7 +23,16 @@ from train.losses.registry import (
 )
 from train.losses.view import NormalizationGradient
 
-_PARTS = ("name", "negatives", "mining", "regularizers", "memory", "normalization_gradient")
+_PARTS = (
+    "name",
+    "negatives",
+    "mining",
+    "regularizers",
+    "memory",
+    "normalization_gradient",
+    "dims",
+    "dim_weights",
+)
 
 
 def build(
@@ -30,6 +41,7 @@ def build(
     num_classes: int | None = None,
     embedding_dim: int | None = None,
     per_class: int | None = None,
+    distillation: float | None = None,
 ) -> Objective:
     """Build the training objective that a specification describes.
 
@@ -38,15 +50,19 @@ def build(
             beside it, or both as a mapping); `mining`, the parameters of a miner, or null for none;
             `regularizers`, a list of mappings with `name`, `weight` and own parameters; `memory`, the number
             of past embeddings to keep (0 for none) or a mapping with `size` and `warmup`;
-            `normalization_gradient`, exact or ignored (see Objective). Without `name` there must be
-            regularizers. A name `pml:Class` builds that loss of pytorch-metric-learning.
+            `normalization_gradient`, exact or ignored (see Objective); `dims`, prefixes of the embedding that
+            are trained, too, with `dim_weights` (see matryoshka). Without `name` there must be regularizers.
+            A name `pml:Class` builds that loss of pytorch-metric-learning.
         num_classes: Number of training classes; required by losses with proxies and by classifiers.
-        embedding_dim: Embedding dimension; required by those and by a memory.
+        embedding_dim: Embedding dimension; required by those, by a memory and by `dims`.
         per_class: Samples of every class in a batch, if all have the same number: faster transport on
             accelerators, where it is not read from the labels.
+        distillation: Weight of a distillation, which is added like a regularizer and needs `targets` in every
+            call; `None` for none.
 
     Returns:
-        A module with `module(embeddings, labels, *, ref_embeddings=None, ref_labels=None)` and `diagnostics`.
+        A module with `module(embeddings, labels, *, ref_embeddings=None, ref_labels=None, targets=None)` and
+        `diagnostics`.
 
     Raises:
         ValueError: An unknown name or parameter (with similar names), or parts that cannot be combined.
@@ -66,11 +82,15 @@ def build(
     supplied = {"num_classes": num_classes, "embedding_dim": embedding_dim, "per_class": per_class}
     name = spec.pop("name", None)
     regularizers = [_regularizer(part, supplied) for part in _list(spec.pop("regularizers", None))]
+    if distillation is not None:
+        regularizers.append((distillation, Distillation()))
     memory = _memory(spec.pop("memory", None), embedding_dim)
     gradient = spec.pop("normalization_gradient", "exact")
     if gradient not in get_args(NormalizationGradient):
         hint = did_you_mean(str(gradient), get_args(NormalizationGradient))
         raise ValueError(f"normalization_gradient is {gradient!r}; {hint}")
+    prefixes = prefix_weights(spec, embedding_dim)
+    spec = {key: value for key, value in spec.items() if key not in ("dims", "dim_weights")}
     term: nn.Module | None = None
     if name is None and spec:
         raise ValueError(f"{', '.join(map(repr, spec))} given without the `name` of a loss")
@@ -78,9 +98,11 @@ def build(
         from train.losses.pml import build_pml
 
         term = build_pml(name, spec)
+        if prefixes and next(term.parameters(), None) is not None:
+            raise ValueError(f"dims: {name!r} has weights of one dimension; leave dims out")
     elif name is not None:
         term = _term(find("loss", name), spec, supplied)
-    return Objective(term, regularizers, memory, gradient)
+    return Objective(term, regularizers, memory, gradient, prefixes)
 
 
 def _list(parts: Any) -> Sequence[Any]:
@@ -192,7 +214,10 @@ _OF_EVERY_LOSS = """Of every loss
 regularizers: List of the regularizers above, each with its `weight`.
 memory: Number of embeddings of past batches that are compared, too (cross-batch memory); 0 for none.
 normalization_gradient: exact, or ignored to use the gradient by the unit vectors as that of the embeddings \
-(SCT, section 4); refused by losses on raw embeddings."""
+(SCT, section 4); refused by losses on raw embeddings.
+dims: Prefixes of the embedding that are trained, too, as [16, 32], so that a vector can be cut off there \
+(Matryoshka embeddings, Kusupati et al. 2022); the whole embedding always counts.
+dim_weights: Weight of the loss of each of dims and of the whole embedding, by default equal."""
 
 TITLES = {"loss": "Losses", "negatives": "Negatives", "mining": "Mining", "regularizer": "Regularizers"}
 

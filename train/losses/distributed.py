@@ -33,11 +33,15 @@ def gather(
     """
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     size = len(embeddings)
-    everyone = embeddings.new_empty(world * size, *embeddings.shape[1:])
-    everyone_labels = labels.new_empty(world * size)
-    dist.all_gather_into_tensor(everyone, embeddings.detach().contiguous(), group=group)
-    dist.all_gather_into_tensor(everyone_labels, labels.contiguous(), group=group)
+    everyone = gather_constant(embeddings.detach(), group=group)
     factor = world - 1 if averaged else 0
     own = embeddings + factor * (embeddings - embeddings.detach())
     before, after = everyone[: rank * size], everyone[(rank + 1) * size :]
-    return torch.cat([before, own, after]), everyone_labels
+    return torch.cat([before, own, after]), gather_constant(labels, group=group)
+
+
+def gather_constant(values: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Gather tensors of the same shape [B, ...] to [world * B, ...] by rank, without gradient."""
+    everyone = values.new_empty(dist.get_world_size(group) * len(values), *values.shape[1:])
+    dist.all_gather_into_tensor(everyone, values.contiguous(), group=group)
+    return everyone

@@ -11,8 +11,6 @@ import math
 
 import numpy as np
 import torch
-from scipy import sparse
-from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor
 
 _LARGEST_ASSIGNMENT = 256  # rows; above it the linear program is faster (measured, 3 x 125 to 10 x 190)
@@ -47,6 +45,8 @@ def _solve(cost: np.ndarray) -> np.ndarray:
 
 def _by_assignment(cost: np.ndarray, size: int) -> np.ndarray:
     """Split all masses into equal parts of 1 / size, of which an optimal plan moves each as a whole."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     rows, columns = (np.repeat(np.arange(n), size // n) for n in cost.shape)
     of_row, of_column = linear_sum_assignment(cost[np.ix_(rows, columns)])
     plan = np.zeros_like(cost)
@@ -55,6 +55,9 @@ def _by_assignment(cost: np.ndarray, size: int) -> np.ndarray:
 
 
 def _by_linear_program(cost: np.ndarray) -> np.ndarray:
+    from scipy import sparse
+    from scipy.optimize import linprog  # slow to import
+
     n, m = cost.shape
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones(m)), sparse.kron(np.ones(n), sparse.eye(m))])
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,8 @@ class Objective(nn.Module):
             batch, hard_anchor_share (of anchors whose hardest negative in the batch is closer than their
             easiest positive) and, if applicable, active_share and hard_share (negative closer than positive)
             of the triplets or pairs, synthetic_share of the points that a source of negatives selected,
-            transport_cost, transport_iterations, transport_error, transport_converged, and kernel_active
-            (`mmd-laplacian`).
+            transport_cost, transport_iterations, transport_error, transport_converged, kernel_active
+            (`mmd-laplacian`) and distillation, its value without the weight.
         measures_gradients: Also report gradient_ratio, the norm of the gradient of the weighted regularizers
             over that of the loss, both with respect to the embeddings. This costs a second backward pass of
             the loss and of the regularizers, not of the network; the trainer does it in the steps it logs.
@@ -42,6 +42,8 @@ class Objective(nn.Module):
             a function of their cosines, is used as the gradient by the raw embeddings. This is the update
             that SCT analyses as its first problem: its part along z changes the length alone, and is lost
             when the vectors are normalised again.
+        prefixes: Dimension -> weight of the prefixes of the embedding whose objectives are added, ascending,
+            the last one complete; without them the whole embedding alone.
 
     Raises:
         ValueError: Nothing to minimise, a memory without effect, or an ignored normalization that the loss
@@ -54,6 +56,7 @@ class Objective(nn.Module):
         regularizers: Sequence[tuple[float, nn.Module]] = (),
         memory: CrossBatchMemory | None = None,
         normalization_gradient: NormalizationGradient = "exact",
+        prefixes: Mapping[int, float] | None = None,
     ) -> None:
         super().__init__()
         if term is None and not regularizers:
@@ -63,6 +66,7 @@ class Objective(nn.Module):
         if normalization_gradient == "ignored":
             _require_normalized(term, [module for _, module in regularizers])
         self.normalization_gradient = normalization_gradient
+        self.prefixes = dict(prefixes or {})
         self.term = term
         self.regularizers = nn.ModuleList(module for _, module in regularizers)
         self.weights = [weight for weight, _ in regularizers]
@@ -81,6 +85,7 @@ class Objective(nn.Module):
         *,
         ref_embeddings: Tensor | None = None,
         ref_labels: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
         """Return the objective of a batch, a scalar tensor in float32 or wider.
 
@@ -90,6 +95,7 @@ class Objective(nn.Module):
             indices_tuple: None, for compatibility with the trainers of pytorch-metric-learning.
             ref_embeddings, ref_labels: [M, D] and [M], more positives and negatives for the batch, from other
                 samples; passing the tensor `embeddings` itself adds nothing.
+            targets: [B, T], the vectors of a teacher, for distillation.
 
         Raises:
             TypeError, ValueError: Wrong shapes, types or devices; on the CPU also values that are not finite,
@@ -111,20 +117,53 @@ class Objective(nn.Module):
             if references is not None:
                 references = (references[0].to(dtype), references[1], references[2])
                 guards.append(check_finite(references[0], "ref_embeddings"))
-            view = View(
-                points,
-                labels,
-                *(references or ()),
-                paired=self.paired,
-                normalization_gradient=self.normalization_gradient,
-            )
-            value = self.evaluate(view)
+            if self.prefixes and points.shape[1] != max(self.prefixes):
+                raise ValueError(
+                    f"embeddings have {points.shape[1]} dimensions, and dims end at {max(self.prefixes)}"
+                )
+            value, view = self._over_prefixes(points, labels, references, targets)
             for guard in guards:
                 value = value if guard is None else value * guard
         if self.memory is not None and self.training:
             self.memory.write(embeddings, labels)
         self.diagnostics = {name: value.detach() for name, value in view.report.items()}
         return value.to(result)
+
+    def _over_prefixes(
+        self,
+        points: Tensor,
+        labels: Tensor,
+        references: tuple[Tensor, Tensor, Tensor | None] | None,
+        targets: Tensor | None,
+    ) -> tuple[Tensor, View]:
+        """Return the weighted sum over the prefixes, and the view of the whole embeddings."""
+        if not self.prefixes:
+            view = self._view(points, labels, references, targets)
+            return self.evaluate(view), view
+        value = points.new_zeros(())
+        for dim, weight in self.prefixes.items():
+            cut = references and (references[0][:, :dim], *references[1:])
+            view = self._view(points[:, :dim], labels, cut, targets, full_dim=points.shape[1])
+            value = value + weight * self.evaluate(view)
+        return value, view
+
+    def _view(
+        self,
+        points: Tensor,
+        labels: Tensor,
+        references: tuple[Tensor, Tensor, Tensor | None] | None,
+        targets: Tensor | None,
+        full_dim: int | None = None,
+    ) -> View:
+        return View(
+            points,
+            labels,
+            *(references or ()),
+            paired=self.paired,
+            normalization_gradient=self.normalization_gradient,
+            full_dim=full_dim,
+            targets=targets,
+        )
 
     def evaluate(self, view: View) -> Tensor:
         """Return the objective of a view."""

@@ -35,10 +35,12 @@ class ProxyTerm(nn.Module):
 
     def cosines(self, view: View) -> Tensor:
         """Return [B, K * classes] cosines of the samples with the proxies."""
-        if view.dim != self.proxies.shape[1]:
-            raise ValueError(f"embeddings have {view.dim} dimensions and the proxies {self.proxies.shape[1]}")
+        if view.full_dim != self.proxies.shape[1]:
+            raise ValueError(
+                f"embeddings have {view.full_dim} dimensions and the proxies {self.proxies.shape[1]}"
+            )
         check_classes(view.labels, self.num_classes)
-        unit, _ = normalize(self.proxies.to(view.unit.dtype))
+        unit, _ = normalize(self.proxies[:, : view.dim].to(view.unit.dtype))
         return view.unit @ unit.T
 
     def one_hot(self, view: View) -> Tensor:

@@ -28,7 +28,9 @@ class CrossEntropy(nn.Module):
     def forward(self, view: View) -> Tensor:
         check_classes(view.labels, self.num_classes)
         dtype = view.embeddings.dtype
-        logits = F.linear(view.embeddings, self.head.weight.to(dtype), self.head.bias.to(dtype))
+        logits = F.linear(
+            view.embeddings, self.head.weight[:, : view.dim].to(dtype), self.head.bias.to(dtype)
+        )
         return F.cross_entropy(logits, view.labels.long())
 
 

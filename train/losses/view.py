@@ -176,6 +176,8 @@ class View:
         paired: Also form the alternate pairs.
         cosine: [B, B] similarities to use instead of those of the embeddings.
         normalization_gradient: Exact, or ignored: the gradient by the unit vectors is that of the embeddings.
+        full_dim: Dimension of the embeddings that these are a prefix of; None if they are complete.
+        targets: [B, T] vectors of a teacher, or None.
     """
 
     def __init__(
@@ -189,9 +191,12 @@ class View:
         paired: bool = False,
         cosine: Tensor | None = None,
         normalization_gradient: NormalizationGradient = "exact",
+        full_dim: int | None = None,
+        targets: Tensor | None = None,
     ) -> None:
-        self.embeddings, self.labels = embeddings, labels
+        self.embeddings, self.labels, self.targets = embeddings, labels, targets
         self.batch, self.dim = embeddings.shape
+        self.full_dim = full_dim or self.dim
         self.report: dict[str, Tensor] = {}
         self._synthetic: Tensor | int = 0
         self._selected: Tensor | int = 0

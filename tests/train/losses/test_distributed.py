@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.train.forking import START_METHOD
 from train import losses
 
 WORLD, LOCAL, DIM, CLASSES = 2, 9, 6, 4
@@ -62,7 +63,7 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=WORLD)
+    mp.start_processes(worker, (str(tmp_path),), nprocs=WORLD, start_method=START_METHOD)
     network, x, y = setting()
     for rank in range(WORLD):
         found = torch.load(tmp_path / f"{rank}.pt")
