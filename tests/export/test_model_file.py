@@ -186,13 +186,15 @@ def test_run_is_exported_without_its_pretrained_weights_file(tmp_path: Path) -> 
     weights = tmp_path / "squeezenet.safetensors"
     save_file(torchvision.models.squeezenet1_1(weights=None).state_dict(), weights)
     words = [f"model.weights={weights}", "model.backbone=squeezenet1_1", "preprocess.size=32"]
+    words += ["loss={name: triplet, dims: [8, 16]}"]
     ours = settings.resolve("folder:/nowhere", None, words)
     run = Run.start(tmp_path / "run", ours)
     model = initial_model(ours)
     run.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
     weights.unlink()
     assert export_run(run, tmp_path / "m.onnx").proof.lowest_cosine > 0.99999
-    assert Embedder(tmp_path / "m.onnx").dim == 64
+    embedding = Embedder(tmp_path / "m.onnx").metadata["embedding"]
+    assert (embedding["dim"], embedding["matryoshka"]) == (64, [8, 16, 64])
 
 
 def test_run_without_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -47,8 +47,16 @@ def test_timm_backbone_equals_timm(tmp_path: Path, images: list[Image.Image]) ->
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
     out = tmp_path / "m.onnx"
     words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
-    lookalike_here("export", "--from-timm", "test_efficientnet", *words)
+    published = {"license": "cc-by-nc-4.0", "hf_hub_id": "someone/model"}
+    stated = {"architecture": "test_efficientnet", "pretrained_cfg": published}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    done = lookalike_here("export", "--from-timm", "test_efficientnet", *words)
+    assert "licence of the weights: cc-by-nc-4.0: not for commercial use" in done.stderr
+    shown = lookalike_here("model", "info", str(out), "--no-latency").stdout
+    assert "license  cc-by-nc-4.0: not for commercial use" in shown
     embedder = Embedder(out)
+    assert embedder.provenance["license"] == "cc-by-nc-4.0"
+    assert embedder.provenance["weights_address"] == "https://huggingface.co/someone/model"
     config = resolve_data_config(model=theirs)
     assert (embedder.preprocess.size, embedder.preprocess.resize) == (160, 168)  # 160 / 0.95
     wanted = by_library(theirs, create_transform(**config), images)
@@ -156,8 +164,8 @@ def test_pretrained_features_find_cars(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "give one of RUN, --from-timm NAME and --from-torchvision NAME"),
-        (("run", "--from-timm", "resnet18"), "give one of RUN"),
+        ((), "give RUN or one of the options --from-"),
+        (("run", "--from-timm", "resnet18"), "give RUN or one of"),
         (("run", "--pooling", "gem"), "--pooling applies to --from-timm and --from-torchvision only"),
         (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint applies to runs only"),
         (("--from-timm", "resnet81"), "timm: unknown model 'resnet81'; did you mean 'resnet18'?"),

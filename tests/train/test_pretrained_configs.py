@@ -126,6 +126,28 @@ def test_pixels_are_those_of_timm() -> None:
         assert_same_pixels(ours, transforms.Compose(timm_steps(name)))
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vit_base_patch16_siglip_224.webli", (224, 248, "crop", "bicubic", 0.5)),
+        ("vit_base_patch16_siglip_256.v2_webli", (256, 284, "crop", "bicubic", 0.5)),
+        ("naflexvit_base_patch16_siglip.v2_webli", (384, 384, "crop", "bicubic", 0.5)),
+        ("vit_base_patch16_clip_224.openai", (224, 248, "crop", "bicubic", 0.48145466)),
+        ("vit_huge_patch14_clip_378.metaclip2_worldwide", (378, 378, "squeeze", "bicubic", 0.48145466)),
+        ("vit_pe_core_tiny_patch16_384.fb", (384, 384, "crop", "bicubic", 0.5)),
+        ("vit_small_patch14_reg4_dinov2.lvd142m", (518, 518, "crop", "bicubic", 0.485)),
+        ("vit_small_patch16_dinov3.lvd1689m", (256, 256, "crop", "bicubic", 0.485)),
+        ("fastvit_mci0.apple_mclip2_dfndr2b", (256, 256, "crop", "bicubic", 0.0)),
+        ("vit_base_patch16_radio_v3.c_radio", (512, 512, "crop", "bicubic", 0.48145466)),
+    ],
+)
+def test_published_embeddings_have_the_pixels_of_timm(name: str, expected: tuple[Any, ...]) -> None:
+    ours = published_preprocess(f"timm:{name}", "imagenet")
+    assert ours is not None
+    assert (ours.size, ours.scaled, ours.fit, ours.interpolation, ours.mean[0]) == expected
+    assert_same_pixels(ours, transforms.Compose(timm_steps(name)))
+
+
 @pytest.mark.parametrize("resize", [64, 80])
 def test_padding_is_that_of_timm(resize: int) -> None:
     image = Image.fromarray(load_sample_image("flower.jpg")).crop((0, 0, 300, 427))

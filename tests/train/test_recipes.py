@@ -100,11 +100,12 @@ def test_choices_of_ours_are_settings_with_a_reason() -> None:
 @pytest.mark.parametrize("name", distinct("loss", "batch"))
 def test_loss_has_a_finite_gradient_on_a_batch_of_the_recipe(name: str) -> None:
     ours = config(name)
-    dim, batch = ours.model.embedding_dim, ours.batch
-    loss = losses.build(ours.loss, num_classes=batch.classes, embedding_dim=dim)
+    dim, batch, distill = ours.model.embedding_dim, ours.batch, ours.distill
+    weight = None if distill.teacher is None else distill.weight
+    loss = losses.build(ours.loss, num_classes=batch.classes, embedding_dim=dim, distillation=weight)
     labels = torch.arange(batch.classes).repeat_interleave(batch.per_class)
     embeddings = torch.randn(len(labels), dim, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    value = loss(embeddings, labels)
+    value = loss(embeddings, labels, targets=embeddings.detach().flip(0))
     value.backward()
     assert value.isfinite()
     assert embeddings.grad is not None

@@ -38,7 +38,7 @@ def test_overrides_take_precedence_over_recipe_and_data_over_both() -> None:
         ("model=conv4", "expected a mapping of keys to values"),
         ("epochs=-1", "epochs: expected 0 or more"),
         ("batch.classes=1", "batch.classes: expected 2 or more"),
-        ("model.pooling=max", "expected mean, gem, cls or spatial, or auto, got 'max'"),
+        ("model.pooling=max", "expected mean, gem, cls, spatial or native, or auto, got 'max'"),
         ("augment.symmetries=3", "expected 1, 4 or 8"),
         ("split.validation=1.0", "expected 0 or more and below 1, got 1.0"),
         ("validation=0.2", "did you mean 'split.validation'"),

@@ -1,8 +1,9 @@
-"""Custom data sets: `folder:DIR` and `csv:FILE`."""
+"""Custom data sets: `folder:DIR`, `csv:FILE` and `images:DIR`."""
 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,17 @@ def from_folder(folder: Path) -> Splits:
     for image, (top, _, rest) in zip(every, tops, strict=True):
         parts[top].append(LabelledImage(image.path, rest))
     return Splits(parts["train"], parts["test"])
+
+
+def from_images(folder: Path) -> Splits:
+    """Read a folder of images without labels, at any depth: every image is a class, named by its path."""
+    if not folder.is_dir():
+        raise InputError(f"images:{folder}: no such folder")
+    files = [entry.full for entry in scan([folder]) if isinstance(entry, ImageFile)]
+    if not files:
+        raise InputError(f"images:{folder}: contains no images")
+    every = [LabelledImage(file, os.path.relpath(file, folder)) for file in files]
+    return Splits(every, every)
 
 
 def from_csv(file: Path) -> Splits:

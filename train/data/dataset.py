@@ -47,6 +47,8 @@ class DataSet:
         gallery: Images that queries are searched in, or `None`.
         coarse_name: Meaning of the coarser labels, in the singular ("hotel chain"), or `None`.
         transitions: Wrong class by true class for asymmetric label noise; empty if undefined.
+        licence: Licence of the images, or "" if unknown.
+        labelled: Whether the classes are known; without, every image is a class of its own.
     """
 
     name: str
@@ -55,6 +57,8 @@ class DataSet:
     gallery: list[LabelledImage] | None = None
     coarse_name: str | None = None
     transitions: Mapping[str, str] = field(default_factory=dict)
+    licence: str = ""
+    labelled: bool = True
 
 
 def class_numbers(images: Sequence[LabelledImage]) -> np.ndarray:

@@ -67,6 +67,7 @@ class Inspection:
         duplicates: Groups of identical files, worst first.
         single: Classes with one image, by split (for queries: with none in the gallery).
         transitions: Wrong class by true class for asymmetric label noise; empty if undefined.
+        licence: Licence of the images, or "" if unknown.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Inspection:
     duplicates: list[Duplicate]
     single: dict[str, list[str]]
     transitions: Mapping[str, str]
+    licence: str
 
 
 def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspection:
@@ -99,8 +101,9 @@ def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspect
         coarse_classes=len({image.coarse for image in every if image.coarse is not None}),
         unusable=unusable,
         duplicates=duplicates,
-        single=_single(splits),
+        single=_single(splits) if dataset.labelled else {},
         transitions=dataset.transitions,
+        licence=dataset.licence,
     )
 
 

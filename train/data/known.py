@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrieval.errors import InputError
-from train.data import arrays, layouts, unpack
+from train.data import arrays, emoji, layouts, unpack
 from train.data.classes import CIFAR10_TRANSITIONS, CIFAR100_TRANSITIONS, STL10_TRANSITIONS
 from train.data.dataset import Splits
 from train.data.download import Archive
@@ -28,6 +28,7 @@ class KnownDataSet:
         archives: Archives to download.
         by_hand: How to obtain and lay out a data set that cannot be fetched.
         bundled: Whether it needs neither download nor ROOT.
+        licence: Licence of its images, or "" if their publisher states none.
         coarse_name, transitions: See `DataSet`.
     """
 
@@ -41,6 +42,7 @@ class KnownDataSet:
     archives: tuple[Archive, ...] = ()
     by_hand: str = ""
     bundled: bool = False
+    licence: str = ""
     coarse_name: str | None = None
     transitions: Mapping[str, str] = field(default_factory=dict)
 
@@ -132,6 +134,17 @@ KNOWN = {
         tops=("train", "test"),
         unpack=arrays.convert_digits,
         bundled=True,
+    ),
+    "emoji": KnownDataSet(
+        title="emoji drawn by Twemoji and OpenMoji, 72 x 72 pixels",
+        protocol="1,118 emoji to train, 712 others to test; a motif with all its variants is in one of them",
+        images=3_660,
+        counts={"train": (2_236, 1_118), "test": (1_424, 712)},
+        read=layouts.by_folder,
+        tops=("train", "test", emoji.LICENCE_FILE),
+        unpack=emoji.convert_emoji,
+        bundled=True,
+        licence=emoji.LICENCE,
     ),
     "cub200": KnownDataSet(
         title="birds, CUB-200-2011",

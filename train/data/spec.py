@@ -1,4 +1,4 @@
-"""Data specifications of `--data`: folder:DIR, csv:FILE, NAME:ROOT, or a bundled name."""
+"""Data specifications of `--data`: folder, csv or images and a path, hf:USER/NAME, or a known data set."""
 
 from __future__ import annotations
 
@@ -9,31 +9,44 @@ from retrieval.files import user_cache
 from train.data import custom
 from train.data.dataset import DataSet
 from train.data.fetcher import fetch
+from train.data.hub import from_hub
 from train.data.known import KNOWN, read_known
 
+_CUSTOM = {"folder": custom.from_folder, "csv": custom.from_csv, "images": custom.from_images}
 
-def load(spec: str) -> DataSet:
+
+def load(spec: str, *, unlabelled: bool = False) -> DataSet:
     """Load a data set.
 
     Args:
         spec: `folder:DIR` (one folder per class, at any depth; top folders train and test are splits),
             `csv:FILE` (columns path, label and optionally split, role and coarse; paths relative to the
-            file), `NAME:ROOT` for a known data set, or the name alone for a bundled one.
+            file), `images:DIR` (no labels: every image is a class of its own), `hf:USER/NAME` for a data
+            set of the Hugging Face Hub (see `from_hub`), `NAME:ROOT` for a known data set, or the name alone
+            for a bundled one.
+        unlabelled: Accept images without labels.
 
     Raises:
-        InputError: An unknown name, a folder or file without labelled images, or an incomplete data set.
+        InputError: Labels are needed and there are none, an unknown name, a folder or file without (labelled)
+            images, or an incomplete data set.
     """
     name, _, location = spec.partition(":")
-    if name in ("folder", "csv"):
+    if name in _CUSTOM:
         if not location:
-            where = "DIR" if name == "folder" else "FILE"
+            where = "FILE" if name == "csv" else "DIR"
             raise InputError(f"data {spec!r}: no path given; write {name}:{where}")
-        splits = (custom.from_folder if name == "folder" else custom.from_csv)(Path(location))
+        if name == "images" and not unlabelled:
+            hint = "use folder:DIR or csv:FILE"
+            raise InputError(f"data {spec!r}: labels are needed here, and these images have none; {hint}")
+        splits = _CUSTOM[name](Path(location))
         coarse = any(image.coarse for images in splits if images for image in images)
-        return DataSet(spec, *splits, coarse_name="coarse label" if coarse else None)
+        coarse_name = "coarse label" if coarse else None
+        return DataSet(spec, *splits, coarse_name=coarse_name, labelled=name != "images")
+    if name == "hf":
+        return DataSet(spec, *from_hub(location))
     if name not in KNOWN:
-        others = f"known: folder:DIR, csv:FILE, {', '.join(KNOWN)}"
-        hint = did_you_mean(name, ["folder", "csv", *KNOWN], others)
+        others = f"known: folder:DIR, csv:FILE, images:DIR, hf:USER/NAME, {', '.join(KNOWN)}"
+        hint = did_you_mean(name, [*_CUSTOM, "hf", *KNOWN], others)
         if Path(spec).exists():
             hint = f"did you mean '{'folder' if Path(spec).is_dir() else 'csv'}:{spec}'?"
         raise InputError(f"data {spec!r}: unknown data set; {hint}")
@@ -44,4 +57,10 @@ def load(spec: str) -> DataSet:
     if not location:
         fetch(name, root)
     splits = read_known(name, root)
-    return DataSet(spec, *splits, coarse_name=facts.coarse_name, transitions=facts.transitions)
+    return DataSet(
+        spec,
+        *splits,
+        coarse_name=facts.coarse_name,
+        transitions=facts.transitions,
+        licence=facts.licence,
+    )

@@ -33,7 +33,6 @@ from train.input.resize import Resize
 
 _SIZES = np.dtype("<i4")
 _FREE_SHARE = 4  # a temporary cache takes at most a quarter of the free memory and of the free disk space
-_SHARED = "decoded"  # folder, in that of a run, of the temporary cache of several processes
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def decoded_images(
     config: LoaderConfig,
     *,
     folder: Path,
-    world_size: int = 1,
+    shared: Path | None = None,
     show_progress: bool = False,
 ) -> DecodedImages:
     """Choose between a cache file, a temporary cache file and decoding on every access.
@@ -98,16 +97,16 @@ def decoded_images(
         resize: Resizing.
         config: Settings of the loader.
         folder: Folder for a temporary file.
-        world_size: Number of processes that open the same images. Several processes share one temporary
-            file, until one of them calls `drop_shared_cache`.
+        shared: Folder of the temporary file of several processes of this machine, which open the same images
+            until one of them deletes the folder; `None` for a file of this process alone.
         show_progress: Report progress on stderr.
     """
     if config.cache is not None and paths:
         return open_cache(paths, resize, Path(config.cache), show_progress=show_progress)
     if decoded_size(len(paths), resize) > room_for_images(folder):
         return UncachedImages(paths, resize)
-    if world_size > 1:
-        return open_cache(paths, resize, folder / _SHARED, show_progress=show_progress)
+    if shared is not None:
+        return open_cache(paths, resize, shared, show_progress=show_progress)
     return temporary_cache(paths, resize, folder, show_progress=show_progress)
 
 
@@ -120,11 +119,6 @@ def decoded_size(images: int, resize: Resize) -> int:
 def room_for_images(folder: Path) -> int:
     """Return the bytes that a temporary cache in a folder may take."""
     return min(free_memory(), shutil.disk_usage(folder).free) // _FREE_SHARE
-
-
-def drop_shared_cache(folder: Path) -> None:
-    """Delete the temporary file of several processes; those that have opened it keep it."""
-    shutil.rmtree(folder / _SHARED, ignore_errors=True)
 
 
 def open_cache(

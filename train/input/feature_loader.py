@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from retrieval.errors import ImageError
-from train.input.features import FeatureSet
+from train.input.features import FeatureSet, Targets
 from train.input.loader import LoadedBatch, batch_share, requests, successors, unreadable_class
 from train.input.views import drawn_views
 
@@ -27,6 +27,7 @@ class FeatureLoader:
         device: Device of the batches.
         rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
             batch.
+        targets: Vectors of a teacher, which come with the features; `None` for none.
 
     Attributes:
         bad: Errors of the unreadable training images.
@@ -48,16 +49,20 @@ class FeatureLoader:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
+        targets: Targets | None = None,
     ) -> None:
         rows, errors = views[0].rows(paths), views[0].bad
+        used = np.arange(len(paths))  # the image in place of each
         self.bad: list[ImageError] = [errors[row] for row in rows.tolist() if row in errors]
         for image in [i for i, row in enumerate(rows.tolist()) if row in errors]:
             others = successors(image, labels)
             readable = [other for other in others if int(rows[other]) not in errors]
             if not readable:
                 raise unreadable_class(errors[int(rows[image])], len(others))
-            rows[image] = rows[readable[0]]
+            used[image] = readable[0]
+        rows = rows[used]
         self._views, self._rows, self._seed = views, rows, seed
+        self._targets, self._used = targets, used
         self._labels, self._device = torch.from_numpy(labels), device
         self._rank, self._world_size = rank, world_size
 
@@ -81,8 +86,11 @@ class FeatureLoader:
                 for view, others in enumerate(self._views[1:], 1):
                     of_view = drawn == view
                     features[of_view] = others.vectors[rows[of_view]]
-            inputs = torch.from_numpy(features).to(self._device)
-            yield LoadedBatch(epoch, batch, inputs, self._labels[positions[share]].to(self._device))
+            inputs, labels = torch.from_numpy(features), self._labels[positions[share]]
+            targets = None
+            if self._targets is not None:
+                targets = self._targets.of(self._used[positions[share]]).to(self._device)
+            yield LoadedBatch(epoch, batch, inputs.to(self._device), labels.to(self._device), targets)
 
     def close(self) -> None:
         """Do nothing: there are no worker processes."""

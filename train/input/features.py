@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from retrieval.errors import ImageError
+from retrieval.files import user_cache
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
-from train.config import AugmentConfig
+from train.config import AugmentConfig, Config
 from train.input.augment import Draws
 from train.input.cache_file import cache_file, fingerprint, map_with_facts, write_facts
 from train.input.resize import Resize
@@ -71,6 +72,27 @@ class FeatureSet:
         return np.array([place[path] for path in paths], np.int64)
 
 
+class Targets:
+    """Vectors of a teacher for training images.
+
+    Args:
+        found: The vectors of all files of the split.
+        paths: The N training images, among these files.
+    """
+
+    def __init__(self, found: FeatureSet, paths: Sequence[Path]) -> None:
+        self._vectors, self._rows = found.vectors, found.rows(paths)
+
+    def of(self, images: Sequence[int] | np.ndarray) -> Tensor:
+        """Return the vectors of images by number, float32 [b, T]; zeros for those that cannot be read."""
+        return torch.from_numpy(self._vectors[self._rows[images]]).nan_to_num_(0.0)  # a copy
+
+
+def cache_folder(config: Config) -> Path:
+    """Return the folder for the features of a run: `loader.cache`, or that of the user."""
+    return Path(config.loader.cache) if config.loader.cache else user_cache("features")
+
+
 def cached_features(
     paths: Sequence[Path],
     resize: Resize,
@@ -79,6 +101,7 @@ def cached_features(
     inputs: Sequence[object],
     folder: Path,
     *,
+    title: str = "features",
     show_progress: bool = False,
 ) -> FeatureSet:
     """Open the features of image files, or compute them.
@@ -90,6 +113,7 @@ def cached_features(
         extract: Frozen network.
         inputs: Everything that the network and its preprocessing depend on, as JSON values.
         folder: Folder of the cache.
+        title: Title of the progress.
         show_progress: Report progress on stderr.
 
     Raises:
@@ -99,7 +123,7 @@ def cached_features(
     return cache_file(
         folder / f"{fingerprint(paths, [*resize.fingerprint, *drawn, *inputs])}.features",
         lambda file: _map(file, paths),
-        lambda file: _write(file, _features(paths, resize, view, extract, show_progress)),
+        lambda file: _write(file, _features(paths, resize, view, extract, title, show_progress)),
         show_progress=show_progress,
     )
 
@@ -109,10 +133,11 @@ def _features(
     resize: Resize,
     view: View | None,
     extract: Extract,
+    title: str,
     show_progress: bool,
 ) -> Iterator[tuple[list[Decoded | ImageError], np.ndarray]]:
     """Yield batches of files with the features of the readable ones, float32 [n, C]."""
-    title = "features" if view is None else f"features of view {view.number + 1}"
+    title = title if view is None else f"{title} of view {view.number + 1}"
     files = zip(paths, decode_ahead(paths, resize, side=resize.preprocess.scaled), strict=True)
     with Progress(title, len(paths), show=show_progress) as progress:
         while batch := list(islice(files, _BATCH)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import traceback
@@ -26,12 +27,13 @@ from train.input.cache import (
     UncachedImages,
     decoded_images,
     decoded_size,
-    drop_shared_cache,
 )
+from train.input.features import Targets
 from train.input.resize import training_resize
 from train.input.views import cut_views, drawn_views
 
 _CACHED_WORKERS = 8  # each crops 3,500 cached images of 224 pixels a second: more would only take memory
+_FOLLOWING = 10  # images that are tried in place of an unreadable one without a class
 
 
 class LoadedBatch(NamedTuple):
@@ -41,6 +43,7 @@ class LoadedBatch(NamedTuple):
     number: int  # number of the batch in its epoch
     inputs: Tensor  # pixels uint8 [b, S, S, 3], or features float32 [b, C]
     labels: Tensor  # int64 [b]
+    targets: Tensor | None = None  # vectors of a teacher, float32 [b, T]
 
 
 class Loader:
@@ -48,16 +51,20 @@ class Loader:
 
     The content of a batch depends on the seed, the epoch and the number of the batch alone: it is the same
     for any number of workers, and after resuming within an epoch. An unreadable image is replaced by the
-    next readable one of its class. With `augment.views`, an image is one of its fixed random views.
+    next readable one of its class, or of all if every image is a class of its own. With `augment.views`, an
+    image is one of its fixed random views.
 
     Args:
         paths: The N training images.
         labels: int64 [symmetries * N], the class of image i under symmetry s at s N + i.
         config: Configuration of the run.
         device: Device of the batches. For a CPU the workers augment, too; for "cuda" they are pinned.
-        folder: Folder for temporary files, shared by the processes.
+        folder: Folder for temporary files.
         rank, world_size: Rank of this process and number of processes; each gets a contiguous share of a
             batch.
+        local_size: Number of processes on this machine, which divide its cores.
+        shared: Folder of their common cache of decoded images; `None` for a cache of this process alone.
+        targets: Vectors of a teacher, which come with the images; `None` for none.
         show_progress: Show progress while decoding into a cache.
 
     Attributes:
@@ -78,17 +85,21 @@ class Loader:
         folder: Path,
         rank: int = 0,
         world_size: int = 1,
+        local_size: int = 1,
+        shared: Path | None = None,
+        targets: Targets | None = None,
         show_progress: bool = False,
     ) -> None:
         resize = training_resize(config)
         show = show_progress and rank == 0
         source = decoded_images(
-            paths, resize, config.loader, folder=folder, world_size=world_size, show_progress=show
+            paths, resize, config.loader, folder=folder, shared=shared, show_progress=show
         )
-        batches = _BatchDataset(source, paths, labels, config, rank, world_size, device.type == "cpu")
+        augments = device.type == "cpu"
+        batches = _BatchDataset(source, paths, labels, config, rank, world_size, augments, targets)
         self._paths, self._bad = paths, dict(source.bad)
         self._device, self._size = device, config.preprocess.size
-        self._folder = folder if world_size > 1 else None
+        self._shared = shared
         decodes = isinstance(source, UncachedImages)
         self.cacheable = decoded_size(len(paths), resize) if decodes else None
         for image in source.bad:
@@ -96,7 +107,7 @@ class Loader:
         self._order = _RequestSampler()
         workers = config.loader.workers
         if workers is None:
-            workers = default_workers(cores(), device.type, decodes=decodes, world_size=world_size)
+            workers = default_workers(cores(), device.type, decodes=decodes, local_size=local_size)
         self._data = DataLoader(
             batches,
             batch_size=None,
@@ -140,8 +151,8 @@ class Loader:
     def close(self) -> None:
         """Stop the worker processes and delete temporary files."""
         self._running.close()
-        if self._folder is not None:
-            drop_shared_cache(self._folder)
+        if self._shared is not None:  # the processes that have opened the file keep it
+            shutil.rmtree(self._shared, ignore_errors=True)
         if isinstance(self._data._iterator, _MultiProcessingDataLoaderIter):
             # Left to the garbage collector, torch waits five seconds for each of them.
             self._data._iterator._shutdown_workers()
@@ -164,15 +175,15 @@ class Loader:
             yield batch.on(self._device, self._size)
 
 
-def default_workers(cores: int, device_type: str, *, decodes: bool, world_size: int) -> int:
+def default_workers(cores: int, device_type: str, *, decodes: bool, local_size: int) -> int:
     """Return the default number of loader workers per training process.
 
     On a CPU the network needs the cores: one worker if files have to be decoded, else none. With a GPU all
-    cores but one, divided among the processes; up to 8 if nothing has to be decoded.
+    cores but one, divided among the processes of the machine; up to 8 if nothing has to be decoded.
     """
     if device_type == "cpu":
-        return 1 if decodes and cores > world_size else 0
-    workers = max(1, (cores - 1) // world_size)
+        return 1 if decodes and cores > local_size else 0
+    workers = max(1, (cores - 1) // local_size)
     return workers if decodes else min(workers, _CACHED_WORKERS)
 
 
@@ -202,6 +213,7 @@ class _Prepared(NamedTuple):
     squares: Tensor  # uint8 [b, T, T, 3]
     draws: Draws | None
     labels: Tensor  # int64 [b]
+    targets: Tensor | None  # float32 [b, T]
     bad: list[tuple[int, str, str]]  # image, reason and detail of each unreadable file
 
     def on(self, device: torch.device, size: int) -> LoadedBatch:
@@ -209,7 +221,8 @@ class _Prepared(NamedTuple):
         squares, labels = (values.to(device, non_blocking=True) for values in (self.squares, self.labels))
         if self.draws is not None:
             squares = apply_draws(squares, self.draws.to(device), size)
-        return LoadedBatch(self.epoch, self.number, squares, labels)
+        targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
+        return LoadedBatch(self.epoch, self.number, squares, labels, targets)
 
 
 class _Failure(NamedTuple):
@@ -241,6 +254,7 @@ class _BatchDataset(Dataset[_Prepared | _Failure]):
     rank: int
     world_size: int
     augments: bool
+    targets: Targets | None
 
     def __getitem__(self, request: BatchRequest) -> _Prepared | _Failure:
         try:
@@ -264,7 +278,8 @@ class _BatchDataset(Dataset[_Prepared | _Failure]):
         if self.augments:
             squares = apply_draws(squares, draws, self.config.preprocess.size)
         left = None if self.augments else draws
-        return _Prepared(request.epoch, request.number, squares, left, labels, bad)
+        targets = None if self.targets is None else self.targets.of([image for image, _ in chosen])
+        return _Prepared(request.epoch, request.number, squares, left, labels, targets, bad)
 
     def _new(
         self, request: BatchRequest, turns: np.ndarray, share: slice, chosen: list[tuple[int, np.ndarray]]
@@ -306,7 +321,12 @@ def batch_share(count: int, rank: int, world_size: int) -> slice:
 
 
 def successors(image: int, labels: np.ndarray) -> list[int]:
-    """Return the images of the class of an image in their order, beginning with it and going round."""
+    """Return the images of the class of an image in their order, beginning with it and going round.
+
+    If every image is a class of its own, the images that follow it.
+    """
+    if len(labels) == labels.max() + 1:
+        return [(image + i) % len(labels) for i in range(min(len(labels), _FOLLOWING))]
     members = np.flatnonzero(labels == labels[image])
     return np.roll(members, -np.searchsorted(members, image)).tolist()
 

@@ -16,7 +16,11 @@ class ClassBatchSampler:
 
     An epoch has as many whole batches as fit into the images, or `per_epoch`. Classes are drawn without
     replacement until all were drawn, and so are the images of a class; a class with fewer than K images
-    repeats some. The batches of an epoch depend on the seed and its number alone.
+    repeats some. The batches of an epoch depend on the seed, its number and `nearest` alone.
+
+    With `hard_classes`, a share of the classes of a batch are groups: a class that is drawn, and the nearest
+    to it that are not in the batch yet. The draws go over all classes as without groups, so a class is drawn
+    as often as any other, and comes more often only as a neighbour.
 
     Args:
         labels: int [N], 0..C-1.
@@ -24,6 +28,8 @@ class ClassBatchSampler:
         seed: Random seed.
 
     Attributes:
+        nearest: The classes that each class is most confused with, int64 [C, m], the worst first; `None`
+            until they are known: then there are no groups. It counts for the epochs that are begun later.
         classes: P.
         per_class: K.
         per_epoch: Batches per epoch.
@@ -34,7 +40,7 @@ class ClassBatchSampler:
 
     def __init__(self, labels: np.ndarray, config: BatchConfig, seed: int) -> None:
         self._labels = labels
-        self._of_class = [np.flatnonzero(labels == c) for c in range(int(labels.max(initial=-1)) + 1)]
+        self._of_class = _members(labels)
         if len(self._of_class) < 2:
             raise InputError(
                 f"training needs images of two classes or more, got {len(self._of_class)}; add classes, or "
@@ -43,6 +49,8 @@ class ClassBatchSampler:
         self.classes = min(config.classes, len(self._of_class))
         self.per_class = config.per_class
         self._layout = config.layout
+        self._grouped, self._group = round(config.hard_classes * self.classes), config.group
+        self.nearest: np.ndarray | None = None
         self._seed = seed
         self.per_epoch = config.per_epoch or max(1, len(labels) // (self.classes * self.per_class))
 
@@ -57,7 +65,24 @@ class ClassBatchSampler:
         classes = _Deck(range(len(self._of_class)), random)
         images = [_Deck(members.tolist(), random) for members in self._of_class]
         while True:
-            yield [image for c in classes.draw(self.classes) for image in images[c].draw(self.per_class)]
+            if self._grouped and self.nearest is not None:
+                drawn = self._groups(classes, self.nearest)
+            else:
+                drawn = classes.draw(self.classes)
+            yield [image for c in drawn for image in images[c].draw(self.per_class)]
+
+    def _groups(self, classes: _Deck, nearest: np.ndarray) -> list[int]:
+        """Draw the classes of a batch: groups of confused classes, then random ones."""
+        batch: dict[int, None] = {}
+        while len(batch) < self.classes:
+            (first,) = classes.draw(1)
+            if first in batch:
+                continue
+            batch[first] = None
+            room = min(self._group - 1, self._grouped - len(batch))
+            near = [c for c in nearest[first].tolist() if c not in batch][: max(0, room)]
+            batch.update(dict.fromkeys(near))
+        return list(batch)
 
     def _at_least(self, random: np.random.Generator) -> Iterator[list[int]]:
         images = _Deck(range(len(self._labels)), random)
@@ -81,6 +106,12 @@ class ClassBatchSampler:
         others = [i for i in random.permutation(self._of_class[label]).tolist() if i not in exclude]
         repeated: list[int] = random.choice(self._of_class[label], max(0, count - len(others))).tolist()
         return others[:count] + repeated
+
+
+def _members(labels: np.ndarray) -> list[np.ndarray]:
+    """Return the positions of each class, ascending; one sort, for there may be as many classes as images."""
+    order, sizes = np.argsort(labels, kind="stable"), np.bincount(labels)
+    return np.split(order, np.cumsum(sizes)[:-1]) if len(labels) else []
 
 
 class _Deck:

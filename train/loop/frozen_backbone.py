@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +11,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from retrieval.files import user_cache
+from retrieval.errors import InputError
 from retrieval.images.decode import EmbeddedFiles
 from train.config import Config
 from train.input.augment import Draws, apply_draws
 from train.input.cache_file import cache_file
-from train.input.features import FeatureSet, View, cached_features
+from train.input.features import FeatureSet, View, cache_folder, cached_features
 from train.input.resize import Resize, training_resize
 from train.loop.training_data import TrainingData
 from train.models.embedding_model import EmbeddingModel
-from train.models.heads import fit_head
+from train.models.heads import fit_head, fit_projection, fit_regression
+from train.models.pretrained_weights import digest_of_weights
 
 _MOST_FITTED = 20_000  # images that an initial head is fitted to
 
@@ -43,16 +43,11 @@ class FrozenBackbone:
 
     def __init__(self, model: EmbeddingModel, config: Config, *, show_progress: bool = False) -> None:
         self._model, self._config, self._show = model, config, show_progress
-        self._folder = Path(config.loader.cache) if config.loader.cache else user_cache("features")
+        self._folder = cache_folder(config)
 
     @cached_property
     def _digest(self) -> str:
-        """Fingerprint of all weights and statistics, 32 hexadecimal digits."""
-        digest = hashlib.sha256()
-        for name, value in sorted(_tensors(self._model.backbone).items()):
-            digest.update(f"\0{name} {value.dtype} {list(value.shape)}\0".encode())
-            digest.update(value.numpy().tobytes())
-        return digest.hexdigest()[:32]
+        return digest_of_weights(self._model.backbone)
 
     def weights(self) -> Path:
         """Return a file with the weights of the backbone, in the cache."""
@@ -131,7 +126,7 @@ def fit_initial_head(model: EmbeddingModel, backbone: FrozenBackbone, data: Trai
     all are needed anyway: the others would change little and take a good part of an epoch.
 
     Raises:
-        InputError: There are too few images or features for it.
+        InputError: There are too few images or features for it, or the teacher has another dimension.
     """
     paths, files = [image.path for image in data.images], data.files
     places = np.arange(len(paths))
@@ -141,8 +136,19 @@ def fit_initial_head(model: EmbeddingModel, backbone: FrozenBackbone, data: Trai
     found = backbone.features(files)
     rows = found.rows([paths[place] for place in places])
     readable = [place for place, row in enumerate(rows.tolist()) if row not in found.bad]
-    labels = data.labels[places[readable]]
-    fit_head(model.head, model.config.init, found.vectors[rows[readable]], labels)
+    init, dim = model.config.init, model.config.embedding_dim
+    features, images = found.vectors[rows[readable]], places[readable]
+    if data.targets is None or init != "teacher":
+        fit_head(model.head, *fit_projection(init, features, data.labels[images], dim))
+        return
+    targets = data.targets.of(images).numpy()
+    if targets.shape[1] != dim:
+        raise InputError(
+            f"model.init: the teacher has {targets.shape[1]} dimensions, not {dim}; set model.embedding_dim="
+            f"{targets.shape[1]}, or use init=pca"
+        )
+    known = targets.any(1)  # the teacher could read them, too
+    fit_head(model.head, *fit_regression(features[known], targets[known]))
 
 
 @torch.inference_mode()

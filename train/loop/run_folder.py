@@ -3,6 +3,7 @@
     config.yaml                      resolved configuration
     metrics.jsonl                    one object per logged step or evaluation; those of watched images have
                                      a key `watched`, which names the split
+    teacher.json                     with a distillation, facts about the teacher
     checkpoints/last|best/state.safetensors
     checkpoints/step-000012/state.safetensors    kept by `checkpoints.at` and `checkpoints.every`
     checkpoints/backbone.safetensors             a frozen backbone; the other files then have only the head
@@ -11,7 +12,7 @@
 
 A checkpoint is one safetensors file: tensors of the model, the loss and the optimizer, everything else as
 JSON in its header. It is replaced by an atomic rename, and loading it cannot execute code. The kept ones have
-only the model and its moving average.
+only the model and its moving average. With several machines, see `train.loop.run_copies`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from train import losses, settings
 from train.config import FITTED_INITS, Config
 from train.loop.precision import resolve_precision
 from train.loop.process_group import find_device
+from train.loop.teacher import TEACHER_FILE
 from train.losses import Objective
 from train.models.embedding_model import EmbeddingModel
+from train.models.lora import merge_adapters
 
 _KEPT = re.compile(r"(?:step-)?(\d+)")
 
@@ -70,6 +73,7 @@ class Run:
         run._backbone.unlink(missing_ok=True)
         shutil.rmtree(run.choice.folder, ignore_errors=True)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
+        run.teacher_file.unlink(missing_ok=True)
         (folder / "config.yaml").write_text(_resolve(configuration).to_yaml())
         return run
 
@@ -90,9 +94,22 @@ class Run:
         return Run(self.folder / "choice")
 
     @property
+    def teacher_file(self) -> Path:
+        """Facts about the teacher of a distillation."""
+        return self.folder / TEACHER_FILE
+
+    @property
     def is_begun(self) -> bool:
         """Whether there is a checkpoint to resume from."""
         return self.has_checkpoint("last") or self.choice.has_checkpoint("last")
+
+    @property
+    def progress(self) -> list[int]:
+        """Steps of the last checkpoint and of that of `choice`, -1 without one: larger if further."""
+        return [
+            run.checkpoint_state("last")["step"] if run.has_checkpoint("last") else -1
+            for run in (self, self.choice)
+        ]
 
     @property
     def config(self) -> Config:
@@ -121,10 +138,14 @@ class Run:
         config = self.config
         if config.model.init in FITTED_INITS:  # kept by the trainer: it depends on the training images
             return self.trained("0")
-        return initial_model(config).eval()
+        model = initial_model(config)
+        merge_adapters(model)
+        return model.eval()
 
     def trained(self, which: str = "best", *, like: EmbeddingModel | None = None) -> EmbeddingModel:
         """Load the network of a checkpoint (its EMA weights if there are any), in evaluation mode.
+
+        LoRA's updates are merged into the weights.
 
         Args:
             which: Name of the checkpoint.
@@ -136,6 +157,7 @@ class Run:
         self.load_checkpoint(which, optimizer=None, **{part: self.checkpointed(model)})
         if not shares:
             self.restore_backbone(model)
+        merge_adapters(model)
         return model.eval()
 
     # ---- the weights of a frozen backbone
@@ -343,12 +365,13 @@ def initial_loss(configuration: Config, classes: int) -> Objective:
     """
     try:
         with _seeded(configuration.seed):
-            batch = configuration.batch
+            batch, distill = configuration.batch, configuration.distill
             return losses.build(
                 configuration.loss,
                 num_classes=classes,
                 embedding_dim=configuration.model.embedding_dim,
                 per_class=batch.per_class if batch.layout == "exact" else None,
+                distillation=None if distill.teacher is None else distill.weight,
             )
     except (ValueError, TypeError) as error:
         raise InputError(f"loss: {error}") from error

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train.loop.compilation import Compiled
 from train.loop.precision import Precision
 from train.loop.process_group import ProcessGroup
-from train.losses import gather
+from train.losses import gather, gather_constant
 
 
 class Step:
@@ -71,13 +71,16 @@ class Step:
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision.scales_loss)
         self.chunk, self.clip, self.seed = chunk, clip, seed
 
-    def __call__(self, inputs: Tensor, labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, inputs: Tensor, labels: Tensor, number: int, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Take one step.
 
         Args:
             inputs: This process's share of the batch, on its device: pixels or features.
             labels: Labels of that share, int64 [b], on its device.
             number: Step number; all randomness depends on it and the seed alone.
+            targets: Vectors of a teacher for that share, float32 [b, T], if the loss has a distillation.
 
         Returns:
             The loss and the embeddings [B, D] of the global batch, both detached.
@@ -85,7 +88,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         chunks = inputs.split(self.chunk or len(inputs))
         backward = self._whole_batch if len(chunks) == 1 else self._with_gradient_cache
-        value, embeddings = backward(chunks, labels, number)
+        value, embeddings = backward(chunks, labels, number, targets)
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
             weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
@@ -108,18 +111,20 @@ class Step:
         """
         return self._embed_chunks(inputs.split(self.chunk or len(inputs)), number)
 
-    def _whole_batch(self, chunks: tuple[Tensor, ...], labels: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def _whole_batch(
+        self, chunks: tuple[Tensor, ...], labels: Tensor, number: int, targets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         outputs = self._embed(chunks[0], number)
-        value, gathered, gradient = self._differentiate_loss(outputs.detach(), labels, number)
+        value, gathered, gradient = self._differentiate_loss(outputs.detach(), labels, number, targets)
         with self.precision.tensor_cores():
             outputs.backward(gradient)
         return value, gathered
 
     def _with_gradient_cache(
-        self, chunks: tuple[Tensor, ...], labels: Tensor, number: int
+        self, chunks: tuple[Tensor, ...], labels: Tensor, number: int, targets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         embeddings = self._embed_chunks(chunks, number)  # [b, D]
-        value, gathered, gradients = self._differentiate_loss(embeddings, labels, number)
+        value, gathered, gradients = self._differentiate_loss(embeddings, labels, number, targets)
         for i, (chunk, gradient) in enumerate(zip(chunks, gradients.split(len(chunks[0])), strict=True)):
             with self._gradient_sync(i == len(chunks) - 1):
                 outputs = self._embed(chunk, number, i)
@@ -139,7 +144,7 @@ class Step:
             return embeddings
 
     def _differentiate_loss(
-        self, embeddings: Tensor, labels: Tensor, number: int
+        self, embeddings: Tensor, labels: Tensor, number: int, targets: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, the embeddings of the global batch, and the scaled gradient of this share.
 
@@ -148,8 +153,10 @@ class Step:
         own = everyone = embeddings.requires_grad_()
         if self.group.size > 1:
             everyone, labels = gather(own, labels)
+            targets = None if targets is None else gather_constant(targets)
         _seed(self.seed, number)  # the same in all processes, so that all draw the same triplets
-        value = self._run_loss(everyone, labels)
+        taught = {} if targets is None else {"targets": targets}
+        value = self._run_loss(everyone, labels, **taught)
         self.scaler.scale(value).backward()
         assert own.grad is not None
         return value.detach(), everyone.detach(), own.grad

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -23,11 +24,13 @@ from train.input.loader import LoadedBatch, Loader
 from train.loop.choice import EpochChoice
 from train.loop.compilation import compiled_parts
 from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
+from train.loop.hard_classes import HardClasses
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
 from train.loop.precision import chosen_kernels
 from train.loop.process_group import join_process_group
+from train.loop.processes import LONGEST_START
 from train.loop.run_folder import Run, initial_loss, initial_model
 from train.loop.shared_images import ImageSource
 from train.loop.step import Step
@@ -35,6 +38,8 @@ from train.loop.tracking import WATCHED, Throughput, Tracker, WaitingHint
 from train.loop.training_data import TrainingData
 from train.loop.validation import Validator, Watcher
 from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
+from train.models.lora import has_adapters
+from train.models.pretrained_weights import digest_of_weights
 
 _LOG_EVERY = 10
 _COLLAPSED = 0.99  # mean cosine between the embeddings of a batch
@@ -42,6 +47,7 @@ _INERT = 0.01  # kernel with the nearest embedding: the gradient is a few per ce
 _INERT_RECORDS = 10  # in a row
 # Errors of cuDNN and cuBLAS that cannot get their workspace; torch has no class for them.
 _WITHOUT_MEMORY = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_LONGEST_WAIT = timedelta(minutes=30)  # for another process: longer than an evaluation or a checkpoint
 _OVERFLOWS = 10  # steps in a row that fp16 may skip
 _PIXELS_HINT = (
     "only the head learns, but every step runs the backbone: set augment.views=8 (fixed random views of each "
@@ -75,11 +81,12 @@ class Trainer:
         config = self.config
         self.epochs = config.epochs if epochs is None else epochs
         self.group = join_process_group(config.device)
+        self.group.limit_waiting(LONGEST_START)
         device = self.group.device
         if device.type == "cpu":
             keep_freed_memory()
         self.show = show_progress and self.group.is_main
-        self.data = TrainingData(dataset, config, self.group, run.folder)
+        self.data = TrainingData(dataset, config, self.group, run.folder, show_progress=self.show)
         self.sampler = self.data.sampler
         self.total_steps = self.epochs * self.sampler.per_epoch
         self._check_steps()
@@ -87,7 +94,10 @@ class Trainer:
         self.loss = initial_loss(config, self.data.classes).to(device)
         self.model = _build_model(config, device)
         run.restore_backbone(self.model)  # a resumed run; the file of `model.weights` may have changed
+        # Pretrained weights may differ between machines.
+        self.group.broadcast(self.model.state_dict().values())
         backbone = FrozenBackbone(self.model, config, show_progress=self.show)
+        self.start_digest: str | None = None
         if not run.has_checkpoint("last"):
             self._begin(backbone)
         self.on_features = trains_on_features(config, self.model)
@@ -116,17 +126,21 @@ class Trainer:
         )
         self.validator = Validator(self.data, source)
         self.watcher = Watcher(dataset, self.data, source) if config.watch.split else None
+        self.hard = HardClasses(self.data, source, config) if config.batch.hard_classes else None
         self.epoch, self.step, self.choice = 0, 0, EpochChoice(config)
         self.collapsed_at: int | None = None
         self.inert_records = 0
         self.overflows = 0  # steps in a row without a finite loss
 
     def _begin(self, backbone: FrozenBackbone) -> None:
-        """Set up what a resumed run has already: a fitted head, and the weights of a frozen backbone."""
+        """Set up what a resumed run has already: a fitted head, and what its backbone is at the start."""
         if self.config.model.init in FITTED_INITS:
             fit_initial_head(self.model, backbone, self.data)
+            self.group.broadcast(self.model.head.state_dict().values())  # rounding differs between CPUs
         if self.model.is_frozen_below_head and self.group.is_main:
             self.run.keep_backbone(backbone.weights())
+        elif self.config.model.weights is not None and self.group.is_main:
+            self.start_digest = digest_of_weights(self.model.backbone)
 
     def _check_steps(self) -> None:
         most = self.config.epochs * self.sampler.per_epoch
@@ -142,7 +156,8 @@ class Trainer:
     def bad_files(self) -> list[ImageError]:
         """Errors of unreadable images: all validation and watched images, the training images used so far."""
         watched = self.watcher.bad if self.watcher else []
-        errors = [*self.validator.bad, *watched, *self.loader.bad]
+        mined = self.hard.bad if self.hard is not None else []
+        errors = [*self.validator.bad, *watched, *mined, *self.loader.bad]
         return list({error.source: error for error in errors}.values())
 
     def train(self, *, resume: bool = False) -> dict[str, Any]:
@@ -169,16 +184,24 @@ class Trainer:
         ):
             if self._runs_backbone_in_vain:
                 progress.write(_PIXELS_HINT)
-            epochs, per_epoch = range(self.epoch, self.epochs), self.sampler.per_epoch
-            batches = self.loader.load(self.sampler.epoch, epochs, self.step - self.epoch * per_epoch)
+            if has_adapters(self.model) and not resume:
+                progress.write(_learned_weights(self.model))
+            if self.hard is None:
+                batches = self._load(range(self.epoch, self.epochs))
             if not resume:
                 self._observe(tracker, progress)
                 self._end_epoch(tracker, progress)
             while self.epoch < self.epochs and not self.choice.stops:
+                if self.hard is not None:  # the batches of an epoch are known when the previous one has ended
+                    batches = self._load(range(self.epoch, self.epoch + 1))
                 self._train_epoch(batches, progress, tracker, interruption)
                 self.epoch += 1
                 self._end_epoch(tracker, progress)
         return {"seconds": round(time.monotonic() - began, 1), **self._summary()}
+
+    def _load(self, epochs: range) -> Iterator[LoadedBatch]:
+        done = self.step - self.epoch * self.sampler.per_epoch
+        return self.loader.load(self.sampler.epoch, epochs, done)
 
     @property
     def _runs_backbone_in_vain(self) -> bool:
@@ -203,14 +226,17 @@ class Trainer:
             ends = loaded.number + 1 == per_epoch
             self.loss.measures_gradients = ends or (self.step + 1) % _LOG_EVERY == 0
             with self._explain_errors(lr):
-                value, embeddings = self.take_step(loaded.inputs, loaded.labels, self.step)
+                value, embeddings = self.take_step(loaded.inputs, loaded.labels, self.step, loaded.targets)
             if self.ema is not None:
                 update_ema(self.ema.learned, self.model.learned, config.ema, self.step)
             self.step += 1
             throughput.images += len(loaded.labels) * self.group.size
             pending.append(value)
-            saves = interruption.requested or (self.step % config.save_every == 0 and not ends)
-            if ends or saves or self.step % _LOG_EVERY == 0:  # reading the values waits for the device
+            due = ends or self.step % config.save_every == 0 or self.step % _LOG_EVERY == 0
+            # Processes stop after the same step, and agree on it where they wait for the device anyway.
+            stops = (due or self.group.size == 1) and self.group.any(interruption.requested)
+            saves = stops or (self.step % config.save_every == 0 and not ends)
+            if due or saves:  # reading the values waits for the device
                 with self._explain_errors(lr):
                     record = self._record(pending, embeddings, lr, throughput)
                 tracker.log(record)
@@ -226,7 +252,7 @@ class Trainer:
                 self._observe(tracker, progress)
             if saves:
                 self._save_checkpoint("last")
-            if interruption.requested:
+            if stops:
                 raise Interrupted(
                     f"{self.run.folder}: interrupted after step {self.step}, checkpoint saved; "
                     "--resume continues the run"
@@ -327,7 +353,7 @@ class Trainer:
         return self.model if self.ema is None else self.ema
 
     def _end_epoch(self, tracker: Tracker, progress: Progress) -> None:
-        score = self.validator.score(self.validated_model)
+        score = self.group.share(self.validator.score(self.validated_model))  # the same choice everywhere
         known = self.choice.refusal
         is_best = self.choice.add(score, self.epoch)
         if score is not None:
@@ -338,11 +364,15 @@ class Trainer:
         ended = self.epoch == self.epochs or self.choice.stops
         if ended and self.watcher is not None and not self.watcher.is_due(self.step):
             self._watch(tracker, progress)
+        if self.hard is not None and not ended:
+            self.hard.measure(self.model)
         recall = None if score is None else score.values["recall_at_1"]
         self._save_checkpoint("best" if is_best else "last", recall)
         if is_best and self.group.is_main:
             self.run.link_checkpoint("best", "last")
         self.group.barrier()
+        if self.epoch:
+            self.group.limit_waiting(_LONGEST_WAIT)
 
     def _observe(self, tracker: Tracker, progress: Progress) -> None:
         """Keep a checkpoint and evaluate the watched images if they are due after this step."""
@@ -367,7 +397,7 @@ class Trainer:
         if not self.group.is_main:
             return
         self._check_weights()
-        networks = {name: module for name, module in self._modules.items() if name != "loss"}
+        networks = {name: self._modules[name] for name in ("model", "average") if name in self._modules}
         state = {"epoch": self.epoch, "step": self.step}
         self.run.save_checkpoint(str(self.step), state, None, **networks)
 
@@ -388,6 +418,7 @@ class Trainer:
             "collapsed_at": self.collapsed_at,
             "scaler": self.take_step.scaler.state_dict(),
             "recall_at_1": recall,
+            "start_sha256": self.start_digest,
         }
         self.run.save_checkpoint(which, state, self.optimizer, **self._modules)
 
@@ -395,11 +426,15 @@ class Trainer:
         state = self.run.load_checkpoint("last", optimizer=self.optimizer, **self._modules)
         self.epoch, self.step, self.collapsed_at = state["epoch"], state["step"], state["collapsed_at"]
         self.choice.restore(state)
+        self.start_digest = state.get("start_sha256")  # missing in runs of older versions
         self.take_step.scaler.load_state_dict(state["scaler"])
+        if self.hard is not None:
+            self.hard.apply_to_sampler()
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
         modules: dict[str, nn.Module] = {"model": self.run.checkpointed(self.model), "loss": self.loss}
+        modules |= {"hard_classes": self.hard} if self.hard is not None else {}
         return modules | ({"average": self.run.checkpointed(self.ema)} if self.ema is not None else {})
 
     def _summary(self) -> dict[str, Any]:
@@ -446,6 +481,16 @@ def _build_model(config: Config, device: torch.device) -> EmbeddingModel:
     if config.model.batch_norm == "sync":
         synchronise_batch_norm(model)
     return model
+
+
+def _learned_weights(model: EmbeddingModel) -> str:
+    learned, every = (
+        sum(p.numel() for p in model.backbone.parameters() if p.requires_grad or not only)
+        for only in (True, False)
+    )
+    return (
+        f"LoRA: {learned:,} weights are learned beside the {every - learned:,} of the backbone, and the head"
+    )
 
 
 def _status(record: dict[str, Any]) -> str:

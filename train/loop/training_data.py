@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -10,14 +11,16 @@ import numpy as np
 
 from retrieval.errors import InputError
 from train.config import Config
-from train.data import DataSet, class_numbers
+from train.data import DataSet, LabelledImage, class_numbers
 from train.data.label_noise import write_noise
 from train.data.splits import divide, draw_distractors
 from train.input.feature_loader import FeatureLoader
-from train.input.features import FeatureSet
+from train.input.features import FeatureSet, Targets
 from train.input.loader import Loader
 from train.input.sampler import ClassBatchSampler
+from train.loop.instances import check_unlabelled, write_copies
 from train.loop.process_group import ProcessGroup
+from train.loop.teacher import embed_by_teacher
 
 
 class TrainingData:
@@ -30,28 +33,48 @@ class TrainingData:
         config: Configuration of the run.
         group: Processes that train together.
         folder: Run folder; the main process writes wrong labels to `noise.csv` there.
+        show_progress: Report the progress of a teacher on stderr.
 
     Attributes:
         images: The N training images, some with wrong labels if `noise.rate` > 0.
         clean: The same images with their true labels.
         validation: Held-out images, with their true labels: label noise is drawn among the others.
+        copies: Augmented copies of held-out images, which search them; empty for labelled data, and with a
+            teacher.
+        labelled: Whether the classes are known.
         distractors: Training images that the held-out ones are searched among, too, with their true labels.
         labels: int64 [symmetries * N], class numbers.
         classes: Number of classes, symmetries included.
-        sampler: Sampler of batches.
+        sampler: Sampler of batches; without a loss (distillation alone) of single images, whatever their
+            classes.
         files: All images of the training split, held-out ones included, whatever the seed.
 
     Raises:
-        InputError: Too few classes, `patience` without held-out images, or an indivisible batch.
+        InputError: Too few classes, settings that need labels where there are none, `patience` without
+            held-out images, or an indivisible batch.
     """
 
-    def __init__(self, dataset: DataSet, config: Config, group: ProcessGroup, folder: Path) -> None:
-        self._config, self._group, self._folder = config, group, folder
+    def __init__(
+        self,
+        dataset: DataSet,
+        config: Config,
+        group: ProcessGroup,
+        folder: Path,
+        *,
+        show_progress: bool = False,
+    ) -> None:
+        self._config, self._group, self._folder, self._show = config, group, folder, show_progress
+        self.labelled = dataset.labelled
         self.files = [image.path for image in dataset.train]
+        if not dataset.labelled:
+            check_unlabelled(config)
         self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation and not config.split.refit:
             raise InputError("patience: no images are held out for early stopping; set split.validation")
         self.distractors = draw_distractors(self.clean, config.split, config.seed) if self.validation else []
+        self.copies: list[LabelledImage] = []
+        if not dataset.labelled and config.distill.teacher is None:
+            self.copies = write_copies(folder / "copies", self.validation, config)
         if config.noise.rate and group.is_main:
             write_noise(folder / "noise.csv", self.clean, self.images)
         numbers = class_numbers(self.images)
@@ -59,8 +82,26 @@ class TrainingData:
         symmetries = config.augment.symmetries
         self.labels = np.concatenate([numbers + s * classes for s in range(symmetries)])
         self.classes = symmetries * classes
-        self.sampler = ClassBatchSampler(self.labels, config.batch, config.seed)
+        of_sampler, batch = self.labels, config.batch
+        if not config.loss:
+            of_sampler = np.arange(len(self.images))
+            batch = batch.model_copy(update={"classes": batch.classes * batch.per_class, "per_class": 1})
+        self.sampler = ClassBatchSampler(of_sampler, batch, config.seed)
         _check_division(self.sampler.classes * self.sampler.per_class, group)
+
+    @cached_property
+    def teacher(self) -> FeatureSet | None:
+        """Vectors of a teacher for `files`, computed on first use; `None` without a teacher."""
+        if self._config.distill.teacher is None:
+            return None
+        return embed_by_teacher(self._config, self.files, self._folder, self._group, show_progress=self._show)
+
+    @cached_property
+    def targets(self) -> Targets | None:
+        """Vectors of a teacher by the number of an image; `None` without a teacher."""
+        if self.teacher is None:
+            return None
+        return Targets(self.teacher, [image.path for image in self.images])
 
     def batch(self, step: int) -> np.ndarray:
         """Return the batch of one step: image numbers int64 [B], with symmetries as described above.
@@ -71,12 +112,27 @@ class TrainingData:
 
         Args:
             step: Number of the step, from 1 as in metrics.jsonl.
+
+        Raises:
+            InputError: The batches depended on the networks of the run.
         """
+        self.require_known_batches()
         epoch, number = divmod(step - 1, self.sampler.per_epoch)
         return next(islice(self.sampler.epoch(epoch), number, None))
 
+    def require_known_batches(self) -> None:
+        """Raise an InputError unless the settings alone determine the batches."""
+        if self._config.batch.hard_classes:
+            raise InputError(
+                "batch.hard_classes: the batches of this run depended on its networks and are not kept; "
+                "analyse a run without it"
+            )
+
     def loader(self, *, show_progress: bool = False) -> Loader:
         """Build the loader of this process's share of each batch; caches decoded images if they fit."""
+        processes = self._group.processes
+        # With the number of the machine: the run folder may be on a file system that machines share.
+        shared = self._folder / f"decoded-{processes.machine}" if processes.local_size > 1 else None
         return Loader(
             [image.path for image in self.images],
             self.labels,
@@ -85,6 +141,9 @@ class TrainingData:
             folder=self._folder,
             rank=self._group.rank,
             world_size=self._group.size,
+            local_size=processes.local_size,
+            shared=shared,
+            targets=self.targets,
             show_progress=show_progress,
         )
 
@@ -103,6 +162,7 @@ class TrainingData:
             device=self._group.device,
             rank=self._group.rank,
             world_size=self._group.size,
+            targets=self.targets,
         )
 
 

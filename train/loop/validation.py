@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from train.data import DataSet, LabelledImage
 from train.loop.choice import Score
 from train.loop.knn import neighbour_search
 from train.loop.shared_images import ImageSource
+from train.loop.teacher import neighbour_agreement
 from train.loop.training_data import TrainingData
 from train.models.embedding_model import EmbeddingModel
 
@@ -26,7 +27,8 @@ class Validator:
     """Scores networks on held-out images, each searched among the others and the distractors.
 
     Test images are never read. More training images than the distractors are not searched: embedding all of
-    them would take a good part of an epoch.
+    them would take a good part of an epoch. Without labels, augmented copies of held-out images search their
+    originals; with a teacher, the 10 nearest images by the teacher are what a held-out image should find.
 
     Args:
         data: Training data of the run; if no images are held out, there is no validation.
@@ -35,7 +37,15 @@ class Validator:
 
     def __init__(self, data: TrainingData, source: ImageSource) -> None:
         self._device, self._metric = source.group.device, source.config.split.metric
-        self._sides = [source.share(part, data.files) for part in (data.validation, data.distractors) if part]
+        parts = [(part, data.files) for part in (data.validation, data.distractors) if part]
+        if data.copies:
+            parts.insert(0, (data.copies, [copy.path for copy in data.copies]))
+        self._sides = [source.share(part, files) for part, files in parts]
+        self._teacher = None
+        if not data.labelled and data.teacher is not None:  # there, an image is its own class
+            images = [image for part, _ in parts for image in part]
+            vectors = data.teacher.vectors[data.teacher.rows([image.path for image in images])]
+            self._teacher = dict(zip([image.label for image in images], vectors, strict=True))
 
     @property
     def bad(self) -> list[ImageError]:
@@ -56,8 +66,13 @@ class Validator:
             return None
         metric = metric or self._metric
         names, vectors = zip(*(side.embed(model) for side in self._sides), strict=True)
+        held_out, count = len(names[0]), sum(map(len, names))
+        search = neighbour_search(self._device)
+        if self._teacher is not None:
+            targets = np.stack([self._teacher[name] for side in names for name in side])
+            of_query = neighbour_agreement(np.concatenate(vectors), targets, held_out, search)
+            return _score(metric, of_query, held_out, count - held_out, "the teacher's neighbours of ")
         labels = np.unique([name for side in names for name in side], return_inverse=True)[1]
-        held_out = len(names[0])
         r = int(np.bincount(labels[:held_out]).max()) - 1  # the most images that a query can find
         ranking = metrics.rank(
             vectors[0],
@@ -66,21 +81,30 @@ class Validator:
             labels,
             k=1 if metric == "recall_at_1" else max(1, r),
             own=np.arange(held_out),
-            search=neighbour_search(self._device),
+            search=search,
         )
         of_query = {"recall_at_1": per_query.recall(ranking, (1,))[:, 0]}
         if metric == "map_at_r":
             of_query["map_at_r"] = per_query.map_at_r(ranking)
-        values = {name: float(metrics.mean(value)) for name, value in of_query.items()}
-        counted = ranking.answerable
-        return Score(
-            metric,
-            values,
-            float(of_query[metric][counted].std() / np.sqrt(np.count_nonzero(counted))),
-            queries=int(np.count_nonzero(counted)),
-            classes=len(np.unique(labels[:held_out][counted])),
-            distractors=sum(map(len, names)) - held_out,
-        )
+        classes = len(np.unique(labels[:held_out][ranking.answerable]))
+        return _score(metric, of_query, classes, count - held_out)
+
+
+def _score(
+    metric: str, of_query: Mapping[str, np.ndarray], classes: int, distractors: int, found: str = ""
+) -> Score:
+    """Return the score from the metrics of the queries, nan for those without an answer."""
+    values = {name: float(metrics.mean(value)) for name, value in of_query.items()}
+    answered = of_query[metric][~np.isnan(of_query[metric])]
+    return Score(
+        metric,
+        values,
+        float(answered.std() / np.sqrt(len(answered))),
+        queries=len(answered),
+        classes=classes,
+        distractors=distractors,
+        found=found,
+    )
 
 
 class Watcher:

@@ -55,7 +55,7 @@ def test_transitions_of_label_noise_are_printed(shop: Path, monkeypatch: pytest.
     plain = lookalike_here("datasets", "info", f"folder:{shop}")
     assert "Transitions" not in plain.stdout
     defined = replace(data.load(f"folder:{shop}"), transitions=data.KNOWN["cifar10"].transitions)
-    monkeypatch.setattr(data, "load", lambda _: defined)
+    monkeypatch.setattr(data, "load", lambda *_, **__: defined)
     text = lookalike_here("datasets", "info", "cifar10").stdout
     assert (
         "Transitions of asymmetric label noise (the other classes stay clean):\n"

@@ -20,8 +20,10 @@ from export.model_file import export_run
 from retrieval import Embedder, Gallery, InputError
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS, KS
+from retrieval.images.decode import embed_files
 from retrieval.metrics import clustering
 from retrieval.metrics.table import by_k
+from retrieval.progress import Progress
 from retrieval.reports.folder import save_report
 from retrieval.reports.report import render_report
 from retrieval.reports.text_tables import report_table
@@ -35,6 +37,7 @@ from train.experiments.targets import open_run
 from train.loop.process_group import join_process_group
 from train.loop.run_folder import Run, initial_model
 from train.loop.training_data import TrainingData
+from train.models.embedding_model import pixel_embedder
 
 PUBLISHED = {"source": "a paper, Table 2", "recall": {1: 61.7, 4: 80.0}, "f1": 25.0, "note": "they crop."}
 
@@ -437,3 +440,25 @@ def test_device_that_is_not_there_is_refused(two_checkpoints: Path, shop: Path) 
     done = lookalike_here(*words, "cuda:99", code=2)
     assert "device: 'cuda:99' cannot be used here" in done.stderr
     assert "known: auto, cpu, cuda, cuda:N" in lookalike_here(*words, "gpu", code=2).stderr
+
+
+def test_prefixes_of_a_matryoshka_embedding_are_evaluated(
+    run_with: Callable[..., Path], images: list[LabelledImage]
+) -> None:
+    """Recall@1 of a prefix is that of the cut and normalized vectors."""
+    run = Run.open(run_with(loss={"name": "triplet", "dims": [2, 5]}))
+    paths = [image.path for image in images]
+    progress = Progress("", len(paths), show=False)
+    embedded = embed_files(paths, run.config.preprocess, pixel_embedder(run.trained()), progress)
+    report = evaluate_target(run.folder, DataSet("set", images, images))
+    *_, first, second, whole = report.results
+    assert [first.name, second.name] == [f"{whole.name}, first {dim} dimensions" for dim in (2, 5)]
+    for dim, result in ((2, first), (5, second)):
+        vectors = embedded.vectors[:, :dim] / np.linalg.norm(embedded.vectors[:, :dim], axis=1, keepdims=True)
+        cosines = vectors @ vectors.T
+        np.fill_diagonal(cosines, -2)
+        best = cosines.argmax(1).tolist()
+        hits = [images[place].label == image.label for image, place in zip(images, best, strict=True)]
+        assert result.values["recall_at_1"] == pytest.approx(np.mean(hits), abs=1.5 / len(images))
+    assert f"{first.name} " in report_table(report)
+    assert f"{second.name}" in render_report(report)

@@ -10,8 +10,6 @@ import os
 import shlex
 import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +24,7 @@ from scipy.stats import ttest_rel
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from tests.conftest import draw, draw_classes, lookalike_here, wait_until
+from tests.train.forking import START_METHOD
 from train.experiments.experiment import Experiment
 from train.experiments.plan import make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
@@ -264,26 +263,29 @@ def descendants(process: int) -> list[int]:
     return found[1:]
 
 
+def sweep_once(folder: Path, data: str, overrides: Sequence[str]) -> None:
+    """Run a sweep of one seed as a process of its own, which starts others."""
+    torch.set_num_threads(1)
+    sweep(folder, data, seeds=(0,), overrides=overrides)
+
+
 @pytest.mark.slow
 def test_killed_sweep_resumes_to_identical_results(tmp_path: Path, twins: str) -> None:
     long = (*SMALL, "epochs=12")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    program = (
-        "import torch; torch.set_num_threads(1);"
-        "from pathlib import Path; from tests.train.experiments import test_sweep;"
-        f"test_sweep.sweep(Path({str(killed)!r}), {twins!r}, seeds=(0,), overrides={long!r})"
-    )
     second = Run(killed / "wide" / "seed-0")
-    child = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    child = multiprocessing.get_context(START_METHOD).Process(target=sweep_once, args=(killed, twins, long))
+    child.start()
+    assert child.pid is not None
     deadline = time.monotonic() + 120
     while not (second.has_checkpoint("last") and any(record["epoch"] >= 2 for record in second.metrics())):
-        assert child.poll() is None, child.stderr.read() if child.stderr else ""
+        assert child.is_alive(), "the sweep ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
     processes = descendants(child.pid)
     assert len(processes) >= 2, "the server, and the run"
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    child.kill()
+    child.join()
     wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
     assert not (second.folder / "report.json").exists()
     first = {name: content for name, content in state(killed).items() if name.startswith("plain")}

@@ -26,7 +26,6 @@ from train.input.cache import (
     UncachedImages,
     ValidationImages,
     decoded_images,
-    drop_shared_cache,
     fingerprint,
     open_cache,
     temporary_cache,
@@ -215,15 +214,12 @@ def test_images_are_cached_only_if_they_fit(
 def test_processes_share_one_temporary_cache(
     paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    first = decoded_images(paths, WHOLE, LoaderConfig(), folder=run, world_size=2)
+    shared = tmp_path / "run" / "decoded-0"
+    first = decoded_images(paths, WHOLE, LoaderConfig(), folder=tmp_path, shared=shared)
     monkeypatch.setattr(cache_module, "decode_ahead", None)  # decoding again would fail
-    second = decoded_images(paths, WHOLE, LoaderConfig(), folder=run, world_size=2)
-    assert len(list(run.rglob("*.pictures"))) == 1
-    for _ in range(2):  # the first one to end deletes it
-        drop_shared_cache(run)
-        assert not list(run.iterdir())
+    second = decoded_images(paths, WHOLE, LoaderConfig(), folder=tmp_path, shared=shared)
+    assert len(list(shared.glob("*.pictures"))) == 1
+    shutil.rmtree(shared)  # by the first process to end
     for images in (first, second):
         assert isinstance(images, CachedImages)
         assert_same(images, paths, WHOLE)

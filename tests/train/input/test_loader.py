@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from retrieval import InputError, LookalikeError, Preprocess, load_image
-from tests.conftest import draw, restore_signals, wait_until
+from tests.conftest import draw, wait_until
 from train.config import AugmentConfig, Config, LoaderConfig
 from train.input import cache
 from train.input.loader import LoadedBatch, Loader, default_workers, requests
@@ -279,13 +279,13 @@ def test_close_stops_the_workers_within_an_epoch(paths: list[Path]) -> None:
 
 def test_default_workers_leave_a_core_to_the_network() -> None:
     for cores in (2, 4, 8, 64):
-        for world_size in (1, 2, 8):
-            workers = default_workers(cores, "cuda", decodes=True, world_size=world_size)
-            assert workers == 1 or cores - 1 - world_size < world_size * workers < cores
-    assert default_workers(64, "cuda", decodes=False, world_size=1) == 8
-    assert default_workers(64, "cpu", decodes=False, world_size=1) == 0
-    assert default_workers(2, "cpu", decodes=True, world_size=1) == 1
-    assert default_workers(2, "cpu", decodes=True, world_size=2) == 0
+        for local_size in (1, 2, 8):
+            workers = default_workers(cores, "cuda", decodes=True, local_size=local_size)
+            assert workers == 1 or cores - 1 - local_size < local_size * workers < cores
+    assert default_workers(64, "cuda", decodes=False, local_size=1) == 8
+    assert default_workers(64, "cpu", decodes=False, local_size=1) == 0
+    assert default_workers(2, "cpu", decodes=True, local_size=1) == 1
+    assert default_workers(2, "cpu", decodes=True, local_size=2) == 0
 
 
 _TRAIN = """
@@ -320,7 +320,6 @@ def test_workers_end_with_the_training_process(paths: list[Path], how: signal.Si
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=restore_signals,
         process_group=0,
     )
     assert process.stdout is not None

@@ -90,3 +90,38 @@ def test_per_epoch_sets_the_number_of_batches() -> None:
 def test_single_class_is_refused() -> None:
     with pytest.raises(InputError, match="two classes"):
         ClassBatchSampler(np.zeros(5, int), BatchConfig(), 0)
+
+
+@given(st.integers(5, 12), st.integers(2, 5), st.integers(2, 4), st.floats(0.1, 1), st.integers(0, 99))
+def test_groups_are_a_class_and_its_nearest(
+    classes: int, p: int, group: int, share: float, seed: int
+) -> None:
+    """With the neighbours on a circle."""
+    labels = np.repeat(np.arange(classes), 3)
+    config = BatchConfig(classes=p, per_class=2, hard_classes=share, group=group, per_epoch=30)
+    batches = ClassBatchSampler(labels, config, seed)
+    batches.nearest = (np.arange(classes)[:, None] + np.arange(1, classes)) % classes
+    drawn = [batch.tolist() for batch in batches.epoch(1)]
+    assert drawn == [batch.tolist() for batch in batches.epoch(1)], "the same when it is drawn again"
+    grouped = round(share * p)
+    for batch in drawn:
+        found = labels[batch][::2].tolist()
+        assert len(set(found)) == p == len(found)
+        at = 0
+        while at < grouped:
+            ring = [c for c in (found[at] + np.arange(classes)) % classes if c not in found[:at]]
+            size = max(1, min(group, grouped - at))
+            assert found[at : at + size] == ring[:size]
+            at += size
+
+
+def test_groups_change_how_often_a_class_is_drawn_only_as_a_neighbour() -> None:
+    labels = np.repeat(np.arange(12), 3)
+    batches = ClassBatchSampler(
+        labels, BatchConfig(classes=4, per_class=2, hard_classes=0.5, group=2, per_epoch=600), 0
+    )
+    batches.nearest = np.zeros((12, 1), np.int64)
+    batches.nearest[0] = 1
+    counts = np.bincount(np.concatenate([labels[batch][::2] for batch in batches.epoch(0)]), minlength=12)
+    assert counts[0] > 2 * counts[2:].max(), "the neighbour of all others"
+    assert counts[2:].max() < 1.1 * counts[2:].min()

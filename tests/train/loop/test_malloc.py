@@ -9,15 +9,16 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, sys, torch
+import resource, torch
 from train.loop.malloc import keep_freed_memory
-if sys.argv[1] == "kept":
-    keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
         (torch.ones(2**24) + 1).relu()  # three times 64 MiB, which glibc does not keep by default
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+keep_freed_memory()
 faults(), faults()  # let the heap grow first
 print(faults())
 """
@@ -25,12 +26,6 @@ print(faults())
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
 def test_freed_memory_is_reused_without_page_faults() -> None:
-    counts = [
-        int(
-            subprocess.run(
-                [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for how in ("as it was", "kept")
-    ]
-    assert counts[1] < counts[0] / 20
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    before, kept = map(int, done.stdout.split())
+    assert kept < before / 8  # of 12 allocations, one may still grow the heap

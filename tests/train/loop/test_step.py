@@ -12,11 +12,13 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from retrieval.images.preprocess import Preprocess
+from tests.train.forking import START_METHOD
 from tests.train.pretend_device import Watch, place, pretend_device
 from train import losses
 from train.config import ModelConfig, OptimizerConfig
 from train.loop.optimization import build_optimizer
 from train.loop.process_group import ProcessGroup
+from train.loop.processes import Processes
 from train.loop.step import Step
 from train.models.embedding_model import EmbeddingModel
 
@@ -209,7 +211,9 @@ def _process(rank: int, folder: str) -> None:
     share, found = slice(12 * rank, 12 * rank + 12), []
     for spec, chunk in itertools.product(SPECS, CHUNKS):
         model, loss, optimizer = parts(spec)
-        step = Step(model, loss, optimizer, ProcessGroup(torch.device("cpu"), rank, 2), chunk=chunk)
+        step = Step(
+            model, loss, optimizer, ProcessGroup(torch.device("cpu"), Processes(rank, 2)), chunk=chunk
+        )
         try:
             for number in range(3):
                 step(pixels()[share], LABELS[share], number)
@@ -224,9 +228,9 @@ def _process(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Tensor]]]:
-    """Weights of each process after every case; computed once, because starting processes is slow."""
+    """Weights of each process after every case; computed once."""
     folder = tmp_path_factory.mktemp("two")
-    mp.spawn(_process, (str(folder),), nprocs=2)
+    mp.start_processes(_process, (str(folder),), nprocs=2, start_method=START_METHOD)
     return [torch.load(folder / f"weights{rank}", weights_only=True) for rank in range(2)]
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from safetensors.torch import load_file
 from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import CHECKOUT, SCRIPT, draw, draw_classes
+from tests.conftest import draw, draw_classes
+from tests.train.forking import start_lookalike
 from train import data, settings
 from train.loop.interruption import Interrupted
 from train.loop.refit import train_run
@@ -91,8 +90,9 @@ def assert_same_run(one: Path, other: Path) -> None:
         ["loss={name: triplet, mining: {positive: random, negative: random}}", "model.dropout=0.3"],
         ["loss={name: proxy-anchor}", "optimizer.loss_lr=0.1", "ema=0.9", "loader.workers=1"],
         ["loss={name: triplet, memory: 20}", "precision=bf16", "batch.layout=at-least", "batch.chunk=5"],
+        ["batch={hard_classes: 0.7, group: 2, classes: 3, per_class: 4}", "loader.workers=1"],
     ],
-    ids=["sgd", "random", "proxies", "memory"],
+    ids=["sgd", "random", "proxies", "memory", "hard classes"],
 )
 @pytest.mark.parametrize("after", [3, 4], ids=["in the middle of an epoch", "between epochs"])
 def test_interrupted_and_resumed_run_is_bit_identical(
@@ -118,51 +118,24 @@ def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, many: Path, refi
     dataset = data.load(config.data)
     train_run(Run.start(tmp_path / "whole", config), dataset)
     words = ["--data", f"folder:{many}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
-    command = [sys.executable, "-m", "retrieval.cli", "train", "--out", str(tmp_path / "killed")]
     killed = Run(tmp_path / "killed")
     parts = (killed.choice if refit else killed, killed)
     for more, delay, part in ((words, 0.0, parts[0]), (["--resume"], 0.03, parts[1])):
         kept = part.folder / "checkpoints" / "last" / "state.safetensors"
         before, deadline = kept.stat().st_mtime_ns if kept.exists() else 0, time.monotonic() + 120
-        process = subprocess.Popen(
-            [*command, *more], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=ONE_THREAD
-        )
+        process = start_lookalike(tmp_path, "train", "--out", "killed", *more)
         while not (kept.exists() and kept.stat().st_mtime_ns != before):
-            assert process.poll() is None, "the run ended before it could be killed"
+            assert process.is_alive(), "the run ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(delay)
         process.kill()
-        assert process.wait() == -signal.SIGKILL
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     train_run(killed, dataset, resume=True)
     assert_same_run(tmp_path / "whole", killed.folder)
     if refit:
         assert_same_run(tmp_path / "whole" / "choice", killed.choice.folder)
-
-
-@pytest.mark.slow
-def test_torchrun_with_two_processes_equals_one(tmp_path: Path, shop: Path) -> None:
-    """The batch of each process is half the size, which makes no difference with frozen batch norm.
-
-    The working folder holds a train.py, which must not shadow the package `train`.
-    """
-    (tmp_path / "train.py").write_text("raise SystemExit('the wrong train.py')")
-    chosen = ["batch.classes=2", "epochs=3", "model.batch_norm=frozen", "optimizer.name=sgd"]
-    one = trainer(tmp_path / "one", f"folder:{shop}", *chosen).train()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["--data", f"folder:{shop}", *(w for s in [*SMALL, *chosen] for w in ("--set", s)), "--json"]
-    two = subprocess.run(
-        [*launcher, "--no-python", SCRIPT, "train", "--out", "two", *words],
-        check=True,
-        capture_output=True,
-        cwd=tmp_path,
-        env={**ONE_THREAD, "PYTHONPATH": CHECKOUT},
-    )
-    assert one["steps"] == json.loads(two.stdout)["steps"] == 9
-    assert not (tmp_path / "two" / "decoded").exists(), "their shared cache of images"
-    models = [Run.open(tmp_path / name).trained("last").state_dict() for name in ("one", "two")]
-    for name, value in models[0].items():
-        torch.testing.assert_close(value, models[1][name], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -172,9 +145,10 @@ def test_compiled_parts_are_trained_alike(
     tmp_path: Path, shop: Path, compiled: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Adam would amplify rounding errors.
-    settings_of_run = ["epochs=2", "loss={name: n-pair}", "optimizer.name=sgd"]
+    settings_of_run = ["epochs=2", "loss={name: triplet, negatives: optimal}", "optimizer.name=sgd"]
     for part in ("none", compiled):
-        trainer(tmp_path / part, f"folder:{shop}", *settings_of_run, f"compile={part}").train()
+        with torch._inductor.config.patch(compile_threads=1):  # processes for it would import torch first
+            trainer(tmp_path / part, f"folder:{shop}", *settings_of_run, f"compile={part}").train()
     assert "could not be compiled" not in capsys.readouterr().err
     models = [Run.open(tmp_path / part).trained("last").state_dict() for part in ("none", compiled)]
     for name, value in models[0].items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import CHECKOUT, SCRIPT, draw
-from tests.train.loop.test_trainer import ONE_THREAD, SMALL, many, train_until_interrupted, trainer
+from tests.conftest import draw
+from tests.train.loop.test_trainer import many, train_until_interrupted, trainer
 from train import data
 from train.data import DataSet, LabelledImage
 from train.loop.run_folder import Run
@@ -169,30 +166,3 @@ def test_images_that_do_not_exist_are_refused(tmp_path: Path, splits: Path, shop
         trainer(tmp_path / "b", f"folder:{splits}", "watch.split=held-out")
     with pytest.raises(InputError, match=r"watch.split: expected train, held-out or test"):
         trainer(tmp_path / "c", f"folder:{splits}", "watch.split=best")
-
-
-@pytest.mark.slow
-def test_two_processes_record_the_same_once(tmp_path: Path, splits: Path) -> None:
-    chosen = [
-        "model.batch_norm=frozen",
-        "optimizer.name=sgd",
-        "batch.classes=2",
-        *WATCHED,
-        "checkpoints.every=3",
-    ]
-    one = trainer(tmp_path / "one", f"folder:{splits}", *chosen)
-    one.train()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["--data", f"folder:{splits}", *(w for s in [*SMALL, *chosen] for w in ("--set", s)), "--json"]
-    subprocess.run(
-        [*launcher, "--no-python", SCRIPT, "train", "--out", "two", *words],
-        check=True,
-        capture_output=True,
-        cwd=tmp_path,
-        env={**ONE_THREAD, "PYTHONPATH": CHECKOUT},
-    )
-    two = Run.open(tmp_path / "two")
-    assert two.kept_steps == one.run.kept_steps == [0, 3, 6, 9]
-    assert [r["step"] for r in two.watched()] == [r["step"] for r in one.run.watched()]
-    found, expected = (json.dumps(run.watched()) for run in (two, one.run))
-    assert found == expected

@@ -1,0 +1,190 @@
+"""Teaching: starts, learning, measurement on held-out images, decisions on pairs, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.covariance import ledoit_wolf
+
+from retrieval import Gallery, InputError
+from retrieval.cli import main
+from retrieval.storage.records import FileStamp, NewItem
+from tests.retrieval.filling import small_gallery
+from train.teaching.labels import join_pairs, read_lesson
+from train.teaching.layers import fit_starts, learn, learn_layer
+from train.teaching.measuring import METRICS, study
+from train.teaching.settings import TeachingConfig, explain_teaching, parse_teaching
+
+DIM, SIGNAL = 48, 6  # dimension of the small model; leading dimensions that the classes differ in
+QUICK = ("steps=40", "batch.classes=12", "folds=2", "powers=[0.0]", "blends=[0.0, 0.5, 1.0]")
+
+
+def classes_in_noise(classes: int, each: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return unit vectors whose classes differ in a few dimensions, with more noise in the others."""
+    random = np.random.default_rng(seed)
+    numbers = np.repeat(np.arange(classes), each)
+    vectors = random.standard_normal((len(numbers), DIM))
+    vectors[:, :SIGNAL] *= 0.3
+    vectors[:, :SIGNAL] += random.standard_normal((classes, SIGNAL))[numbers]
+    vectors[:, SIGNAL:] *= 1.3
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), numbers
+
+
+def config(*texts: str) -> TeachingConfig:
+    from train.settings import parse_changes
+
+    return parse_teaching(parse_changes([*QUICK, *texts]))
+
+
+def test_starts(tmp_path: Path) -> None:
+    """Power 0 keeps all distances; power 1 whitens, with the shrinkage of scikit-learn."""
+    vectors, _ = classes_in_noise(10, 8)
+    plain, whitened = fit_starts(vectors, (0.0, 1.0), DIM)
+    moved = (vectors - plain.layer.mean) @ plain.layer.weight.T
+    assert np.allclose(
+        moved @ moved.T, (vectors - vectors.mean(0)) @ (vectors - vectors.mean(0)).T, atol=1e-5
+    )
+    covariance, _ = ledoit_wolf(vectors)
+    weight = whitened.layer.weight.astype(np.float64)
+    result = weight @ covariance @ weight.T
+    assert np.allclose(result, np.eye(DIM) * result[0, 0], atol=1e-4 * result[0, 0])
+    (small,) = fit_starts(vectors, (0.0,), 12)
+    assert (small.layer.weight.shape, small.learned) == ((DIM, DIM), 12), (
+        "few images: no dimension is left out"
+    )
+    (small,) = fit_starts(np.concatenate([vectors, vectors]), (0.0,), 12)
+    assert small.layer.weight.shape == (12, DIM)
+
+
+def test_learned_layer_and_blends() -> None:
+    vectors, classes = classes_in_noise(20, 8)
+    (start,) = fit_starts(vectors, (0.0,), DIM)
+    matrix = learn(start.components(vectors), classes, start.learned, config())
+    assert np.array_equal(start.blended(matrix, 0).weight, start.layer.weight)
+    same = learn_layer(vectors, classes, vectors[:0], 0.0, 1.0, config())
+    assert np.allclose(start.blended(matrix, 1).weight, same.weight, atol=1e-5)
+    signal = np.linalg.norm(same.weight[:, :SIGNAL], axis=0).mean()
+    assert signal > 1.3 * np.linalg.norm(same.weight[:, SIGNAL:], axis=0).mean()
+
+
+def test_gain_is_proven_for_both_kinds() -> None:
+    """The classes share their dimensions, so that what is learned holds for other classes."""
+    vectors, classes = classes_in_noise(40, 8)
+    found = study(vectors, classes, vectors[:0], config())
+    best = found.conclude("both")
+    assert best.is_accepted
+    assert best.chosen.blend > 0
+    known, unseen = best.gains["known"], best.gains["unseen"]
+    assert known is not None
+    assert unseen is not None
+    assert (found.folds, known.queries, unseen.queries) == (2, 160, 320)
+    for gain in (known, unseen):
+        change = gain.metrics[METRICS[0]]
+        assert 0 < change.low < change.difference < change.high
+        assert change.after - change.before == pytest.approx(change.difference)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_labels_at_random_are_refused(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    vectors, classes = classes_in_noise(20, 8, seed)
+    found = study(vectors, random.permutation(classes), vectors[:0], config("steps=20"))
+    for purpose in ("known", "unseen", "both"):
+        assert not found.conclude(purpose).is_accepted
+
+
+def test_too_few_labels() -> None:
+    vectors, classes = classes_in_noise(3, 4)
+    found = study(vectors, classes, vectors[:0], config("steps=2")).conclude("both")
+    assert found.gains["unseen"] is None
+    assert not found.is_accepted
+    with pytest.raises(InputError, match="two classes or more"):
+        study(vectors, np.zeros(len(vectors), int), vectors[:0], config())
+
+
+def test_settings() -> None:
+    assert config("loss.name=triplet", "loss.margin=0.3").loss == {"name": "triplet", "margin": 0.3}
+    with pytest.raises(InputError, match=r"stepz: there is no such setting; did you mean 'steps'"):
+        config("stepz=3")
+    vectors, classes = classes_in_noise(4, 4)
+    with pytest.raises(InputError, match=r"^loss: .*tripled"):
+        study(vectors, classes, vectors[:0], config("loss=tripled", "loss={name: tripled}"))
+    assert "steps = 300" in explain_teaching()
+
+
+def test_decisions_are_joined() -> None:
+    """1-2-3 are one class, 4 another one; 5-6-7 contradict; the last decision on 8 and 9 counts."""
+    pairs = [(1, 2, True), (2, 3, True), (3, 4, False), (5, 6, True), (6, 7, True), (7, 5, False)]
+    found, left_out = join_pairs([*pairs, (8, 9, True), (9, 8, False)])
+    groups = {frozenset(i for i in found if found[i] == group) for group in found.values()}
+    assert groups == {frozenset({1, 2, 3}), frozenset({4}), frozenset({8}), frozenset({9})}
+    assert left_out == 3
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    """Return a gallery whose labelled vectors have something to learn, and some without a label."""
+    gallery = small_gallery(tmp_path)
+    vectors, classes = classes_in_noise(40, 8)
+    labels = [f"c{number}" if number < 38 else None for number in classes.tolist()]
+    stamps = [FileStamp("/photos", f"{row}.jpg", 1, 1, label) for row, label in enumerate(labels)]
+    with gallery.store.writing():
+        gallery.store.commit(vectors, [NewItem(stamp, "", 4, 3) for stamp in stamps])
+    gallery.refresh()
+    return gallery
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, object], str]:
+    """Run the command in this process, and return its facts and what it printed on stderr."""
+    with pytest.raises(SystemExit) as left:
+        main(["teach", *words, "--json"])
+    out, err = capsys.readouterr()
+    assert left.value.code == code, err
+    return json.loads(out) if out else {}, err
+
+
+def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(gallery.folder)
+    quick = [word for text in QUICK for word in ("--set", text)]
+    before = gallery.snapshot.vectors(np.arange(320))
+    facts, _ = run(capsys, folder, "--dry-run", *quick)
+    assert (facts["accepted"], facts["taught"], facts["labels"], facts["classes"]) == (True, False, 304, 38)
+    assert not gallery.changed()
+    facts, _ = run(capsys, folder, *quick)
+    assert (facts["accepted"], facts["taught"]) == (True, True)
+    taught = Gallery(folder)
+    (note,) = taught.embedder.provenance["layers"]
+    assert (note["command"], note["labels"], note["for"]) == ("teach", 304, "both")
+    assert note["gains"] == facts["gains"]
+    assert len(taught) == 320
+    _, err = run(capsys, folder, *quick, code=2)
+    assert "g.old: already exists" in err
+    run(capsys, folder, "--undo")
+    assert np.array_equal(Gallery(folder).snapshot.vectors(np.arange(320)), before)
+    _, err = run(capsys, folder, "--undo", code=2)
+    assert "nothing to undo" in err
+
+
+def test_tables(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Labels at random are refused with exit code 1; decisions are read."""
+    classes = np.random.default_rng(0).integers(0, 20, 100)
+    table = tmp_path / "labels.csv"
+    table.write_text("key,label\n" + "".join(f"{row}.jpg,x{c}\n" for row, c in enumerate(classes.tolist())))
+    lesson = read_lesson(gallery, str(table))
+    assert (lesson.labels, len(lesson.classes), len(lesson.others)) == (100, 100, 220)
+    words = ["--labels", str(table), "--set", "steps=5", "--set", "folds=2"]
+    facts, err = run(capsys, str(gallery.folder), *words, code=1)
+    assert (facts["accepted"], facts["taught"]) == (False, False)
+    assert not gallery.folder.with_name("g.old").exists()
+    decisions = tmp_path / "decisions.csv"
+    decisions.write_text("a,b,same,when\n0.jpg,1.jpg,1,monday\n0.jpg,9.jpg,0,\n1.jpg,9.jpg,,\n")
+    lesson = read_lesson(gallery, str(decisions))
+    assert (lesson.labels, lesson.contradictory) == (2, 0)
+    first, second, third = lesson.classes.tolist()
+    assert first == second != third
+    table.write_text("key,label\n0.jpg,\n")
+    _, err = run(capsys, str(gallery.folder), "--labels", str(table), code=2)
+    assert "no labels" in err
