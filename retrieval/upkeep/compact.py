@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,12 +69,13 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         with Progress("compacting", total, "vectors", show=show_progress) as progress:
             replacements = []
             for group in groups:
-                replacements.append(Replacement(group, _rewrite(store, group, state.dead)))
+                replacements.append(Replacement(group, rewrite(store, group, state.dead)))
                 progress.update(sum(segment.n for segment in group))
         rewritten = {segment.file for group in groups for segment in group}
         _refresh_facts(store, [segment for segment in state.segments if segment.file not in rewritten])
         dropped = maintenance.replace_segments(store, replacements, purge=True)
         store.clear_leftovers()
+        store.clear_index_parts()
         removals.clear(store.folder)  # only now: the old segments had the vectors that it names
         maintenance.free_space(store)
         store.record_run("compact", started, {"dropped": dropped})
@@ -103,7 +104,7 @@ def merge_small(store: Store) -> int:
     groups = [listed[some] for some in mergeable([segment.n for segment in listed], _capacity(store))]
     nothing = np.empty(0, np.int64)
     if groups:
-        replacements = [Replacement(group, _rewrite(store, group, nothing)) for group in groups]
+        replacements = [Replacement(group, rewrite(store, group, nothing)) for group in groups]
         maintenance.replace_segments(store, replacements)
         store.clear_leftovers(uploads=False)
     return sum(map(len, groups))
@@ -165,23 +166,43 @@ def _groups(store: Store, listed: Sequence[Segment], dead: np.ndarray) -> Iterat
         yield group
 
 
-def _rewrite(store: Store, group: Sequence[Segment], dead: np.ndarray) -> Segment | None:
-    """Write the rows of segments, without the dead ones, into a new segment; `None` if no row is left."""
+def rewrite(
+    store: Store,
+    group: Sequence[Segment],
+    dead: np.ndarray,
+    dim: int | None = None,
+    convert: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> Segment | None:
+    """Write the rows of segments, without the dead ones, into a new segment.
+
+    Args:
+        store: Gallery store, inside `writing()`.
+        group: Segments, oldest first.
+        dead: Numbers of the vectors to leave out, int64 [m].
+        dim: Dimension of the new vectors; `None` for that of the gallery.
+        convert: Returns the new vectors [b, dim] of a block of vectors [b, D], given as well their numbers,
+            int64 [b]; `None` keeps the vectors.
+
+    Returns:
+        The segment; `None` if no row is left.
+
+    Raises:
+        LookalikeError: A stored vector is damaged.
+    """
     found = [store.segment_rows(segment) for segment in group]
     kept = [np.flatnonzero(~np.isin(rows[NUMBER], dead)) for rows in found]
     rows = np.concatenate([part[:2, some] for part, some in zip(found, kept, strict=True)], axis=1)
     if not rows.shape[1]:
         return None
-    blocks = (
-        block for segment, some in zip(group, kept, strict=True) for block in _read(store, segment, some)
-    )
+    read = (block for segment, some in zip(group, kept, strict=True) for block in _read(store, segment, some))
+    blocks = (vectors if convert is None else convert(vectors, numbers) for vectors, numbers in read)
     facts = maintenance.facts_of(store, rows[ITEM])
     manifest = store.manifest
-    return segments.write(store.folder / "segments", blocks, rows, facts, manifest.dim, manifest.dtype)
+    return segments.write(store.folder / "segments", blocks, rows, facts, dim or manifest.dim, manifest.dtype)
 
 
-def _read(store: Store, segment: Segment, some: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield some rows of a segment in blocks, each row checked against its checksum."""
+def _read(store: Store, segment: Segment, some: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield some rows of a segment in blocks, checked against their checksums: vectors and their numbers."""
     vectors, rows = store.segment_vectors(segment), store.segment_rows(segment)
     for start in range(0, len(some), _BLOCK):
         at = some[start : start + _BLOCK]
@@ -189,7 +210,7 @@ def _read(store: Store, segment: Segment, some: np.ndarray) -> Iterator[np.ndarr
         if (segments.checksums(block, checked) != checked[segments.CHECKSUM]).any():
             hint = f"run `lookalike index verify {store.folder} --repair`, which moves it to quarantine"
             raise LookalikeError(f"{store.folder}: a stored vector is damaged; {hint}")
-        yield block
+        yield block, checked[NUMBER]
 
 
 def _refresh_facts(store: Store, listed: Sequence[Segment]) -> None:

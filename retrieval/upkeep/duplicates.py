@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.gallery import Gallery, Item
+from retrieval.gallery import Gallery
 from retrieval.search.snapshot import Snapshot
+from retrieval.searchable import SearchableGallery
 from retrieval.storage.queries import repeated_contents
-from retrieval.upkeep.near_pairs import Components, SampledRecall, connect_near
+from retrieval.stores.gallery import StoreGallery
+from retrieval.upkeep.duplicate_groups import Group, NearDuplicates
+from retrieval.upkeep.near_pairs import Components, connect_near
+from retrieval.upkeep.store_duplicates import find_in_store
 
 EXACT_UP_TO = 100_000  # images of which all pairs are compared: about 20 seconds of one core
 _BLOCK = 2048  # vectors in memory at a time
 _MEASURED = 10_000  # members of a group up to which all pairs are scored
 
 
-@dataclass(frozen=True)
-class Group:
-    """Images connected by pairs of near-duplicates.
-
-    Attributes:
-        members: Items, by id.
-        lowest: Lowest cosine similarity between two members; below the threshold if the group is a chain.
-        identical: Whether the files of all members have the same bytes.
-    """
-
-    members: tuple[Item, ...]
-    lowest: float
-    identical: bool
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Distinct labels of the members; with more than one, at least one is wrong."""
-        return tuple(sorted({item.label for item in self.members if item.label is not None}))
-
-
-@dataclass(frozen=True)
-class NearDuplicates:
-    """Result of a search for near-duplicates.
-
-    Attributes:
-        groups: Groups with several labels first, then by falling similarity.
-        recall: Measured recall of the pairs; `None` if all pairs were compared.
-    """
-
-    groups: list[Group]
-    recall: SampledRecall | None
-
-
 def find_duplicates(
-    gallery: Gallery, min_score: float = 0.95, *, exact: bool = False, show_progress: bool = False
+    gallery: SearchableGallery, min_score: float = 0.95, *, exact: bool = False, show_progress: bool = False
 ) -> NearDuplicates:
     """Find groups of near-duplicates.
 
     A group is a connected component of all pairs of images with a cosine similarity of at least `min_score`,
     and of all pairs of files with the same bytes. Up to 100,000 images all pairs are compared. Above, each
     image is compared with those in the nearest cells of a partition, so that the work grows with n^1.5; the
-    recall of the pairs is measured on a sample. Memory: about 500 bytes per image.
+    recall of the pairs is measured on a sample. Memory: about 500 bytes per image. A gallery in a database is
+    searched by `retrieval.upkeep.store_duplicates`.
 
     Args:
         gallery: Gallery to search.
@@ -73,6 +44,9 @@ def find_duplicates(
     """
     if not -1 <= min_score <= 1:
         raise InputError(f"minimum score {min_score}: must be from -1 to 1")
+    if isinstance(gallery, StoreGallery):
+        return find_in_store(gallery, min_score, show_progress=show_progress)
+    assert isinstance(gallery, Gallery)
     snapshot = gallery.snapshot
     rows = snapshot.live_rows()
     components, recall = Components(len(rows)), None
@@ -83,8 +57,7 @@ def find_duplicates(
             snapshot, rows, min_score, components, exact=exact, backend=gallery.backend, show=show_progress
         )
     found = _describe(gallery, snapshot, [rows[members] for members in components.connected()])
-    found.sort(key=lambda group: (len(group.labels) < 2, -group.lowest, group.members[0].id))
-    return NearDuplicates(found, recall)
+    return NearDuplicates.sorted(found, recall)
 
 
 def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, components: Components) -> None:

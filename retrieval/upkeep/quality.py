@@ -14,10 +14,11 @@ import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError
-from retrieval.gallery import Gallery, Item
+from retrieval.gallery import Gallery
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
 from retrieval.search.selection import Selection
+from retrieval.searchable import Item
 
 SIDE = (
     256  # length of the shorter side at which images are measured, in pixels; smaller ones are not enlarged

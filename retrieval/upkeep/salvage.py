@@ -17,6 +17,7 @@ from retrieval.files import fsync_folder, link_or_copy, sha256_of
 from retrieval.images.load import DECODE_POLICY
 from retrieval.progress import Progress
 from retrieval.storage import recovery, segments
+from retrieval.storage.identity import model_file, probes_file
 from retrieval.storage.manifest import Manifest, read_copy, write_copy
 from retrieval.storage.records import NO_FACTS, Facts, Segment
 from retrieval.storage.segments import NUMBER, DamagedError
@@ -108,9 +109,9 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
 
 def _manifest_of_model(folder: Path) -> Manifest:
     """Return a manifest made from the gallery's model file."""
-    model, probes = (folder / "model" / name for name in ("model.onnx", "probes.npy"))
+    model, probes = model_file(folder), probes_file(folder)
     if not model.is_file():
-        what = f"{folder}: gallery.db, gallery.json and model/model.onnx are lost or damaged"
+        what = f"{folder}: gallery.db, gallery.json and the model file are lost or damaged"
         raise InputError(f"{what}; put the model file back, or gallery.json from a copy")
     embedder = Embedder(model, device="cpu")  # only its metadata is used
     types = {segments.dtype_of(path) for path in sorted((folder / "segments").glob("*.npy"))} - {

@@ -11,6 +11,7 @@ from typing import IO, NoReturn
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import file_lock, folder_size, fsync_folder, link_or_copy
 from retrieval.progress import Progress
+from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage import maintenance, segments
 from retrieval.storage.manifest import write_copy
 from retrieval.storage.records import UPLOADS
@@ -117,6 +118,8 @@ def _files(folder: Path, copy: Store) -> Iterator[Path]:
     index = copy.state().index
     if index is not None:
         yield from (Path("indexes", index.folder, name) for name in ("index.faiss", "card.json"))
+    if (folder / CALIBRATION).exists():
+        yield Path(CALIBRATION)
     yield from (Path(UPLOADS, name) for name in sorted(copy.uploaded_files()))
     for part in ("model", "reports"):
         files = (path for path in (folder / part).rglob("*") if path.is_file())

@@ -10,10 +10,12 @@ import numpy as np
 
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
-from retrieval.gallery import Gallery, Item
+from retrieval.gallery import Gallery
 from retrieval.progress import Progress
+from retrieval.search.vectors import bounded_cosine
+from retrieval.searchable import Item, SearchableGallery
 from retrieval.storage.records import StoredItem
-from retrieval.upkeep.duplicates import Group
+from retrieval.upkeep.duplicate_groups import Group
 from retrieval.upkeep.quality import measure_files
 
 RULES = ("largest", "oldest", "sharpest", "first")
@@ -59,7 +61,7 @@ class Thinning:
 
 
 def plan_thinning(
-    gallery: Gallery,
+    gallery: SearchableGallery,
     groups: Sequence[Group],
     rule: str,
     min_score: float,
@@ -84,7 +86,7 @@ def plan_thinning(
         show_progress: Report progress on stderr.
     """
     chosen = [group for group in groups if across_labels or len(group.labels) < 2]
-    stored = {item.id: item for item in gallery.store.items(sorted(m.id for g in chosen for m in g.members))}
+    stored = {item.id: item for item in gallery.stored_items(sorted(m.id for g in chosen for m in g.members))}
     rank = _rank(rule, chosen, stored, show_progress)
     surplus, thinned = [], 0
     for group in chosen:
@@ -95,12 +97,20 @@ def plan_thinning(
     return Thinning(surplus, thinned, len(groups) - len(chosen))
 
 
-def remove_surplus(gallery: Gallery, thinning: Thinning) -> int:
-    """Remove the surplus images from the gallery, in one transaction, and return their number.
+def remove_surplus(gallery: SearchableGallery, thinning: Thinning) -> int:
+    """Remove the surplus images from the gallery, and return their number.
+
+    In a gallery in files this is one transaction. One in a database may be changed by others at any time:
+    the surplus images are removed whose kept image is still there.
 
     Raises:
-        LookalikeError: The gallery has changed since, or another process is writing.
+        LookalikeError: The gallery in files has changed since, or another process is writing.
     """
+    if not isinstance(gallery, Gallery):
+        there = gallery.present([id for one in thinning.surplus for id in (one.item.id, one.kept.id)])
+        both = np.flatnonzero(there.reshape(-1, 2).all(1)).tolist()
+        ids = [thinning.surplus[place].item.id for place in both]
+        return gallery.remove(ids)
     with gallery.store.writing():
         if gallery.changed():
             what = "changed while its images were compared, so nothing is removed"
@@ -114,11 +124,11 @@ def remove_surplus(gallery: Gallery, thinning: Thinning) -> int:
 
 
 def _surplus(
-    gallery: Gallery, members: Sequence[Item], contents: Sequence[str], min_score: float
+    gallery: SearchableGallery, members: Sequence[Item], contents: Sequence[str], min_score: float
 ) -> list[Surplus]:
     """Return the surplus images among the members of a group, best first."""
-    rows = gallery.snapshot.rows_of(np.array([item.id for item in members], np.int64))
-    vectors = gallery.snapshot.vectors(rows)
+    known = gallery.vectors([item.id for item in members])
+    vectors = np.stack([known[item.id] for item in members])
     digests = np.array(contents)
     left = np.ones(len(members), bool)
     found = []
@@ -130,7 +140,7 @@ def _surplus(
         same = (digests == digests[kept]) & (digests != "")
         for at in np.flatnonzero(left & (same | (scores >= min_score - _ROUNDING))).tolist():
             left[at] = False
-            score = min(float(scores[at]), 1.0)
+            score = bounded_cosine(float(scores[at]))
             found.append(Surplus(members[at], members[kept], score, bool(same[at])))
     return found
 

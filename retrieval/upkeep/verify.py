@@ -17,8 +17,8 @@ from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage import maintenance
-from retrieval.storage.identity import own_model, probe_pixels
-from retrieval.storage.manifest import read_copy, write_copy
+from retrieval.storage.identity import model_file, own_model, probe_pixels, probes_file
+from retrieval.storage.manifest import Manifest, read_copy, write_copy
 from retrieval.storage.queries import count_items
 from retrieval.storage.records import GalleryState, Segment
 from retrieval.storage.segments import ITEM, NUMBER
@@ -27,6 +27,7 @@ from retrieval.upkeep.damage import SegmentRows, read_segment, repair_segment
 from retrieval.upkeep.salvage import Salvage, salvage
 
 _TRIES = 3
+PROBES = "model/probes.npy: missing or damaged"
 _UNSEALED = "gallery.db: the lists of segments and indexes do not match their checksum"
 _SALVAGE = (
     "it is built again from the segments; metadata, labels changed since and the history are lost where the "
@@ -299,25 +300,42 @@ def _damaged_index(store: Store, state: GalleryState) -> Iterator[str]:
 
 
 def _check_model(store: Store, runtime: Runtime) -> Iterator[Problem]:
-    if not store.manifest.has_model:
+    repair = partial(_rewrite_probes, runtime=runtime)
+    probes = Problem(PROBES, "it is rebuilt with the model", repair)
+    return check_model(
+        store.folder, store.manifest, lambda: own_model(store.folder, store.manifest, runtime), probes
+    )
+
+
+def check_model(
+    folder: Path, manifest: Manifest, open_model: Callable[[], object], probes: Problem
+) -> Iterator[Problem]:
+    """Yield the problem of a gallery's model, if any.
+
+    Args:
+        folder: Gallery folder.
+        manifest: Manifest of the gallery.
+        open_model: Function that opens the model.
+        probes: Problem if the vectors of the probe images are missing or damaged.
+    """
+    if not manifest.has_model:
         return
-    folder = store.folder / "model"
-    if not has_sha256(folder / "model.onnx", store.manifest.fingerprint):
-        yield Problem("model/model.onnx: missing or damaged", "restore the exported model file")
+    model = model_file(folder)
+    if not has_sha256(model, manifest.fingerprint):
+        yield Problem(f"model/{model.name}: missing or damaged", "restore the exported model file")
         return
-    if not has_sha256(folder / "probes.npy", store.manifest.probes_sha256):
-        what = "model/probes.npy: missing or damaged"
-        yield Problem(what, "it is rebuilt with the model", partial(_rewrite_probes, runtime=runtime))
+    if not has_sha256(probes_file(folder), manifest.probes_sha256):
+        yield probes
         return
     try:
-        own_model(store.folder, store.manifest, runtime)
+        open_model()
     except LookalikeError as error:
         yield Problem(str(error), "there is no automatic repair")
 
 
 def _rewrite_probes(store: Store, runtime: Runtime) -> None:
-    embedder = Embedder.open(store.folder / "model" / "model.onnx", runtime)
-    path = store.folder / "model" / "probes.npy"
+    embedder = Embedder.open(model_file(store.folder), runtime)
+    path = probes_file(store.folder)
     with atomic_write(path) as draft, draft.open("wb") as file:
         np.save(file, embedder.embed_pixels(probe_pixels(embedder)))
     store.update_manifest(replace(store.manifest, probes_sha256=sha256_of(path), provider=embedder.provider))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
-from retrieval.evaluation.gallery import check_labels, evaluate_gallery, state_of
+from retrieval.evaluation.gallery import check_labels, evaluate_gallery
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.progress import Progress, Stage, progress_listener
 from retrieval.reports.folder import evaluate_and_keep
@@ -75,7 +75,7 @@ def test_gallery_keeps_its_reports(tmp_path: Path) -> None:
     reports = [evaluate_and_keep(gallery) for _ in range(3)]
     places = kept_reports(gallery.folder)
     assert [Report.load(place) for place in places] == reports, "also reports of the same second"
-    assert {report.gallery_state for report in reports} == {state_of(gallery)}
+    assert {report.gallery_state for report in reports} == {gallery.state_digest()}
     (gallery.folder / "reports" / "9999").mkdir()
     (gallery.folder / "reports" / "9999" / "report.html").touch()
     assert kept_reports(gallery.folder) == places, "incomplete reports are ignored"
@@ -114,17 +114,19 @@ def test_insufficient_labels_are_refused(tmp_path: Path, labels: list[str | None
 
 def test_state_changes_with_the_content(tmp_path: Path) -> None:
     gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
-    states = [state_of(gallery)]
+    states = [gallery.state_digest()]
     evaluate_and_keep(gallery)
     with gallery.store.writing():
         gallery.build_index(IndexSpec("hnsw"))
-    assert state_of(Gallery.open(gallery.folder)) == states[0], "neither a report nor an index is a change"
+    assert Gallery.open(gallery.folder).state_digest() == states[0], (
+        "neither a report nor an index is a change"
+    )
     with gallery.store.writing():
         gallery.store.amend([Change(4, stamp=FileStamp("/pictures", "3.jpg", 1, 1, "a"))])
-    states.append(state_of(gallery))
+    states.append(gallery.state_digest())
     gallery.remove([1])
-    states.append(state_of(gallery))
-    states.append(state_of(filled(tmp_path / "h", ["a", "a", "b", "b"])))
+    states.append(gallery.state_digest())
+    states.append(filled(tmp_path / "h", ["a", "a", "b", "b"]).state_digest())
     assert len(set(states)) == 4
 
 

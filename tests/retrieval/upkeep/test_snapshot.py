@@ -13,6 +13,7 @@ import pytest
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.errors import LockedError
 from retrieval.files import file_lock
+from retrieval.search.calibration import Calibration, write_calibration
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep import snapshot
 from retrieval.upkeep.compact import compact
@@ -45,6 +46,8 @@ def gallery(tmp_path: Path) -> Gallery:
     with gallery.store.writing():
         gallery.build_index(IndexSpec("sq8"))
     gallery.remove(["a3.jpg"])
+    curve = Calibration(gallery.fingerprint, 20, (9.0, 0.0, 0.0, 0.0), -1.0, 1.0, 0.5, "", {"ece": 0.01})
+    write_calibration(gallery.folder, curve)
     return gallery
 
 
@@ -79,6 +82,8 @@ def test_copy_is_independent(gallery: Gallery, tmp_path: Path) -> None:
     copy = Gallery(tmp_path / "copy")
     assert contents(copy) == before
     assert copy.index is not None
+    assert copy.calibration is not None
+    assert copy.calibration == gallery.calibration
     copy.remove(["a4.jpg"])
     assert "a4.jpg" in contents(gallery)
     for folder in (gallery.folder, copy.folder):

@@ -1,0 +1,431 @@
+"""Learning the calibration of a gallery from labels or decisions, with cross-validation over classes.
+
+The population is what users see: the first hits of a query, not random pairs. With labels, each query is an
+item of the gallery, and its hits are judged twice: without the item itself, and without its whole class, as
+if the gallery had nothing like it. The share of such queries is an assumption. Classes are divided into
+folds: the numbers on quality come from classes that the regression was not fitted to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.files import now
+from retrieval.ingest.judgements import Judgements
+from retrieval.metrics.calibration import (
+    Bin,
+    brier_score,
+    calibration_error,
+    error_by_chance,
+    reliability,
+)
+from retrieval.progress import Progress
+from retrieval.search.calibration import DEPTH, Calibration, features, logistic, summary
+from retrieval.search.query import SearchOptions
+from retrieval.searchable import Hit, SearchableGallery
+
+QUERIES = 3000
+ABSENT = 0.5
+FOLDS = 5
+THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+_BATCH = 256  # queries of one search
+_MOST = 2048  # hits of a search that looks beyond the class of its query
+_RIDGE = 1.0  # on the weights of standardized features, for small galleries
+_CEILING_RIDGE, _CEILING_START = 0.05, 2.0  # of the logit of the ceiling
+_LEAST = 20  # right hits, and wrong ones
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedHits:
+    """Hits that are known to be right or wrong.
+
+    Attributes:
+        scores: Cosines, float64 [n].
+        nearest: `summary` of the query of each hit, float64 [n, 3].
+        right: Whether it shows the same thing as the query, bool [n].
+        weights: Weights, float64 [n], with a mean of 1.
+        queries: Number of the query, int64 [n]; that without its class is another one.
+        groups: Class of the query, int64 [n].
+        absent: Whether the query is one without its class, bool [n].
+    """
+
+    scores: np.ndarray
+    nearest: np.ndarray
+    right: np.ndarray
+    weights: np.ndarray
+    queries: np.ndarray
+    groups: np.ndarray
+    absent: np.ndarray
+
+    def __getitem__(self, which: np.ndarray) -> JudgedHits:
+        return JudgedHits(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    @property
+    def features(self) -> np.ndarray:
+        """Features of the regression, float64 [n, 4]."""
+        return features(self.scores, self.nearest)
+
+    def with_absent(self, share: float) -> JudgedHits:
+        """Return the hits with weights such that a share of the queries is without its class."""
+        count = [len(np.unique(self.queries[self.absent == part])) for part in (False, True)]
+        each = [(1 - share) / max(count[0], 1), share / max(count[1], 1)] if all(count) else [1.0, 1.0]
+        weights = np.where(self.absent, each[1], each[0])
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return JudgedHits(**{**values, "weights": weights / weights.mean()})
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What a lowest probability does.
+
+    Attributes:
+        probability: Lowest probability.
+        hits: Share of the hits that reach it.
+        right: Share of right ones among these; `None` if there are none.
+        answered: Share of the queries, of those whose class is in the gallery, with at least one such hit.
+        refused: Share of the queries without such a hit, of those whose class is not in the gallery; `None`
+            with decisions, which say nothing about that.
+    """
+
+    probability: float
+    hits: float
+    right: float | None
+    answered: float
+    refused: float | None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Quality of a calibration on held-out classes.
+
+    Attributes:
+        queries: Number of queries.
+        classes: Number of classes.
+        hits: Number of judged hits.
+        ece: Expected calibration error, 15 bins of equal weight.
+        ece_by_chance: What it would be if each hit were right with its probability, independently.
+        ece_of_folds: It on each fold.
+        ece_of_best: It of the best hit of each query.
+        brier: Brier score.
+        brier_of_share: Brier score of the share of right hits as the probability of all.
+        reliability: Bins of the reliability diagram.
+        thresholds: What lowest probabilities do.
+    """
+
+    queries: int
+    classes: int
+    hits: int
+    ece: float
+    ece_by_chance: float
+    ece_of_folds: list[float]
+    ece_of_best: float
+    brier: float
+    brier_of_share: float
+    reliability: list[Bin]
+    thresholds: list[Threshold]
+
+
+def calibrate(
+    gallery: SearchableGallery,
+    judgements: Judgements | None = None,
+    *,
+    absent: float = ABSENT,
+    queries: int = QUERIES,
+    show_progress: bool = False,
+) -> tuple[Calibration, Quality]:
+    """Fit the calibration of a gallery, and measure it on held-out classes. Nothing is stored.
+
+    Args:
+        gallery: The gallery.
+        judgements: Labels or decisions; by default the labels of the gallery.
+        absent: Share of the queries whose thing is not in the gallery, from 0 to below 1; without effect on
+            decisions, whose queries are as they are.
+        queries: Number of labelled items beyond which a random sample is used as queries.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        InputError: The judgements are too few, or a higher cosine is not more often right.
+    """
+    if judgements is not None and judgements.pairs:
+        hits = _hits_of_pairs(gallery, judgements.pairs)
+    else:
+        labels = None if judgements is None else judgements.labels
+        hits = judged_hits(gallery, labels, queries=queries, show_progress=show_progress)
+        hits = hits.with_absent(absent)
+    check_enough(hits, str(gallery.folder))
+    curve = fit(hits)
+    if curve.weights[0] <= 0:
+        what = f"{gallery.folder}: hits with a higher cosine are not more often right"
+        raise InputError(f"{what}; check the labels, or train the model")
+    quality = cross_validate(hits)
+    numbers = {"queries": quality.queries, "classes": quality.classes, "ece": round(quality.ece, 5)}
+    first, best, mean, last = curve.weights.tolist()
+    calibration = Calibration(
+        fingerprint=gallery.fingerprint,
+        images=len(gallery),
+        weights=(first, best, mean, last),
+        offset=curve.offset,
+        ceiling=curve.ceiling,
+        absent=absent,
+        created=now(),
+        quality=numbers,
+    )
+    return calibration, quality
+
+
+# ---- judged hits
+
+
+def judged_hits(
+    gallery: SearchableGallery,
+    labels: Mapping[int, str] | None = None,
+    *,
+    queries: int = QUERIES,
+    show_progress: bool = False,
+) -> JudgedHits:
+    """Search with labelled items, and return their first hits: without the item, and without its class.
+
+    Hits without a label are left out: it is not known whether they are right.
+
+    Args:
+        gallery: The gallery.
+        labels: Labels by item id; `None` for those of the gallery.
+        queries: Number of labelled items beyond which a random sample of them is used.
+        show_progress: Report progress on stderr.
+    """
+    if labels is None:
+        found = gallery.embeddings(labelled=True, limit=queries)
+        ids, vectors, own = found.ids, found.vectors, [label or "" for label in found.labels]
+        sizes = {label: count for label, count in gallery.label_counts() if label}
+    else:
+        ids = np.array(sorted(labels), np.int64)
+        if len(ids) > queries:
+            ids = np.sort(np.random.default_rng(0).choice(ids, queries, replace=False))
+        stored = gallery.vectors(ids.tolist())
+        ids = np.array([number for number in ids.tolist() if number in stored], np.int64)
+        vectors = np.stack([stored[number] for number in ids.tolist()]) if len(ids) else np.empty((0, 1))
+        own = [labels[number] for number in ids.tolist()]
+        sizes = Counter(labels.values())
+    classes = {label: number for number, label in enumerate(dict.fromkeys(own))}
+    rows = _Rows()
+    with Progress("searching", len(ids), "queries", show=show_progress) as progress:
+        for start in range(0, len(ids), _BATCH):
+            some = range(start, min(start + _BATCH, len(ids)))
+            wanted, depth = list(some), 2 * DEPTH + 1
+            while wanted:
+                options = SearchOptions(depth, calibrated=False)
+                deeper = []
+                for row, hits in zip(wanted, gallery.find(vectors[wanted], options), strict=True):
+                    others = [hit for hit in hits if hit.id != ids[row]]
+                    known = [hit.label if labels is None else labels.get(hit.id) for hit in others]
+                    beyond = [at for at, label in enumerate(known) if label != own[row]]
+                    if len(beyond) < DEPTH and len(hits) == depth and depth < _MOST:
+                        deeper.append(row)
+                        continue
+                    group = classes[own[row]]
+                    if sizes[own[row]] > 1:
+                        rows.add(others, known, own[row], 2 * row, group)
+                    rows.add(
+                        [others[at] for at in beyond],
+                        [known[at] for at in beyond],
+                        own[row],
+                        2 * row + 1,
+                        group,
+                    )
+                wanted, depth = deeper, min(4 * depth, _MOST)
+            progress.update(len(some))
+    return rows.hits()
+
+
+class _Rows:
+    """Judged hits, collected query by query."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, float, float, bool, int, int]] = []
+
+    def add(
+        self, hits: Sequence[Hit], labels: Sequence[str | None], own: str, query: int, group: int
+    ) -> None:
+        """Add the first hits of a query; odd numbers are of queries without their class."""
+        if not hits:
+            return
+        near = summary([hit.score for hit in hits])
+        for hit, label in zip(hits[:DEPTH], labels[:DEPTH], strict=True):
+            if label:
+                self._rows.append((hit.score, *near, label == own, query, group))
+
+    def hits(self) -> JudgedHits:
+        """Return all hits, with equal weights."""
+        table = np.array(self._rows, np.float64).reshape(-1, 7)
+        query = table[:, 5].astype(np.int64)
+        return JudgedHits(
+            scores=table[:, 0],
+            nearest=table[:, 1:4],
+            right=table[:, 4] > 0,
+            weights=np.ones(len(table)),
+            queries=query,
+            groups=table[:, 6].astype(np.int64),
+            absent=query % 2 == 1,
+        )
+
+
+def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, bool]]) -> JudgedHits:
+    """Return decisions as hits of the first of each pair. Items that are the same are one group."""
+    ids = sorted({number for a, b, _ in pairs for number in (a, b)})
+    stored = gallery.vectors(ids)
+    known = [(a, b, same) for a, b, same in pairs if a in stored and b in stored and a != b]
+    asked = sorted({a for a, _, _ in known})
+    near = {}
+    for start in range(0, len(asked), _BATCH):
+        some = asked[start : start + _BATCH]
+        options = SearchOptions(DEPTH + 1, calibrated=False)
+        for number, hits in zip(
+            some, gallery.find(np.stack([stored[n] for n in some]), options), strict=True
+        ):
+            near[number] = summary([hit.score for hit in hits if hit.id != number])
+    groups = _components(ids, [(a, b) for a, b, same in known if same])
+    return JudgedHits(
+        scores=np.array([stored[a] @ stored[b] for a, b, _ in known], np.float64),
+        nearest=np.array([near[a] for a, _, _ in known], np.float64).reshape(-1, 3),
+        right=np.array([same for *_, same in known], bool),
+        weights=np.ones(len(known)),
+        queries=2 * np.array([a for a, _, _ in known], np.int64),
+        groups=np.array([groups[a] for a, _, _ in known], np.int64),
+        absent=np.zeros(len(known), bool),
+    )
+
+
+def _components(items: Sequence[int], pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the number of the connected component of each item."""
+    parent = {item: item for item in items}
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    for a, b in pairs:
+        parent[root(a)] = root(b)
+    return {item: root(item) for item in items}
+
+
+def check_enough(hits: JudgedHits, where: str) -> None:
+    """Raise an `InputError` if hits are too few to fit and test a calibration."""
+    right, groups = int(hits.right.sum()), len(np.unique(hits.groups))
+    wrong = len(hits.right) - right
+    if min(right, wrong) < _LEAST or groups < FOLDS:
+        found = f"{right} right and {wrong} wrong hits of {groups} classes"
+        least = f"at least {_LEAST} of both and {FOLDS} classes"
+        raise InputError(f"{where}: {found} are known, which is too few; {least} are necessary")
+
+
+# ---- regression
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Fitted regression: `ceiling` / (1 + exp(-(x @ weights + offset))) of the features x."""
+
+    weights: np.ndarray
+    offset: float
+    ceiling: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return the probabilities, float64 [n], of features, float64 [n, 4]."""
+        found: np.ndarray = self.ceiling * logistic(x @ self.weights + self.offset)
+        return found
+
+
+def fit(hits: JudgedHits) -> Curve:
+    """Fit the regression by maximum likelihood, with a ridge penalty on standardized weights."""
+    from scipy.optimize import minimize  # slow to import
+
+    x, y, w = hits.features, hits.right.astype(np.float64), hits.weights
+    mean = np.average(x, axis=0, weights=w)
+    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=w)) + 1e-12
+    design = np.column_stack([(x - mean) / scale, np.ones(len(x))])
+    ridge = np.array([_RIDGE] * x.shape[1] + [0.0, _CEILING_RIDGE])
+
+    def loss(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        top, curve = (logistic(values) for values in (beta[-1], design @ beta[:-1]))
+        p = np.clip(top * curve, 1e-12, 1 - 1e-12)
+        likelihood = w @ (y * np.log(p) + (1 - y) * np.log1p(-p))
+        slope = w * (y - p) / (1 - p)  # of the log-likelihood, by the logarithm of p
+        gradient = np.append(design.T @ (slope * (1 - curve)), slope.sum() * (1 - top))
+        return 0.5 * float(ridge @ beta**2) - likelihood, ridge * beta - gradient
+
+    share = np.clip(np.average(y, weights=w), 1e-6, 1 - 1e-6)
+    start = np.array([0.0] * x.shape[1] + [np.log(share / (1 - share)), _CEILING_START])
+    beta = minimize(loss, start, jac=True, method="BFGS").x
+    weights = beta[:4] / scale
+    return Curve(weights, float(beta[4] - weights @ mean), float(logistic(beta[5])))
+
+
+# ---- quality
+
+
+def cross_validate(hits: JudgedHits, seed: int = 0) -> Quality:
+    """Return the quality on classes that the regression was not fitted to.
+
+    Args:
+        hits: The hits.
+        seed: Seed of the division of the classes into folds.
+    """
+    classes = np.unique(hits.groups)
+    fold_of = np.random.default_rng(seed).permutation(len(classes)) % FOLDS
+    folds = fold_of[np.searchsorted(classes, hits.groups)]
+    probabilities = np.empty(len(folds))
+    errors = []
+    for fold in range(FOLDS):
+        held = folds == fold
+        probabilities[held] = fit(hits[~held])(hits[held].features)
+        errors.append(calibration_error(probabilities[held], hits.right[held], hits.weights[held]))
+    return measure(hits, probabilities, errors)
+
+
+def measure(hits: JudgedHits, probabilities: np.ndarray, errors: list[float]) -> Quality:
+    """Return the quality of probabilities, float64 [n], of held-out hits, with the errors of the folds."""
+    right, weights = hits.right, hits.weights
+    best = best_of_each(hits.queries, hits.scores)
+    share = np.full(len(right), np.average(right, weights=weights))
+    return Quality(
+        queries=len(np.unique(hits.queries // 2)),
+        classes=len(np.unique(hits.groups)),
+        hits=len(right),
+        ece=calibration_error(probabilities, right, weights),
+        ece_by_chance=error_by_chance(probabilities, weights),
+        ece_of_folds=errors,
+        ece_of_best=calibration_error(probabilities[best], right[best], weights[best]),
+        brier=brier_score(probabilities, right, weights),
+        brier_of_share=brier_score(share, right, weights),
+        reliability=reliability(probabilities, right, weights),
+        thresholds=[_threshold(hits, probabilities, best, value) for value in THRESHOLDS],
+    )
+
+
+def best_of_each(queries: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the position of the best hit of each query, int64."""
+    order = np.lexsort((-scores, queries))
+    first = np.unique(queries[order], return_index=True)[1]
+    best: np.ndarray = order[first]
+    return best
+
+
+def _threshold(hits: JudgedHits, probabilities: np.ndarray, best: np.ndarray, lowest: float) -> Threshold:
+    reached = probabilities >= lowest
+    there = best[~hits.absent[best]]
+    gone = best[hits.absent[best]]
+    return Threshold(
+        probability=lowest,
+        hits=float(np.average(reached, weights=hits.weights)),
+        right=float(np.average(hits.right[reached], weights=hits.weights[reached]))
+        if reached.any()
+        else None,
+        answered=float(reached[there].mean()),
+        refused=float(1 - reached[gone].mean()) if len(gone) else None,
+    )

@@ -1,0 +1,104 @@
+"""Tables of judgements about the items of a gallery: labels, or decisions on pairs.
+
+Labels: one of the columns `id`, `key` and `path`, and the column `label`. Decisions: the columns `a` and `b`,
+two items by id or key, and `same`, which is 1 (true, yes) or 0 (false, no). Further columns are ignored. An
+empty label or decision is one that was not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval.errors import InputError
+from retrieval.ingest.tables import read_rows
+from retrieval.searchable import SearchableGallery
+from retrieval.storage.records import Value
+
+_NAMES = ("id", "key", "path")
+_DECISIONS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+_Row = tuple[str, Mapping[str, Value]]  # position in error messages, and values by column
+_Name = tuple[str, Value]  # position in error messages, and the name of an item
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """Judgements about items.
+
+    Attributes:
+        labels: Labels by item id.
+        pairs: Pairs of item ids, and whether both show the same thing.
+    """
+
+    labels: dict[int, str]
+    pairs: list[tuple[int, int, bool]]
+
+
+def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
+    """Read a table of labels or of decisions.
+
+    Args:
+        file: CSV or Parquet (`.parquet`) file.
+        gallery: Gallery of the items.
+
+    Raises:
+        InputError: The table is invalid, or names an item that the gallery does not have.
+    """
+    rows = list(read_rows(file))
+    columns = rows[0][1].keys() if rows else set()
+    if {"a", "b", "same"} <= columns:
+        return Judgements({}, _pairs(rows, gallery))
+    name = next((name for name in _NAMES if name in columns), None)
+    if name is None or "label" not in columns:
+        what = f"columns {', '.join(map(repr, columns))}" if rows else "no rows"
+        raise InputError(f"{file}: {what}; it needs one of id, key and path, and label, or a, b and same")
+    given = [(place, values[name], str(values["label"])) for place, values in rows if values["label"]]
+    find = _ids_of_paths if name == "path" else _ids_of
+    ids = find([(place, value) for place, value, _ in given], gallery)
+    return Judgements(dict(zip(ids, (label for *_, label in given), strict=True)), [])
+
+
+def _pairs(rows: Sequence[_Row], gallery: SearchableGallery) -> list[tuple[int, int, bool]]:
+    made = [(place, row) for place, row in rows if row["same"] not in (None, "")]
+    decisions = [_decision(row["same"], place) for place, row in made]
+    first, second = (_ids_of([(place, row[side]) for place, row in made], gallery) for side in "ab")
+    return list(zip(first, second, decisions, strict=True))
+
+
+def _decision(value: Value, place: str) -> bool:
+    text = str(value).strip().lower()
+    if text.removesuffix(".0") not in _DECISIONS:
+        raise InputError(f"{place}: same is {value!r}; write 1 or 0")
+    return _DECISIONS[text.removesuffix(".0")]
+
+
+def _ids_of(names: Sequence[_Name], gallery: SearchableGallery) -> list[int]:
+    """Return the ids of items by id or key."""
+    try:
+        return gallery.ids_of([_as_name(value) for _, value in names])
+    except InputError:
+        for place, value in names:  # the message names the first row that is wrong
+            try:
+                gallery.ids_of([_as_name(value)])
+            except InputError as error:
+                raise InputError(f"{place}: {error}") from error
+        raise
+
+
+def _ids_of_paths(names: Sequence[_Name], gallery: SearchableGallery) -> list[int]:
+    """Return the ids of items by the path of their file; a relative path is that below the indexed folder."""
+    ids = []
+    for place, value in names:
+        path = str(value)
+        found = gallery.item_at(Path(path).absolute())
+        if found is None:
+            (found,) = _ids_of([(place, path)], gallery)
+        ids.append(found)
+    return ids
+
+
+def _as_name(value: Value) -> int | str:
+    return value if isinstance(value, int) else str(value)

@@ -1,0 +1,297 @@
+"""Re-projection: put every stored vector of a gallery through a linear layer, with a model file that has it.
+
+The new gallery is built in the hidden folder `.NAME.reprojection` beside the old one, from links to its files
+and a copy of its database, and replaces it when it is complete. The old one is kept as NAME.old, from which
+`undo` restores the old vectors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.embedder import Embedder
+from retrieval.errors import InputError
+from retrieval.files import fsync_folder, link_or_copy, now
+from retrieval.gallery import Gallery
+from retrieval.inference.runtime import Runtime
+from retrieval.layer import Layer
+from retrieval.progress import Progress
+from retrieval.search.calibration import NAME as CALIBRATION
+from retrieval.storage import maintenance, removals
+from retrieval.storage.identity import keep_model, model_file, probe_pixels, probes_file
+from retrieval.storage.maintenance import Replacement
+from retrieval.storage.manifest import Manifest
+from retrieval.storage.queries import count_items
+from retrieval.upkeep.compact import rewrite
+from retrieval.upkeep.snapshot import copy_gallery
+from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
+
+_MIN_COSINE = 0.9999  # between the layer's vectors of the probe images and those of the model that has it
+
+
+@dataclass(frozen=True)
+class Reprojection:
+    """Result of a re-projection.
+
+    Attributes:
+        gallery: The new gallery, in place of the old one.
+        old: Present folder of the old gallery.
+        vectors: Number of vectors.
+    """
+
+    gallery: Gallery
+    old: Path
+    vectors: int
+
+
+def check_projectable(gallery: Gallery, *, drop_old: bool = False) -> None:
+    """Refuse a gallery that `reproject` would refuse, before a layer is learned.
+
+    Args:
+        gallery: Gallery.
+        drop_old: NAME.old may be replaced.
+
+    Raises:
+        InputError: The vectors come from an external embedding, or NAME.old exists.
+    """
+    if not gallery.manifest.has_model:
+        what = f"{gallery.folder}: its vectors come from an external embedding ({gallery.manifest.embedding})"
+        raise InputError(f"{what}, so that no model file can get the layer; build a gallery with a model")
+    old = _old(gallery)
+    if old.exists() and not drop_old:
+        raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")
+
+
+def reproject(
+    gallery: Gallery,
+    layer: Layer,
+    model: Embedder,
+    *,
+    command: str,
+    counts: Mapping[str, int] | None = None,
+    drop_old: bool = False,
+    show_progress: bool = False,
+) -> Reprojection:
+    """Put every stored vector through a layer, and replace the model file by one that has the layer.
+
+    Ids, keys, labels, metadata, unusable files, uploads, reports and vector numbers stay; removed images are
+    dropped, as by a compaction; the index is built again, of the kind that was asked for; a calibration is
+    that of the old vectors and does not stay. Whatever happens,
+    the folder holds the old gallery or the new one. Processes that have opened the old one can use it until
+    they refresh. Memory is bounded; the disk needs room for the new vectors and index.
+
+    Args:
+        gallery: Gallery whose vectors are the layer's inputs.
+        layer: Layer.
+        model: The gallery's model with the layer at its end.
+        command: Name of the command, for the gallery's history.
+        counts: Numbers for the history.
+        drop_old: Delete an earlier NAME.old.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        InputError: As for `check_projectable`; or layer, model and gallery do not belong together.
+        LookalikeError: A stored vector is damaged, another process is writing, or the disk is full; the
+            gallery is unchanged.
+    """
+    draft, old = _draft(gallery), _old(gallery)
+    with gallery.store.writing():
+        gallery.refresh()
+        keep_predecessor(draft, old, gallery.manifest.projected_from)
+        check_projectable(gallery, drop_old=drop_old)
+        probes = _checked_probes(gallery, layer, model)
+        manifest = replace(
+            gallery.manifest,
+            uuid=str(uuid.uuid4()),
+            fingerprint=model.fingerprint,
+            dim=model.dim,
+            provider=model.provider,
+            projected_from=gallery.manifest.uuid,
+        )
+
+        def convert(vectors: np.ndarray, _: np.ndarray) -> np.ndarray:
+            return layer(np.asarray(vectors, np.float32))
+
+        change = _Change(command, counts or {}, manifest, model.path, probes, convert, model.runtime)
+        count = _replace(gallery, change, lambda: shutil.rmtree(old, ignore_errors=True), show_progress)
+        draft.rename(old)
+        fsync_folder(old.parent)
+    return Reprojection(Gallery(gallery.folder, runtime=model.runtime), old, count)
+
+
+def undo(gallery: Gallery, *, show_progress: bool = False) -> Gallery:
+    """Restore model and vectors of NAME.old, from before the last re-projection, and delete NAME.old.
+
+    Changes of items since then stay: removals, labels, keys and metadata.
+
+    Args:
+        gallery: Gallery that was re-projected.
+        show_progress: Report progress on stderr.
+
+    Returns:
+        The restored gallery, in place of the old one.
+
+    Raises:
+        InputError: There is no NAME.old that this gallery comes from, or images were added since, which have
+            no vector of the old model.
+        LookalikeError: As for `reproject`.
+    """
+    draft, old = _draft(gallery), _old(gallery)
+    with gallery.store.writing():
+        gallery.refresh()
+        origin = gallery.manifest.projected_from
+        keep_predecessor(draft, old, origin)
+        before = Gallery(old) if (old / "gallery.db").is_file() else None
+        if before is None or before.manifest.uuid != origin:
+            what = (
+                f"{gallery.folder}: nothing to undo, because {old} is not the gallery that it was made from"
+            )
+            raise InputError(f"{what}; build the gallery again with the model that you want")
+        _check_same_images(gallery, before)
+        snapshot, then = before.snapshot, before.manifest
+        manifest = replace(
+            gallery.manifest,
+            uuid=str(uuid.uuid4()),
+            fingerprint=then.fingerprint,
+            dim=then.dim,
+            provider=then.provider,
+            projected_from=None,
+        )
+
+        def convert(_: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+            return snapshot.vectors(snapshot.stored.rows_of(numbers))
+
+        model, probes = model_file(old), np.load(probes_file(old), allow_pickle=False)
+        change = _Change("undo", {}, manifest, model, probes, convert, calibration=old / CALIBRATION)
+        _replace(gallery, change, lambda: None, show_progress)
+        for folder in (draft, old):
+            shutil.rmtree(folder)
+        fsync_folder(old.parent)
+    return Gallery(gallery.folder, root=gallery.root)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Change of a gallery: its new manifest, model and vectors.
+
+    Attributes:
+        command: Name of the command, for the history.
+        counts: Numbers for the history.
+        manifest: Manifest of the new gallery.
+        model: Its model file.
+        probes: Vectors of the probe images, float32 [n, D'].
+        convert: Returns the new vectors of a block; see `retrieval.upkeep.compact.rewrite`.
+        runtime: Device and provider on which it is checked and indexed; `None` for the default.
+        calibration: Calibration of the scores of the new vectors, if there is one.
+    """
+
+    command: str
+    counts: Mapping[str, int]
+    manifest: Manifest
+    model: Path
+    probes: np.ndarray
+    convert: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    runtime: Runtime | None = None
+    calibration: Path | None = None
+
+
+def _draft(gallery: Gallery) -> Path:
+    folder = gallery.folder.resolve()
+    return folder.with_name(f".{folder.name}.reprojection")
+
+
+def _old(gallery: Gallery) -> Path:
+    folder = gallery.folder.resolve()
+    return folder.with_name(f"{folder.name}.old")
+
+
+def _checked_probes(gallery: Gallery, layer: Layer, model: Embedder) -> np.ndarray:
+    """Return the model's vectors of the probe images, float32 [n, D'], which prove that it has the layer."""
+    dims = layer.weight.shape
+    if dims != (model.dim, gallery.manifest.dim):
+        what = (
+            f"the layer maps {dims[1]} to {dims[0]} dimensions, {gallery.folder} has {gallery.manifest.dim}"
+        )
+        raise InputError(f"{model.path}: {what}, the model {model.dim}; learn the layer again")
+    found = model.embed_pixels(probe_pixels(model))
+    own = gallery.embedder
+    cosine = float((found * layer(own.embed_pixels(probe_pixels(own)))).sum(1).min())
+    if cosine < _MIN_COSINE:
+        what = f"it is not the model of {gallery.folder} with the layer (cosine {cosine:.4f})"
+        raise InputError(f"{model.path}: {what}; learn the layer again")
+    return found
+
+
+def _check_same_images(gallery: Gallery, before: Gallery) -> None:
+    """Raise an `InputError` if the gallery has vectors that an earlier state of it lacks."""
+    snapshot = gallery.snapshot
+    numbers = snapshot.stored.numbers_of(snapshot.live_rows())
+    added = int((before.snapshot.stored.rows_of(numbers) < 0).sum())
+    if added:
+        model = model_file(before.folder)
+        remedy = f"`lookalike index rebuild {gallery.folder} --model {model} --drop-old`"
+        raise InputError(
+            f"{gallery.folder}: {added} images were added since, without a vector of the old model; "
+            f"remove them, or embed all images again with {remedy}"
+        )
+
+
+def _replace(gallery: Gallery, change: _Change, before_swap: Callable[[], None], show_progress: bool) -> int:
+    """Build the successor of a gallery in its draft, swap the two, and return the number of vectors.
+
+    Args:
+        gallery: Gallery, inside `store.writing()`; afterwards it is in the folder of the draft.
+        change: What changes.
+        before_swap: Called when the successor is complete.
+        show_progress: Report progress on stderr.
+    """
+    folder, draft = gallery.folder.resolve(), _draft(gallery)
+    shutil.rmtree(draft, ignore_errors=True)  # of an interrupted run
+    copy_gallery(folder, draft)
+    new = Gallery(draft, runtime=change.runtime)
+    with new.store.writing():
+        try:
+            count = _convert(new, change, show_progress)
+            expected = count_items(gallery.store).live
+            check_successor(draft, expected, change.runtime, show_progress=show_progress)
+            before_swap()
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        exchange(draft, folder)
+    return count
+
+
+def _convert(new: Gallery, change: _Change, show_progress: bool) -> int:
+    """Change the copy of a gallery, inside `store.writing()`, and return the number of its vectors."""
+    store, started = new.store, now()
+    state = store.state()
+    total = sum(segment.n for segment in state.segments)
+    replacements = []
+    with Progress("re-projecting", total, "vectors", show=show_progress) as progress:
+        for segment in state.segments:
+            written = rewrite(store, [segment], state.dead, change.manifest.dim, change.convert)
+            replacements.append(Replacement([segment], written))
+            progress.update(segment.n)
+    maintenance.replace_segments(store, replacements, purge=True)
+    removals.clear(store.folder)
+    maintenance.drop_index(store)
+    (store.folder / CALIBRATION).unlink(missing_ok=True)
+    if change.calibration is not None and change.calibration.exists():
+        link_or_copy(change.calibration, store.folder / CALIBRATION)
+    shutil.rmtree(store.folder / "model")  # links to the files of the old gallery
+    (store.folder / "model").mkdir()
+    digest = keep_model(store.folder, change.model, change.probes)
+    store.update_manifest(replace(change.manifest, probes_sha256=digest))
+    store.clear_leftovers()
+    new.refresh()
+    new.optimize_index(show_progress=show_progress)
+    count = sum(segment.n for segment in store.segments())
+    store.record_run(change.command, started, {**change.counts, "vectors": count})
+    return count

@@ -1,0 +1,1 @@
+"""Teaching: a linear layer learned on the stored vectors of a gallery, measured on held-out images."""

@@ -1,0 +1,104 @@
+"""Labels to teach with: those of a gallery, those of a table, or decisions on pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.gallery import Gallery
+from retrieval.ingest.judgements import read_judgements
+
+GALLERY = "gallery"  # stands for the labels that the gallery has
+MOST_LABELLED = 200_000
+_MOST_OTHERS = 20_000  # images without a label, which starts are fitted to as well
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a layer is learned from.
+
+    Attributes:
+        vectors: Labelled unit vectors, float32 [N, D].
+        classes: Class of each, int64 [N].
+        others: Vectors of a sample of the other images, float32 [M, D].
+        labels: Number of labels or decisions that were given.
+        contradictory: Images that decisions both join and separate, which are left out.
+    """
+
+    vectors: np.ndarray
+    classes: np.ndarray
+    others: np.ndarray
+    labels: int
+    contradictory: int
+
+
+def read_lesson(gallery: Gallery, labels: str) -> Lesson:
+    """Read labels and the stored vectors of their images.
+
+    Args:
+        gallery: Gallery.
+        labels: "gallery", or a CSV or Parquet file; see `retrieval.ingest.judgements`. Of more than 200,000
+            labelled images a random sample is used.
+
+    Raises:
+        InputError: The table is invalid, or there are no labels.
+    """
+    contradictory = 0
+    if labels == GALLERY:
+        stored = gallery.embeddings(labelled=True, limit=MOST_LABELLED)
+        of_item: dict[int, str | int] = dict(zip(stored.ids.tolist(), map(str, stored.labels), strict=True))
+        given = stored.total
+    else:
+        found = read_judgements(Path(labels), gallery)
+        given = len(found.labels) + len(found.pairs)
+        of_item = {**found.labels}
+        if found.pairs:
+            joined, contradictory = join_pairs(found.pairs)
+            of_item = {**joined}
+    if not of_item:
+        raise InputError(f"{gallery.folder}: no labels in {labels}; give a table by --labels TABLE")
+    ids = np.array(sorted(of_item), np.int64)
+    if len(ids) > MOST_LABELLED:
+        ids = np.sort(np.random.default_rng(0).choice(ids, MOST_LABELLED, replace=False))
+    snapshot = gallery.snapshot
+    rows = snapshot.rows_of(ids)
+    ids, rows = ids[rows >= 0], rows[rows >= 0]
+    classes = np.unique([str(of_item[item]) for item in ids.tolist()], return_inverse=True)[1]
+    others = np.setdiff1d(snapshot.live_rows(), rows)
+    if len(others) > _MOST_OTHERS:
+        others = np.sort(np.random.default_rng(0).choice(others, _MOST_OTHERS, replace=False))
+    return Lesson(snapshot.vectors(rows), classes, snapshot.vectors(others), given, contradictory)
+
+
+def join_pairs(pairs: Sequence[tuple[int, int, bool]]) -> tuple[Mapping[int, int], int]:
+    """Return a class of each item of decisions on pairs, and the number of items that are left out.
+
+    Items that decisions join, directly or through others, are one class; an item that is joined with no other
+    is a class of its own. Images of two classes count as different, as the decisions say for some of them.
+    Classes within which a decision says that two items differ are left out. Of several decisions on the same
+    pair, the last one counts.
+
+    Args:
+        pairs: Two item ids, and whether both show the same thing.
+    """
+    last = {(min(a, b), max(a, b)): same for a, b, same in pairs}
+    parent: dict[int, int] = {}
+
+    def root(item: int) -> int:
+        parent.setdefault(item, item)
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    for (a, b), same in last.items():
+        first, second = root(a), root(b)
+        if same:
+            parent[first] = second
+    wrong = {root(a) for (a, b), same in last.items() if not same and root(a) == root(b)}
+    joined = {item: root(item) for item in parent}
+    kept = {item: group for item, group in joined.items() if group not in wrong}
+    return kept, len(joined) - len(kept)

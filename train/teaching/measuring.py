@@ -1,0 +1,332 @@
+"""Measurement of taught layers: held-out images of known classes, and images of held-out classes, apart.
+
+Classes and images are held out in folds. In each fold, layers are learned without one part of the classes
+(unseen) and without one part of the images of the others (known); all labelled images are searched. The layer
+is chosen on one half of the held-out queries and measured on the other half, and the other way round, so that
+the choice does not flatter the measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from retrieval import metrics
+from retrieval.metrics import per_query
+from retrieval.metrics.statistics import bootstrap_intervals
+from train.teaching.layers import fit_starts, learn, mixed
+from train.teaching.settings import TeachingConfig
+
+Kind = Literal["known", "unseen"]
+Purpose = Literal["known", "unseen", "both"]
+KINDS: tuple[Kind, Kind] = ("known", "unseen")
+PURPOSES: tuple[Purpose, ...] = ("known", "unseen", "both")
+METRICS = ("map_at_r", "recall_at_1")  # the first one decides
+
+_ENOUGH = 1000  # queries of each kind, after which no further part is held out
+_MOST_IMAGES = 10_000  # that are searched, and of these at most so many of one class:
+_MOST_OF_A_CLASS = 500
+_MOST_QUERIES = 1000  # of each kind in a fold
+_FEWEST_QUERIES = 20
+_FEWEST_CLASSES = 4  # of queries of unseen classes
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer to choose from: the power of its start, and the share of what was learned."""
+
+    power: float
+    blend: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of one metric over held-out queries.
+
+    Attributes:
+        before, after: Mean with the present vectors and with those of the layer.
+        difference: after - before.
+        low, high: 95% interval of the difference, by the bootstrap: over queries for known classes, over
+            classes for unseen ones.
+    """
+
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Changes over the held-out queries of one kind.
+
+    Attributes:
+        queries: Number of queries.
+        classes: Number of their classes.
+        metrics: Change of each of `METRICS`.
+    """
+
+    queries: int
+    classes: int
+    metrics: Mapping[str, Change]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the interval of the first metric is above 0."""
+        return self.metrics[METRICS[0]].low > 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Layer for a purpose, and what it gains.
+
+    Attributes:
+        purpose: Kinds of images that the layer is for.
+        chosen: Layer that serves them best.
+        gains: Gain of each kind; `None` if there are too few images or classes to measure it.
+    """
+
+    purpose: Purpose
+    chosen: Candidate
+    gains: Mapping[Kind, Gain | None]
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether every kind that the purpose names has a proven gain."""
+        found = [self.gains[kind] for kind in _kinds(self.purpose)]
+        return all(gain is not None and gain.is_proven for gain in found)
+
+
+class Study:
+    """Values of the metrics for all held-out queries, with the present vectors and with each candidate layer.
+
+    Args:
+        candidates: Layers to choose from.
+        seed: Seed of the division of the queries into halves.
+
+    Attributes:
+        folds: Number of folds that were held out.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
+        self._candidates, self._seed = candidates, seed
+        self._classes: dict[Kind, list[np.ndarray]] = {kind: [] for kind in KINDS}
+        self._values: dict[Kind, list[np.ndarray]] = {kind: [] for kind in KINDS}
+        self.folds = 0
+
+    def add_fold(self, classes: Mapping[Kind, np.ndarray], values: Mapping[Kind, np.ndarray]) -> None:
+        """Add the queries of a fold.
+
+        Args:
+            classes: Class of each query, int [q], by kind.
+            values: Metrics of the queries with the present vectors and with each candidate, float
+                [1 + candidates, q, metrics], by kind.
+        """
+        for kind in KINDS:
+            self._classes[kind].append(classes[kind])
+            self._values[kind].append(values[kind])
+        self.folds += 1
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there are so many queries of each kind that no further fold is needed."""
+        return all(sum(map(len, self._classes[kind])) >= _ENOUGH for kind in KINDS)
+
+    def conclude(self, purpose: Purpose) -> Measurement:
+        """Return the layer that serves a purpose best, and what the choice gains."""
+        random = np.random.default_rng([self._seed, 1])
+        classes = {kind: np.concatenate(self._classes[kind]) for kind in KINDS}
+        values = {kind: np.concatenate(self._values[kind], axis=1) for kind in KINDS}
+        halves = {kind: _halves(classes[kind], kind, random) for kind in KINDS}
+        everything = {kind: np.ones(len(classes[kind]), bool) for kind in KINDS}
+        by_first, by_second = (
+            self._choose(purpose, values, {kind: halves[kind] == half for kind in KINDS})
+            for half in (False, True)
+        )
+        gains: dict[Kind, Gain | None] = {}
+        for kind in KINDS:
+            chosen = np.where(halves[kind], by_first, by_second)  # each by the other half
+            after = values[kind][1 + chosen, np.arange(len(chosen))]
+            gains[kind] = _gain(kind, classes[kind], values[kind][0], after)
+        best = self._choose(purpose, values, everything)
+        return Measurement(purpose, self._candidates[best], gains)
+
+    def _choose(
+        self, purpose: Purpose, values: Mapping[Kind, np.ndarray], some: Mapping[Kind, np.ndarray]
+    ) -> int:
+        """Return the number of the best candidate for some queries of each kind, given as masks.
+
+        With two kinds, the smaller one of the relative gains counts.
+        """
+        ratios = [np.ones(len(self._candidates))]
+        for kind in _kinds(purpose):
+            if some[kind].any():
+                means = values[kind][:, some[kind], 0].mean(1)
+                ratios.append(means[1:] / max(means[0], _TINY))
+        return int(np.min(ratios[1:] or ratios, axis=0).argmax())
+
+
+def _kinds(purpose: Purpose) -> tuple[Kind, ...]:
+    return KINDS if purpose == "both" else (purpose,)
+
+
+def _halves(classes: np.ndarray, kind: Kind, random: np.random.Generator) -> np.ndarray:
+    """Return the half of each query, bool [q]: those of one unseen class are in the same half."""
+    unit_of = np.unique(classes, return_inverse=True)[1] if kind == "unseen" else np.arange(len(classes))
+    count = int(unit_of.max(initial=-1)) + 1
+    halves: np.ndarray = (random.permutation(count) % 2).astype(bool)[unit_of]
+    return halves
+
+
+def study(
+    vectors: np.ndarray,
+    classes: np.ndarray,
+    others: np.ndarray,
+    config: TeachingConfig,
+    *,
+    show_progress: bool = False,
+) -> Study:
+    """Learn layers without held-out images, and search with these.
+
+    Args:
+        vectors: Labelled unit vectors, float32 [N, D].
+        classes: Class of each, int [N].
+        others: Vectors without a label, to which starts are fitted as well, float32 [M, D].
+        config: Settings.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        InputError: There are too few labelled images to learn from.
+    """
+    found = Study(
+        [Candidate(power, blend) for power in config.powers for blend in config.blends], config.seed
+    )
+    parts = _Folds(classes, config)
+    for fold in range(config.folds):
+        split = parts.split(fold)
+        places = {kind: np.searchsorted(parts.searched, split.queries[kind]) for kind in KINDS}
+        searched, searched_classes = vectors[parts.searched], classes[parts.searched]
+        values = {kind: [_values(searched, searched_classes, places[kind])] for kind in KINDS}
+        starts = fit_starts(np.concatenate([vectors[split.training], others]), config.powers, config.dim)
+        for number, start in enumerate(starts):
+            matrix = learn(
+                start.components(vectors[split.training]),
+                classes[split.training],
+                start.learned,
+                config,
+                what=f"learning without part {fold + 1}, start {number + 1} of {len(starts)}",
+                show_progress=show_progress,
+            )
+            components = start.components(searched)
+            for blend in config.blends:
+                moved = components.copy()
+                moved[:, : start.learned] = components[:, : start.learned] @ mixed(matrix, blend).T
+                moved /= np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), _TINY)
+                for kind in KINDS:
+                    values[kind].append(_values(moved, searched_classes, places[kind]))
+        found.add_fold(
+            {kind: searched_classes[places[kind]] for kind in KINDS},
+            {kind: np.stack(values[kind]) for kind in KINDS},
+        )
+        if found.is_large:
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Rows of one fold.
+
+    Attributes:
+        training: Rows to learn from, int64 [n], ascending.
+        queries: Held-out rows of each kind, ascending.
+    """
+
+    training: np.ndarray
+    queries: Mapping[Kind, np.ndarray]
+
+
+class _Folds:
+    """Division of labelled rows into folds.
+
+    Args:
+        classes: Class of each row, int [N].
+        config: Settings.
+
+    Attributes:
+        searched: Rows that are searched, int64 [m], ascending: all, or of many those of some classes.
+    """
+
+    def __init__(self, classes: np.ndarray, config: TeachingConfig) -> None:
+        random = np.random.default_rng(config.seed)
+        _, self._numbers = np.unique(classes, return_inverse=True)
+        self._random, self._folds = random, config.folds
+        order = random.permutation(len(classes))
+        # Rank of each row in its class, in random order.
+        by_class = order[np.argsort(self._numbers[order], kind="stable")]
+        sizes = np.bincount(self._numbers)
+        ranks = np.empty(len(classes), np.int64)
+        ranks[by_class] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        offset = random.integers(0, config.folds, len(sizes))
+        self._image_fold = (ranks + offset[self._numbers]) % config.folds
+        self._class_fold = np.full(len(sizes), -1)
+        if len(sizes) >= _FEWEST_CLASSES:
+            self._class_fold[random.permutation(len(sizes))] = np.arange(len(sizes)) % config.folds
+        self.searched = self._choose_searched(sizes, ranks)
+        counts = np.bincount(self._numbers[self.searched], minlength=len(sizes))
+        self._answerable = np.zeros(len(classes), bool)
+        self._answerable[self.searched] = counts[self._numbers[self.searched]] > 1
+
+    def _choose_searched(self, sizes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        kept = np.minimum(sizes, _MOST_OF_A_CLASS)
+        chosen = self._random.permutation(len(sizes))
+        chosen = chosen[: max(_FEWEST_CLASSES, int(np.searchsorted(np.cumsum(kept[chosen]), _MOST_IMAGES)))]
+        return np.flatnonzero(np.isin(self._numbers, chosen) & (ranks < _MOST_OF_A_CLASS))
+
+    def split(self, fold: int) -> _Split:
+        """Return the rows of one fold."""
+        unseen = self._class_fold[self._numbers] == fold
+        held_out = ~unseen & (self._image_fold == fold)
+        masks: dict[Kind, np.ndarray] = {"known": held_out, "unseen": unseen}
+        queries = {kind: self._some(np.flatnonzero(mask & self._answerable)) for kind, mask in masks.items()}
+        return _Split(np.flatnonzero(~unseen & ~held_out), queries)
+
+    def _some(self, rows: np.ndarray) -> np.ndarray:
+        if len(rows) <= _MOST_QUERIES:
+            return rows
+        return np.sort(self._random.choice(rows, _MOST_QUERIES, replace=False))
+
+
+def _values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the metrics of queries among all vectors, float64 [q, metrics]."""
+    if not len(places):
+        return np.empty((0, len(METRICS)))
+    most = int(np.bincount(classes).max())
+    ranking = metrics.rank(
+        vectors[places], classes[places], vectors, classes, k=min(most, len(vectors) - 1), own=places
+    )
+    return np.column_stack([per_query.map_at_r(ranking), per_query.recall(ranking, [1])[:, 0]])
+
+
+def _gain(kind: Kind, classes: np.ndarray, before: np.ndarray, after: np.ndarray) -> Gain | None:
+    """Return the gain over queries, [q, metrics] before and after; `None` if there are too few."""
+    units, unit_of = np.unique(classes, return_inverse=True)
+    if len(classes) < _FEWEST_QUERIES or (kind == "unseen" and len(units) < _FEWEST_CLASSES):
+        return None
+    differences = after - before
+    if kind == "unseen":  # sums of each class, such that their mean is that of the queries
+        sums = np.stack([np.bincount(unit_of, column) for column in differences.T], 1)
+        intervals = bootstrap_intervals(sums * len(units) / len(classes))
+    else:
+        intervals = bootstrap_intervals(differences)
+    changes = {}
+    for number, name in enumerate(METRICS):
+        old, new = float(before[:, number].mean()), float(after[:, number].mean())
+        low, high = intervals[number].tolist()
+        changes[name] = Change(old, new, new - old, low, high)
+    return Gain(len(classes), len(units), changes)

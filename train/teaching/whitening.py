@@ -1,0 +1,176 @@
+"""Half-whitening, which needs no labels: choice of power and dimension, and its measured gain.
+
+A candidate rotates vectors to their principal components, divides these by a power of their standard
+deviation and keeps the first ones. It is chosen by augmented copies of images, which should find their
+originals, or by labels where there are some. In both cases it is chosen on one half of the queries and
+measured on the other, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval import metrics
+from retrieval.errors import InputError
+from retrieval.layer import Layer
+from retrieval.metrics import per_query
+from retrieval.metrics.statistics import bootstrap_intervals
+from train.teaching.layers import fit_starts
+
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+COPY_POWERS = (0.0, 0.25)
+"""Powers to choose from by copies, which overrate high ones: these tell images apart, not classes."""
+DIMS = (512, 256, 128)  # and that of the vectors
+MOST_QUERIES = 1000
+FEWEST_QUERIES = 20
+FEWEST_CLASSES = 8
+_FEW = 2  # vectors for each dimension, below which no dimension is left out
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A candidate: power of the standard deviations, and number of components."""
+
+    power: float
+    dim: int
+
+
+@dataclass(frozen=True)
+class WhiteningGain:
+    """Choice of a candidate, and what it gains on queries that it was not chosen by.
+
+    Attributes:
+        chosen: Candidate chosen by all queries.
+        metric: Name of the metric: "MRR" of the originals of copies, or "MAP@R" of labels.
+        queries: Number of queries.
+        before, after: Mean with the present vectors, and with the candidate chosen by the other half.
+        low, high: 95% interval of the difference, by the bootstrap over queries or over classes.
+    """
+
+    chosen: Whitening
+    metric: str
+    queries: int
+    before: float
+    after: float
+    low: float
+    high: float
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the interval is above 0."""
+        return self.low > 0
+
+
+def candidates(
+    vectors: np.ndarray, powers: Sequence[float] = POWERS, dims: Sequence[int] = DIMS
+) -> list[tuple[Whitening, Layer]]:
+    """Return the candidates that can be fitted to vectors, float32 [n, D], with their layers.
+
+    With fewer than two vectors for each dimension, no dimension is left out.
+    """
+    n, width = vectors.shape
+    kept = [width, *(dim for dim in dims if dim < width and n >= _FEW * width)]
+    starts = fit_starts(vectors, tuple(powers), width)
+    return [
+        (Whitening(power, dim), Layer(start.layer.weight[:dim], start.layer.mean))
+        for power, start in zip(powers, starts, strict=True)
+        for dim in kept
+    ]
+
+
+def gain_by_copies(
+    vectors: np.ndarray,
+    copies: np.ndarray,
+    originals: np.ndarray,
+    found: Sequence[tuple[Whitening, Layer]],
+    seed: int = 0,
+) -> WhiteningGain:
+    """Choose the candidate with which copies find their originals best: mean reciprocal rank (MRR).
+
+    Args:
+        vectors: Unit vectors of all images, float32 [n, D].
+        copies: Unit vectors of augmented copies, float32 [q, D].
+        originals: Row of the original of each, int64 [q].
+        found: Candidates.
+        seed: Seed of the division into halves.
+
+    Raises:
+        InputError: There are too few copies.
+    """
+    before = _reciprocal_ranks(vectors, copies, originals)
+    after = [_reciprocal_ranks(layer(vectors), layer(copies), originals) for _, layer in found]
+    values = np.stack([before, *after])
+    return _choose("MRR", values, np.arange(len(copies)), [one for one, _ in found], seed)
+
+
+def gain_by_labels(
+    vectors: np.ndarray, classes: np.ndarray, found: Sequence[tuple[Whitening, Layer]], seed: int = 0
+) -> WhiteningGain:
+    """Choose the candidate with the best MAP@R of labelled images, divided into halves by class.
+
+    Args:
+        vectors: Unit vectors of labelled images, float32 [n, D].
+        classes: Class of each, int64 [n].
+        found: Candidates, fitted without the labels.
+        seed: Seed of queries and halves.
+
+    Raises:
+        InputError: There are too few images or classes with two images.
+    """
+    _, numbers, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(sizes[numbers] > 1)
+    if len(np.unique(numbers[rows])) < FEWEST_CLASSES:
+        raise InputError(f"labels: fewer than {FEWEST_CLASSES} classes have two images or more")
+    random = np.random.default_rng([seed, 2])
+    queries = np.sort(random.permutation(rows)[:MOST_QUERIES])
+    most = min(int(sizes.max()), len(vectors) - 1)
+
+    def precision(moved: np.ndarray) -> np.ndarray:
+        ranking = metrics.rank(moved[queries], numbers[queries], moved, numbers, k=most, own=queries)
+        return per_query.map_at_r(ranking)
+
+    values = np.stack([precision(vectors), *(precision(layer(vectors)) for _, layer in found)])
+    return _choose("MAP@R", values, numbers[queries], [one for one, _ in found], seed)
+
+
+def _reciprocal_ranks(vectors: np.ndarray, copies: np.ndarray, originals: np.ndarray) -> np.ndarray:
+    """Return 1 / rank of the original of each copy among all vectors, float64 [q]."""
+    own = np.einsum("qd,qd->q", copies, vectors[originals])
+    closer = (copies @ vectors.T > own[:, None] + 1e-6).sum(1)
+    ranks: np.ndarray = 1 / (1 + closer)
+    return ranks
+
+
+def _choose(
+    metric: str, values: np.ndarray, units: np.ndarray, found: Sequence[Whitening], seed: int
+) -> WhiteningGain:
+    """Choose a candidate and measure the choice.
+
+    Args:
+        metric: Name of the metric.
+        values: Metric of the queries with the present vectors and with each candidate, [1 + candidates, q].
+        units: Class or number of each query, int [q]; a unit is in one half.
+        found: Candidates.
+        seed: Seed of the division into halves.
+    """
+    if values.shape[1] < FEWEST_QUERIES:
+        raise InputError(f"only {values.shape[1]} images can be searched with; {FEWEST_QUERIES} are needed")
+    names, unit_of = np.unique(units, return_inverse=True)
+    halves = (np.random.default_rng([seed, 3]).permutation(len(names)) % 2).astype(bool)[unit_of]
+    best = [int(values[1:, halves == half].mean(1).argmax()) for half in (False, True)]
+    chosen = np.where(halves, best[0], best[1])  # each by the other half
+    after = values[1 + chosen, np.arange(len(chosen))]
+    differences = np.bincount(unit_of, after - values[0]) * len(names) / len(units)
+    ((low, high),) = bootstrap_intervals(differences[:, None]).tolist()
+    return WhiteningGain(
+        found[int(values[1:].mean(1).argmax())],
+        metric,
+        len(units),
+        float(values[0].mean()),
+        float(after.mean()),
+        low,
+        high,
+    )
