@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,22 @@ import httpx
 
 from retrieval.errors import InputError
 from serve.addresses import API, api_of
+from serve.answers import (
+    Added,
+    Conflict,
+    Evaluation,
+    Facet,
+    Facets,
+    Gallery,
+    Hit,
+    Image,
+    ItemPage,
+    Metric,
+    Removal,
+    Result,
+    ServedGallery,
+    Vectors,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,126 +50,39 @@ if TYPE_CHECKING:
     ImageSource = str | Path | bytes | Pillow.Image
     Vector = Sequence[float] | np.ndarray
 
+__all__ = [  # the answers are part of the interface of the client
+    "UNCHANGED",
+    "Added",
+    "ApiError",
+    "Client",
+    "Conflict",
+    "Evaluation",
+    "Facet",
+    "Facets",
+    "Gallery",
+    "Hit",
+    "Image",
+    "ItemPage",
+    "Metric",
+    "Removal",
+    "Result",
+    "ServedGallery",
+    "Unchanged",
+    "Vectors",
+]
 _TIMEOUT_SECONDS = 35.0  # longer than the default deadline of the server
 _BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
+_RANGES = ("numbers", "dates")  # of a facet
 _MAX_EXCERPT = 100  # characters of a response that is not from a Lookalike server
 T = TypeVar("T")
 Rerank = Literal["none", "query-expansion", "k-reciprocal"]
 
 
-@dataclass(frozen=True)
-class Image:
-    """An image of the gallery.
-
-    Attributes:
-        id: Number of the image, which is never reused.
-        key: Name of the image, or its path in the indexed folder.
-        label: Label, or None.
-        metadata: Metadata by column.
-        thumbnail: Path of its thumbnail on the server.
-    """
-
-    id: int
-    key: str
-    label: str | None
-    metadata: dict[str, Any]
-    thumbnail: str
+class Unchanged:
+    """Stands for a label that `Client.update` leaves as it is, where `None` is no label."""
 
 
-@dataclass(frozen=True)
-class Hit(Image):
-    """An image that was found; the score is 1 for the same image."""
-
-    score: float = 0.0
-
-
-@dataclass(frozen=True)
-class Added(Image):
-    """The result of adding an image; it is not new if the gallery had its bytes already."""
-
-    is_new: bool = True
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """A vector for each image, in their order, and the fingerprint of their model."""
-
-    vectors: list[list[float]]
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Description of a gallery, see `GET /v1/gallery`."""
-
-    name: str
-    uuid: str
-    images: int
-    dim: int
-    fingerprint: str
-    embeds: bool
-    columns: list[str]
-    index: str
-    unindexed: int
-
-
-@dataclass(frozen=True)
-class ServedGallery:
-    """One of the galleries of a server, for `Client(..., gallery=name)`."""
-
-    name: str
-    images: int
-    fingerprint: str
-    address: str
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric of an evaluation: the key of its values, its title and its meaning."""
-
-    key: str
-    title: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """Values of one model in an evaluation.
-
-    Attributes:
-        title: Name of the model.
-        by: Labels that count as classes, if they are not those of the gallery.
-        values: Metric key -> value in 0..1.
-        intervals: Metric key -> 95% confidence interval.
-    """
-
-    title: str
-    by: str | None
-    values: dict[str, float]
-    intervals: dict[str, list[float]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The newest evaluation of a gallery; see `GET /v1/evaluation`.
-
-    Attributes:
-        created: Time of the evaluation, ISO 8601, UTC.
-        data: Query images.
-        protocol: Searched set.
-        images: Number of query images.
-        classes: Number of their classes.
-        results: Published results first, then baselines, the model of the gallery last.
-        metrics: Metrics of the results.
-    """
-
-    created: str
-    data: str
-    protocol: str
-    images: int
-    classes: int
-    results: list[Result]
-    metrics: list[Metric]
+UNCHANGED = Unchanged()
 
 
 @dataclass(eq=False)
@@ -216,6 +145,8 @@ class Client:
         id: int | str | None = None,
         vector: Vector | None = None,
         url: str | None = None,
+        text: str | Sequence[str] = (),
+        without: str | Sequence[str] = (),
         region: Sequence[float] | None = None,
         fingerprint: str | None = None,
         k: int = 10,
@@ -224,14 +155,18 @@ class Client:
         group_by: str | None = None,
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
+        min_probability: float | None = None,
     ) -> list[Hit]:
-        """Return the images most similar to exactly one of an image, an item, a vector and a URL.
+        """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
 
         Args:
             image: Path, bytes of a file, or a Pillow image, which is sent upright and in 8-bit RGB.
             id: Id or key of an image of the gallery, which is not among its own hits.
             vector: Vector of the gallery's model.
             url: URL of an image for the server to fetch, if it allows that.
+            text: Texts that the hits should show, alone or together with the image, for a model with a text
+                encoder.
+            without: Texts to move away from.
             region: Left, top, right and bottom of the region of the image to search with, as fractions of its
                 width and height.
             fingerprint: Model of the vector; another one than the gallery's is refused.
@@ -241,14 +176,20 @@ class Client:
             group_by: Column such as `label`; only the best hit for each of its values is returned.
             exclude: Ids or keys of images to leave out.
             rerank: Re-ranking of the hits, which also determines the score.
+            min_probability: Lowest probability of a hit, 0 to 1, in a calibrated gallery; an empty list means
+                that there is nothing like the query.
 
         Raises:
             ApiError: The server refuses the request.
-            InputError: Not exactly one of image, id, vector and url; or an unusable Pillow image.
+            InputError: Several of image, id, vector and url, or nothing; or an unusable Pillow image.
         """
-        if sum(one is not None for one in (image, id, vector, url)) != 1:
-            raise InputError("search: give exactly one of image, id, vector and url")
-        given = _options(k, where, min_score, group_by, exclude, rerank)
+        number = sum(one is not None for one in (image, id, vector, url))
+        if number > 1 or not (number or text):
+            raise InputError("search: give exactly one of image, id, vector and url, or text")
+        given = _options(k, where, min_score, group_by, exclude, rerank, min_probability)
+        for name, texts in (("text", text), ("without", without)):
+            if texts:
+                given[name] = [texts] if isinstance(texts, str) else list(texts)
         if region is not None:
             given["region"] = [float(part) for part in region]
         if image is not None:
@@ -270,18 +211,21 @@ class Client:
         group_by: str | None = None,
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
+        min_probability: float | None = None,
     ) -> list[list[Hit] | ApiError]:
         """Return the hits of each image, or its error.
 
         Args:
             images: At most 64 images, each as for `search`.
             together: Whether all images are views of one object: one list of hits, for their mean.
-            k, where, min_score, group_by, exclude, rerank: As for `search`.
+            k, where, min_score, group_by, exclude, rerank, min_probability: As for `search`.
 
         Raises:
             ApiError: The server refuses the request; with `together`, also for a single unusable image.
         """
-        options = _options(k, where, min_score, group_by, exclude, rerank) | {"together": together}
+        options = _options(k, where, min_score, group_by, exclude, rerank, min_probability) | {
+            "together": together
+        }
         return self._request_json(
             lambda answer: [*map(_batch_result, answer["results"])],
             "POST",
@@ -289,6 +233,10 @@ class Client:
             params=options,
             files=_files(images),
         )
+
+    def embed_texts(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of texts, of unit length; raise an `ApiError` without a text encoder."""
+        return self._request_json(partial(_parse, Vectors), "POST", "/embed", json={"texts": list(texts)})
 
     def embed(self, images: Iterable[ImageSource]) -> Vectors:
         """Return the vectors of images, of unit length.
@@ -341,6 +289,98 @@ class Client:
             if len(sources) == 1 and error.code == "unusable-image":
                 return [error]
             raise
+
+    def list_items(
+        self,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        where: str | None = None,
+        order: str = "id",
+    ) -> ItemPage:
+        """Return one page of the images of the gallery; `items` follows the cursors.
+
+        Args:
+            limit: Largest number of images, 1 to 1000.
+            cursor: `next_cursor` of the page before, for the same condition and order.
+            where: Condition on the images, such as `label = 'red'`.
+            order: Column, and "desc" for high values first, such as "price desc"; in a database "id" only.
+
+        Raises:
+            ApiError: The server refuses the request.
+        """
+
+        def read(answer: Any) -> ItemPage:
+            return ItemPage([_parse(Image, one) for one in answer["items"]], answer["next_cursor"])
+
+        params = _without_none({"limit": limit, "cursor": cursor, "where": where, "order": order})
+        return self._request_json(read, "GET", "/items", params=params)
+
+    def items(self, where: str | None = None, order: str = "id", *, page_size: int = 500) -> Iterator[Image]:
+        """Yield all images of the gallery, each once, also while others are added and removed.
+
+        Args:
+            where, order: As for `list_items`.
+            page_size: Images in a request, 1 to 1000.
+
+        Raises:
+            ApiError: The server refuses a request.
+        """
+        cursor, is_first = None, True
+        while is_first or cursor is not None:
+            page = self.list_items(limit=page_size, cursor=cursor, where=where, order=order)
+            yield from page.items
+            cursor, is_first = page.next_cursor, False
+
+    def facets(self, columns: Iterable[str] = (), *, where: str | None = None, limit: int = 20) -> Facets:
+        """Return how many images have each value of columns.
+
+        Args:
+            columns: Column names; by default the label and all metadata.
+            where: Condition on the images.
+            limit: Largest number of values of a column, 1 to 1000.
+
+        Raises:
+            ApiError: The server refuses the request.
+        """
+        params = _without_none({"columns": list(columns), "where": where, "limit": limit})
+        return self._request_json(_facets, "GET", "/facets", params=params)
+
+    def update(
+        self,
+        id: int,
+        *,
+        label: str | Unchanged | None = UNCHANGED,
+        metadata: Mapping[str, str | int | float | None] | None = None,
+    ) -> Image:
+        """Change the label or metadata of an image, if the server allows it, and return the image.
+
+        Args:
+            id: Its id.
+            label: Its new label; `None` for none.
+            metadata: New values by column; `None` removes a value.
+
+        Raises:
+            ApiError: There is no such image, or the server refuses the request.
+        """
+        body: dict[str, Any] = {} if isinstance(label, Unchanged) else {"label": label}
+        if metadata is not None:
+            body["metadata"] = dict(metadata)
+        return self._request_json(partial(_parse, Image), "PATCH", f"/items/{id}", json=body)
+
+    def remove_where(self, where: str, expected: int | None = None) -> Removal:
+        """Remove all images that fulfil a condition; by default a dry run, which counts them only.
+
+        Args:
+            where: Condition on the images.
+            expected: Number of images to remove, from a dry run; `None` for a dry run.
+
+        Raises:
+            ApiError: The server refuses the request; "count-mismatch" if the condition selects another number
+                of images now, and none was removed.
+        """
+        body = _without_none({"where": where, "dry_run": expected is None, "expected": expected})
+        return self._request_json(partial(_parse, Removal), "POST", "/items:remove", json=body)
 
     def remove(self, id: int) -> None:
         """Remove an image from the gallery; raise an `ApiError` if there is none or the server refuses."""
@@ -413,6 +453,7 @@ def _options(
     group_by: str | None,
     exclude: Iterable[int | str],
     rerank: Rerank,
+    min_probability: float | None,
 ) -> dict[str, Any]:
     return _without_none(
         {
@@ -422,6 +463,7 @@ def _options(
             "group_by": group_by,
             "rerank": rerank,
             "exclude": list(exclude),
+            "min_probability": min_probability,
         }
     )
 
@@ -463,7 +505,22 @@ def _batch_result(result: Mapping[str, Any]) -> list[Hit] | ApiError:
 def _add_result(result: Mapping[str, Any]) -> Added | ApiError:
     if "problem" in result:
         return _error(result["problem"])
-    return Added(**vars(_parse(Image, result["image"])), is_new=result["added"])
+    conflict = _parse(Conflict, result["conflict"]) if "conflict" in result else None
+    return Added(**vars(_parse(Image, result["image"])), is_new=result["added"], conflict=conflict)
+
+
+def _facets(answer: Mapping[str, Any]) -> Facets:
+    facets = {
+        one["column"]: Facet(
+            one["column"],
+            [(pair["value"], pair["count"]) for pair in one["values"]],
+            one["distinct"],
+            one["missing"],
+            *(None if one[name] is None else (one[name]["min"], one[name]["max"]) for name in _RANGES),
+        )
+        for one in answer["facets"]
+    }
+    return Facets(answer["images"], answer["counted"], facets)
 
 
 def _error(problem: Mapping[str, Any], retry_after: float | None = None) -> ApiError:

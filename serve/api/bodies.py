@@ -9,11 +9,16 @@ from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
+from retrieval.images.load import begins_like_an_image
 from serve.api.schemas import MAX_BATCH
 from serve.core.errors import InvalidRequestError, MalformedBodyError, UnsupportedMediaTypeError
 
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
-_LIST_FIELDS = ("exclude", "images")
+# Types that say nothing, the last because curl sends it with any file: the bytes decide.
+_UNTYPED = ("", BYTES, "application/x-www-form-urlencoded")
+_IMAGE_FIELDS = ("image", "images", "file", "files")  # of a form; each route takes all of them
+_LIST_FIELDS = ("exclude", "images", "text", "texts", "without")
+_SPACES = 64  # bytes in which a JSON object has to begin
 _MAX_FIELDS = 1100
 _NOT_AN_OBJECT = {"pointer": "#", "detail": "Input should be an object"}
 
@@ -25,27 +30,32 @@ class Body:
     Attributes:
         media_type: `JSON`, `FORM` or `BYTES`.
         data: Bytes of the JSON or the image.
-        fields: Fields of a form.
-        names: File names of the field `images` of a form.
+        fields: Fields of a form without the images.
+        images: Images of a form.
+        names: File names of these images.
     """
 
     media_type: str
     data: bytes = b""
     fields: dict[str, Any] = field(default_factory=dict)
+    images: tuple[bytes | str, ...] = ()
     names: tuple[str, ...] = ()
 
     def values(self, image_field: str | None = None) -> dict[str, Any]:
         """Return the fields by name.
 
         Args:
-            image_field: Field that the bytes of an image stand for.
+            image_field: Field that the bytes of an image, or the images of a form, stand for.
 
         Raises:
             MalformedBodyError: The body is not JSON.
             InvalidRequestError: The body is not a JSON object.
         """
         if self.media_type == FORM:
-            return self.fields
+            assert image_field is not None
+            found = [*self.images]
+            is_list = image_field in _LIST_FIELDS or len(found) > 1
+            return {**self.fields, **({image_field: found if is_list else found[0]} if found else {})}
         if self.media_type != JSON:
             assert image_field is not None
             return {image_field: [self.data] if image_field in _LIST_FIELDS else self.data}
@@ -63,13 +73,16 @@ async def read_body(request: Request, *types: str) -> Body:
 
     Args:
         request: The request.
-        types: Accepted types among `JSON`, `FORM` and `BYTES`; the last includes all image types.
+        types: Accepted types among `JSON`, `FORM` and `BYTES`; the last includes all image types. A body
+            without a type is accepted if its first bytes are those of an accepted one.
 
     Raises:
         UnsupportedMediaTypeError: The body is of another type.
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     media_type = BYTES if declared.startswith("image/") else declared
+    if declared in _UNTYPED:
+        media_type = _sniff(await request.body()) or declared
     if media_type not in types:
         accepted = ", ".join(types) + (", image/*" if BYTES in types else "")
         given = f"a body of type {declared[:100]}" if declared else "a body without a Content-Type"
@@ -80,9 +93,20 @@ async def read_body(request: Request, *types: str) -> Body:
     async with request.form(max_files=MAX_BATCH, max_fields=_MAX_FIELDS) as form:
         fields: dict[str, Any] = {}
         for name in dict.fromkeys(form):
+            if name in _IMAGE_FIELDS:
+                continue
             parts = [
                 await part.read() if isinstance(part, UploadFile) else part for part in form.getlist(name)
             ]
             fields[name] = parts if len(parts) > 1 or name in _LIST_FIELDS else parts[0]
-        names = tuple(getattr(part, "filename", None) or "" for part in form.getlist("images"))
-    return Body(FORM, fields=fields, names=names)
+        files = [part for name, part in form.multi_items() if name in _IMAGE_FIELDS]
+        images = [await part.read() if isinstance(part, UploadFile) else part for part in files]
+        names = tuple(getattr(part, "filename", None) or "" for part in files)
+    return Body(FORM, fields=fields, images=tuple(images), names=names)
+
+
+def _sniff(data: bytes) -> str | None:
+    """Return the type of a body by its first bytes; None if it is neither an image nor a JSON object."""
+    if begins_like_an_image(data):
+        return BYTES
+    return JSON if data[:_SPACES].lstrip().startswith(b"{") else None

@@ -14,7 +14,7 @@ from serve.api.context import RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import ItemId, image_fields, problem_details
-from serve.api.schemas import AddAnswer, AddParameters, AddRequest, AddResult, Image
+from serve.api.schemas import AddAnswer, AddConflict, AddParameters, AddRequest, AddResult, Image
 from serve.core import changes
 from serve.core.errors import (
     ChangesNotAllowedError,
@@ -44,8 +44,9 @@ async def add_images(
     request: Request, parameters: Annotated[AddParameters, Query()], service: Service, workers: RequestWorkers
 ) -> Response:
     """Send the bytes of an image, a form with a file `images` for each, or JSON; in a form, `metadata` is
-    JSON. The gallery keeps the files. Bytes that it has already are not added again. An unusable image does
-    not affect the others; if it is the only one, the response is its problem."""
+    JSON. The gallery keeps the files. Bytes that it has already are not added again; if they are sent with
+    another label or other metadata, the result has a `conflict`. An unusable image does not affect the
+    others; if it is the only one, the response is its problem."""
     changes.check_allowed(service)
     body = await read_body(request, JSON, FORM, BYTES)
 
@@ -60,7 +61,7 @@ async def add_images(
         if len(found) == 1 and isinstance(found[0], InputError):
             raise found[0]
         summary = service.summary()
-        answer = AddAnswer(results=[_result(one, request, summary) for one in found])
+        answer = AddAnswer(results=[_result(one, query, request, summary) for one in found])
         is_new = any(one.added for one in answer.results)
         content = answer.model_dump_json(exclude_unset=True)
         return Response(content, 201 if is_new else 200, media_type=JSON)
@@ -81,7 +82,27 @@ async def remove_image(number: ItemId, service: Service, workers: RequestWorkers
     return Response(status_code=204)
 
 
-def _result(found: changes.AddedImage | InputError, request: Request, summary: GallerySummary) -> AddResult:
+def _result(
+    found: changes.AddedImage | InputError, query: AddRequest, request: Request, summary: GallerySummary
+) -> AddResult:
     if isinstance(found, InputError):
         return AddResult(problem=problem_details(found, request))
-    return AddResult(image=Image(**image_fields(found.item, summary)), added=found.is_new)
+    result = AddResult(image=Image(**image_fields(found.item, summary)), added=found.is_new)
+    if not found.is_new and (conflict := _conflict(found, query, summary)):
+        result.conflict = conflict
+    return result
+
+
+def _conflict(found: changes.AddedImage, query: AddRequest, summary: GallerySummary) -> AddConflict | None:
+    """Return which of the label and metadata asked for an image of the gallery does not have."""
+    item = found.item
+    label = query.label if query.label and query.label != item.label else None
+    metadata = found.other_metadata(query.metadata)
+    if label is None and not metadata:
+        return None
+    stored = f"label {item.label!r}" if item.label else "no label"
+    others = [] if label is None else [f"label {label!r}"]
+    others += [f"metadata {', '.join(map(repr, metadata))}"] if metadata else []
+    what = f"image {item.id} has the same bytes and {stored}; {' and '.join(others)} was not stored"
+    detail = f"{what}: change it with PATCH {summary.address}/items/{item.id}"
+    return AddConflict(label=label, metadata=metadata or None, detail=detail)

@@ -17,14 +17,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
 from serve.core.errors import (
+    UNREACHABLE,
     BusyError,
     DeadlineExceededError,
+    FetchError,
     InternalError,
     InvalidRequestError,
     MalformedBodyError,
     MethodNotAllowedError,
+    ModelMismatchError,
+    NoModelError,
+    NoTextEncoderError,
     NotFoundError,
     RateLimitError,
     ServerError,
@@ -34,6 +39,7 @@ from serve.core.errors import (
     TooLargeError,
     UnavailableError,
     UnsupportedMediaTypeError,
+    UrlsNotAllowedError,
 )
 from serve.core.telemetry import Telemetry
 from serve.http.problem import (
@@ -45,9 +51,18 @@ from serve.http.problem import (
     problem_response,
 )
 
-# Errors that are documented for all routes, for those that read a body, and for those with a thread pool.
+# Errors that are documented for all routes, for those that read a body, for those that embed images and
+# texts, and for those with a thread pool.
 COMMON = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError, UnavailableError)
 BODY = (MalformedBodyError, SlowRequestError, TooLargeError, UnsupportedMediaTypeError, InputError)
+CONTENT = (
+    ModelMismatchError,
+    NoModelError,
+    NoTextEncoderError,
+    ImageError,
+    UrlsNotAllowedError,
+    FetchError,
+)
 LOAD = (BusyError, DeadlineExceededError, *COMMON)
 _EXAMPLE_INSTANCE = "urn:uuid:1b4e28ba-2fa1-41d2-883f-0016d3cca427"
 _MAX_FAULTS = 20  # in one response: a small request may have very many
@@ -87,6 +102,11 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, BusyError):
             _log.error("%s: %s: %s", instance_of(request.scope), error.code, error)
         return respond(request, error)
+
+    @app.exception_handler(StoreError)
+    async def handle_store_error(request: Request, error: StoreError) -> Response:
+        _log.error("%s: %s", instance_of(request.scope), error)
+        return respond(request, UnavailableError(UNREACHABLE))
 
     @app.exception_handler(HTTPException)
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:

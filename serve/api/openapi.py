@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serve.api import schemas
+from serve.api import embedding_schemas, item_schemas, schemas
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -25,7 +25,10 @@ _REQUESTS = (
     schemas.ByIdRequest,
     schemas.BatchRequest,
     schemas.EmbedRequest,
+    embedding_schemas.EmbeddingsRequest,
     schemas.AddRequest,
+    item_schemas.UpdateRequest,
+    item_schemas.RemoveRequest,
 )
 _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "If the server was started with tokens."},

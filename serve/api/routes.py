@@ -13,13 +13,14 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from retrieval.errors import ImageError, InputError, LookalikeError
-from retrieval.gallery import Hit, Item
+from retrieval.errors import ImageError, InputError, LookalikeError, StoreError
+from retrieval.search.query import SearchOptions
+from retrieval.searchable import Hit, Item
 from serve.addresses import api_of
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
 from serve.api.context import AllServices, RequestWorkers, Service, ThumbnailWorkers
-from serve.api.errors import BODY, COMMON, LOAD, documented, validate
+from serve.api.errors import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.schemas import (
     BatchParameters,
@@ -31,9 +32,9 @@ from serve.api.schemas import (
     SearchRequest,
 )
 from serve.core.errors import (
-    FetchError,
     ModelMismatchError,
     NoModelError,
+    NoTextEncoderError,
     RateLimitError,
     SignInError,
     SignInRateLimitError,
@@ -41,7 +42,7 @@ from serve.core.errors import (
     UnknownItemError,
     UrlsNotAllowedError,
 )
-from serve.core.queries import AnyQuery, MeanQuery
+from serve.core.queries import AnyQuery, ComposedQuery
 from serve.core.service import GallerySummary, SearchService
 from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING
@@ -64,16 +65,7 @@ operations_router = APIRouter(generate_unique_id_function=lambda route: route.na
     summary="Find the images most similar to a query.",
     responses={
         200: {"model": schemas.SearchAnswer, "description": "The hits, best first."},
-        **documented(
-            *BODY,
-            UnknownItemError,
-            ModelMismatchError,
-            NoModelError,
-            ImageError,
-            UrlsNotAllowedError,
-            FetchError,
-            *LOAD,
-        ),
+        **documented(*BODY, UnknownItemError, *CONTENT, *LOAD),
     },
     openapi_extra=accepts(SearchRequest, image="image"),
 )
@@ -83,9 +75,9 @@ async def search(
     service: Service,
     workers: RequestWorkers,
 ) -> Response:
-    """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`,
-    `vector` and `url`. Options go into the query string, or into the JSON or the form, which take
-    precedence. An image of the gallery is not among its own hits."""
+    """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`, `vector`
+    and `url`; or texts in `text`, alone or with one of these. Options go into the query string, or into the
+    JSON or the form, which take precedence. An image of the gallery is not among its own hits."""
     body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response | SearchRequest:
@@ -110,7 +102,7 @@ async def search(
             "model": schemas.SearchAnswer,
             "description": "The hits, best first, without the image itself.",
         },
-        **documented(*BODY, UnknownItemError, NoModelError, ImageError, *LOAD),
+        **documented(*BODY, UnknownItemError, NoModelError, NoTextEncoderError, ImageError, *LOAD),
     },
     openapi_extra=accepts(ByIdRequest),
 )
@@ -135,7 +127,9 @@ async def search_by_id(
     summary="Search with several queries at once.",
     responses={
         200: {"model": schemas.BatchAnswer, "description": "A result or a problem for each query."},
-        **documented(*BODY, UnknownItemError, ModelMismatchError, NoModelError, ImageError, *LOAD),
+        **documented(
+            *BODY, UnknownItemError, ModelMismatchError, NoModelError, NoTextEncoderError, ImageError, *LOAD
+        ),
     },
     openapi_extra=accepts(BatchRequest, files="images"),
 )
@@ -151,42 +145,43 @@ async def search_batch(
     body = await read_body(request, JSON, FORM)
 
     def work() -> Response:
-        values = _merge(options, body)
+        values = _merge(options, body, "images")
         if body.media_type == FORM:
             values["queries"] = [{"image": image} for image in values.pop("images", ())]
         batch = validate(BatchRequest, values)
         views = [query.query() for query in batch.queries]
-        queries: list[AnyQuery] = [MeanQuery(views)] if batch.together else [*views]
-        answer = service.find(queries, batch.options(), fingerprint=batch.fingerprint)
+        queries: list[AnyQuery] = [ComposedQuery.of(views)] if batch.together else [*views]
+        chosen = batch.options()
+        answer = service.find(queries, chosen, fingerprint=batch.fingerprint)
         if batch.together and isinstance(answer.found[0], InputError):
             raise answer.found[0]
-        results = [_batch_result(hits, request, answer.summary) for hits in answer.found]
+        results = [_batch_result(hits, chosen, request, answer.summary) for hits in answer.found]
         found = schemas.BatchAnswer(results=results, fingerprint=answer.summary.fingerprint)
-        return _encode(found, service.telemetry, exclude_unset=True)
+        return encode(found, service.telemetry, exclude_unset=True)
 
     return await workers.run(work, request.receive)
 
 
 @router.post(
     "/embed",
-    summary="Embed images.",
+    summary="Embed images or texts.",
     responses={
         200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
-        **documented(*BODY, NoModelError, ImageError, *LOAD),
+        **documented(*BODY, NoModelError, NoTextEncoderError, ImageError, *LOAD),
     },
     openapi_extra=accepts(EmbedRequest, image="images", files="images"),
 )
 async def embed(request: Request, service: Service, workers: RequestWorkers) -> Response:
-    """Send the bytes of an image, a form with a file `images` for each, or JSON."""
+    """Send the bytes of an image, a form with a file `images` for each, or JSON with `images` or `texts`."""
     body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response:
         query = validate(EmbedRequest, body.values("images"))
-        found, fingerprint = service.embed(query.images)
+        found, fingerprint = service.embed(query.contents())
         answer = schemas.EmbedAnswer(
-            vectors=[_vector_values(vector) for vector in found], fingerprint=fingerprint
+            vectors=[vector_values(vector) for vector in found], fingerprint=fingerprint
         )
-        return _encode(answer, service.telemetry)
+        return encode(answer, service.telemetry)
 
     return await workers.run(work, request.receive)
 
@@ -354,11 +349,15 @@ def _search(
     if isinstance(hits, InputError):
         raise hits
     summary = answer.summary
-    found = schemas.SearchAnswer(hits=_hits(hits, summary), fingerprint=summary.fingerprint)
-    return _encode(found, service.telemetry)
+    found = schemas.SearchAnswer(
+        hits=_hits(hits, summary),
+        nothing_like_it=options.options().is_nothing_like_it(hits),
+        fingerprint=summary.fingerprint,
+    )
+    return encode(found, service.telemetry)
 
 
-def _encode(answer: BaseModel, telemetry: Telemetry, *, exclude_unset: bool = False) -> Response:
+def encode(answer: BaseModel, telemetry: Telemetry, *, exclude_unset: bool = False) -> Response:
     """Return an answer as JSON, encoded in the thread that built it."""
     with telemetry.stage("encode"):
         return Response(answer.model_dump_json(exclude_unset=exclude_unset), media_type=JSON)
@@ -382,18 +381,21 @@ def _image(service: SearchService, name: int | str) -> schemas.Image:
 
 
 def _hits(found: list[Hit], summary: GallerySummary) -> list[schemas.Hit]:
-    return [schemas.Hit(**image_fields(hit, summary), score=hit.score) for hit in found]
+    return [
+        schemas.Hit(**image_fields(hit, summary), score=hit.score, probability=hit.probability)
+        for hit in found
+    ]
 
 
 def _batch_result(
-    hits: list[Hit] | InputError, request: Request, summary: GallerySummary
+    hits: list[Hit] | InputError, options: SearchOptions, request: Request, summary: GallerySummary
 ) -> schemas.BatchResult:
     if isinstance(hits, InputError):
         return schemas.BatchResult(problem=problem_details(hits, request))
-    return schemas.BatchResult(hits=_hits(hits, summary))
+    return schemas.BatchResult(hits=_hits(hits, summary), nothing_like_it=options.is_nothing_like_it(hits))
 
 
-def _vector_values(vector: np.ndarray | InputError) -> list[float]:
+def vector_values(vector: np.ndarray | InputError) -> list[float]:
     """Return the numbers of a vector in the fewest digits that restore the same float32."""
     if isinstance(vector, InputError):
         raise vector
@@ -401,14 +403,17 @@ def _vector_values(vector: np.ndarray | InputError) -> list[float]:
 
 
 def _summaries(services: Sequence[SearchService]) -> list[GallerySummary]:
-    return [service.summary() for service in services]
+    return [service.check() for service in services]
 
 
 def _metrics_text(services: Sequence[SearchService]) -> bytes:
     telemetry = services[0].telemetry
     for service in services:
-        with suppress(UnavailableError):  # the other metrics are still needed
+        is_up = telemetry.gallery_up.labels(service.name)
+        is_up.set(0)
+        with suppress(UnavailableError, StoreError):  # the other metrics are still needed
             found = service.describe()
+            is_up.set(1)
             telemetry.gallery_images.labels(service.name).set(found.summary.images)
             telemetry.gallery_unindexed.labels(service.name).set(found.unindexed)
     return telemetry.text()

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from retrieval.errors import InputError
 from retrieval.search.query import RERANKS, SearchOptions
-from serve.core.queries import MIN_SIDE, Region, RegionQuery, SingleQuery
+from serve.core.queries import MIN_SIDE, AnyQuery, ComposedQuery, Region, RegionQuery, SingleQuery, TextQuery
 from serve.core.service import MAX_CONDITION
 from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 
@@ -29,6 +29,8 @@ MAX_K = 1000
 MAX_BATCH = 64
 _MAX_DIM = 65536
 _MAX_KEY = 4096
+MAX_TEXTS = 16
+MAX_TEXT = 1000
 
 
 def _decode_base64(value: Any) -> Any:
@@ -50,7 +52,20 @@ ImageBytes = Annotated[
 Number = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_KEY)]
 ItemName = Annotated[Number | Key, Field(description="The id of an image of the gallery, or its key.")]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+def _split_region(value: Any) -> Any:
+    """Split numbers with commas between them, as text or as the only part of a list, as of a query string."""
+    (only,) = value if isinstance(value, list) and len(value) == 1 else (value,)
+    return only.split(",") if isinstance(only, str) else value
+
+
+def _with_text(schema: dict[str, Any]) -> None:
+    """Add numbers with commas between them to the schema of a region."""
+    listed = {key: schema.pop(key) for key in ("type", "items", "minItems", "maxItems")}
+    schema["anyOf"] = [listed, {"type": "string", "examples": ["0.25,0.1,0.75,0.6"]}]
 
 
 def _check_region(values: list[float]) -> list[float]:
@@ -67,10 +82,12 @@ RegionValues = Annotated[
         min_length=4,
         max_length=4,
         description="Region of the image to search with: left, top, right and bottom as fractions of the "
-        "upright image's width and height. Cut out before the image is scaled; at least "
-        f"{MIN_SIDE} x {MIN_SIDE} pixels. Not for a vector.",
+        "upright image's width and height, as a list or with commas between them. Cut out before the image "
+        f"is scaled; at least {MIN_SIDE} x {MIN_SIDE} pixels. Not for a vector.",
         examples=[[0.25, 0.1, 0.75, 0.6]],
+        json_schema_extra=_with_text,
     ),
+    BeforeValidator(_split_region),
     AfterValidator(_check_region),
 ]
 Component = Annotated[float, Field(allow_inf_nan=False)]
@@ -95,6 +112,13 @@ class SearchFields(BaseModel):
     min_score: float | None = Field(
         None, ge=-1, le=1, allow_inf_nan=False, description="Lowest score of a hit."
     )
+    min_probability: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Lowest probability of a hit, in a calibrated gallery; not with re-ranking.",
+    )
     group_by: str | None = Field(
         None,
         max_length=100,
@@ -114,11 +138,42 @@ class SearchFields(BaseModel):
     def options(self) -> SearchOptions:
         """Return the options of `Gallery.find`."""
         return SearchOptions(
-            self.k, self.where, tuple(self.exclude), self.min_score, self.group_by, self.rerank
+            self.k,
+            self.where,
+            tuple(self.exclude),
+            self.min_score,
+            self.group_by,
+            self.rerank,
+            self.min_probability,
         )
 
 
-class SearchParameters(SearchFields):
+class TextFields(BaseModel):
+    """Texts of a query, for a gallery whose model has a text encoder."""
+
+    text: list[Text] = Field(
+        default_factory=list,
+        max_length=MAX_TEXTS,
+        description="Texts that the hits should show, together with the image if there is one: the query is "
+        "twice the mean of all vectors wanted, minus the mean of those of `without`.",
+        examples=[["red kettle"]],
+    )
+    without: list[Text] = Field(
+        default_factory=list,
+        max_length=MAX_TEXTS,
+        description="Texts to move away from.",
+        examples=[["handle"]],
+    )
+
+    def with_texts(self, image: SingleQuery | None) -> AnyQuery:
+        """Return an image with the texts as one query."""
+        if image is not None and not (self.text or self.without):
+            return image
+        views = [*([] if image is None else [image]), *map(TextQuery, self.text)]
+        return ComposedQuery(views, [*map(TextQuery, self.without)])
+
+
+class SearchParameters(SearchFields, TextFields):
     """Query string of a search."""
 
     region: RegionValues | None = None
@@ -130,8 +185,8 @@ class BatchParameters(SearchFields):
     together: bool = False
 
 
-class Query(BaseModel):
-    """A query: exactly one of an image, an image of the gallery, or a vector."""
+class Query(TextFields):
+    """A query: an image, an image of the gallery, or a vector; or texts, alone or with one of these."""
 
     model_config = ConfigDict(extra="forbid")
     _kinds: ClassVar[tuple[str, ...]] = ("image", "id", "vector")
@@ -145,19 +200,20 @@ class Query(BaseModel):
 
     @validator(mode="after")
     def _check_kind(self) -> Query:
-        if sum(getattr(self, name) is not None for name in self._kinds) != 1:
-            raise ValueError(f"give exactly one of {', '.join(self._kinds[:-1])} and {self._kinds[-1]}")
-        if self.vector is not None and self.region is not None:
-            raise ValueError("a vector has no region: give one of an image, or of an id")
+        given = sum(getattr(self, name) is not None for name in self._kinds)
+        if given > 1 or (not given and not self.text):
+            kinds = f"{', '.join(self._kinds[:-1])} and {self._kinds[-1]}"
+            raise ValueError(f"give exactly one of {kinds}, or text, alone or with one of them")
+        if self.region is not None and (self.vector is not None or not given):
+            raise ValueError("a vector has no region, nor has a text: give one of an image, or of an id")
         return self
 
-    def query(self) -> SingleQuery:
+    def query(self) -> AnyQuery:
         """Return the query of `SearchService.find`."""
         if self.vector is not None:
-            return np.array(self.vector, np.float64)
+            return self.with_texts(np.array(self.vector, np.float64))
         image = self.id if self.image is None else self.image
-        assert image is not None
-        return _with_region(image, self.region)
+        return self.with_texts(None if image is None else _with_region(image, self.region))
 
 
 class SearchRequest(SearchFields, Query):
@@ -170,6 +226,7 @@ class SearchRequest(SearchFields, Query):
                 {"id": 17, "k": 5},
                 {"id": 17, "region": [0.25, 0.1, 0.75, 0.6]},
                 {"image": "iVBORw0KGgo...", "where": "label = 'red'"},
+                {"text": ["red kettle"], "without": ["handle"]},
             ]
         },
     )
@@ -190,7 +247,7 @@ def _with_region(image: bytes | int | str, region: list[float] | None) -> Single
     return image if region is None else RegionQuery(image, Region.of(region))
 
 
-class ByIdRequest(SearchFields):
+class ByIdRequest(SearchFields, TextFields):
     """An image of the gallery, and options."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": "red/1.png", "k": 5}]})
@@ -198,9 +255,9 @@ class ByIdRequest(SearchFields):
     id: ItemName
     region: RegionValues | None = None
 
-    def query(self) -> SingleQuery:
+    def query(self) -> AnyQuery:
         """Return the query of `SearchService.find`."""
-        return _with_region(self.id, self.region)
+        return self.with_texts(_with_region(self.id, self.region))
 
 
 class BatchRequest(SearchFields):
@@ -221,13 +278,30 @@ class BatchRequest(SearchFields):
 
 
 class EmbedRequest(BaseModel):
-    """Images to embed."""
+    """Images or texts to embed."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."]}]}
+        extra="forbid",
+        json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."]}, {"texts": ["red kettle"]}]},
     )
 
-    images: list[ImageBytes] = Field(min_length=1, max_length=MAX_BATCH)
+    images: list[ImageBytes] | None = Field(None, min_length=1, max_length=MAX_BATCH)
+    texts: list[Text] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_BATCH,
+        description="For a model with a text encoder, in place of images.",
+    )
+
+    @validator(mode="after")
+    def _check_kind(self) -> EmbedRequest:
+        if (self.images is None) == (self.texts is None):
+            raise ValueError("give either images or texts")
+        return self
+
+    def contents(self) -> list[bytes] | list[TextQuery]:
+        """Return what to embed, for `SearchService.embed`."""
+        return [*map(TextQuery, self.texts or ())] if self.images is None else self.images
 
 
 class Image(BaseModel):
@@ -248,12 +322,18 @@ class Hit(Image):
     """A found image with its score."""
 
     score: float = Field(description="Similarity; 1 for the same image.", examples=[0.93])
+    probability: float | None = Field(
+        description="Probability that it shows the same thing as the query; null in a gallery that is not "
+        "calibrated, and with re-ranking.",
+        examples=[0.87],
+    )
 
 
 class SearchAnswer(BaseModel):
     """Hits of a search, best first."""
 
     hits: list[Hit]
+    nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
     fingerprint: Fingerprint
 
 
@@ -261,6 +341,9 @@ class BatchResult(BaseModel):
     """Hits of one query, or its problem."""
 
     hits: list[Hit] | None = None
+    nothing_like_it: bool | None = Field(
+        default=None, description="Whether no hit reaches `min_probability`."
+    )
     problem: ProblemDetails | None = None
 
 
@@ -272,7 +355,7 @@ class BatchAnswer(BaseModel):
 
 
 class EmbedAnswer(BaseModel):
-    """A vector of unit length for each image, in their order."""
+    """A vector of unit length for each image or text, in their order."""
 
     vectors: list[list[float]]
     fingerprint: Fingerprint
@@ -292,6 +375,12 @@ class GalleryAnswer(BaseModel):
     columns: list[str] = Field(description="Metadata columns for conditions.")
     index: str = Field(description="Index kind; flat compares all vectors.", examples=["flat", "hnsw"])
     unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
+    calibrated: bool = Field(description="Whether hits have probabilities.")
+    license: str | None = Field(
+        description="Licence of the weights that the model was trained from, if it is known.",
+        examples=["apache-2.0"],
+    )
+    texts: bool = Field(description="Whether the gallery can be searched by text.")
 
 
 class ServedGallery(BaseModel):
@@ -316,6 +405,15 @@ class Fault(BaseModel):
     detail: str = Field(examples=["Input should be greater than or equal to 1"])
 
 
+class OpenAIError(BaseModel):
+    """An error as OpenAI's clients read it."""
+
+    message: str
+    type: str = Field(examples=["invalid_request_error"])
+    param: str | None = Field(description="Location of the first fault, as a JSON pointer.")
+    code: str
+
+
 class ProblemDetails(BaseModel):
     """Problem details (RFC 9457)."""
 
@@ -327,6 +425,7 @@ class ProblemDetails(BaseModel):
     code: str = Field(description="Stable code of the kind of problem.", examples=["busy"])
     reason: str | None = Field(None, description="For an image: missing, not-an-image, damaged or too-large.")
     errors: list[Fault] | None = Field(None, description="For a request: its faults, at most 20.")
+    error: OpenAIError | None = Field(None, description="On `/v1/embeddings`: the same for OpenAI's clients.")
 
 
 Label = Annotated[str, StringConstraints(max_length=1000)]
@@ -374,12 +473,28 @@ class AddRequest(AddParameters):
         return self
 
 
+class AddConflict(BaseModel):
+    """What was asked for an image that the gallery had already, with another label or other metadata."""
+
+    label: str | None = Field(
+        description="The label asked for, which was not stored; null if it is the same.", examples=["blue"]
+    )
+    metadata: dict[str, str | int | float | None] | None = Field(
+        description="The values asked for, which were not stored; null if they are the same.",
+        examples=[{"price": 9.5}],
+    )
+    detail: str = Field(description="Which image has these bytes, and what to do.")
+
+
 class AddResult(BaseModel):
     """Result of adding one image: the image, or its problem."""
 
     image: Image | None = None
     added: bool | None = Field(
         default=None, description="Whether it is new; otherwise `image` has the same bytes."
+    )
+    conflict: AddConflict | None = Field(
+        default=None, description="If it is not new, and was sent with another label or other metadata."
     )
     problem: ProblemDetails | None = None
 

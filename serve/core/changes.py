@@ -1,4 +1,4 @@
-"""Changes to a served gallery: adding and removing images."""
+"""Changes to a served gallery: adding, describing and removing images."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
-from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import now
-from retrieval.gallery import Item
-from retrieval.ingest.uploads import StoredUpload, Upload, store_uploads
+from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
+from retrieval.ingest.editor import Editor, open_editor
+from retrieval.ingest.uploads import StoredUpload, Upload
 from retrieval.search.where import is_text
+from retrieval.searchable import Item
 from retrieval.storage.records import StoredItem, Value
-from retrieval.storage.store import Store
+from retrieval.text import pluralize
 from serve.core.errors import (
     BusyError,
     ChangesNotAllowedError,
+    CountMismatchError,
     UnavailableError,
     UnknownItemError,
     UnwritableError,
 )
-from serve.core.service import SearchService
+from serve.core.queries import find_item
+from serve.core.service import SearchService, check_condition
 
 MAX_IMAGES = 64  # per request
 MAX_LABEL_LENGTH = 1000
@@ -34,6 +37,15 @@ _LOCK_SECONDS = 2.0  # to wait for another writer; changes of this server take l
 _LOCK_RETRY_SECONDS = 0.02
 _REBUILT = "the gallery was rebuilt in the meantime: reload it"
 _log = logging.getLogger("lookalike.serve")
+
+
+class _Unchanged(Enum):
+    """Stands for a label that a change leaves as it is, where `None` is no label."""
+
+    UNCHANGED = 0
+
+
+UNCHANGED = _Unchanged.UNCHANGED
 
 
 @dataclass(frozen=True)
@@ -48,11 +60,29 @@ class AddedImage:
     item: Item
     is_new: bool
 
+    def other_metadata(self, given: Mapping[str, Value] | None) -> dict[str, Value]:
+        """Return those of the given values that the item does not have."""
+        stored = {name.lower(): value for name, value in self.item.metadata.items()}
+        return {name: value for name, value in (given or {}).items() if stored.get(name.lower()) != value}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Images that a condition selects.
+
+    Attributes:
+        ids: Ids of all of them, ascending.
+        removed: Whether they were removed.
+    """
+
+    ids: list[int]
+    removed: bool
+
 
 def check_allowed(service: SearchService) -> None:
     """Raise a `ChangesNotAllowedError` unless visitors may change the gallery."""
     if not service.permissions.changes:
-        raise ChangesNotAllowedError("adding and removing images is disabled: allow it with --allow-changes")
+        raise ChangesNotAllowedError("changing the gallery is disabled: allow it with --allow-changes")
 
 
 def add(
@@ -80,8 +110,7 @@ def add(
     check_allowed(service)
     if len(images) > MAX_IMAGES:
         raise InputError(f"{len(images)} images at once: send at most {MAX_IMAGES}")
-    if label and (len(label) > MAX_LABEL_LENGTH or not is_text(label)):
-        raise InputError(f"invalid label: it must be text of at most {MAX_LABEL_LENGTH} characters")
+    _check_label(label)
     vectors, fingerprint = service.embed([data for _, data in images])
     uploads = [
         Upload(name, data, vector)
@@ -92,11 +121,11 @@ def add(
     items: dict[int, StoredItem] = {}
     if uploads:
         _check_disk(service, sum(len(upload.data) for upload in uploads))
-        with _writing(service) as store:
-            if store.manifest.fingerprint != fingerprint:
+        with _writing(service) as editor:
+            if editor.manifest.fingerprint != fingerprint:
                 raise UnavailableError(_REBUILT)
-            stored = store_uploads(store, uploads, label or None, metadata)
-            items = {item.id: item for item in store.items([upload.id for upload in stored])}
+            stored = editor.add(uploads, label or None, metadata)
+            items = {item.id: item for item in editor.stored_items([upload.id for upload in stored])}
     added = (AddedImage(_item(service, items[upload.id]), upload.is_new) for upload in stored)
     return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
 
@@ -115,29 +144,101 @@ def remove(service: SearchService, items: Sequence[int], *, uuid: str | None = N
         BusyError, UnavailableError, UnwritableError: As for `add`.
     """
     check_allowed(service)
-    with _writing(service) as store:
-        if uuid not in (None, store.manifest.uuid):
+    with _writing(service) as editor:
+        if uuid not in (None, editor.manifest.uuid):
             raise UnavailableError(_REBUILT)
-        started = now()
         try:
             if any(item >= 2**63 for item in items):  # too large for SQLite
                 raise InputError(f"no item {max(items)}; nothing was removed")
-            removed = store.remove(items)
+            editor.remove(items)
         except InputError as error:
-            raise UnknownItemError(str(error)) from error
-        store.record_run("remove", started, {"removed": removed})
+            raise UnknownItemError(service.gallery.public(str(error))) from error
+
+
+def select(service: SearchService, where: str) -> Selection:
+    """Return the images that `remove_selected` would remove, and change nothing.
+
+    Raises:
+        ChangesNotAllowedError: Visitors may not change the gallery.
+        InputError: The condition is invalid.
+        UnavailableError: The gallery cannot be read.
+    """
+    check_allowed(service)
+    check_condition(where)
+    ids, _ = service.read(lambda gallery: gallery.select(where=where))
+    return Selection(ids, removed=False)
+
+
+def remove_selected(service: SearchService, where: str, expected: int) -> Selection:
+    """Remove all images that fulfil a condition, if they are as many as expected.
+
+    Args:
+        service: The gallery.
+        where: The condition.
+        expected: Number of images, from `select`.
+
+    Raises:
+        CountMismatchError: They are more or fewer now.
+        InputError: The condition is invalid.
+        ChangesNotAllowedError, BusyError, UnavailableError, UnwritableError: As for `add`. Nothing is
+            removed, as with all of these.
+    """
+    check_allowed(service)
+    check_condition(where)
+    with _writing(service) as editor:
+        ids = editor.select(where)
+        if len(ids) != expected:
+            what = f"the condition selects {pluralize(len(ids), 'image')} now, not {expected}"
+            raise CountMismatchError(f"{what}; nothing was removed: look at them again with dry_run")
+        if ids:
+            editor.remove(ids)
+    return Selection(ids, removed=True)
+
+
+def update(
+    service: SearchService,
+    item: int,
+    label: str | _Unchanged | None = UNCHANGED,
+    metadata: Mapping[str, Value] | None = None,
+) -> Item:
+    """Change the label or metadata of an image, and return it.
+
+    Args:
+        service: The gallery.
+        item: Id of the item.
+        label: Its label from now on; empty or None for none.
+        metadata: Values of the columns that change; None removes a value.
+
+    Raises:
+        UnknownItemError: There is no such image.
+        InputError: An invalid label, or metadata that does not fit the gallery's columns.
+        ChangesNotAllowedError, BusyError, UnavailableError, UnwritableError: As for `add`. Nothing is
+            changed, as with all of these.
+    """
+    check_allowed(service)
+    if label is not UNCHANGED:
+        _check_label(label)
+    with _writing(service) as editor:
+        service.refresh()  # another process may have removed the image
+        find_item(service.gallery, item)
+        (before,) = editor.stored_items([item])
+        after = before.label if label is UNCHANGED else label or None
+        if after != before.label or metadata:
+            editor.amend(before, after, metadata or {})
+        (changed,) = editor.stored_items([item])
+    return _item(service, changed)
 
 
 @contextmanager
-def _writing(service: SearchService) -> Iterator[Store]:
+def _writing(service: SearchService) -> Iterator[Editor]:
     """Hold the gallery's write lock, which excludes other threads and other processes."""
     try:
         with ExitStack() as stack:
-            store = _lock(service, stack)
-            yield store
+            editor = _lock(service, stack)
+            yield editor
     except LockedError as error:
         raise BusyError("another process is writing to the gallery: try again later") from error
-    except (InputError, UnavailableError):
+    except (InputError, UnavailableError, StoreError):
         raise
     except LookalikeError as error:
         _log.error("the gallery cannot be written", exc_info=error)
@@ -145,27 +246,32 @@ def _writing(service: SearchService) -> Iterator[Store]:
     service.refresh()
 
 
-def _lock(service: SearchService, stack: ExitStack) -> Store:
+def _lock(service: SearchService, stack: ExitStack) -> Editor:
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        store = _open(service)
+        editor = _open(service)
         try:
-            stack.enter_context(store.writing())
+            stack.enter_context(editor.writing())
         except LockedError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_LOCK_RETRY_SECONDS)
         else:
-            if _open(service).manifest.uuid != store.manifest.uuid:
+            if _open(service).manifest.uuid != editor.manifest.uuid:
                 raise UnavailableError(_REBUILT)
-            return store
+            return editor
 
 
-def _open(service: SearchService) -> Store:
+def _open(service: SearchService) -> Editor:
     try:
-        return Store(service.folder)
+        return open_editor(service.gallery)
     except InputError as error:  # its message has the path of the folder
         raise UnavailableError("the gallery cannot be read at the moment") from error
+
+
+def _check_label(label: str | None) -> None:
+    if label and (len(label) > MAX_LABEL_LENGTH or not is_text(label)):
+        raise InputError(f"invalid label: it must be text of at most {MAX_LABEL_LENGTH} characters")
 
 
 def _check_disk(service: SearchService, size: int) -> None:
@@ -174,4 +280,4 @@ def _check_disk(service: SearchService, size: int) -> None:
 
 
 def _item(service: SearchService, item: StoredItem) -> Item:
-    return Item(item.id, service.gallery.paths.of(item), item.label, item.metadata, item.key)
+    return Item(item.id, service.gallery.paths.shown(item), item.label, item.metadata, item.key)

@@ -39,6 +39,22 @@ class NoModelError(InputError):
     title = "The gallery has no model"
 
 
+class NoTextEncoderError(InputError):
+    """The gallery's model embeds images only."""
+
+    code = "no-text-encoder"
+    status = 409
+    title = "The gallery cannot be searched by text"
+
+
+class CountMismatchError(InputError):
+    """A condition selects another number of images than the request expects."""
+
+    code = "count-mismatch"
+    status = 409
+    title = "Another number of images"
+
+
 class FetchError(InputError):
     """The URL of an image is not allowed, or no image could be fetched from it."""
 
@@ -215,6 +231,10 @@ class UnavailableError(ServerError):
     status = 503
     title = "Gallery unavailable"
     retry_after = 5
+
+
+# The message of a `StoreError` names the host of the database.
+UNREACHABLE = "the gallery's database cannot be reached: try again in a moment"
 
 
 class DeadlineExceededError(ServerError):

@@ -1,4 +1,4 @@
-"""Queries: images, items, vectors, regions and means of several, and how they become vectors."""
+"""Queries: images, items, vectors, regions, texts and several of them, and how they become vectors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from PIL import Image
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
-from retrieval.gallery import Gallery, Item
 from retrieval.images.load import load_image
 from retrieval.resources import cores
-from retrieval.search.rerank import mean_query
-from serve.core.errors import NoModelError, UnknownItemError
+from retrieval.search.composition import compose
+from retrieval.searchable import Item, SearchableGallery
+from serve.core.errors import NoModelError, NoTextEncoderError, UnknownItemError
 from serve.core.live import LiveState
 from serve.core.originals import Original, find_original
 from serve.core.telemetry import Telemetry
@@ -27,7 +27,6 @@ from serve.core.workers import raise_if_abandoned
 MAX_TOGETHER = 16  # images in a query of the page
 MIN_SIDE = 4  # pixels of a region
 _REGION_DIGITS = 4  # decimals in a URL; 0.0001 is less than a pixel of most images
-_MIN_MEAN_NORM = 1e-3  # a shorter mean of unit vectors has no meaningful direction
 
 # ---- regions
 
@@ -125,18 +124,44 @@ class RegionQuery:
     region: Region
 
 
-# The bytes of an image, the id or key of an item, a vector, or a region.
-SingleQuery = bytes | int | str | np.ndarray | RegionQuery
+@dataclass(frozen=True)
+class TextQuery:
+    """A text, for a gallery whose model has a text encoder."""
+
+    text: str
+
+
+# The bytes of an image, the id or key of an item, a vector, a region, or a text.
+SingleQuery = bytes | int | str | np.ndarray | RegionQuery | TextQuery
 
 
 @dataclass(frozen=True, eq=False)
-class MeanQuery:
-    """Several views of one object, searched as the mean of their vectors."""
+class ComposedQuery:
+    """Several queries searched as one vector: views of one object, an image and texts.
+
+    Attributes:
+        views: What to find.
+        without: What to move away from.
+    """
 
     views: Sequence[SingleQuery]
+    without: Sequence[SingleQuery] = ()
+
+    @classmethod
+    def of(cls, queries: Sequence[AnyQuery]) -> ComposedQuery:
+        """Return the composition of queries, of which some may be compositions."""
+        parts = [query if isinstance(query, ComposedQuery) else cls([query]) for query in queries]
+        return cls(
+            [one for part in parts for one in part.views], [one for part in parts for one in part.without]
+        )
 
 
-AnyQuery = SingleQuery | MeanQuery
+AnyQuery = SingleQuery | ComposedQuery
+
+
+def has_text(query: AnyQuery) -> bool:
+    """Return whether a query has a text in it."""
+    return any(isinstance(single, TextQuery) for single in _single_queries([query]))
 
 
 class ResolvedQuery(NamedTuple):
@@ -183,8 +208,12 @@ class QueryResolver:
         found = [_look_up(state.gallery, query) for query in _single_queries(queries)]
         sources = [one for one in found if isinstance(one, _Source)]
         vectors = iter(self._embed_all(state, sources) if sources else ())
+        texts = [one.text for one in found if isinstance(one, TextQuery)]
+        text_vectors = iter(self.embed_texts(state, texts) if texts else ())
 
-        def with_vector(one: _Source | ResolvedQuery | InputError) -> ResolvedQuery | InputError:
+        def with_vector(one: _Source | TextQuery | ResolvedQuery | InputError) -> ResolvedQuery | InputError:
+            if isinstance(one, TextQuery):
+                return ResolvedQuery(next(text_vectors))
             if not isinstance(one, _Source):
                 return one
             vector = next(vectors)
@@ -192,7 +221,9 @@ class QueryResolver:
 
         resolved = map(with_vector, found)
         return [
-            _mean([next(resolved) for _ in query.views]) if isinstance(query, MeanQuery) else next(resolved)
+            _composed([next(resolved) for _ in query.views], [next(resolved) for _ in query.without])
+            if isinstance(query, ComposedQuery)
+            else next(resolved)
             for query in queries
         ]
 
@@ -210,13 +241,19 @@ class QueryResolver:
         vectors, embed_ms = self._run_model(state, pixels[None])
         return vectors[0], image, decode_ms + embed_ms
 
-    def embed_images(self, state: LiveState, images: Sequence[bytes]) -> list[np.ndarray | InputError]:
-        """Return the vector of each image, float32 [D], or the error in it.
+    def embed_texts(self, state: LiveState, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of texts, float32 [N, D].
 
         Raises:
             NoModelError: The gallery has no model.
+            NoTextEncoderError: Its model embeds images only.
+            InputError: A text is empty.
         """
-        return self._embed_all(state, [_Source(image) for image in images])
+        model = _model(state)
+        if not model.has_text:
+            raise NoTextEncoderError("the gallery's model embeds images only: search by an image")
+        with self._telemetry.stage("embed"):
+            return model.embed_texts(texts)
 
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
         _model(state)
@@ -250,7 +287,7 @@ class QueryResolver:
         return vectors, watch.ms
 
 
-def item_id(gallery: Gallery, name: int | str) -> int:
+def item_id(gallery: SearchableGallery, name: int | str) -> int:
     """Return the id of an item by its id or key; raise an `UnknownItemError` if there is none."""
     try:
         (number,) = gallery.ids_of([name])
@@ -259,7 +296,7 @@ def item_id(gallery: Gallery, name: int | str) -> int:
     return number
 
 
-def find_item(gallery: Gallery, number: int) -> Item:
+def find_item(gallery: SearchableGallery, number: int) -> Item:
     """Return an item by its id; raise an `UnknownItemError` if there is none."""
     found = gallery.items([number]) if 0 < number < 2**63 else {}
     if number not in found:
@@ -268,19 +305,25 @@ def find_item(gallery: Gallery, number: int) -> Item:
 
 
 def _single_queries(queries: Sequence[AnyQuery]) -> list[SingleQuery]:
-    """Return all single queries, including the views of means."""
+    """Return all single queries, including the parts of compositions, in the order of `resolve`."""
     return [
-        single for query in queries for single in (query.views if isinstance(query, MeanQuery) else (query,))
+        single
+        for query in queries
+        for single in ((*query.views, *query.without) if isinstance(query, ComposedQuery) else (query,))
     ]
 
 
-def _look_up(gallery: Gallery, query: SingleQuery) -> _Source | ResolvedQuery | InputError:
-    """Return the image to embed for a query, or its vector if no image is needed."""
+def _look_up(
+    gallery: SearchableGallery, query: SingleQuery
+) -> _Source | TextQuery | ResolvedQuery | InputError:
+    """Return the image or text to embed for a query, or its vector if neither is needed."""
     try:
+        if isinstance(query, TextQuery):
+            return query
         if isinstance(query, bytes):
             return _Source(query)
         if isinstance(query, np.ndarray):
-            return ResolvedQuery(_unit_vector(query, gallery.store.manifest.dim))
+            return ResolvedQuery(_unit_vector(query, gallery.manifest.dim))
         if not isinstance(query, RegionQuery):
             number = item_id(gallery, query)
             return ResolvedQuery(gallery.vector(number), (number,))
@@ -292,17 +335,21 @@ def _look_up(gallery: Gallery, query: SingleQuery) -> _Source | ResolvedQuery | 
         return error
 
 
-def _mean(views: Sequence[ResolvedQuery | InputError]) -> ResolvedQuery | InputError:
-    """Return the mean of several queries, or the first error among them."""
+def _composed(
+    views: Sequence[ResolvedQuery | InputError], without: Sequence[ResolvedQuery | InputError]
+) -> ResolvedQuery | InputError:
+    """Return the composition of several queries, or the first error among them."""
     good: list[ResolvedQuery] = []
-    for view in views:
-        if isinstance(view, InputError):
-            return view
-        good.append(view)
-    vectors = np.stack([view.vector for view in good])
-    if np.linalg.norm(vectors.mean(0)) < _MIN_MEAN_NORM:
-        return InputError("the vectors cancel out, so their mean has no direction: leave one image out")
-    return ResolvedQuery(mean_query(vectors), tuple(item for view in good for item in view.items))
+    for part in (*views, *without):
+        if isinstance(part, InputError):
+            return part
+        good.append(part)
+    vectors = np.stack([part.vector for part in good])
+    try:
+        vector = compose(vectors[: len(views)], vectors[len(views) :])
+    except InputError as error:
+        return error
+    return ResolvedQuery(vector, tuple(item for view in good for item in view.items))
 
 
 def _model(state: LiveState) -> Embedder:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError, InputError
-from retrieval.gallery import Gallery, Hit, Item
 from retrieval.images.load import load_image
 from retrieval.inference.runtime import Runtime
+from retrieval.licenses import model_license
 from retrieval.lru_cache import LRUCache
 from retrieval.search.query import SearchOptions
+from retrieval.searchable import Hit, Item, SearchableGallery
+from retrieval.stores.gallery import StoreGallery
 from serve.addresses import API, api_of
-from serve.core.errors import ModelMismatchError, UnknownItemError
+from serve.core.errors import InvalidRequestError, ModelMismatchError, UnknownItemError
 from serve.core.live import LiveGallery, LiveState
 from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
-from serve.core.queries import AnyQuery, QueryResolver, Region, ResolvedQuery, find_item, item_id
+from serve.core.queries import (
+    AnyQuery,
+    QueryResolver,
+    Region,
+    ResolvedQuery,
+    TextQuery,
+    find_item,
+    has_text,
+    item_id,
+)
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
 
+T = TypeVar("T")
 MAX_CONDITION = 4096  # characters of a condition in a request
 _CACHED_THUMBNAILS = 512
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
@@ -72,6 +85,7 @@ class GallerySummary:
         fingerprint: Fingerprint of the model.
         uuid: UUID of the gallery, which changes when it is rebuilt.
         address: Path of its API, such as "/v1".
+        license: Licence of the weights that the model was trained from, if it is known.
     """
 
     name: str
@@ -79,6 +93,7 @@ class GallerySummary:
     fingerprint: str
     uuid: str
     address: str
+    license: str | None = None
 
     def thumbnail(self, item: int) -> str:
         """Return the URL of an item's thumbnail, which is another one after the gallery was rebuilt."""
@@ -96,6 +111,8 @@ class GalleryDescription:
         columns: Metadata columns.
         index: Kind of the index; "flat" compares all vectors.
         unindexed: Vectors that the index does not cover.
+        calibrated: Whether hits have probabilities.
+        texts: Whether the model has a text encoder, so that it can be searched by text.
     """
 
     summary: GallerySummary
@@ -104,6 +121,23 @@ class GalleryDescription:
     columns: list[str]
     index: str
     unindexed: int
+    calibrated: bool
+    texts: bool
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Vectors of images and texts.
+
+    Attributes:
+        vectors: Vector of each, float32 [D], unit length, or the error in it.
+        fingerprint: Fingerprint of the model.
+        tokens: Tokens of all texts.
+    """
+
+    vectors: list[np.ndarray | InputError]
+    fingerprint: str
+    tokens: int
 
 
 class SearchService:
@@ -147,7 +181,7 @@ class SearchService:
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
 
     @property
-    def gallery(self) -> Gallery:
+    def gallery(self) -> SearchableGallery:
         """The last committed state of the gallery.
 
         Raises:
@@ -166,7 +200,19 @@ class SearchService:
 
     def summary(self) -> GallerySummary:
         """Return the summary of the gallery."""
-        return self._summary(self.gallery)
+        return self._summary(self._live.state())
+
+    def check(self) -> GallerySummary:
+        """Return the summary of the gallery after asking its database, if it has one, whether it answers.
+
+        Raises:
+            StoreError: It does not.
+            UnavailableError: The gallery cannot be read.
+        """
+        gallery = self.gallery
+        if isinstance(gallery, StoreGallery):
+            gallery.refresh()
+        return self.summary()
 
     def item(self, name: int | str) -> Item:
         """Return an item by its id or key; raise an `UnknownItemError` if there is none."""
@@ -177,6 +223,14 @@ class SearchService:
         return found
 
     # ---- for the API
+
+    def read(self, work: Callable[[SearchableGallery], T]) -> tuple[T, GallerySummary]:
+        """Return the result of reading one state of the gallery, and its summary.
+
+        Raises:
+            UnavailableError: The gallery cannot be read.
+        """
+        return self._live.with_state(lambda state: (work(state.gallery), self._summary(state)))
 
     def find(
         self, queries: Sequence[AnyQuery], options: SearchOptions, *, fingerprint: str | None = None
@@ -195,26 +249,68 @@ class SearchService:
         """
 
         check_condition(options.where)
+        if any(map(has_text, queries)):
+            options = replace(options, calibrated=False)
 
         def search(state: LiveState) -> QueryResults:
             _check_model(state.gallery, fingerprint)
             resolved = self._resolver.resolve(state, queries)
             with self.telemetry.stage("search"):
                 found = _search(state.gallery, resolved, options)
-            return QueryResults(found, self._summary(state.gallery))
+            return QueryResults(found, self._summary(state))
 
         return self._live.with_state(search)
 
-    def embed(self, images: Sequence[bytes]) -> tuple[list[np.ndarray | InputError], str]:
-        """Return the vector of each image, float32 [D], or the error in it; and the model's fingerprint.
+    def embed(
+        self, contents: Sequence[bytes] | Sequence[TextQuery]
+    ) -> tuple[list[np.ndarray | InputError], str]:
+        """Return the vector of each image or text, float32 [D], or the error in it; and the fingerprint.
 
         Raises:
             NoModelError: The gallery has no model.
+            NoTextEncoderError: Its model embeds images only.
             UnavailableError: The gallery cannot be read.
         """
 
         def embed(state: LiveState) -> tuple[list[np.ndarray | InputError], str]:
-            return self._resolver.embed_images(state, images), state.gallery.fingerprint
+            resolved = self._resolver.resolve(state, contents)
+            vectors = [one if isinstance(one, InputError) else one.vector for one in resolved]
+            return vectors, state.gallery.fingerprint
+
+        return self._live.with_state(embed)
+
+    def embeddings(
+        self,
+        contents: Sequence[bytes | TextQuery],
+        *,
+        fingerprint: str | None = None,
+        dimensions: int | None = None,
+    ) -> Embeddings:
+        """Embed images and texts like `embed`, and cut the vectors off.
+
+        Args:
+            contents: Bytes of images, and texts.
+            fingerprint: Expected model; another one than the gallery's is refused.
+            dimensions: Number of leading dimensions, one of the model's `cut_dims`; None for all.
+
+        Raises:
+            ModelMismatchError: The fingerprint is not that of the gallery's model.
+            NoModelError: The gallery has no model.
+            NoTextEncoderError: Its model embeds images only.
+            InvalidRequestError: The model was not trained for this number of dimensions.
+            UnavailableError: The gallery cannot be read.
+        """
+
+        def embed(state: LiveState) -> Embeddings:
+            _check_model(state.gallery, fingerprint)
+            _check_dimensions(state, dimensions)
+            resolved = self._resolver.resolve(state, contents)
+            vectors = [
+                one if isinstance(one, InputError) else _cut(one.vector, dimensions) for one in resolved
+            ]
+            texts = [one.text for one in contents if isinstance(one, TextQuery)]
+            tokens = state.embedder.text_encoder.count_tokens(texts) if state.embedder and texts else 0
+            return Embeddings(vectors, state.gallery.fingerprint, tokens)
 
         return self._live.with_state(embed)
 
@@ -303,20 +399,24 @@ class SearchService:
 
     # ---- descriptions
 
-    def _summary(self, gallery: Gallery) -> GallerySummary:
-        uuid = gallery.store.manifest.uuid
-        return GallerySummary(self.name, len(gallery), gallery.fingerprint, uuid, self.address)
+    def _summary(self, state: LiveState) -> GallerySummary:
+        gallery = state.gallery
+        uuid = gallery.manifest.uuid
+        found = None if state.embedder is None else model_license(state.embedder.provenance)
+        return GallerySummary(self.name, len(gallery), gallery.fingerprint, uuid, self.address, found)
 
     def _description(self, state: LiveState) -> GalleryDescription:
         gallery = state.gallery
-        index = gallery.index if gallery.index and gallery.index.usable else None
+        kind = gallery.index_kind
         return GalleryDescription(
-            summary=self._summary(gallery),
-            dim=gallery.store.manifest.dim,
+            summary=self._summary(state),
+            dim=gallery.manifest.dim,
             embeds=state.embedder is not None,
-            columns=gallery.store.columns(),
-            index="flat" if index is None else str(index.card["kind"]),
-            unindexed=0 if index is None else gallery.outside_index,
+            columns=gallery.columns(),
+            index=kind,
+            unindexed=0 if kind == "flat" else gallery.outside_index,
+            calibrated=gallery.calibration is not None,
+            texts=state.embedder is not None and state.embedder.has_text,
         )
 
 
@@ -356,7 +456,7 @@ def check_condition(text: str | None) -> None:
 
 
 def _search(
-    gallery: Gallery, queries: Sequence[ResolvedQuery | InputError], options: SearchOptions
+    gallery: SearchableGallery, queries: Sequence[ResolvedQuery | InputError], options: SearchOptions
 ) -> list[list[Hit] | InputError]:
     """Return the hits of each query, or the error in it."""
     good = [query for query in queries if not isinstance(query, InputError)]
@@ -366,13 +466,32 @@ def _search(
             if good
             else []
         )
-    except InputError as error:  # the message may contain the path of the folder
-        raise InputError(str(error).replace(str(gallery.folder), gallery.folder.name)) from error
+    except InputError as error:
+        raise InputError(gallery.public(str(error))) from error
     hits = iter(found)
     return [query if isinstance(query, InputError) else next(hits) for query in queries]
 
 
-def _check_model(gallery: Gallery, fingerprint: str | None) -> None:
+def _cut(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """Return the leading dimensions of a vector, scaled to unit length again."""
+    if dimensions in (None, len(vector)):
+        return vector
+    part = vector[:dimensions]
+    unit: np.ndarray = part / max(np.linalg.norm(part), np.finfo(np.float32).tiny)
+    return unit
+
+
+def _check_dimensions(state: LiveState, dimensions: int | None) -> None:
+    """Raise an `InvalidRequestError` if the embeddings of the gallery's model cannot be cut off there."""
+    sizes = () if state.embedder is None else state.embedder.cut_dims
+    if dimensions is not None and sizes and dimensions not in sizes:
+        known = " or ".join(map(str, sizes))
+        detail = f"the model's embeddings cannot be cut off at {dimensions} dimensions; use {known}"
+        fault = {"pointer": "#/dimensions", "detail": detail}
+        raise InvalidRequestError(f"dimensions: {detail}", [fault])
+
+
+def _check_model(gallery: SearchableGallery, fingerprint: str | None) -> None:
     if fingerprint is not None and fingerprint != gallery.fingerprint:
         models = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
         raise ModelMismatchError(f"{models}: embed the image again")

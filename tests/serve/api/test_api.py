@@ -17,14 +17,17 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, load_image
+from retrieval.search.calibration import NAME, Calibration, write_calibration
 from retrieval.search.query import SearchOptions
 from retrieval.storage.records import IndexSpec
 from serve.app import create_app
+from serve.client import Client
 from serve.core.service import SearchService
 from tests.conftest import draw
 from tests.serve.asgi_server import answering
 
 BYTES = {"Content-Type": "application/octet-stream"}
+_FORMS = (("search", "image"), ("search:batch", "images"), ("embed", "images"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
     """Return hits of `Gallery.find` as the API does."""
     return [
         {"id": hit.id, "key": hit.key, "label": hit.label, "metadata": hit.metadata, "score": hit.score}
-        | {"thumbnail": _thumbnail(gallery, hit.id)}
+        | {"thumbnail": _thumbnail(gallery, hit.id), "probability": hit.probability}
         for hit in hits
     ]
 
@@ -90,6 +93,30 @@ def test_every_body_type_matches_brute_force(api: httpx.Client, gallery: Gallery
         assert [hit["label"] for hit in answer["hits"]] == [labels[i] for i in best]
         np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], scores[best], atol=1e-5)
         assert answer["fingerprint"] == gallery.fingerprint
+
+
+@pytest.mark.parametrize("kind", [None, *BYTES.values(), "image/jpg", "application/x-www-form-urlencoded"])
+def test_the_bytes_decide_what_a_body_is(api: httpx.Client, query: bytes, kind: str | None) -> None:
+    """Without a type, or with one that says nothing, such as that of curl; an image type may be wrong."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    right = _found(api.post("/v1/search", json={"image": base64.b64encode(query).decode()}))
+    assert _found(api.post("/v1/search", content=query, headers=headers)) == right
+    vector = _found(api.post("/v1/embed", content=query, headers=headers))["vectors"]
+    assert _found(api.post("/v1/embed", files={"images": query}))["vectors"] == vector
+    if kind != "image/jpg":
+        by_id = _found(api.post("/v1/search/by-id", json={"id": 3}))
+        assert _found(api.post("/v1/search/by-id", content=b' {"id": 3}', headers=headers)) == by_id
+        assert api.post("/v1/search/by-id", content=query, headers=headers).status_code == 415
+
+
+def test_files_of_a_form_may_have_any_usual_name(api: httpx.Client, query: bytes) -> None:
+    right = [_found(api.post(f"/v1/{path}", files={name: query})) for path, name in _FORMS]
+    for other in ("image", "images", "file", "files"):
+        assert [_found(api.post(f"/v1/{path}", files={other: query})) for path, _ in _FORMS] == right
+    mixed = [("file", query), ("images", query)]
+    assert _found(api.post("/v1/embed", files=mixed))["vectors"] == right[2]["vectors"] * 2
+    refused = api.post("/v1/search", files=mixed)
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "#/image")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +146,31 @@ def test_options_equal_those_of_the_gallery(
             [hit["score"] for hit in expected], abs=1e-5
         )
         assert answer["hits"] == [{n: v for n, v in hit.items() if n != "score"} for hit in expected]
+
+
+def test_probabilities_of_a_calibrated_gallery(api: httpx.Client, gallery: Gallery) -> None:
+    curve = Calibration(gallery.fingerprint, 24, (9.0, -2.0, 1.0, -1.0), -6.0, 0.9, 0.5, "", {})
+    write_calibration(gallery.folder, curve)
+    try:
+        expected = gallery.search_id(5, 8)
+        lowest = {"min_probability": expected[2].probability}
+        assert _found(api.get("/v1/gallery"))["calibrated"]
+        found = _found(api.post("/v1/search", json={"id": 5, "k": 8}))
+        assert found["hits"] == _as_told(gallery, expected)
+        assert found["hits"][0]["probability"] == expected[0].probability is not None
+        assert not found["nothing_like_it"]
+        some = _found(api.post("/v1/search", json={"id": 5, "k": 8} | lowest))
+        assert some["hits"] == found["hits"][:3]
+        nothing = {"min_probability": 1}
+        answer = _found(api.post("/v1/search", json={"id": 5} | nothing))
+        assert (answer["hits"], answer["nothing_like_it"]) == ([], True)
+        with Client(str(api.base_url)) as client:
+            assert [hit.probability for hit in client.search(id=5, k=8)] == [h.probability for h in expected]
+            assert client.search(id=5, min_probability=1) == []
+        batch = _found(api.post("/v1/search:batch", json={"queries": [{"id": 5}]} | nothing))
+        assert batch["results"] == [{"hits": [], "nothing_like_it": True}]
+    finally:
+        (gallery.folder / NAME).unlink()
 
 
 @pytest.mark.parametrize("name", [5, "5", "blue/4.png"])
@@ -220,6 +272,9 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "columns": ["price"],
         "index": "flat",
         "unindexed": 0,
+        "calibrated": False,
+        "license": None,
+        "texts": False,
     }
 
 

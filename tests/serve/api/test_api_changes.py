@@ -7,38 +7,20 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from retrieval import Gallery
-from serve.app import create_app
 from serve.client import Added, ApiError, Client
-from serve.core.permissions import Permissions
-from serve.core.service import SearchService
 from tests.conftest import draw
-from tests.serve.asgi_server import answering
 from tests.serve.serving import SERVE, Server, serving
 
 
 @pytest.fixture(scope="module")
 def folder(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(shop_gallery, tmp_path_factory.mktemp("changed") / "g")
-
-
-@pytest.fixture(scope="module")
-def http(folder: Path) -> Iterator[httpx.Client]:
-    service = SearchService(folder, permissions=Permissions(changes=True))
-    with answering(create_app(service, page=False)) as url, httpx.Client(base_url=url, timeout=30) as http:
-        yield http
-
-
-@pytest.fixture(scope="module")
-def client(http: httpx.Client) -> Iterator[Client]:
-    with Client(str(http.base_url)) as client:
-        yield client
 
 
 _seeds = iter(range(3000, 4000))

@@ -81,6 +81,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/search?k=many", {"json": {"id": 1}}, 422, "invalid-request"),
     ("/search?colour=red", {"json": {"id": 1}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "min_score": 2}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "min_probability": 2}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "min_probability": 0.5}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "where": "colour ="}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "where": "colour = 'red'"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "where": "label = '\0'"}}, 422, "invalid-request"),

@@ -21,6 +21,8 @@ PROBLEMS = {
     "too-slow": (408, "Request timeout"),
     "model-mismatch": (409, "Model mismatch"),
     "no-model": (409, "The gallery has no model"),
+    "no-text-encoder": (409, "The gallery cannot be searched by text"),
+    "count-mismatch": (409, "Another number of images"),
     "too-large": (413, "Request too large"),
     "unsupported-media-type": (415, "Unsupported media type"),
     "invalid-request": (422, "Invalid request"),

@@ -22,7 +22,7 @@ from retrieval.search.query import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.errors import NoModelError, UnknownItemError
-from serve.core.queries import MIN_SIDE, MeanQuery, Region, RegionQuery, load_region
+from serve.core.queries import MIN_SIDE, ComposedQuery, Region, RegionQuery, load_region
 from serve.core.service import SearchService
 from tests.conftest import draw
 from tests.serve.asgi_server import answering
@@ -74,13 +74,16 @@ def test_region_query_equals_query_of_the_cropped_image(
     (found,) = service.find([RegionQuery(data, MIDDLE)], SearchOptions(k=6)).found
     assert found == expected
     text = base64.b64encode(data).decode()
-    parameters = {"k": 6, "region": VALUES}
+    parameters, commas = {"k": 6, "region": VALUES}, ",".join(map(str, VALUES))
     bytes_ = {"Content-Type": "application/octet-stream"}
     for answer in (
         api.post("/v1/search", json={"image": text, **parameters}),
         api.post("/v1/search", params=parameters, content=data, headers=bytes_),
         api.post("/v1/search", params=parameters, files={"image": ("q.png", data)}),
         api.post("/v1/search", data={"k": "6", "region": [str(v) for v in VALUES]}, files={"image": data}),
+        api.post("/v1/search", json={"image": text, "k": 6, "region": commas}),
+        api.post("/v1/search", params={"k": 6, "region": commas}, content=data, headers=bytes_),
+        api.post("/v1/search", data={"k": "6", "region": commas}, files={"image": data}),
     ):
         assert _ids(answer) == [hit.id for hit in expected]
     with Client(str(api.base_url)) as client:
@@ -94,8 +97,9 @@ def test_region_of_an_item_is_embedded_and_leaves_the_item_out(
     item = service.item(5)
     vector = _embedder(service).embed(_cut(Image.open(item.path), VALUES))
     (expected,) = service.gallery.find(vector, SearchOptions(k=24, exclude=[5]))
-    for name in (5, item.key):
-        found = _ids(api.post(address, json={"id": name, "k": 24, "region": VALUES}))
+    for name, parameters in ((5, {}), (item.key, {"region": "0.25, 0.1,0.75,0.6"})):
+        given = {} if parameters else {"region": VALUES}
+        found = _ids(api.post(address, params=parameters, json={"id": name, "k": 24, **given}))
         assert found == [hit.id for hit in expected]
         assert 5 not in found
     query, image = service.embed_query(5, MIDDLE)
@@ -245,7 +249,7 @@ def test_opposite_vectors_are_refused(service: SearchService, api: httpx.Client)
     queries = [{"vector": vector.tolist()}, {"vector": (-vector).tolist()}]
     answer = api.post("/v1/search:batch", json={"queries": queries, "together": True})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-    assert "their mean has no direction" in answer.json()["detail"]
+    assert "their sum has no direction" in answer.json()["detail"]
 
 
 def test_gallery_without_model_refuses_regions(shop_gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +265,7 @@ def test_gallery_without_model_refuses_regions(shop_gallery: Path, monkeypatch: 
     service = SearchService(shop_gallery)
     with pytest.raises(NoModelError, match="whole item"):
         service.find([RegionQuery(5, MIDDLE)], SearchOptions())
-    (whole,) = service.find([MeanQuery([5, 6])], SearchOptions(k=24)).found
+    (whole,) = service.find([ComposedQuery([5, 6])], SearchOptions(k=24)).found
     assert not isinstance(whole, InputError)
     assert len(whole) == len(gallery) - 2
     with pytest.raises(UnknownItemError):

@@ -1,0 +1,118 @@
+"""The route `/v1/embeddings`, for clients of OpenAI's API."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from retrieval.errors import ImageError, InputError
+from serve.api.bodies import JSON, read_body
+from serve.api.context import RequestWorkers, Service
+from serve.api.embedding_schemas import (
+    Content,
+    Embedding,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    ImageUrl,
+    Usage,
+)
+from serve.api.errors import BODY, CONTENT, LOAD, documented, validate
+from serve.api.openapi import accepts
+from serve.api.routes import encode, vector_values
+from serve.core.errors import (
+    FetchError,
+    NoTextEncoderError,
+    UrlsNotAllowedError,
+)
+from serve.core.service import SearchService
+from serve.core.url_fetcher import MAX_BYTES, fetch_image_async
+
+_FINGERPRINT = re.compile("[0-9a-f]{64}")
+router = APIRouter()
+
+
+@router.post(
+    "/embeddings",
+    summary="Embed images or texts, for clients of OpenAI's API.",
+    responses={
+        200: {"model": EmbeddingsAnswer, "description": "Vectors of the gallery's model."},
+        **documented(*BODY, *CONTENT, *LOAD),
+    },
+    openapi_extra=accepts(EmbeddingsRequest),
+)
+async def embeddings(request: Request, service: Service, workers: RequestWorkers) -> Response:
+    """The same vectors and limits as /v1/embed. Errors are problem details with the member `error` of
+    OpenAI's API."""
+    body = await read_body(request, JSON)
+
+    def work() -> Response | tuple[EmbeddingsRequest, list[Content]]:
+        query = validate(EmbeddingsRequest, body.values())
+        contents = query.contents()
+        if any(isinstance(one, ImageUrl) for one in contents):
+            return query, contents
+        return _answer(service, query, contents)
+
+    async with workers.deadline():
+        answer = await workers.run(work, request.receive)
+        if isinstance(answer, Response):
+            return answer
+        query, contents = answer
+        contents = await _fetch_images(contents, service)  # without occupying a thread
+        return await workers.run(lambda: _answer(service, query, contents), request.receive)
+
+
+async def _fetch_images(contents: Sequence[Content], service: SearchService) -> list[Content]:
+    """Return contents with images in place of URLs, which are fetched one after the other."""
+    if not service.permissions.urls:
+        raise UrlsNotAllowedError("fetching images by URL is disabled: send data URLs")
+    found: list[Content] = []
+    size = 0
+    for one in contents:
+        data = await fetch_image_async(one.url) if isinstance(one, ImageUrl) else one
+        if isinstance(one, ImageUrl) and isinstance(data, bytes):
+            size += len(data)
+            if size > MAX_BYTES:
+                limit = f"{MAX_BYTES // 2**20} MB"
+                raise FetchError(f"the images behind the URLs have more than {limit} together: send fewer")
+        found.append(data)
+    return found
+
+
+def _answer(service: SearchService, query: EmbeddingsRequest, contents: Sequence[Content]) -> Response:
+    fingerprint = query.model if _FINGERPRINT.fullmatch(query.model) else None
+    fetched = [one for one in contents if not isinstance(one, ImageUrl)]
+    try:
+        found = service.embeddings(fetched, fingerprint=fingerprint, dimensions=query.dimensions)
+    except NoTextEncoderError:
+        detail = "the gallery's model embeds images only: send data URLs, or the Base64 of image files"
+        raise NoTextEncoderError(detail) from None
+    vectors = [_vector(vector, number) for number, vector in enumerate(found.vectors)]
+    as_base64 = query.encoding_format == "base64"
+    answer = EmbeddingsAnswer(
+        data=[
+            Embedding(index=number, embedding=_base64(vector) if as_base64 else vector_values(vector))
+            for number, vector in enumerate(vectors)
+        ],
+        model=found.fingerprint,
+        usage=Usage(prompt_tokens=found.tokens, total_tokens=found.tokens),
+    )
+    return encode(answer, service.telemetry)
+
+
+def _vector(found: np.ndarray | InputError, number: int) -> np.ndarray:
+    """Return the vector of an input, or raise the error in it with the number of the input."""
+    if isinstance(found, ImageError):
+        raise ImageError(found.source, found.reason, f"input {number}: {found.detail}")
+    if isinstance(found, InputError):
+        raise found
+    return found
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,0 +1,176 @@
+"""API routes that list and count images, and, if the server allows it, describe and remove them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from retrieval.errors import InputError
+from retrieval.searchable import Item, SearchableGallery
+from retrieval.storage.facets import Facet, Facets
+from retrieval.storage.listing import Order, Place
+from serve.api.bodies import JSON, read_body
+from serve.api.context import RequestWorkers, Service
+from serve.api.errors import BODY, LOAD, documented, validate
+from serve.api.item_schemas import (
+    MAX_FACETS,
+    SHOWN_IDS,
+    ColumnFacet,
+    DateRange,
+    FacetParameters,
+    FacetsAnswer,
+    ItemsAnswer,
+    ListParameters,
+    NumberRange,
+    RemoveAnswer,
+    RemoveRequest,
+    UpdateRequest,
+    ValueCount,
+)
+from serve.api.openapi import accepts
+from serve.api.routes import ItemId, image_fields
+from serve.api.schemas import Image
+from serve.core import changes
+from serve.core.cursors import Listing
+from serve.core.errors import (
+    ChangesNotAllowedError,
+    CountMismatchError,
+    ForbiddenError,
+    UnknownItemError,
+    UnwritableError,
+)
+
+_CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
+router = APIRouter()
+
+
+@router.get(
+    "/items",
+    summary="List the images of the gallery, page by page.",
+    response_model=ItemsAnswer,
+    responses=documented(InputError, *LOAD),
+)
+async def list_items(
+    request: Request,
+    parameters: Annotated[ListParameters, Query()],
+    service: Service,
+    workers: RequestWorkers,
+) -> Response:
+    """Follow `next_cursor` until it is null. Every image that stays in the gallery is listed exactly once,
+    also while others are added and removed; one whose value in `order` changes may be missed or repeated."""
+    order = Order.parse(parameters.order)
+
+    def read(gallery: SearchableGallery) -> tuple[list[Item], Place | None, Listing]:
+        listing = Listing(gallery.manifest.uuid, parameters.where, parameters.order)
+        after = None if parameters.cursor is None else listing.place(parameters.cursor)
+        return *gallery.listing(parameters.where, order, after, parameters.limit), listing
+
+    def work() -> Response:
+        (items, last, listing), summary = service.read(read)
+        shown = [Image(**image_fields(item, summary)) for item in items]
+        cursor = None if last is None else listing.cursor(last)
+        return Response(ItemsAnswer(items=shown, next_cursor=cursor).model_dump_json(), media_type=JSON)
+
+    return await workers.run(work, request.receive)
+
+
+@router.get(
+    "/facets",
+    summary="Count the values of columns.",
+    response_model=FacetsAnswer,
+    responses=documented(InputError, *LOAD),
+)
+async def facets(
+    request: Request,
+    parameters: Annotated[FacetParameters, Query()],
+    service: Service,
+    workers: RequestWorkers,
+) -> Response:
+    """Images for each value of label and metadata, ranges of numbers and dates, and missing values."""
+
+    def read(gallery: SearchableGallery) -> Facets:
+        known = {"label", *gallery.columns()}
+        names = [
+            name.strip()
+            for given in parameters.columns
+            for name in ([given] if given in known else given.split(","))  # a name may have a comma
+        ]
+        names = names or ["label", *gallery.columns()][:MAX_FACETS]
+        if len(names) > MAX_FACETS:
+            raise InputError(f"columns: {len(names)} are given; at most {MAX_FACETS} are counted at once")
+        return gallery.facets(names, parameters.where, parameters.limit)
+
+    def work() -> Response:
+        found, _ = service.read(read)
+        counts = [_facet(facet) for facet in found.facets]
+        answer = FacetsAnswer(images=found.items, counted=found.counted, facets=counts)
+        return Response(answer.model_dump_json(), media_type=JSON)
+
+    return await workers.run(work, request.receive)
+
+
+@router.patch(
+    "/items/{number:int}",
+    summary="Change the label or the metadata of an image.",
+    response_model=Image,
+    responses=documented(*BODY, UnknownItemError, *_CHANGE_ERRORS),
+    response_description="The image as it is now.",
+    openapi_extra=accepts(UpdateRequest),
+)
+async def update_item(number: ItemId, request: Request, service: Service, workers: RequestWorkers) -> Image:
+    """What is not named stays. A new column is added; all values of a column are text, or all are numbers."""
+    changes.check_allowed(service)
+    body = await read_body(request, JSON)
+
+    def work() -> Image:
+        query = validate(UpdateRequest, body.values())
+        label = query.label if "label" in query.model_fields_set else changes.UNCHANGED
+        item = changes.update(service, number, label, query.metadata)
+        return Image(**image_fields(item, service.summary()))
+
+    return await workers.run(work)
+
+
+@router.post(
+    "/items:remove",
+    summary="Remove all images that fulfil a condition.",
+    response_model=RemoveAnswer,
+    responses=documented(*BODY, CountMismatchError, *_CHANGE_ERRORS),
+    openapi_extra=accepts(RemoveRequest),
+)
+async def remove_items(request: Request, service: Service, workers: RequestWorkers) -> RemoveAnswer:
+    """By default a dry run, which counts them. To remove them, send its count as `expected`: if the condition
+    selects more or fewer by then, nothing is removed. Files that the gallery stores, after an addition, are
+    deleted; other files stay."""
+    changes.check_allowed(service)
+    body = await read_body(request, JSON)
+
+    def work() -> RemoveAnswer:
+        query = validate(RemoveRequest, body.values())
+        if query.dry_run or query.expected is None:
+            found = changes.select(service, query.where)
+        else:
+            found = changes.remove_selected(service, query.where, query.expected)
+        count = len(found.ids)
+        return RemoveAnswer(
+            dry_run=query.dry_run,
+            selected=count,
+            removed=count if found.removed else 0,
+            ids=found.ids[:SHOWN_IDS],
+        )
+
+    return await workers.run(work)
+
+
+def _facet(facet: Facet) -> ColumnFacet:
+    return ColumnFacet(
+        column=facet.column,
+        values=[ValueCount(value=value, count=count) for value, count in facet.values if value is not None],
+        distinct=facet.distinct,
+        missing=facet.missing,
+        numbers=None if facet.numbers is None else NumberRange(min=facet.numbers[0], max=facet.numbers[1]),
+        dates=None if facet.dates is None else DateRange(min=facet.dates[0], max=facet.dates[1]),
+    )
