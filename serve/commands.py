@@ -145,6 +145,12 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     "[default: 50; 0 on a loopback address]",
 )
 @_option(
+    "--connections",
+    type=click.IntRange(0, 512),
+    help="Open connections of one client, such as 64; 0 for no limit. Behind a trusted proxy, its concurrent "
+    "requests.  [default: 128; 0 on a loopback address]",
+)
+@_option(
     "--max-body",
     type=click.IntRange(1, 1024),
     default=32,
@@ -181,6 +187,9 @@ def serve(gallery: tuple[str, ...], **options: Any) -> None:
       lookalike serve shop.gallery --host 0.0.0.0 --user ann --password-file password
       lookalike serve birds.gallery cars=/data/all-cars
       lookalike serve --config serve.toml
+
+    A gallery in a database is served like one in files, also by several servers at once; the password of the
+    database comes from $LOOKALIKE_STORE_PASSWORD.
 
     Of several galleries, the first is served at the root, and each under its name: the page of cars at
     /galleries/cars/, its API at /v1/galleries/cars/.

@@ -26,6 +26,7 @@ from serve.core.permissions import Permissions
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 TOKEN, PASSWORD = "LOOKALIKE_TOKEN", "LOOKALIKE_PASSWORD"  # environment variables
 _DEFAULT_RATE = 50.0
+_DEFAULT_CONNECTIONS = 128  # a quarter of all
 _SECRETS = {"token": TOKEN, "password": PASSWORD}
 _MIN_LENGTH = {TOKEN: 16, PASSWORD: 8}
 _GENERATE = '`python -c "import secrets; print(secrets.token_urlsafe(24))"` generates one'
@@ -54,7 +55,8 @@ class Credentials:
         value = value.strip()
         if scheme.lower() == "bearer":
             digest = _digest(value)
-            return "token" if any(hmac.compare_digest(digest, token) for token in self.tokens) else None
+            matches = [hmac.compare_digest(digest, token) for token in self.tokens]  # all of them
+            return "token" if any(matches) else None
         if scheme.lower() == "basic" and self.pair is not None:
             try:
                 digest = hashlib.sha256(base64.b64decode(value, validate=True)).digest()
@@ -81,6 +83,7 @@ class Settings:
         proxies: Addresses and networks of trusted proxies.
         permissions: Permissions of visitors beyond searching.
         rate: Requests per second and client; 0 for no limit.
+        connections: Open connections of one client; 0 for no limit.
         max_body: Size of the largest request body, in MB (2^20 bytes).
         deadline: Seconds within which a request is answered, also at shutdown.
         runtime: Device, provider and batch size of the models.
@@ -100,6 +103,7 @@ class Settings:
     proxies: tuple[str, ...] = ()
     permissions: Permissions = field(default_factory=Permissions)
     rate: float = 0
+    connections: int = 0
     max_body: int = 32
     deadline: int = 30
     runtime: Runtime = Runtime()  # noqa: RUF009
@@ -123,6 +127,7 @@ def settings(
     allow_changes: bool,
     allow_urls: bool,
     rate: float | None,
+    connections: int | None,
     device: Device,
     provider: str,
     batch_size: int | None,
@@ -148,9 +153,12 @@ def settings(
             "--trusted-proxy: a proxy lets other machines in, and nobody signs in here; add --user with "
             "--password-file, or --insecure if the proxy handles sign-in"
         )
+    galleries = parse_galleries(gallery)
+    if workers > 1:
+        _check_shared(galleries, workers)
     is_local = host.lower() in LOCAL_NAMES and not proxies
     return Settings(
-        galleries=parse_galleries(gallery),
+        galleries=galleries,
         host=host,
         page=page,
         workers=workers,
@@ -161,9 +169,20 @@ def settings(
         proxies=proxies,
         permissions=Permissions(changes=allow_changes, urls=allow_urls),
         rate=rate if rate is not None else 0 if is_local else _DEFAULT_RATE,
+        connections=connections if connections is not None else 0 if is_local else _DEFAULT_CONNECTIONS,
         runtime=Runtime(device, provider, batch_size),
         **unchanged,
     )
+
+
+def _check_shared(galleries: Mapping[str, Path], workers: int) -> None:
+    """Raise an `InputError` if a gallery is in a database that a single process can open."""
+    from retrieval.stores.folder import is_store, read_folder
+
+    for folder in galleries.values():
+        if is_store(folder) and (address := read_folder(folder).address).embedded:
+            what = f"--workers {workers}: one process at a time can open {address}"
+            raise InputError(f"{what}; use --workers 1, or a Qdrant server")
 
 
 def read_file(file: Path, known: Collection[str], negated: Mapping[str, str]) -> dict[str, Any]:

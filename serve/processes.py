@@ -26,6 +26,7 @@ from serve.config import Settings
 from serve.core.service import SearchService, open_services
 from serve.core.telemetry import forget_process
 from serve.core.workers import Limits
+from serve.http.connections import Connections
 from serve.http.logs import configure_logging, report_status
 from serve.http.protocol import Protocol
 from serve.http.rate_limit import SharedLimits
@@ -88,7 +89,7 @@ def run_workers(settings: Settings, listening: socket.socket, announce: Callable
 def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Protocol,
+        http=partial(Protocol, limits=Connections(settings.connections, settings.proxies)),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -21,7 +21,7 @@ class AuthMiddleware:
     """ASGI middleware that requires credentials for everything but /healthz.
 
     Stores the name of the user in `scope["state"]["user"]`. A client that has sent too many wrong credentials
-    is refused before its next ones are checked.
+    gets 429 for further wrong ones. Right credentials are never refused: other clients may share the address.
 
     Args:
         app: The wrapped application.
@@ -52,12 +52,11 @@ class AuthMiddleware:
         authorization = Headers(scope=scope).get("authorization")
         if authorization is None:
             return SignInError("sign in to use this server", headers=self._challenge)
-        wait = self._failures.wait_seconds(client)
-        if wait:
-            return SignInRateLimitError("too many failed sign-ins: try again later", retry_after=wait)
         user = self._credentials.authenticate(authorization)
         if user is None:
-            self._failures.take(client)
+            wait = self._failures.take(client)
+            if wait:
+                return SignInRateLimitError("too many failed sign-ins: try again later", retry_after=wait)
             return SignInError("wrong credentials", headers=self._challenge)
         scope.setdefault("state", {})["user"] = user
         return None

@@ -21,14 +21,14 @@ class ApiCORSMiddleware(CORSMiddleware):
     Args:
         app: The wrapped application.
         origins: Allowed origins such as `https://shop.example`.
-        permissions: Permissions of visitors, which decide whether DELETE is allowed.
+        permissions: Permissions of visitors, which decide whether DELETE and PATCH are allowed.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], permissions: Permissions) -> None:
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=["GET", "POST", *(["DELETE"] if permissions.changes else [])],
+            allow_methods=["GET", "POST", *(["DELETE", "PATCH"] if permissions.changes else [])],
             allow_headers=["Authorization", "X-Request-Id"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -14,6 +15,9 @@ from retrieval.errors import ImageError, InputError, LookalikeError
 from serve.addresses import API, within_page
 from serve.core.errors import InvalidRequestError, ServerError
 
+EMBEDDINGS = "/embeddings"  # the route for clients of OpenAI's API
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests with status 409
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
 INTERNAL_DETAIL = "internal error: the server's log has the details"
@@ -58,7 +62,23 @@ def problem_response(
         headers: Headers to add to those of the error.
     """
     content = problem_document(error, instance_of(scope))
-    return JSONResponse(content, error.status, _headers(error) | dict(headers or {}), media_type=MEDIA_TYPE)
+    headers = _headers(error) | dict(headers or {})
+    if scope["path"].startswith(API) and scope["path"].endswith(EMBEDDINGS):
+        content["error"] = openai_error(content)
+        headers |= _NO_RETRY if error.status == HTTPStatus.CONFLICT else {}
+    return JSONResponse(content, error.status, headers, media_type=MEDIA_TYPE)
+
+
+def openai_error(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a problem document as the `error` object that clients of OpenAI's API read."""
+    status = problem["status"]
+    faults = problem.get("errors") or [{}]
+    return {
+        "message": problem["detail"],
+        "type": _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
+        "param": faults[0].get("pointer"),
+        "code": problem["code"],
+    }
 
 
 def refusal(scope: Scope, error: ServerError) -> Response:

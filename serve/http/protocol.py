@@ -1,26 +1,39 @@
-"""h11 protocol with a header timeout and a connection cap."""
+"""h11 protocol with a header timeout and limits on connections."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from serve.http.connections import Connections
+
 HEADER_SECONDS = 10.0
-MAX_CONNECTIONS = 512  # below the 1024 files that a process may have open by default
+RESERVE_SECONDS = 2.0  # time of the headers on a connection beyond the limits
 
 
 class Protocol(H11Protocol):
-    """One connection. uvicorn limits only the idle time between requests, not the time of the headers."""
+    """One connection. uvicorn limits only the idle time between requests, not the time of the headers.
+
+    Args:
+        limits: Open connections of this process.
+        uvicorn: Arguments of uvicorn's protocol.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
 
+    def __init__(self, *, limits: Connections, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._limits = limits
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, or abort it if there are too many."""
+        """Accept a connection, beyond the limits only for health checks and refusals."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-        self._deadline = self.loop.call_later(HEADER_SECONDS, transport.abort)
+        exceeded = self._limits.add(transport, self.client[0] if self.client else "")
+        self.app_state = {**self.app_state, **exceeded}
+        seconds = RESERVE_SECONDS if exceeded else HEADER_SECONDS
+        self._deadline = self.loop.call_later(seconds, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Receive headers or body; `BodyLimitMiddleware` limits the time of the body."""
@@ -33,6 +46,7 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timeout of a closed connection."""
         self._cancel()
+        self._limits.remove(self.transport)
         super().connection_lost(exc)
 
     def _cancel(self) -> None:

@@ -14,7 +14,8 @@ import secrets
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,13 +79,20 @@ class StreamLimitMiddleware:
             error = BusyError("too many open pages: close some", retry_after=_STREAM_RETRY_SECONDS)
             await refusal(scope, error)(scope, receive, send)
             return
-        self._open[client] += 1
-        try:
+        with counted(self._open, client):
             await self._app(scope, receive, send)
-        finally:
-            self._open[client] -= 1
-            if not self._open[client]:
-                del self._open[client]
+
+
+@contextmanager
+def counted(active: Counter[str], client: str) -> Iterator[None]:
+    """Count a client as active meanwhile; clients without anything active leave the counter."""
+    active[client] += 1
+    try:
+        yield
+    finally:
+        active[client] -= 1
+        if not active[client]:
+            del active[client]
 
 
 class TokenBuckets:
@@ -114,18 +122,7 @@ class TokenBuckets:
 
     def take(self, client: str) -> int:
         """Take a token. Return 0, or the whole seconds until there is one."""
-        return self._update(client, 1)
-
-    def wait_seconds(self, client: str) -> int:
-        """Return the whole seconds until there is a token, 0 if there is one; take none."""
-        return self._update(client, 0)
-
-    def __len__(self) -> int:
-        """Return the number of clients with a bucket."""
-        return sum(owner != _EMPTY for owner, _, _ in _SLOT.iter_unpack(self._memory[_KEY_SIZE:]))
-
-    def _update(self, client: str, tokens: int) -> int:
-        owner = hashlib.blake2b(_bucket_name(client).encode(), digest_size=8, key=self._key).digest()
+        owner = hashlib.blake2b(client_network(client).encode(), digest_size=8, key=self._key).digest()
         row = _KEY_SIZE + owner[0] % _ROWS * _ROW_SIZE
         slots = list(_SLOT.iter_unpack(self._memory[row : row + _ROW_SIZE]))
         now = self._clock()
@@ -140,8 +137,12 @@ class TokenBuckets:
             level = min(self._burst, level + self._rate * (now - last_access))
         is_enough = level >= 1
         start = row + slot * _SLOT.size
-        self._memory[start : start + _SLOT.size] = _SLOT.pack(owner, level - tokens * is_enough, now)
+        self._memory[start : start + _SLOT.size] = _SLOT.pack(owner, level - is_enough, now)
         return 0 if is_enough else math.ceil((1 - level) / self._rate)
+
+    def __len__(self) -> int:
+        """Return the number of clients with a bucket."""
+        return sum(owner != _EMPTY for owner, _, _ in _SLOT.iter_unpack(self._memory[_KEY_SIZE:]))
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _map_file(file: Path) -> mmap.mmap:
         return mmap.mmap(opened.fileno(), 0)
 
 
-def _bucket_name(client: str) -> str:
+def client_network(client: str) -> str:
     """Return the address or IPv6 network that a client is counted by."""
     try:
         address = ipaddress.ip_address(unmap_ipv4(client).partition("%")[0])

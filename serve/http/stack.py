@@ -12,6 +12,7 @@ from serve.core.telemetry import Telemetry
 from serve.http.access_log import AccessLogMiddleware
 from serve.http.auth import AuthMiddleware
 from serve.http.body_limit import BodyLimitMiddleware
+from serve.http.connections import ConnectionLimitMiddleware
 from serve.http.cors import ApiCORSMiddleware
 from serve.http.host_guard import HostGuardMiddleware
 from serve.http.proxy_headers import TrustedProxyMiddleware
@@ -45,4 +46,5 @@ def protect(
     app = HostGuardMiddleware(app, settings.names, settings.origins)
     if settings.origins:  # outside of sign-in: browsers send preflights without credentials
         app = ApiCORSMiddleware(app, settings.origins, settings.permissions)
+    app = ConnectionLimitMiddleware(app, settings.connections)
     return TrustedProxyMiddleware(AccessLogMiddleware(app, telemetry), settings.proxies)

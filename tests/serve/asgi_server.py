@@ -8,23 +8,33 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve.http.connections import Connections
 from serve.http.protocol import Protocol
 
 
 @contextmanager
-def listening(app: ASGIApp, lifespan: Literal["on", "off"] = "off") -> Iterator[int]:
+def listening(
+    app: ASGIApp, lifespan: Literal["on", "off"] = "off", limits: Connections | None = None
+) -> Iterator[int]:
     """Serve an application and yield its port; with a lifespan, shut it down gracefully."""
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
         bound.bind(("127.0.0.1", 0))
         server = uvicorn.Server(
-            uvicorn.Config(app, http=Protocol, lifespan=lifespan, log_config=None, ws="none")
+            uvicorn.Config(
+                app,
+                http=partial(Protocol, limits=limits or Connections()),  # type: ignore[arg-type]
+                lifespan=lifespan,
+                log_config=None,
+                ws="none",
+            )
         )
         thread = threading.Thread(target=server.run, args=([bound],))
         thread.start()

@@ -30,7 +30,7 @@ def shop_gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_fil
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path) -> Iterator[Server]:
     """`lookalike serve` over the shop."""
-    with serving([*SERVE, str(shop_gallery)], tmp_path_factory.mktemp("scratch")) as running:
+    with serving([*SERVE, str(shop_gallery)], tmp_path_factory.mktemp("scratch"), forked=True) as running:
         yield running
 
 

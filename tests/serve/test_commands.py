@@ -96,6 +96,7 @@ def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch
         origins=("https://a.example", "http://b.example:8080"),  # only in the environment
         proxies=("10.0.0.0/8",),
         insecure=True,
+        connections=128,  # the default behind a proxy
         rate=2.5,  # environment before file
         max_body=3,  # command line before environment before file
         log_level="info",

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from starlette.types import Receive, Scope, Send
 
+from retrieval.commands.index import index
+from retrieval.stores.address import parse_address
 from serve.commands import serve
 from serve.config import PASSWORD, settings
 from tests.serve.asgi_server import listening, measure
@@ -31,7 +36,7 @@ def test_example_configuration_is_valid(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.credentials
 
 
-@pytest.mark.parametrize("name", ["Containerfile", "lookalike.service", "README.md"])
+@pytest.mark.parametrize("name", ["Containerfile", "lookalike.service", "README.md", "compose.search.yaml"])
 def test_environment_variables_are_settings(name: str) -> None:
     variables = re.findall(r"LOOKALIKE_SERVE_([A-Z_]+)", (DEPLOY / name).read_text())
     assert variables
@@ -73,6 +78,49 @@ def test_container_checks_health_at_its_port() -> None:
         assert probe(port) == 0
     assert paths == ["/healthz"]
     assert probe(port) != 0
+
+
+@pytest.mark.parametrize("name", ["postgres", "qdrant", "milvus"])
+def test_compose_file_has_what_lookalike_needs(name: str) -> None:
+    found = yaml.safe_load((DEPLOY / f"compose.{name}.yaml").read_text())
+    services, text = found["services"], (DEPLOY / "README.md").read_text()
+    for service in services.values():
+        if "image" in service:  # a version, so that the next start has the same
+            assert re.fullmatch(r"[a-z.]+(/[a-z]+)+:[\w.-]*\d[\w.-]*", service["image"]), service["image"]
+            assert service["healthcheck"]
+            assert any(one.partition(":")[0] in found["volumes"] for one in service["volumes"])
+        for other, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert other in services
+    search = services["search"]
+    base = yaml.safe_load((DEPLOY / search["extends"]["file"]).read_text())["services"]["search"]
+    assert (DEPLOY / base["build"]["context"] / base["build"]["dockerfile"]).exists()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {*search["build"]["args"]["EXTRA"].split(",")} == {"cpu", name} <= extras.keys()
+    (address,) = {one for one in re.findall(r"[a-z]+://[\w@]*store[\w:/]*", text) if one.startswith(name)}
+    parsed = parse_address(address)
+    assert (parsed.kind[: len(name)], parsed.host, parsed.collection) == (name, "store", parsed.collection)
+    if name == "postgres":
+        environment = services["store"]["environment"]
+        assert (parsed.user, parsed.database) == (environment["POSTGRES_USER"], environment["POSTGRES_DB"])
+    assert set(re.findall(r"\$\{([A-Z_]+)", json.dumps([found, base]))) <= {
+        "LOOKALIKE_FOLDER",
+        "STORE_PASSWORD",
+        "VISITOR_PASSWORD",
+    }
+    for key, value in [one for s in [*services.values(), base] for one in s.get("environment", {}).items()]:
+        if re.search("PASSWORD|SECRET|API_KEY", key):
+            assert value.startswith(("${", "/run/secrets/")), key
+
+
+@pytest.mark.parametrize("page", ["deploy/README.md", "docs/stores.md", "README.md"])
+def test_documented_commands_of_galleries_exist(page: str) -> None:
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    commands = re.findall(r"lookalike(?: search)? index ([^`\n]*)$", text, re.MULTILINE)
+    assert len(commands) >= 2
+    for command in commands:
+        name, *words = shlex.split(command, comments=True)
+        index.commands[name].make_context(name, words)
 
 
 CHANGES = re.search(r"^    \[Service\]\n(    \w+=.*\n)+", (DEPLOY / "README.md").read_text(), re.MULTILINE)

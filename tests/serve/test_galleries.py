@@ -32,7 +32,9 @@ def others(tmp_path_factory: pytest.TempPathFactory, model_file: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path, others: Path) -> Iterator[Server]:
-    with serving([*SERVE, str(shop_gallery), str(others)], tmp_path_factory.mktemp("both")) as running:
+    with serving(
+        [*SERVE, str(shop_gallery), str(others)], tmp_path_factory.mktemp("both"), forked=True
+    ) as running:
         yield running
 
 

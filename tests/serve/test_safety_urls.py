@@ -157,7 +157,7 @@ def test_fetched_images_count_toward_the_upload_limit(
 @pytest.mark.slow
 def test_urls_are_not_in_the_log(shop_gallery: Path, tmp_path: Path) -> None:
     words = [str(shop_gallery), "--no-page", "--allow-urls", "--log-level", "debug"]
-    with serving([*SERVE, *words], tmp_path) as server:
+    with serving([*SERVE, *words], tmp_path, forked=True) as server:
         for address in ("http://secret.invalid/path?word=1", "http://secret:word@127.0.0.1/path"):
             assert _search(server.url, url=address).json()["code"] == "not-fetched"
         code, output = server.stop()

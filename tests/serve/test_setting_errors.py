@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.errors import InputError
+from retrieval.stores.folder import NAME
 from serve.commands import serve
 from serve.config import read_credentials, settings
 from tests.conftest import lookalike
@@ -98,3 +99,10 @@ def test_non_ascii_token_is_refused(tmp_path: Path, token: str) -> None:
         read_credentials(tmp_path / "tokens", None, None)
     assert str(refused.value).startswith(str(tmp_path / "tokens"))
     assert token not in str(refused.value)
+
+
+def test_workers_need_a_database_that_they_can_share(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('{"format": 1, "address": "qdrant:///data/birds", "collection_uuid": "u"}')
+    options = serve.make_context("serve", [str(tmp_path), "--workers", "2", "--no-page"]).params
+    with pytest.raises(InputError, match="one process at a time can open qdrant:///data/birds; use"):
+        settings(**options)

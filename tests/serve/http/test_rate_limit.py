@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
-from serve.http import protocol
+from serve.http import connections, protocol
 from serve.http.body_limit import BodyLimitMiddleware
+from serve.http.connections import ConnectionLimitMiddleware, Connections
 from serve.http.proxy_headers import TrustedProxyMiddleware
 from serve.http.rate_limit import RateLimitMiddleware, StreamLimitMiddleware, TokenBuckets
 from tests.serve.asgi_server import get, listening, measure, receive_all, send_raw
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+HEALTH = REQUEST.replace(b"/ ", b"/healthz ", 1)
 
 CAP, TOGETHER = 100_000, 150_000
 
@@ -245,12 +250,85 @@ def test_response_may_take_longer_than_the_header_timeout(monkeypatch: pytest.Mo
 
 
 def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 3)
-    with listening(measure) as port:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    with listening(ConnectionLimitMiddleware(measure, 0)) as port:
         held = [send_raw(port) for _ in range(3)]
-        assert receive_all(send_raw(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == b""
+        assert b" 503 " in receive_all(send_raw(port, REQUEST))
         held.pop().close()
-        while not receive_all(send_raw(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")):
+        while b" 200 " not in receive_all(send_raw(port, REQUEST)):
             pass  # until the server notices the disconnect
         for connection in held:
             connection.close()
+
+
+def _from(address: str, port: int, *parts: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), 30, source_address=(address, 0))
+    for part in parts:
+        connection.sendall(part)
+    return connection
+
+
+def test_silent_connections_of_one_client_stop_neither_others_nor_health_checks() -> None:
+    limits = Connections(per_client=8)
+    with listening(ConnectionLimitMiddleware(measure, 8), limits=limits) as port:
+        held = [_from("127.0.0.2", port) for _ in range(8 + 2 * connections.RESERVED)]
+        for address, request, status in [
+            ("127.0.0.2", REQUEST, b" 429 "),
+            ("127.0.0.2", HEALTH, b" 200 "),
+            ("127.0.0.1", REQUEST, b" 200 "),
+        ]:
+            found = receive_all(_from(address, port, request))
+            assert status in found.partition(b"\r\n")[0]
+            assert b"connection: close" in found.lower()
+        for connection in held:
+            connection.close()
+        while b" 200 " not in receive_all(_from("127.0.0.2", port, REQUEST)):
+            pass  # until the server notices the disconnects
+
+
+def test_health_checks_are_answered_when_all_connections_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
+    with listening(ConnectionLimitMiddleware(measure, 0)) as port:
+        held = [_from("127.0.0.2", port) for _ in range(4)]
+        held += [_from("127.0.0.3", port) for _ in range(connections.RESERVED)]
+        waiting = send_raw(port)
+        held += [_from("127.0.0.3", port) for _ in range(2 * connections.RESERVED)]  # do not displace it
+        waiting.sendall(HEALTH)
+        assert b" 200 " in receive_all(waiting)
+        assert b" 200 " in receive_all(send_raw(port, HEALTH.replace(b"Connection: close\r\n", b"")))
+        assert b" 503 " in receive_all(send_raw(port, REQUEST))
+        for connection in held:
+            connection.close()
+
+
+def test_clients_of_a_trusted_proxy_are_limited_by_their_own_addresses() -> None:
+    async def story() -> list[int]:
+        finish, statuses = asyncio.Event(), list[int]()
+
+        async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] != "/healthz":
+                await finish.wait()
+            await measure(scope, receive, send)
+
+        app = TrustedProxyMiddleware(ConnectionLimitMiddleware(wait, 2), ["10.0.0.0/8"])
+
+        async def ask(client: str, path: str = "/") -> int:
+            transport = httpx.ASGITransport(app, client=("10.0.0.1", 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as asking:
+                return (await asking.get(path, headers={"X-Forwarded-For": client})).status_code
+
+        first = [asyncio.create_task(ask("192.0.2.1")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        other = asyncio.create_task(ask("192.0.2.2"))
+        statuses += [await ask("192.0.2.1"), await ask("192.0.2.1", "/healthz")]
+        finish.set()
+        return [*statuses, await other, *[await one for one in first], await ask("192.0.2.1")]
+
+    assert asyncio.run(story()) == [429, 200, 200, 200, 200, 200]
+    limits = Connections(per_client=1, proxies=["10.0.0.0/8"])
+    assert [limits.add(_Transport(), "10.0.0.1") for _ in range(5)] == [{}] * 5
+
+
+class _Transport:
+    def abort(self) -> None:
+        raise AssertionError

@@ -24,7 +24,9 @@ def folder(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def changeable(folder: Path) -> Iterator[Server]:
-    with serving([*SERVE, str(folder), "--allow-changes"], folder.with_name("scratch")) as running:
+    with serving(
+        [*SERVE, str(folder), "--allow-changes"], folder.with_name("scratch"), forked=True
+    ) as running:
         yield running
 
 

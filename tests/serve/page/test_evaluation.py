@@ -153,7 +153,7 @@ def test_shutdown_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
     with gallery.store.writing():
         items = new_items([f"{n % 9}{n}" for n in range(25_000)])
         gallery.store.commit(unit_vectors(25_000), items)
-    with serving([*SERVE, str(tmp_path / "g")], tmp_path / "scratch") as server:
+    with serving([*SERVE, str(tmp_path / "g")], tmp_path / "scratch", forked=True) as server:
         with httpx.Client(base_url=server.url, timeout=30) as client:
             until(lambda: str(send_event(client, "submit", [], "measure")["output"]["data"]), running=True)
         begun = time.monotonic()

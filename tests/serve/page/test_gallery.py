@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from retrieval import Gallery, InputError
 from retrieval.search.where import parse_condition
 from retrieval.storage.records import FileStamp, NewItem
-from retrieval.upkeep.duplicates import Group, find_duplicates
+from retrieval.upkeep.duplicate_groups import Group
+from retrieval.upkeep.duplicates import find_duplicates
 from serve.core import changes
 from serve.core.errors import BusyError, UnavailableError
 from serve.core.permissions import Permissions

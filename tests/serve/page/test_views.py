@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from retrieval import Gallery
 from retrieval.errors import InputError
-from retrieval.gallery import Hit, Item
+from retrieval.searchable import Hit, Item
 from retrieval.storage.records import IndexSpec, StoredItem
 from serve.core.service import EmbeddedQuery, GallerySummary, SearchService
 from serve.core.thumbnails import encode
@@ -47,11 +48,11 @@ def _found(
     item: Item | None = None,
     embed_ms: float = 0.0,
     form: SearchForm | None = None,
-    best_score: float | None = None,
+    best: Hit | None = None,
 ) -> SearchResult:
     vector = None if item else np.zeros(2, np.float32)
     return SearchResult(
-        [EmbeddedQuery(vector, item, "f", embed_ms)], form or SearchForm(), list(hits), 3.14159, best_score
+        [EmbeddedQuery(vector, item, "f", embed_ms)], form or SearchForm(), list(hits), 3.14159, best
     )
 
 
@@ -99,6 +100,14 @@ def test_result_shows_rank_score_label_metadata_and_key() -> None:
     assert "/shop" not in html
 
 
+def test_probability_is_beside_the_score() -> None:
+    hits = [Hit(7, "/shop/a.png", "red", {}, "a.png", score=0.9, probability=0.876)]
+    html = result_list(_found(*hits), _SHOP)
+    assert _Parsed(html).all("img")[0]["alt"] == "1 · 0.9000 · probability 88% · red"
+    assert "Probability" in html
+    assert "Probability" not in result_list(_found(replace(hits[0], probability=None)), _SHOP)
+
+
 def test_hits_are_judged_if_both_labels_are_known() -> None:
     hits = [Hit(1, "a", "red", score=0.9), Hit(2, "b", "blue", score=0.8), Hit(3, "c", None, score=0.7)]
     page = _Parsed(result_list(_found(*hits, item=Item(4, "d", "red")), _SHOP))
@@ -123,8 +132,11 @@ def test_status_shows_durations_and_the_item() -> None:
 
 def test_empty_result_gives_the_reason() -> None:
     assert result_list(_found(), _SHOP) == ""
-    low = status_line(_found(form=SearchForm(min_score=0.95), best_score=0.87654), "")
+    best = Hit(1, "a.jpg", None, score=0.87654, probability=0.4321)
+    low = status_line(_found(form=SearchForm(min_score=0.95), best=best), "")
     assert "No result scores 0.95 or more: the best score is 0.8765" in low
+    unlike = status_line(_found(form=SearchForm(min_probability=0.5), best=best), "")
+    assert "Nothing like it here: the best result has a probability of 43%" in unlike
     assert "No image matches the filter" in status_line(_found(form=SearchForm(where="id = 0")), "")
     assert "no other image" in status_line(_found(), "")
 
@@ -136,6 +148,7 @@ _forms = st.builds(
     k=st.integers(1, MAX_K),
     where=st.text().map(str.strip),
     min_score=st.none() | st.floats(-1, 1),
+    min_probability=st.none() | st.floats(0, 1),
     group_by=st.text(),
 )
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval import Gallery
-from retrieval.gallery import Hit, Item
+from retrieval.searchable import Hit, Item
 from serve.core.queries import MAX_TOGETHER, Region
 from serve.core.service import EmbeddedQuery, GallerySummary, SearchService
 from serve.core.thumbnails import MAX_SIDE, encode
