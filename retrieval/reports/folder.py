@@ -11,11 +11,11 @@ from retrieval.evaluation.comparison import Comparison
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery
 from retrieval.evaluation.report import REPORTS_FOLDER, Report, json_lines
 from retrieval.files import write_texts
-from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.pages import document
 from retrieval.reports.report import render_report
+from retrieval.searchable import SearchableGallery
 
 
 def save_report(report: Report, folder: Path) -> None:
@@ -34,7 +34,9 @@ def save_comparison(comparison: Comparison, folder: Path) -> None:
     write_texts(folder, {"compare.html": page, "compare.json": json_lines(comparison.to_dict())})
 
 
-def evaluate_and_keep(gallery: Gallery, *, limit: int | None = None, show_progress: bool = False) -> Report:
+def evaluate_and_keep(
+    gallery: SearchableGallery, *, limit: int | None = None, show_progress: bool = False
+) -> Report:
     """Evaluate a gallery on its own labelled images and keep the report in it.
 
     Args and errors as for `retrieval.evaluation.gallery.evaluate_gallery`; also:

@@ -57,7 +57,7 @@ def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str,
 def site(tmp_path_factory: pytest.TempPathFactory, galleries: dict[str, Gallery]) -> Iterator[Server]:
     """A server over all of them, without changes."""
     folders = [str(gallery.folder) for gallery in galleries.values()]
-    with serving([*SERVE, *folders], tmp_path_factory.mktemp("scratch")) as running:
+    with serving([*SERVE, *folders], tmp_path_factory.mktemp("scratch"), forked=True) as running:
         yield running
 
 

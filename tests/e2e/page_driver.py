@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
-from retrieval.gallery import Hit
+from retrieval.searchable import Hit
 from tests.serve.serving import Server
 
 expect.set_options(timeout=30_000)  # milliseconds: machines may be busy

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.cli import COMMANDS
-from tests.conftest import CHECKOUT, SCRIPT, draw, lookalike, lookalike_here, restore_signals
+from tests.conftest import CHECKOUT, SCRIPT, draw, lookalike, lookalike_here
 
 LEAVES = [
     *(["datasets", name] for name in ("list", "fetch", "info")),
@@ -194,7 +194,7 @@ def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> N
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
     settings = ["--set", "epochs=40", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
     command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
-    pipes = {"stderr": subprocess.PIPE, "text": True, "preexec_fn": restore_signals}
+    pipes = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:
         deadline = time.monotonic() + 60
         metrics = tmp_path / "run" / "metrics.jsonl"

@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery, shop: Pat
     """A server that lets visitors do everything, with another gallery of several pages."""
     more = large(gallery.folder.parent, shop, 46)
     words = [*SERVE, str(gallery.folder), str(more.folder), "--allow-changes", "--allow-urls"]
-    with serving(words, tmp_path_factory.mktemp("scratch")) as running:
+    with serving(words, tmp_path_factory.mktemp("scratch"), forked=True) as running:
         yield running
 
 

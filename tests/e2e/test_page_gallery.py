@@ -45,7 +45,9 @@ def allowing(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Iterator[S
     """A server with --allow-changes, over a gallery that `put` replaces."""
     folder = tmp_path_factory.mktemp("changed")
     shutil.copytree(home, folder / "shop.gallery")
-    with serving([*SERVE, str(folder / "shop.gallery"), "--allow-changes"], folder / "scratch") as running:
+    with serving(
+        [*SERVE, str(folder / "shop.gallery"), "--allow-changes"], folder / "scratch", forked=True
+    ) as running:
         yield running
 
 

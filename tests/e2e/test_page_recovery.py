@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterat
     password.write_text(SIGNED_IN["password"])
     password.chmod(0o600)
     words = ["--allow-urls", "--user", SIGNED_IN["username"], "--password-file", str(password)]
-    with serving([*SERVE, str(gallery.folder), *words], folder / "scratch") as running:
+    with serving([*SERVE, str(gallery.folder), *words], folder / "scratch", forked=True) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from retrieval.gallery import Hit
+from retrieval.searchable import Hit
 from tests.e2e.page_driver import below, expect_results, noting, settle, upload, watched
 from tests.serve.serving import Server
 

@@ -39,6 +39,7 @@ def list_datasets(as_json: bool) -> None:
             "source": k.source,
             "by_hand": k.by_hand or None,
             "bundled": k.bundled,
+            "licence": k.licence or None,
         }
         for name, k in known.items()
     ]
@@ -54,6 +55,9 @@ def list_datasets(as_json: bool) -> None:
             "one folder per class at any depth; top folders train, test: splits",
         ),
         ("csv:FILE", "yours", "", "columns path,label and optionally split, role and coarse"),
+        ("images:DIR", "yours", "", "images without labels, at any depth; for `lookalike train` alone"),
+        ("hf:USER/NAME", "any", "Hugging Face Hub", "a data set with a column of images and one of labels;"),
+        ("", "", "", "  hf:USER/NAME?config=C&label=COLUMN&revision=R chooses among several"),
     ]
     titles = ("data", "images", "source", "description and published protocol")
     lines = text.align_columns([titles, *rows], right={1})
@@ -66,11 +70,15 @@ def list_datasets(as_json: bool) -> None:
 def fetch(name: str, root: Path) -> None:
     """Download the data set NAME into a folder, for --data NAME:ROOT.
 
+    digits and emoji come from installed packages; nothing is downloaded.
+
     An interrupted download is resumed, and checksums are verified. Without network access, put the archive
     into the folder by hand: it is used in place of a download.
     """
     data_sets.fetch(name, root, show_progress=True)
     print_status(f"{root}: ready; use it with --data {name}:{root}")
+    if licence := data_sets.KNOWN[name].licence:
+        print_status(f"licence: {licence}")
 
 
 @datasets.command()
@@ -80,11 +88,11 @@ def fetch(name: str, root: Path) -> None:
 def info(ctx: click.Context, data: str, as_json: bool) -> None:
     """Count the images and classes of DATA, and find problems.
 
-    DATA is folder:DIR, csv:FILE, NAME:ROOT or a bundled name, as for --data. Every image is read once, to
-    find missing and damaged files, duplicates, and classes with a single image. Prints the transitions of
-    asymmetric label noise (noise.kind) that cifar10, cifar100 and stl10 define.
+    DATA is folder:DIR, csv:FILE, images:DIR, hf:USER/NAME, NAME:ROOT or a bundled name, as for --data. Every
+    image is read once, to find missing and damaged files, duplicates, and classes with a single image.
+    Prints the transitions of asymmetric label noise (noise.kind) that cifar10, cifar100 and stl10 define.
     """
-    found = inspection.inspect_dataset(data_sets.load(data), show_progress=True)
+    found = inspection.inspect_dataset(data_sets.load(data, unlabelled=True), show_progress=True)
     print_result(_facts(found), as_json, "\n".join(_text(found)))
     if found.unusable:
         ctx.exit(3)
@@ -103,6 +111,7 @@ def _facts(found: inspection.Inspection) -> dict[str, Any]:
             }
             for name, s in found.splits.items()
         },
+        "licence": found.licence or None,
         "coarse": {"name": found.coarse_name, "classes": found.coarse_classes} if found.coarse_name else None,
         "unusable": [{"path": e.source, "reason": e.reason, "detail": e.detail} for e in found.unusable],
         "duplicates": [
@@ -120,6 +129,8 @@ def _facts(found: inspection.Inspection) -> dict[str, Any]:
 
 def _text(found: inspection.Inspection) -> list[str]:
     lines = [f"{found.name}: {found.images:,} images of {found.classes:,} classes"]
+    if found.licence:
+        lines.append(f"licence: {found.licence}")
     if found.coarse_name:
         lines.append(f"coarse labels: {found.coarse_classes:,} ({found.coarse_name})")
     rows = [

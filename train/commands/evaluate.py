@@ -120,13 +120,13 @@ def evaluate(
 
 
 def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
-    from retrieval.gallery import Gallery
     from retrieval.reports.folder import evaluate_and_keep
+    from retrieval.stores.gallery import is_gallery, open_gallery
 
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
-    if not (target / "gallery.db").exists():
+    if not is_gallery(target):
         raise InputError(
             f"{target}: not a gallery; to evaluate a run or a model, pass labelled images by --data"
         )
-    return evaluate_and_keep(Gallery(target, runtime=runtime), show_progress=True)
+    return evaluate_and_keep(open_gallery(target, runtime=runtime), show_progress=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,14 +12,20 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import training_device_option
 from retrieval.devices import Device
 from retrieval.errors import InputError
+from retrieval.licenses import license_notice
 from train import data as data_sets
 from train import settings
 from train.commands import DATA_HELP
 from train.recipes import read_recipe
 
+if TYPE_CHECKING:
+    from train.data import DataSet
+    from train.loop.processes import Processes
+    from train.loop.trainer import Trainer
+
 
 @click.command(epilog="\b\nSettings and their defaults:\n" + textwrap.indent(settings.explain(), "  "))
-@click.option("--data", help=DATA_HELP)
+@click.option("--data", help=f"images:DIR (without labels), {DATA_HELP}")
 @click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
@@ -39,13 +45,21 @@ def train(
     device: Device | None,
     as_json: bool,
 ) -> None:
-    """Fine-tune an embedder on labelled images.
+    """Fine-tune an embedder on labelled images, or on images without labels.
 
     \b
       lookalike train --data folder:shop --out run --recipe catalogue
       lookalike train --data folder:shop --out run --recipe catalogue --set model.backbone=resnet50
       lookalike train --data cars196:ROOT --out run --recipe loop/table2/loop-triplet-cars196
       lookalike train --out run --resume
+
+    \b
+    Without labels, augmented views of an image are a class; see docs/unlabelled.md:
+      lookalike train --data images:photos --out run --recipe instances
+
+    \b
+    A small network learns to embed images as a large one does (distillation), with or without labels:
+      lookalike train --data images:photos --out small --recipe distill --set distill.teacher=large.onnx
 
     \b
     A closed set (the test classes are those of training), with wrong labels:
@@ -58,7 +72,8 @@ def train(
       lookalike train --out run --resume --device cpu
 
     \b
-    On several GPUs of a machine, with the loss of the global batch, as on one GPU:
+    On several GPUs of a machine, with the loss of the global batch, as on one GPU; on several machines, see
+    docs/distributed.md:
       torchrun --nproc-per-node 4 --no-python lookalike train --data folder:shop --out run
 
     Ctrl-C writes a checkpoint, and --resume continues. On a CPU the results equal those of an uninterrupted
@@ -73,48 +88,88 @@ def train(
       lookalike train --data cars196:ROOT --out run --set "checkpoints={at: [0, 100], every: 500}" \\
           --set "watch={split: test, every: 500, limit: 2000}"
     """
-    notes: list[str] = []
-    if not resume:
-        config = settings.placed(settings.resolve(data, recipe, overrides, notes), device)
-        if recipe and config.published is None and read_recipe(recipe).get("published"):
-            altered = "; ".join(settings.altered_settings(recipe, config))
-            print_status(f"the published values of {recipe} are left out: {altered}")
-        images = data_sets.load(config.data)
-    elif data or recipe or overrides:
+    if resume and (data or recipe or overrides):
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
-    from train.data.label_noise import noise_note
-    from train.experiments import linear_probe
-    from train.experiments.recipe_fit import check_recipe_fits
-    from train.loop.process_group import join_process_group
-    from train.loop.refit import train_run
-    from train.loop.run_folder import Run
+    from train.loop.processes import launched_processes
 
-    if resume:
-        config = settings.placed(Run.open(out).config, device)
-        images = data_sets.load(config.data)
-    check_recipe_fits(recipe, config, images)
-    linear_probe.check_before_training(config, images)
-    notes += filter(None, [noise_note(images, config.noise)])
-    group = join_process_group(config.device)
-    for note in notes if group.is_main else ():
-        print_status(note)
-    if group.is_main and not resume:
-        Run.start(out, config)
-    elif group.is_main and device is not None:
-        Run.open(out).move_to(str(device))
-    group.barrier()
-    trainer, facts = train_run(Run.open(out), images, resume=resume, show_progress=True)
-    group.close()
-    facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
-    if group.is_main:
-        accuracy = linear_probe.held_out_accuracy(trainer.run, images, group.device, show_progress=True)
-        facts |= {"linear_probe": accuracy, "linear_probe_labels": config.linear_probe}
+    processes = launched_processes()
+    with processes.failing_together():
+        trainer, images, facts = _train(processes, data, recipe, overrides, out, resume, device)
+        facts["bad"] = [{"path": b.source, "reason": b.reason, "detail": b.detail} for b in trainer.bad_files]
+    if processes.is_main:
+        from train.experiments import linear_probe
+
+        accuracy = linear_probe.held_out_accuracy(
+            trainer.run, images, trainer.group.device, show_progress=True
+        )
+        facts |= {"linear_probe": accuracy, "linear_probe_labels": trainer.config.linear_probe}
         print_result(facts, as_json, _summary(out, facts))
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:
             print_status(f"  left out {bad}")
         ctx.exit(3)
+
+
+def _train(
+    processes: Processes,
+    data: str | None,
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    out: Path,
+    resume: bool,
+    device: Device | None,
+) -> tuple[Trainer, DataSet, dict[str, Any]]:
+    """Train a run in all processes; return the trainer, the data set and the facts of the run."""
+    notes: list[str] = []
+    if not resume:
+        config = settings.placed(settings.resolve(data, recipe, overrides, notes), device)
+        if recipe and config.published is None and read_recipe(recipe).get("published"):
+            altered = "; ".join(settings.altered_settings(recipe, config))
+            notes.insert(0, f"the published values of {recipe} are left out: {altered}")
+        images = data_sets.load(config.data, unlabelled=True)
+
+    from train.data.label_noise import noise_note
+    from train.experiments import linear_probe
+    from train.experiments.recipe_fit import check_recipe_fits
+    from train.loop.agreement import check_agreement
+    from train.loop.interruption import Interrupted
+    from train.loop.process_group import join_process_group
+    from train.loop.refit import train_run
+    from train.loop.run_copies import find_furthest, refuse_begun, update_copies
+    from train.loop.run_folder import Run
+    from train.weights_origin import weights_origin
+
+    source = 0
+    if resume:
+        source, config = find_furthest(out, processes)
+        config = settings.placed(config, device)
+        images = data_sets.load(config.data, unlabelled=True)
+    else:
+        refuse_begun(out, processes)
+    check_recipe_fits(recipe, config, images)
+    linear_probe.check_before_training(config, images)
+    restriction = license_notice(weights_origin(config.model.backbone, config.model.weights).license)
+    notes += filter(None, [noise_note(images, config.noise), restriction and f"model.weights: {restriction}"])
+    check_agreement(processes, config, images)
+    group = join_process_group(config.device)
+    for note in notes if group.is_main else ():
+        print_status(note)
+    if group.is_main and not resume:
+        Run.start(out, config)
+    update_copies(out, group, source)
+    if resume and device is not None:
+        if processes.leads_machine:
+            Run.open(out).move_to(str(device))
+        group.barrier()
+    try:
+        trainer, facts = train_run(Run.open(out), images, resume=resume, show_progress=True)
+    except Interrupted:
+        update_copies(out, group)
+        raise
+    update_copies(out, group)
+    group.close()
+    return trainer, images, facts
 
 
 def _summary(out: Path, facts: dict[str, Any]) -> str:

@@ -16,15 +16,17 @@ from retrieval.evaluation.findings import Findings, ImageSet, find_mistakes
 from retrieval.evaluation.gallery import gallery_protocol
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
-from retrieval.gallery import Gallery
 from retrieval.images.decode import EmbeddedFiles
 from retrieval.inference.runtime import Runtime
 from retrieval.metrics.clustering import effort_note
+from retrieval.metrics.ranking import exact_neighbours
 from retrieval.reports.folder import keep_report
+from retrieval.searchable import SearchableGallery
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
 from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels
 from train.experiments.targets import Candidate, Target, baseline, default_baseline, open_target
+from train.losses.matryoshka import prefix_weights
 from train.settings import data_set_name
 
 # Values of K that papers on these data sets report, instead of 1, 2, 4 and 8; for Hotels-50K those of hotels
@@ -131,6 +133,8 @@ def evaluate_opened(
             scored, findings = _score(
                 candidate.name, dataset, queries, searched, ks, opened, is_last, show_progress
             )
+            if candidate in opened.candidates:  # before the whole embedding, the headline
+                results += _prefix_results(candidate.name, queries, searched, shown_ks, opened)
         if linear_probe is not None:
             scored[0] = _add_linear_probe(scored[0], embed(candidate, probed, dataset.train), queries)
         results += scored
@@ -238,10 +242,36 @@ def _score(
     return results, findings
 
 
+def _prefix_results(
+    name: str, queries: _EmbeddedImages, searched: _EmbeddedImages, ks: Sequence[int], opened: Target
+) -> list[Result]:
+    """Return Recall@K of the prefixes that the embedding was trained to be cut off at, except itself."""
+    if not opened.config:
+        return []
+    ours, theirs = ([image.label for image in side.images] for side in (queries, searched))
+    labels, searched_labels = _class_numbers(ours, theirs)
+    found = []
+    for dim in list(prefix_weights(opened.config["loss"], opened.config["model"]["embedding_dim"]))[:-1]:
+        sides = [_first(queries.found.vectors, dim), labels]
+        if searched is not queries:
+            sides += [_first(searched.found.vectors, dim), searched_labels]
+        recalls = metrics.recall_at_k(*sides, ks=ks, search=opened.search or exact_neighbours)
+        title = f"{name}, first {dim} dimensions"
+        found.append(Result(title, {f"recall_at_{k}": value for k, value in recalls.items()}))
+    return found
+
+
+def _first(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return the first components of vectors, at unit length."""
+    cut = vectors[:, :dim]
+    unit: np.ndarray = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return unit
+
+
 def _search_gallery(
     name: str,
     dataset: DataSet,
-    gallery: Gallery,
+    gallery: SearchableGallery,
     queries: _EmbeddedImages,
     ks: Sequence[int],
     show_progress: bool,
@@ -291,7 +321,7 @@ def _class_numbers(*sides: Sequence[str | None]) -> list[np.ndarray]:
 # ---- texts
 
 
-def _protocol(dataset: DataSet, gallery: Gallery | None) -> str:
+def _protocol(dataset: DataSet, gallery: SearchableGallery | None) -> str:
     if gallery is not None:
         return gallery_protocol(gallery)
     if dataset.gallery is not None:

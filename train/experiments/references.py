@@ -23,7 +23,7 @@ from train.loop.frozen_backbone import FrozenBackbone
 from train.loop.process_group import find_device
 from train.loop.run_folder import initial_model
 from train.models.embedding_model import EmbeddingModel, pixel_embedder
-from train.models.heads import fit_head
+from train.models.heads import fit_head, fit_projection
 
 FILE = "references.json"
 OFF_THE_SHELF = "off-the-shelf"
@@ -182,5 +182,6 @@ def _fit(name: str, model: EmbeddingModel, backbone: FrozenBackbone, dataset: Da
     rows = found.rows([image.path for image in images])
     readable = [place for place, row in enumerate(rows.tolist()) if row not in found.bad]
     head = nn.Linear(found.vectors.shape[1], model.config.embedding_dim).to(model.mean.device)
-    fit_head(head, name, found.vectors[rows[readable]], class_numbers(images)[readable])
+    features, labels = found.vectors[rows[readable]], class_numbers(images)[readable]
+    fit_head(head, *fit_projection(name, features, labels, head.out_features))
     return head

@@ -16,12 +16,13 @@ from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import OFF_THE_SHELF
 from retrieval.faiss_backend import CPU, CpuBackend, backend_for
-from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, EmbeddedFiles, embed_files
 from retrieval.images.preprocess import Preprocess
 from retrieval.inference.runtime import Runtime
 from retrieval.metrics.ranking import NeighbourSearch
 from retrieval.progress import Progress
+from retrieval.searchable import SearchableGallery
+from retrieval.stores.gallery import is_gallery, open_gallery
 from train import settings
 from train.config import FITTED_INITS, Config
 from train.pretrained_configs import published_preprocess
@@ -98,7 +99,7 @@ class Target:
     untrained: Callable[[], Candidate] | None = None
     backbone: Callable[[], Candidate] | None = None
     fingerprint: str | None = None
-    gallery: Gallery | None = None
+    gallery: SearchableGallery | None = None
     backend: CpuBackend = CPU
     search: NeighbourSearch | None = None
 
@@ -117,7 +118,7 @@ def open_target(target: Path, which: str | None, runtime: Runtime | None = None)
         InputError: It is none of these, or the device cannot be used.
     """
     runtime = runtime or Runtime()
-    gallery = Gallery(target, runtime=runtime) if (target / "gallery.db").exists() else None
+    gallery = open_gallery(target, runtime=runtime) if is_gallery(target) else None
     if gallery is None and target.is_dir():
         return open_run(target, which, str(runtime.device), runtime.batch_size)
     if which is not None:

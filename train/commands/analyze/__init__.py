@@ -34,6 +34,7 @@ _COMMANDS = {
         "Draw which of LoOp's nine cases has the closest points in a batch.",
     ),
     "step": (f"{_LOSSES}:step", "Draw how one training step of a loss moves images."),
+    "rates": (f"{_LOSSES}:rates", "Draw the loss while the learning rate grows, and suggest a rate."),
     "training": (f"{_LOSSES}:training", "Draw the metrics recorded during training."),
     "synthetic": (f"{_LOSSES}:synthetic", "Draw the Recall@K of synthetic points."),
     "noise": (
@@ -63,6 +64,7 @@ def analyze(ctx: click.Context, listed: bool, as_json: bool) -> None:
       What does LoOp generate from two pairs?                  arcs
       How often are LoOp's negatives synthetic?                arc-cases
       Where does one training step move the images?            step
+      Which learning rate suits my data and settings?          rates
       How did loss and hard triplets change in training?       training
       Are synthetic points as good as real images?             synthetic
       Which labels does label noise confuse?                   noise

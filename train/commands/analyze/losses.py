@@ -1,4 +1,4 @@
-"""Figures of losses and of training: gradients, step, training, synthetic."""
+"""Figures of losses and of training: gradients, rates, step, training, synthetic."""
 
 from __future__ import annotations
 
@@ -204,6 +204,54 @@ def _step_row(facts: dict[str, Any]) -> list[str]:
         for when in ("before", "after")
     ]
     return [facts["loss"], str(facts["step"]), *shares, *means]
+
+
+@figure_command("rates")
+@click.option("--data", help=DATA_HELP)
+@click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
+)
+@click.option("--low", type=float, default=1e-6, show_default=True, help="optimizer.lr of the first step.")
+@click.option("--high", type=float, default=1.0, show_default=True, help="optimizer.lr of the last step.")
+@click.option("--steps", default=100, show_default=True, help="Number of training steps.")
+@training_device_option
+def rates(
+    data: str | None,
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    low: float,
+    high: float,
+    steps: int,
+    device: Device | None,
+) -> Drawing:
+    """Draw the loss while the learning rate grows, and suggest a rate.
+
+    The learning rate range test (Smith 2017). It takes training steps with the options of `lookalike train`.
+    From step to step, all learning rates grow by the same factor, so that the ratios of optimizer.lr,
+    head_lr, loss_lr and layer_decay stay. It ends once the loss diverges, and the network is thrown away.
+    The suggestion is the rate at which the loss falls fastest, after smoothing. There is none if the loss
+    does not fall beyond its noise. Held-out and test images are not used. Schedule, epochs and ema have no
+    effect.
+
+    \b
+      lookalike analyze rates --data folder:shop --recipe catalogue --out rates.svg
+      lookalike analyze rates --data folder:shop --set model.weights=lite0 \\
+          --set model.backbone=timm:tf_efficientnet_lite0 --steps 200 --out rates.svg --png
+    """
+    from train import data as data_sets
+    from train import settings
+    from train.analysis import rate_range as analysis
+
+    config = settings.placed(settings.resolve(data, recipe, overrides), device)
+    dataset = data_sets.load(config.data)
+    found = analysis.measure_rates(config, dataset, low=low, high=high, steps=steps, show_progress=True)
+    return Drawing(
+        plot=partial(analysis.rate_range_figure, found),
+        size=analysis.FIGURE_SIZE,
+        facts=found.to_dict(),
+        text=str(found),
+    )
 
 
 @figure_command("training")

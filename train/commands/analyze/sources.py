@@ -12,8 +12,8 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.errors import InputError
-from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
+from retrieval.stores.gallery import is_gallery, open_gallery
 from train import data as data_sets
 from train.data import LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target
@@ -99,7 +99,7 @@ def open_sources(
         is_run = (target / "config.yaml").exists()
         if (which or every_checkpoint) and not is_run:
             raise InputError(f"{target}: --which and --every-checkpoint are for runs, and this is none")
-        if target.suffix == ".npz" or (data is None and (target / "gallery.db").exists()):
+        if target.suffix == ".npz" or (data is None and is_gallery(target)):
             if data is not None or untrained:
                 option = "--baseline" if untrained else "--data"
                 raise InputError(f"{target}: {option} is for runs and models; these are embeddings already")
@@ -155,7 +155,7 @@ def _stored_source(target: Path, name: str) -> EmbeddingSource:
     def embed(split: str) -> Embeddings:
         if target.suffix == ".npz":
             return replace(Embeddings.load(target), name=name)
-        gallery = Gallery.open(target)
+        gallery = open_gallery(target)
         found = gallery.embeddings(labelled=True)
         if not found.labels:
             raise InputError(f"{target}: none of its images has a label; give labelled images with --data")
