@@ -11,10 +11,11 @@ from typing import TypeVar
 import numpy as np
 
 from retrieval.embedder import Embedder
-from retrieval.errors import LookalikeError
-from retrieval.gallery import Gallery
+from retrieval.errors import LookalikeError, StoreError
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import CPU
+from retrieval.searchable import SearchableGallery
+from retrieval.stores.gallery import open_gallery
 from serve.core.batching import MAX_BATCH, Batcher
 from serve.core.errors import UnavailableError
 from serve.core.telemetry import Telemetry
@@ -34,7 +35,7 @@ class LiveState:
             model.
     """
 
-    gallery: Gallery
+    gallery: SearchableGallery
     embedder: Embedder | None
     embed: Callable[[np.ndarray], np.ndarray] | None
 
@@ -77,15 +78,17 @@ class LiveGallery:
             UnavailableError: The gallery cannot be read.
         """
         if self._refresh_lock.acquire(blocking=wait):
+            gallery = self._state.gallery
             try:
-                gallery = self._state.gallery
                 if gallery.changed():
                     if gallery.replaced():
                         self._state = self._open()  # rebuilt, perhaps with another model
                     else:
                         gallery.refresh()
+            except StoreError:
+                raise
             except LookalikeError as error:
-                raise UnavailableError(str(error).replace(str(self._folder), self._folder.name)) from error
+                raise UnavailableError(gallery.public(str(error))) from error
             finally:
                 self._refresh_lock.release()
         return self._state
@@ -113,8 +116,8 @@ class LiveGallery:
 
     def _open(self) -> LiveState:
         """Open the gallery; load and check its model now, so that no request fails because of it."""
-        gallery = Gallery(self._folder, runtime=self._runtime)
-        if not gallery.store.manifest.has_model:
+        gallery = open_gallery(self._folder, runtime=self._runtime)
+        if not gallery.manifest.has_model:
             return LiveState(gallery, None, None)
         embedder = gallery.embedder
         embedder.warm_up(MAX_BATCH)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError
-from retrieval.gallery import Gallery
 from retrieval.images.load import read_bytes
+from retrieval.searchable import SearchableGallery
+from serve.core.errors import UnknownItemError
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, opening a FIFO would block
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -63,9 +64,11 @@ class Original:
         return data
 
 
-def find_original(gallery: Gallery, item: int) -> Original:
-    """Return the file of an item, which may have been removed."""
-    (stored,) = gallery.store.items([item])
+def find_original(gallery: SearchableGallery, item: int) -> Original:
+    """Return the file of an item; raise an `UnknownItemError` if there is none."""
+    stored = next(iter(gallery.stored_items([item])), None)
+    if stored is None:
+        raise UnknownItemError(f"the gallery has no item {item}: search again")
     root = gallery.paths.of(stored).removesuffix(stored.path)
     return Original(root, stored.path, stored.content_sha256)
 

@@ -69,6 +69,9 @@ class Telemetry:
         self.queue_depth = gauge("queue_depth", "Requests waiting for a thread.", "livesum")
         self.workers_busy = gauge("workers_busy", "Threads at work.", "livesum")
         self.queue_seconds = histogram("queue_seconds", "Waiting time for a thread.", seconds)
+        self.gallery_up = gauge(
+            "gallery_up", "Whether a gallery can be read: 1 or 0.", "mostrecent", "gallery"
+        )
         self.gallery_images = gauge("gallery_images", "Images in a gallery.", "mostrecent", "gallery")
         self.gallery_unindexed = gauge(
             "gallery_unindexed", "Vectors that the index does not cover.", "mostrecent", "gallery"

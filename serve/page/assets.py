@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from retrieval.licenses import license_notice
 from retrieval.reports.pages import environment
 from retrieval.text import pluralize
 
@@ -18,6 +19,7 @@ _STATIC = _HERE / "static"
 _ENVIRONMENT = environment(_HERE)
 _ENVIRONMENT.filters |= {
     "base64": lambda data: base64.b64encode(data).decode(),
+    "license_notice": license_notice,
     "decimals": lambda number, digits: f"{number:.{digits}f}",
     "pluralize": pluralize,
 }

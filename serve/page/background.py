@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 from markupsafe import Markup
 
-from retrieval.gallery import Gallery
 from retrieval.progress import Stage, progress_listener
+from retrieval.searchable import SearchableGallery
+from retrieval.stores.gallery import StoreGallery, open_gallery
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page.assets import render
@@ -85,9 +86,17 @@ class Background(Generic[T]):
         self._status = Status(key, running=True, stage=stage)
 
 
-def fixed_gallery(service: SearchService) -> Gallery:
-    """Open the gallery for background work: its state does not change, and it uses one core."""
-    return Gallery(service.folder, runtime=service.runtime)
+def fixed_gallery(service: SearchService) -> SearchableGallery:
+    """Open the gallery for background work: its state does not change, and it uses one core.
+
+    One in a database has no states, and an embedded database cannot be opened twice.
+    """
+    gallery = service.gallery
+    return (
+        gallery
+        if isinstance(gallery, StoreGallery)
+        else open_gallery(service.folder, runtime=service.runtime)
+    )
 
 
 def progress(key: str, stage: Stage | None, title: str) -> Markup:

@@ -9,13 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from retrieval.gallery import Gallery, Item
-from retrieval.search.where import parse_condition
-from retrieval.storage.queries import item_page
+from retrieval.searchable import Item, SearchableGallery
 from retrieval.text import pluralize
 from serve.core.service import GallerySummary, SearchService, check_condition
 from serve.page.assets import render, template_filter
-from serve.page.messages import html_or_error
+from serve.page.messages import hide_paths, html_or_error
 from serve.page.tab import fresh
 from serve.page.visit import filter_example
 
@@ -40,14 +38,14 @@ class ImagePage:
     total: int
 
 
-def image_page(gallery: Gallery, where: str, number: int) -> ImagePage:
+def image_page(gallery: SearchableGallery, where: str, number: int) -> ImagePage:
     """Return a page of the images that fulfil a filter, oldest first; the last page if there are fewer.
 
     Raises:
         InputError: The filter is not valid, or names a column that does not exist.
     """
     check_condition(where)
-    listed = item_page(gallery.store, parse_condition(where) if where else None, number, PAGE_SIZE)
+    listed = gallery.page(where or None, number, PAGE_SIZE)
     items = gallery.items(listed.ids)
     return ImagePage([items[i] for i in listed.ids if i in items], where, listed.number, listed.total)
 
@@ -68,20 +66,21 @@ def images_or_error(service: SearchService, where: str, page: int) -> Markup:
     """Return a page of images as HTML, or the error."""
 
     def build() -> Markup:
-        gallery = service.gallery
-        return images(service.summary(), gallery.store.columns(), image_page(gallery, where, page))
+        with hide_paths(service):
+            gallery = service.gallery
+            return images(service.summary(), gallery.columns(), image_page(gallery, where, page))
 
     return fresh(html_or_error(build))
 
 
-def summary(gallery: Gallery) -> Markup:
+def summary(gallery: SearchableGallery) -> Markup:
     """Return counts, model, index, columns, files that could not be read, and the last runs."""
     info = gallery.info()
     return render(
         "gallery",
         info=info,
-        index=_index(info["index"], info["outside_index"]),
-        bad_files=gallery.bad_files() if info["bad_files"] else [],
+        index=info["engine"]["index"] if "engine" in info else _index(info["index"], info["outside_index"]),
+        bad_files=gallery.bad_files() if info.get("bad_files") else [],
         listed=_BAD_FILES,
     )
 

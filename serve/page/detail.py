@@ -12,7 +12,9 @@ from PIL import Image
 from retrieval.analysis.heatmaps import heatmaps, overlay
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
+from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.records import StoredItem
+from serve.core.errors import UnknownItemError
 from serve.core.service import GallerySummary, SearchService
 from serve.core.thumbnails import Thumbnail, encode
 from serve.page.assets import render, script
@@ -114,7 +116,9 @@ class Dialog:
 
     def _item(self, number: int) -> StoredItem:
         self._service.item(number)  # raises if there is no such item
-        (item,) = self._service.gallery.store.items([number])
+        item = next(iter(self._service.gallery.stored_items([number])), None)
+        if item is None:  # removed just now
+            raise UnknownItemError(f"the gallery has no item {number}: search again")
         return item
 
     def _cosine(self, image: QueryImage, number: int) -> float:
@@ -126,11 +130,11 @@ class Dialog:
         if vector is None:
             assert query.item is not None
             vector = gallery.vector(query.item.id)
-        return float(gallery.vector(number) @ vector)
+        return bounded_cosine(float(gallery.vector(number) @ vector))
 
     def _embedder(self) -> Embedder | None:
         gallery = self._service.gallery
-        return gallery.embedder if gallery.store.manifest.has_model else None
+        return gallery.embedder if gallery.manifest.has_model else None
 
 
 def item_view(

@@ -9,10 +9,10 @@ import numpy as np
 from markupsafe import Markup
 
 from retrieval.errors import InputError
-from retrieval.evaluation.gallery import state_of
-from retrieval.gallery import Gallery
 from retrieval.lru_cache import LRUCache
-from retrieval.upkeep.duplicates import Group, find_duplicates
+from retrieval.searchable import Item, SearchableGallery
+from retrieval.upkeep.duplicate_groups import Group
+from retrieval.upkeep.duplicates import find_duplicates
 from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render
 from serve.page.background import Background, Status, fixed_gallery
@@ -57,7 +57,7 @@ class Duplicates:
         if len(gallery) > MAX_IMAGES:
             what = f"more than {MAX_IMAGES:,} images are not compared here"
             raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
-        if known is None or known.state != state_of(gallery):
+        if known is None or known.state != gallery.state_digest():
             self._work.start(str(min_score), lambda: self._find(min_score))
 
     def status(self, min_score: float) -> Status[list[Group]]:
@@ -71,27 +71,33 @@ class Duplicates:
         if status.key == key and (status.running or status.failure):
             return Status(key, status.running, status.stage, None, status.failure)
         found = self._found.get(key)
-        if found is None or found.uuid != gallery.store.manifest.uuid:
+        if found is None or found.uuid != gallery.manifest.uuid:
             raise InputError("these groups are not current any more: search again")
-        left = (_without_removed(group, gallery) for group in found.groups)
+        left = _without_removed(found.groups, gallery)
         return Status(key, result=[group for group in left if len(group.members) > 1])
 
     def _find(self, min_score: float) -> None:
         with hide_paths(self._service):
             gallery = fixed_gallery(self._service)
-            uuid = gallery.store.manifest.uuid
-            found = _Found(find_duplicates(gallery, min_score).groups, uuid, state_of(gallery))
+            uuid = gallery.manifest.uuid
+            found = _Found(find_duplicates(gallery, min_score).groups, uuid, gallery.state_digest())
         self._found.put(str(min_score), found)
 
 
-def _without_removed(group: Group, gallery: Gallery) -> Group:
-    numbers = np.array([item.id for item in group.members])
-    rows = gallery.snapshot.rows_of(numbers)
-    if (rows >= 0).all():
-        return group
-    vectors = gallery.snapshot.vectors(rows[rows >= 0])
-    members = tuple(item for item, row in zip(group.members, rows.tolist(), strict=True) if row >= 0)
-    return replace(group, members=members, lowest=float((vectors @ vectors.T).min(initial=1)))
+def _without_removed(groups: Sequence[Group], gallery: SearchableGallery) -> list[Group]:
+    ids = [item.id for group in groups for item in group.members]
+    there = iter(gallery.present(ids).tolist())
+    left = [tuple(item for item in group.members if next(there)) for group in groups]
+    return [
+        group if len(members) == len(group.members) else _thinned(group, members, gallery)
+        for group, members in zip(groups, left, strict=True)
+    ]
+
+
+def _thinned(group: Group, members: tuple[Item, ...], gallery: SearchableGallery) -> Group:
+    vectors = np.array([*gallery.vectors([item.id for item in members]).values()])
+    lowest = float((vectors @ vectors.T).min(initial=1)) if len(vectors) else 1.0
+    return replace(group, members=members, lowest=lowest)
 
 
 def groups_view(

@@ -9,7 +9,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from retrieval.errors import InputError
-from retrieval.evaluation.gallery import check_labels, state_of
+from retrieval.evaluation.gallery import check_labels
 from retrieval.reports.folder import evaluate_and_keep
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
@@ -107,7 +107,7 @@ class EvaluationTab(Tab):
         return self.open(ReportChoice())
 
     def _start(self) -> Markup:
-        state = state_of(self._service.gallery)
+        state = self._service.gallery.state_digest()
         if not self._work.status().running and not self._is_evaluated(state):
             try:
                 self._work.start(state, self._evaluate)
@@ -133,7 +133,7 @@ class EvaluationTab(Tab):
                 check_labels(gallery)
         except InputError as error:
             return note(f"{error}.")
-        return render("measure", done=self._is_evaluated(state_of(gallery)), failure=status.failure)
+        return render("measure", done=self._is_evaluated(gallery.state_digest()), failure=status.failure)
 
     def _is_evaluated(self, state: str) -> bool:
         return any(report.state == state for report in self._reports.summaries())

@@ -15,7 +15,7 @@ from retrieval.analysis import triplets, tsne
 from retrieval.analysis.embeddings import embeddings_of
 from retrieval.analysis.map_page import NAVIGATION_SCRIPT, map_marks
 from retrieval.errors import InputError
-from retrieval.evaluation.gallery import check_labels, state_of
+from retrieval.evaluation.gallery import check_labels
 from retrieval.reports.figures import render_figure
 from retrieval.reports.pages import figure_fragment
 from serve.core.errors import BusyError
@@ -64,7 +64,7 @@ class Figures:
 
     def _figure(self, name: str, retry: bool) -> Markup:
         """Return the figure of the gallery's current state, started again after a failure with `retry`."""
-        work, state = self._works[name], state_of(self._service.gallery)
+        work, state = self._works[name], self._service.gallery.state_digest()
         status = work.status()
         if not status.running and (status.key != state or (retry and status.failure)):
             with suppress(BusyError):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from markupsafe import Markup
 
-from retrieval.errors import ImageError, InputError
-from serve.core.errors import ServerError
+from retrieval.errors import ImageError, InputError, StoreError
+from serve.core.errors import UNREACHABLE, ServerError
 from serve.core.service import SearchService
 from serve.page.assets import render
 
@@ -33,6 +33,9 @@ def error_message(error: Exception) -> Markup:
         return problem(f"This image cannot be used: {error.detail}. Choose another one.")
     if isinstance(error, InputError | ServerError):  # their messages are written for visitors
         return problem(str(error))
+    if isinstance(error, StoreError):
+        _log.error("%s", error)
+        return problem(f"{UNREACHABLE[0].upper()}{UNREACHABLE[1:]}.")
     # Such as damaged files, whose messages contain paths of the server.
     _log.error("an event of the page failed", exc_info=error)
     return problem(_UNEXPECTED)
@@ -48,8 +51,9 @@ def html_or_error(build: Callable[[], Markup]) -> Markup:
 
 @contextmanager
 def hide_paths(service: SearchService) -> Iterator[None]:
-    """Replace the gallery's folder by its name in the errors raised inside."""
+    """Hide folder and database of the gallery in the errors raised inside."""
     try:
         yield
     except InputError as error:
-        raise InputError(str(error).replace(str(service.folder), service.name)) from error
+        message = str(error).replace(str(service.folder), service.name)
+        raise InputError(service.gallery.public(message)) from error

@@ -12,10 +12,10 @@ from gradio.utils import get_upload_folder
 from PIL import Image
 
 from retrieval.errors import InputError
-from retrieval.gallery import Hit
 from retrieval.search.query import SearchOptions
+from retrieval.searchable import Hit
 from serve.core.errors import BusyError, ModelMismatchError
-from serve.core.queries import MeanQuery, Region, SingleQuery
+from serve.core.queries import ComposedQuery, Region, SingleQuery, TextQuery
 from serve.core.service import EmbeddedQuery, SearchService
 from serve.core.thumbnails import Thumbnail, encode
 from serve.core.url_fetcher import fetch_image
@@ -85,14 +85,14 @@ class SearchResult:
         form: The other fields of the search.
         hits: Best first.
         search_ms: Duration of the search in milliseconds.
-        best_score: The highest score in the gallery if no hit reached the lowest score of the form.
+        best: The best hit in the gallery if no hit reached the lowest score or probability of the form.
     """
 
     queries: Sequence[EmbeddedQuery]
     form: SearchForm
     hits: list[Hit]
     search_ms: float
-    best_score: float | None = None
+    best: Hit | None = None
 
     @property
     def embed_ms(self) -> float:
@@ -109,11 +109,13 @@ class SearchResult:
     def link(self) -> str | None:
         """The address that repeats this search; None for a query with images from outside."""
         parameters = url_parameters(self.queries)
-        return self.form.url_query(parameters) if parameters else None
+        return self.form.url_query(parameters) if parameters or not self.queries else None
 
 
 def run_search(service: SearchService, queries: Sequence[EmbeddedQuery], form: SearchForm) -> SearchResult:
     """Return the images most similar to the query, without those of the gallery that it consists of.
+
+    The texts of the form are part of the query, which may have no images then.
 
     Raises:
         ModelMismatchError: The gallery was rebuilt with another model after the query was embedded.
@@ -122,22 +124,27 @@ def run_search(service: SearchService, queries: Sequence[EmbeddedQuery], form: S
     """
     options = form.options()
     start = time.perf_counter()
-    hits = _hits(service, queries, options)
+    hits = _hits(service, queries, form, options)
     search_ms = 1000 * (time.perf_counter() - start)
-    best_score = None
-    if not hits and options.min_score is not None:
-        nearest = _hits(service, queries, replace(options, k=1, min_score=None))
-        best_score = nearest[0].score if nearest else None
-    return SearchResult(queries, form, hits, search_ms, best_score)
+    best = None
+    if not hits and (options.min_score is not None or options.min_probability is not None):
+        nearest = _hits(service, queries, form, replace(options, k=1, min_score=None, min_probability=None))
+        best = nearest[0] if nearest else None
+    return SearchResult(queries, form, hits, search_ms, best)
 
 
-def _hits(service: SearchService, queries: Sequence[EmbeddedQuery], options: SearchOptions) -> list[Hit]:
-    fingerprint = queries[0].fingerprint
-    if any(query.fingerprint != fingerprint for query in queries):
+def _hits(
+    service: SearchService, queries: Sequence[EmbeddedQuery], form: SearchForm, options: SearchOptions
+) -> list[Hit]:
+    fingerprints = {query.fingerprint for query in queries}
+    if len(fingerprints) > 1:
         raise ModelMismatchError(REBUILT)
-    ones = [_one(query) for query in queries]
+    fingerprint = next(iter(fingerprints), None)
+    ones: list[SingleQuery] = [_one(query) for query in queries]
+    ones += [TextQuery(form.text)] if form.text else []
+    without = [TextQuery(form.without)] if form.without else []
     own = [query.item.id for query in queries if query.item is not None and query.vector is not None]
-    target = ones[0] if len(ones) == 1 else MeanQuery(ones)
+    target = ones[0] if len(ones) == 1 and not without else ComposedQuery(ones, without)
     try:
         (found,) = service.find([target], replace(options, exclude=own), fingerprint=fingerprint).found
     except ModelMismatchError as error:

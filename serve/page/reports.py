@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from retrieval.errors import InputError
 from retrieval.evaluation.comparison import TESTED, Contender, compare_reports
-from retrieval.evaluation.gallery import state_of
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.report import render_report
@@ -104,7 +103,7 @@ class Reports:
         except KeyError:
             raise InputError("this report no longer exists: open the tab again") from None
         return self._render(
-            tuple((folder, _mtime(folder)) for folder in chosen), state_of(self._service.gallery)
+            tuple((folder, _mtime(folder)) for folder in chosen), self._service.gallery.state_digest()
         )
 
     def _render_uncached(self, folders: tuple[tuple[Path, int], ...], _state: str) -> Markup:

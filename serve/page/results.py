@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from retrieval.gallery import Gallery, Hit, Item
+from retrieval.searchable import Hit, Item, SearchableGallery
 from retrieval.storage.records import UPLOAD_NAME
 from retrieval.text import pluralize
 from serve.core.service import GallerySummary
@@ -71,8 +71,9 @@ def status_line(result: SearchResult, address: str) -> Markup:
         judged=len(judged),
         items=len(items),
         item=items[0] if items else None,
-        region=result.queries[0].region,
-        stored=all(query.vector is None for query in result.queries),
+        region=result.queries[0].region if result.queries else None,
+        stored=bool(result.queries) and all(query.vector is None for query in result.queries),
+        form=result.form,
         explanation=_no_hits(result),
     )
 
@@ -80,9 +81,11 @@ def status_line(result: SearchResult, address: str) -> Markup:
 def _no_hits(result: SearchResult) -> str:
     if result.hits:
         return ""
-    if result.best_score is not None:
-        lowest, best = result.form.min_score, result.best_score
-        return problem(f"No result scores {lowest:g} or more: the best score is {best:.4f}.")
+    best, form = result.best, result.form
+    if best is not None and form.min_score is not None and best.score < form.min_score:
+        return problem(f"No result scores {form.min_score:g} or more: the best score is {best.score:.4f}.")
+    if best is not None and best.probability is not None:
+        return note(f"Nothing like it here: the best result has a probability of {best.probability:.0%}.")
     if result.form.where:
         return problem("No image matches the filter.")
     return note("There is no other image.")
@@ -95,6 +98,7 @@ def result_list(result: SearchResult, gallery: GallerySummary) -> Markup:
     return render(
         "results",
         cards=[_Card(rank, hit, _MARKS[result.is_right(hit)]) for rank, hit in enumerate(result.hits, 1)],
+        calibrated=result.hits[0].probability is not None,
         columns=list(dict.fromkeys(name for hit in result.hits for name in hit.metadata)),
         json=_json(result.hits),
         gallery=gallery,
@@ -108,6 +112,7 @@ def _json(hits: Sequence[Hit]) -> str:
             {
                 "rank": rank,
                 "score": hit.score,
+                "probability": hit.probability,
                 "id": hit.id,
                 "key": public_key(hit),
                 "label": hit.label,
@@ -153,23 +158,23 @@ def _title(entry: HistoryEntry) -> str:
     elif first.region is not None:
         name = f"region of {name}"
     form = entry.form
+    if form.text or form.without:
+        name += f" + “{form.text}”" if form.text else ""
+        name += f" − “{form.without}”" if form.without else ""
     where = form.where if len(form.where) <= _FILTER_LENGTH else form.where[: _FILTER_LENGTH - 1] + "…"
     fields = [
         where,
         f"K {form.k}" if form.k != SearchForm().k else "",
         f"≥ {form.min_score:g}" if form.min_score is not None else "",
+        f"≥ {form.min_probability:.0%}" if form.min_probability is not None else "",
         f"one per {form.group_by}" if form.group_by else "",
     ]
     return " · ".join(filter(None, [name, *fields]))
 
 
-def examples(gallery: Gallery) -> list[Item]:
+def examples(gallery: SearchableGallery) -> list[Item]:
     """Return a few items, always the same ones: from all over the gallery, of many labels."""
-    rows = gallery.snapshot.live_rows()
-    if not len(rows):
-        return []
-    places = np.linspace(0, len(rows) - 1, min(_EXAMPLE_CANDIDATES, len(rows))).astype(int)
-    found = gallery.items(gallery.snapshot.item_ids(rows[places]).tolist())
+    found = gallery.items(gallery.sample(_EXAMPLE_CANDIDATES))
     seen: Counter[str | None] = Counter()
     ranked = []  # with the number of items of its label before it
     for _, item in sorted(found.items()):

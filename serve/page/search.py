@@ -18,9 +18,10 @@ from serve.page.messages import error_message, html_or_error, note, problem
 from serve.page.query import download_image, from_item, from_upload, run_search, with_region
 from serve.page.results import examples, history_list, query_images, result_list, status_line
 from serve.page.tab import Handler, Shared, Tab, events, fresh
-from serve.page.visit import MAX_K, Address, QueryImage, QueryImages, SearchForm, Visit
+from serve.page.visit import MAX_K, MAX_TEXT, Address, QueryImage, QueryImages, SearchForm, Visit
 
 _HINT = "Drop, paste or choose an image to find similar ones."
+_TEXTS = "Drop, paste or choose an image, or write what to find."
 _ITEMS = "Choose an image of the gallery to find similar ones: it has no model to embed other images."
 _FORGOTTEN = "That search used an image that is no longer kept: drop it again."
 # The outputs of most handlers: the visit, the query's images, status, results, and history.
@@ -101,7 +102,9 @@ class SearchTab(Tab):
         try:
             described = self._service.describe()
             header = render("header", gallery=described.summary)
-            fields = address.form.fields(described.columns)
+            fields = address.form.fields(
+                described.columns, calibrated=described.calibrated, texts=described.texts
+            )
         except Exception as error:
             return "", address.form.fields([]), visit, "", error_message(error), "", ""
         return header, fields, *self._at(address, visit)
@@ -119,6 +122,8 @@ class SearchTab(Tab):
         entry = visit.entry(address.entry)
         if entry is not None:
             return self._search(visit, lambda: entry.images, address.form)
+        if address.form.text and not address.entry:
+            return self._search(visit, tuple, address.form)
         return self._empty(visit, _FORGOTTEN if address.entry else None)
 
     def repeat(self, visit: Visit, form: SearchForm, event: gr.EventData) -> tuple[dict[str, Any], *Outputs]:
@@ -130,7 +135,8 @@ class SearchTab(Tab):
 
     def _fields(self, form: SearchForm) -> dict[str, Any]:
         try:
-            return form.fields(self._service.describe().columns)
+            described = self._service.describe()
+            return form.fields(described.columns, calibrated=described.calibrated, texts=described.texts)
         except Exception:  # the search reports what is wrong
             return form.fields([])
 
@@ -222,11 +228,12 @@ class SearchTab(Tab):
             if not self._service.summary().images:
                 return self._empty(before)
             images = load()
-            if not images:
+            if not images and not form.text:
                 return self._empty(before)
             visit = visit.with_query(images, shown)
             result = run_search(self._service, [image.query for image in images], form)
-            visit = visit.with_search(form)
+            if images:  # the history shows images; a search by text alone has an address of its own
+                visit = visit.with_search(form)
             address = result.link or form.url_query([("q", str(visit.history[0].number))])
             hits = result_list(result, self._service.summary())
             return self._output(visit, status_line(result, address), hits)
@@ -243,13 +250,15 @@ class SearchTab(Tab):
         if not len(gallery):
             here = ", or the Gallery tab" if self._service.permissions.changes else ""
             return problem(f"This gallery is empty: `lookalike index add GALLERY IMAGES` fills it{here}.")
-        return note(reason or (_HINT if gallery.store.manifest.has_model else _ITEMS))
+        if not gallery.manifest.has_model:
+            return note(reason or _ITEMS)
+        return note(reason or (_TEXTS if gallery.embedder.has_text else _HINT))
 
     def _output(self, visit: Visit, status: Markup, results: str = "") -> Outputs:
         try:
             gallery, summary = self._service.gallery, self._service.summary()
-            query = query_images(visit, summary, crops=gallery.store.manifest.has_model)
-            others = history_list(visit, summary, () if visit.images else examples(gallery))
+            query = query_images(visit, summary, crops=gallery.manifest.has_model)
+            others = history_list(visit, summary, () if visit.images or results else examples(gallery))
         except Exception as error:  # the gallery cannot be read just now
             return visit, "", error_message(error), "", ""
         return visit, fresh(query), fresh(status), results, fresh(others)
@@ -296,7 +305,7 @@ def _form() -> gr.HTML:
         SearchForm().fields([]),
         elem_id="form",
         apply_default_css=False,
-        html_template=render("search_form", max_k=MAX_K, k=SearchForm.k),
+        html_template=render("search_form", max_k=MAX_K, k=SearchForm.k, max_text=MAX_TEXT),
         js_on_load=script("search_form"),
     )
     form.preprocess = SearchForm.parse

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from retrieval.evaluation.gallery import state_of
-from retrieval.gallery import Gallery
-from retrieval.storage.queries import image_sizes, label_counts, value_counts
-from retrieval.storage.store import Store
+from retrieval.searchable import SearchableGallery
 from serve.page.assets import render, template_filter
 
 _LABELS = 12  # labels that are shown
@@ -84,11 +81,12 @@ class Statistics:
     left_out: int
 
 
-def gallery_statistics(gallery: Gallery) -> Statistics:
+def gallery_statistics(gallery: SearchableGallery) -> Statistics:
     """Compute the statistics from all images: seconds for a million of them."""
-    store, names = gallery.store, gallery.store.columns()
-    columns = [_column(store, name) for name in names[:_COLUMNS]]
-    return Statistics(len(gallery), _labels(store), _sizes(store), columns, max(0, len(names) - _COLUMNS))
+    names = gallery.columns()
+    columns = [_column(gallery, name) for name in names[:_COLUMNS]]
+    left_out = max(0, len(names) - _COLUMNS)
+    return Statistics(len(gallery), _labels(gallery), _sizes(gallery), columns, left_out)
 
 
 class CachedStatistics:
@@ -103,24 +101,24 @@ class CachedStatistics:
         """Whether a visitor has opened them."""
         return self._cached is not None
 
-    def of(self, gallery: Gallery) -> Statistics:
+    def of(self, gallery: SearchableGallery) -> Statistics:
         """Return the statistics of the gallery's current state."""
         with self._lock:  # concurrent requests wait for the same computation
-            state = state_of(gallery)
+            state = gallery.state_digest()
             if self._cached is None or self._cached[0] != state:
                 self._cached = state, gallery_statistics(gallery)
             return self._cached[1]
 
 
-def _labels(store: Store) -> Labels:
-    found = label_counts(store)
+def _labels(gallery: SearchableGallery) -> Labels:
+    found = gallery.label_counts()
     labels = [(label, n) for label, n in found if label]
     without = sum(n for label, n in found if not label)
     return Labels(len(labels), labels[:_LABELS], labels[-1] if labels else None, without)
 
 
-def _sizes(store: Store) -> Sizes | None:
-    sizes = image_sizes(store)
+def _sizes(gallery: SearchableGallery) -> Sizes | None:
+    sizes = gallery.image_sizes()
     if not len(sizes):
         return None
     order = np.argsort(sizes.prod(1), kind="stable")
@@ -128,8 +126,8 @@ def _sizes(store: Store) -> Sizes | None:
     return Sizes(tuple(smallest), tuple(median), tuple(largest))
 
 
-def _column(store: Store, name: str) -> ColumnStatistics:
-    found = value_counts(store, name)
+def _column(gallery: SearchableGallery, name: str) -> ColumnStatistics:
+    found = gallery.value_counts(name)
     filled = sum(n for _, n in found)
     if any(isinstance(value, str) for value, _ in found):
         value, often = max(found, key=lambda one: one[1])

@@ -22,6 +22,7 @@ from serve.core.service import EmbeddedQuery
 from serve.core.thumbnails import Thumbnail
 
 MAX_K = 100
+MAX_TEXT = 1000  # characters
 MAX_ENTRIES = 12  # searches in the history
 _MAX_IMAGES = 24  # images in the history: it is kept for an hour, and there may be many visitors
 
@@ -34,13 +35,19 @@ class SearchForm:
         k: Number of results, 1 to `MAX_K`.
         where: Filter condition, see `retrieval.search.where`; empty for none.
         min_score: Minimum score; None for any.
+        min_probability: Minimum probability in a calibrated gallery; None for any.
         group_by: Column of whose values each gives its best hit only; empty for none.
+        text: What the hits should show, for a model with a text encoder; empty for none.
+        without: What to move away from; empty for none.
     """
 
     k: int = 10
     where: str = ""
     min_score: float | None = None
+    min_probability: float | None = None
     group_by: str = ""
+    text: str = ""
+    without: str = ""
 
     @classmethod
     def parse(cls, values: Any) -> SearchForm:
@@ -54,21 +61,39 @@ class SearchForm:
             k=cls.k if k is None else int(min(max(k, 1), MAX_K)),
             where=str(given.get("where") or "").strip(),
             min_score=_number(given.get("min_score")),
+            min_probability=_number(given.get("min_probability")),
             group_by=str(given.get("group_by") or ""),
+            text=str(given.get("text") or "").strip()[:MAX_TEXT],
+            without=str(given.get("without") or "").strip()[:MAX_TEXT],
         )
 
     def options(self) -> SearchOptions:
-        """Return the options of the search; raises `InputError` for an impossible score."""
+        """Return the options of the search; raises `InputError` for an impossible number."""
         return SearchOptions(
             k=self.k,
             where=self.where or None,
             min_score=self.min_score,
+            min_probability=self.min_probability,
             group_by=self.group_by or None,
         )
 
-    def fields(self, columns: Sequence[str]) -> dict[str, Any]:
-        """Return the value of the form component: every field as text, and the gallery's metadata columns."""
-        return {**self._texts(), "groups": ["label", *columns], "example": filter_example(columns)}
+    def fields(
+        self, columns: Sequence[str], *, calibrated: bool = False, texts: bool = False
+    ) -> dict[str, Any]:
+        """Return the value of the form component: every field as text, and facts about the gallery.
+
+        Args:
+            columns: Metadata columns of the gallery.
+            calibrated: Whether its hits have probabilities; without them, that field is hidden.
+            texts: Whether it can be searched by text; otherwise these fields are hidden.
+        """
+        facts = {
+            "groups": ["label", *columns],
+            "example": filter_example(columns),
+            "calibrated": calibrated,
+            "texts": texts,
+        }
+        return {**self._texts(), **facts}
 
     def url_query(self, query: Sequence[tuple[str, str]]) -> str:
         """Return the address of a search from its `?` on; `query` has the parameters that name the query."""
@@ -77,7 +102,16 @@ class SearchForm:
 
     def _texts(self) -> dict[str, str]:
         min_score = "" if self.min_score is None else str(self.min_score)
-        return {"k": str(self.k), "where": self.where, "min_score": min_score, "group_by": self.group_by}
+        lowest = "" if self.min_probability is None else str(self.min_probability)
+        return {
+            "k": str(self.k),
+            "where": self.where,
+            "min_score": min_score,
+            "min_probability": lowest,
+            "group_by": self.group_by,
+            "text": self.text,
+            "without": self.without,
+        }
 
 
 def filter_example(columns: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 // The address bar follows the search; other parameters of the address stay. Another query is a new entry in the
 // browser's history: the server repeats the search from its address.
 let shown = location.search, navigated = false;
-const query = params => String(['id', 'region', 'q'].map(name => params.getAll(name)));
+const query = params => String(['id', 'region', 'q', 'text', 'without'].map(name => params.getAll(name)));
 watch('value', () => {
   if (sentAt) return;  // the visitor has already gone to another address
   const returned = navigated;
@@ -9,7 +9,9 @@ watch('value', () => {
   if (element.querySelector('[data-kept]')) return;  // the search has not changed
   const params = new URLSearchParams(location.search);
   const before = query(params);
-  for (const name of ['id', 'region', 'q', 'k', 'where', 'min_score', 'group_by']) params.delete(name);
+  const names = ['id', 'region', 'q', 'k', 'where', 'min_score', 'min_probability', 'group_by', 'text',
+    'without'];
+  for (const name of names) params.delete(name);
   const found = element.querySelector('[data-address]');
   for (const [name, value] of new URLSearchParams(found ? found.dataset.address : '')) {
     params.append(name, value);

@@ -1,6 +1,7 @@
 // The fields of a search; every change is submitted.
 const form = element.querySelector('form');
-const names = ['k', 'min_score', 'where', 'group_by'];
+const texts = ['text', 'without'];
+const names = ['k', 'min_score', 'min_probability', 'where', 'group_by', ...texts];
 let sent;
 // On a phone the results would begin below the fold: settings at their defaults are folded.
 const wide = matchMedia('(min-width: 46rem)');
@@ -9,11 +10,13 @@ wide.addEventListener('change', unfold);
 unfold();
 const fill = () => {
   const given = props.value;
-  if (given.where || given.min_score || given.group_by) form.querySelector('details').open = true;
+  if (names.some(name => name !== 'k' && !texts.includes(name) && given[name])) form.querySelector('details').open = true;
   const groups = given.groups.includes(given.group_by) || !given.group_by
     ? given.groups : [...given.groups, given.group_by];
   form.group_by.replaceChildren(
     new Option('image (all of them)', ''), ...groups.map(name => new Option(name, name)));
+  form.min_probability.closest('label').hidden = !given.calibrated && !given.min_probability;
+  form.querySelector('.texts').hidden = !given.texts && !given.text;
   form.where.placeholder = given.example;
   for (const name of names) form.elements[name].value = given[name];
   sent = text();
