@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from retrieval.errors import InputError as InputError
     from retrieval.errors import LookalikeError as LookalikeError
     from retrieval.gallery import Gallery as Gallery
-    from retrieval.gallery import Hit as Hit
-    from retrieval.gallery import Item as Item
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
     from retrieval.inference.runtime import Runtime as Runtime
     from retrieval.search.query import SearchOptions as SearchOptions
+    from retrieval.searchable import Hit as Hit
+    from retrieval.searchable import Item as Item
     from retrieval.storage.records import IndexSpec as IndexSpec
+    from retrieval.stores.gallery import open_gallery as open_gallery
 
 # Both variables are read once, when the libraries are imported. ONNX Runtime sends telemetry by default.
 # OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as other work needs
@@ -31,16 +32,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _MODULES = {
     "Embedder": "embedder",
     "Gallery": "gallery",
-    "Hit": "gallery",
+    "Hit": "searchable",
     "ImageError": "errors",
     "IndexSpec": "storage.records",
     "InputError": "errors",
-    "Item": "gallery",
+    "Item": "searchable",
     "LookalikeError": "errors",
     "Preprocess": "images.preprocess",
     "Runtime": "inference.runtime",
     "SearchOptions": "search.query",
     "load_image": "images.load",
+    "open_gallery": "stores.gallery",
 }
 __all__ = [*_MODULES, "metrics"]
 

@@ -37,18 +37,36 @@ COMMANDS = {
         "train.commands.tune:tune",
         "Search the hyper-parameters of methods on held-out classes, then measure them on the test split.",
     ),
-    "export": ("export.commands:export", "Export a training run or a pretrained backbone to one ONNX file."),
+    "models": ("train.commands.models:models", "List backbones to start from, and describe them."),
+    "export": (
+        "export.commands:export",
+        "Export a training run, a pretrained backbone, or a pair of image and text encoder.",
+    ),
     "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
+    "hub": ("retrieval.commands.hub:hub", "Publish models on the Hugging Face Hub and get them from there."),
     "index": ("retrieval.commands.index:index", "Build and maintain a gallery."),
     "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
     "duplicates": (
         "retrieval.commands.duplicates:duplicates",
         "Find duplicates and near-duplicates in a gallery.",
     ),
+    "calibrate": (
+        "retrieval.commands.calibrate:calibrate",
+        "Learn the probability that a hit shows the same thing as the query, from labels.",
+    ),
     "inspect": (
         "retrieval.commands.inspect:inspect",
         "Find blurred, dark, tiny and odd images in a gallery, and files that are gone.",
     ),
+    "plan": (
+        "retrieval.commands.plan:plan",
+        "Plan a gallery of up to 10^11 images: memory, disk, time and machines.",
+    ),
+    "adapt": (
+        "export.adaptation:adapt",
+        "Adapt an embedding to your images without labels, by half-whitening.",
+    ),
+    "teach": ("export.teaching:teach", "Teach a gallery from labels which images belong together."),
     "evaluate": (
         "train.commands.evaluate:evaluate",
         "Measure a run, a model or a gallery on labelled images.",
@@ -112,7 +130,8 @@ def _missing_extra(error: ModuleNotFoundError) -> str:
     missing = (error.name or "").partition(".")[0]
     if missing in _PAIR:
         return f"needs {missing}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
-    return f"needs {missing}: pip install 'lookalike[train]'" if missing in _TRAIN_EXTRA else ""
+    extra = "train" if missing in _TRAIN_EXTRA else "text" if missing == "tokenizers" else ""
+    return f"needs {missing}: pip install 'lookalike[{extra}]'" if extra else ""
 
 
 def _check_not_shadowed(package: str) -> None:

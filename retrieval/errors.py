@@ -39,6 +39,10 @@ class LockedError(LookalikeError):
     """Another process is writing to the gallery."""
 
 
+class StoreError(LookalikeError):
+    """The database of a gallery cannot be reached, or fails; a later try may succeed."""
+
+
 class ImageError(InputError):
     """An image that cannot be used.
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError, LookalikeError
-from retrieval.faiss_backend import CpuBackend, backend_for
+from retrieval.errors import LookalikeError
 from retrieval.files import now
-from retrieval.images.load import DECODE_POLICY, ImageSource
+from retrieval.images.load import DECODE_POLICY
 from retrieval.inference.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
@@ -21,12 +19,23 @@ from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, wo
 from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
-from retrieval.storage.identity import check_same, check_vectors, own_model, probe_pixels
+from retrieval.searchable import Hit, Item, SearchableGallery
+from retrieval.storage.facets import Facets, count_facets
+from retrieval.storage.identity import probe_pixels
 from retrieval.storage.inventory import inventory
+from retrieval.storage.listing import Order, Place, list_items
 from retrieval.storage.manifest import Manifest
-from retrieval.storage.paths import ItemPaths
-from retrieval.storage.queries import live_ids
-from retrieval.storage.records import ActiveIndex, BadFile, GalleryState, IndexSpec
+from retrieval.storage.paths import StorePaths
+from retrieval.storage.queries import (
+    ItemPage,
+    image_sizes,
+    item_page,
+    label_counts,
+    live_ids,
+    state_digest,
+    value_counts,
+)
+from retrieval.storage.records import ActiveIndex, BadFile, GalleryState, IndexSpec, StoredItem, Value
 from retrieval.storage.store import Store
 
 if TYPE_CHECKING:
@@ -35,45 +44,13 @@ if TYPE_CHECKING:
 _TRIES = 5
 
 
-@dataclass(frozen=True)
-class Item:
-    """An image in a gallery.
-
-    Attributes:
-        id: Number of the item, which stays with the key and is never used for another one.
-        path: Path of its file; empty if it has none.
-        label: Label, if any.
-        metadata: Values by column, without the missing ones.
-        key: Stable id: the one that the user gave it, or its path.
-    """
-
-    id: int
-    path: str
-    label: str | None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Hit(Item):
-    """A search result.
-
-    Attributes:
-        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.query.RERANKS`.
-    """
-
-    score: float = 0.0
-
-
-class Gallery:
-    """An existing gallery, opened for searches and changes.
+class Gallery(SearchableGallery):
+    """A gallery in a folder of its own, opened for searches and changes.
 
     It shows the state in which it was opened until `refresh()`; other processes may write meanwhile.
 
     Attributes:
         store: Store of the gallery on disk.
-        paths: Paths of the image files.
-        root: Folder of the image files, if they were moved.
 
     Args:
         folder: Gallery folder.
@@ -84,13 +61,13 @@ class Gallery:
         InputError: The folder is not a gallery, or a gallery of another format.
     """
 
+    paths: StorePaths
+
     def __init__(
         self, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
     ) -> None:
+        super().__init__(root, runtime)
         self.store = Store(Path(folder))
-        self._runtime = runtime or Runtime()
-        self._embedder: Embedder | None = None
-        self.root = None if root is None else Path(root)
         self._filters = Filters(self.store)
         self._index: Index | None = None
         self._use(self._load())
@@ -146,48 +123,17 @@ class Gallery:
         return self.store.folder
 
     @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the model file that the vectors come from."""
-        return self.store.manifest.fingerprint
+    def manifest(self) -> Manifest:
+        """Facts about the gallery as a whole."""
+        return self.store.manifest
 
     @property
-    def embedder(self) -> Embedder:
-        """The gallery's own model, loaded on first use and checked against the stored probe vectors.
-
-        Raises:
-            InputError: The gallery has no model.
-            LookalikeError: The model is damaged, or computes other vectors on this machine.
-        """
-        if self._embedder is None:
-            self._embedder = own_model(self.folder, self.store.manifest, self._runtime)
-        return self._embedder
-
-    @property
-    def backend(self) -> CpuBackend:
-        """Where vectors are compared in bulk: on the device of the gallery's model, or on the CPU."""
-        return backend_for(self._runtime.device)
-
-    def check_model(self, embedder: Embedder) -> None:
-        """Raise an `InputError` if a model is not the gallery's."""
-        check_same(self.folder, self.store.manifest, embedder)
-
-    def use_model(self, embedder: Embedder) -> None:
-        """Use a loaded model as the gallery's own, instead of loading it again.
-
-        Raises:
-            InputError: It is another model.
-            LookalikeError: As for `embedder`.
-        """
-        self.check_model(embedder)
-        check_vectors(self.folder, self.store.manifest, embedder)
-        self._embedder = embedder
+    def index_kind(self) -> str:
+        """Kind of the index; "flat" compares all vectors."""
+        return str(self.index.card["kind"]) if self.index and self.index.usable else "flat"
 
     def changed(self) -> bool:
-        """Return whether anything was committed since this state; cheap enough for every search.
-
-        Raises:
-            LookalikeError: The gallery was deleted.
-        """
+        """Return whether anything was committed since this state; see `SearchableGallery.changed`."""
         return self.store.changed()
 
     def replaced(self) -> bool:
@@ -220,7 +166,7 @@ class Gallery:
         """Embed and add new and changed images.
 
         Args:
-            paths: Image files, folders, glob patterns and tar shards.
+            paths: Image files, folders, glob patterns, tar shards and URLs (s3://, https://, ...).
             metadata: CSV or Parquet file, or the values by column for each of `paths`, which then are files.
             root: Folder that relative paths in the metadata table refer to.
             index: Index to build; `None` keeps the present kind of index.
@@ -298,94 +244,21 @@ class Gallery:
             spec,
             live=state.alive,
             previous=state.index,
+            work=self.store.index_parts,
             backend=self.backend,
             show_progress=show_progress,
         )
         active = None if built is None else write_index(built, self.folder / "indexes")
         self.store.use_index(active, spec)
+        self.store.clear_index_parts()
         self.refresh()
         return built
 
     # ---- searching
 
-    def search(
-        self,
-        image: ImageSource,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        exclude: Sequence[int | str] = (),
-        min_score: float | None = None,
-        group_by: str | None = None,
-        rerank: str = "none",
-    ) -> list[Hit]:
-        """Return the k items most similar to an image, best first; equal scores by id.
-
-        Args:
-            image: A path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
-            k: Number of hits; fewer if there are no more.
-            where: Condition that hits fulfil, as in "brand = 'acme' and price < 30".
-            exclude: Ids or keys of items that are no hits.
-            min_score: Lowest score of a hit, from -1 to 1.
-            group_by: Column; only the best hit of each of its values is returned.
-            rerank: "none", "query-expansion" or "k-reciprocal"; see `SearchOptions`.
-
-        Raises:
-            ImageError: The image cannot be read.
-            InputError: An option is invalid.
-        """
-        options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
-        return self.find(self.embedder.embed([image]), options)[0]
-
-    def search_id(
-        self,
-        item: int | str,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        exclude: Sequence[int | str] = (),
-        min_score: float | None = None,
-        group_by: str | None = None,
-        rerank: str = "none",
-    ) -> list[Hit]:
-        """Return the k items most similar to an item, given by id or key, without the item itself.
-
-        The other arguments are those of `search`.
-        """
-        options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
-        (number,) = self.ids_of([item])
-        return self.find(self.vector(number)[None], options, [(number,)])[0]
-
-    def search_vectors(
-        self,
-        queries: np.ndarray,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        exclude: Sequence[int | str] = (),
-        min_score: float | None = None,
-        group_by: str | None = None,
-        rerank: str = "none",
+    def _nearest(
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
     ) -> list[list[Hit]]:
-        """Return the hits of each query, float32 [N, D] of unit length from this gallery's model.
-
-        The other arguments are those of `search`.
-        """
-        return self.find(queries, SearchOptions(k, where, exclude, min_score, group_by, rerank))
-
-    def find(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
-    ) -> list[list[Hit]]:
-        """Return the hits of each query; `search_vectors` with the options in one value.
-
-        Args:
-            queries: float32 [N, D], unit length.
-            options: Search options.
-            own: For each query, the ids of the items that it comes from, which are no hits of it.
-
-        Raises:
-            InputError: An option is invalid, or the queries have another shape.
-        """
         answers = self._searcher.find(queries, options, own)
         rows = np.concatenate([np.empty(0, np.int64), *(answer.rows for answer in answers)])
         items = self._items_of(np.unique(rows))
@@ -402,7 +275,7 @@ class Gallery:
         """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
         numbers, ids, _ = self._snapshot.facts(rows).tolist()
         found = {item.vector: item for item in self.store.items(ids)}
-        path = self.paths.of
+        path = self.paths.shown
         return {
             row: (item.id, path(item), item.label, item.metadata, item.key)
             for row, number in zip(rows.tolist(), numbers, strict=True)
@@ -410,11 +283,7 @@ class Gallery:
         }
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
-        """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
-
-        Raises:
-            InputError: There is no such item.
-        """
+        """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""
         return self._searcher.ids_of(names)
 
     @property
@@ -427,39 +296,24 @@ class Gallery:
         rows = self._snapshot.rows_of(np.array(ids, np.int64))
         return {values[0]: Item(*values) for values in self._items_of(rows[rows >= 0]).values()}
 
-    def item(self, item: int) -> Item:
-        """Return one item by id.
+    def present(self, ids: Sequence[int]) -> np.ndarray:
+        """Return for each id whether searches find the item in this state: bool [n]."""
+        found: np.ndarray = self._snapshot.rows_of(np.array(ids, np.int64)) >= 0
+        return found
 
-        Raises:
-            InputError: There is no such item.
-        """
-        found = self.items([item])
-        if item not in found:
-            raise InputError(f"{self.folder}: no item {item}")
-        return found[item]
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id, removed ones among them; unknown ids are left out."""
+        return self.store.items(ids)
 
-    def vector(self, item: int) -> np.ndarray:
-        """Return the stored vector of one item, float32 [D].
-
-        Raises:
-            InputError: There is no such item.
-        """
-        rows = self._snapshot.rows_of(np.array([item]))
-        if rows[0] < 0:
-            raise InputError(f"{self.folder}: no item {item}")
-        vector: np.ndarray = self._snapshot.vectors(rows)[0]
-        return vector
+    def vectors(self, ids: Sequence[int]) -> dict[int, np.ndarray]:
+        """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
+        numbers = np.array(ids, np.int64)
+        rows = self._snapshot.rows_of(numbers)
+        there = rows >= 0
+        return dict(zip(numbers[there].tolist(), self._snapshot.vectors(rows[there]), strict=True))
 
     def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
-        """Return the stored embeddings, labels and contents of all items, by id.
-
-        Args:
-            labelled: Leave out items without a label.
-            limit: Largest number of items; of more, a random sample is returned, the same each time.
-
-        Raises:
-            LookalikeError: A vector or an item is damaged.
-        """
+        """Return the stored embeddings of all items; see `SearchableGallery.embeddings`."""
         return read_embeddings(self.store, self._snapshot, labelled=labelled, limit=limit)
 
     def item_at(self, path: Path) -> int | None:
@@ -504,6 +358,49 @@ class Gallery:
         """Return facts about the gallery as plain values; see `retrieval.storage.inventory`."""
         return inventory(self.store, None if self.index is None else self.index.card, self.outside_index)
 
+    def sample(self, count: int) -> list[int]:
+        """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
+        rows = self._snapshot.live_rows()
+        places = np.linspace(0, max(len(rows) - 1, 0), min(count, len(rows))).astype(int)
+        return sorted(self._snapshot.item_ids(rows[places]).tolist())
+
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+        return self.store.columns()
+
+    def page(self, where: str | None, number: int, size: int) -> ItemPage:
+        """Return one page of the items, by id; see `SearchableGallery.page`."""
+        return item_page(self.store, parse_condition(where) if where else None, number, size)
+
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items in an order; see `SearchableGallery.listing`."""
+        condition = parse_condition(where) if where else None
+        found, last = list_items(self.store, condition, order, after, limit)
+        shown = self.paths.shown
+        return [Item(one.id, shown(one), one.label, one.metadata, one.key) for one in found], last
+
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; see `SearchableGallery.facets`."""
+        return count_facets(self.store, columns, parse_condition(where) if where else None, limit)
+
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
+        return label_counts(self.store)
+
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return each value of a metadata column with the number of items that have it."""
+        return value_counts(self.store, column)
+
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of the items whose image size is known: int64 [n, 2]."""
+        return image_sizes(self.store)
+
+    def state_digest(self) -> str:
+        """Return a short text that changes with the items, their facts or the model."""
+        return state_digest(self.store)
+
     def bad_files(self) -> list[BadFile]:
         """Return the files that could not be used when they were last tried."""
         return self.store.bad_files()
@@ -513,7 +410,7 @@ class Gallery:
     def _use(self, state: State) -> None:
         self._snapshot = state.snapshot
         self._searcher = Searcher(self.store, state, self._filters)
-        self.paths = ItemPaths(self.store, self.root)
+        self.paths = StorePaths(self.store, self.root)
 
     def _load(self) -> State:
         """Load the committed state; retry if a writer deleted its files before they were opened."""

@@ -25,6 +25,12 @@ from retrieval.cli import main
 settings.register_profile("lookalike", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("lookalike")
 
+# A shell's background jobs ignore SIGINT, programs under nohup SIGHUP, and so would every program that a test
+# starts. Handled signals are not inherited. (preexec_fn would fork, which threads of gRPC do not survive.)
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
+
 SCRIPT = str(Path(sys.executable).with_name("lookalike"))  # the console script
 CHECKOUT = str(Path(__file__).parents[1])
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -75,6 +81,14 @@ def model_file(untrained_run: Path) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def pair_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model archive whose texts with colour words are near images of that colour; see `tests.pair`."""
+    from tests.pair import write_pair  # onnx takes a while to import
+
+    return write_pair(tmp_path_factory.mktemp("pair") / "pair.zip")
+
+
 @pytest.fixture
 def quick(tmp_path: Path) -> Iterator[Path]:
     """Return a folder in memory if possible: a killed process loses nothing that it has written."""
@@ -112,22 +126,13 @@ def lookalike_here(*words: str, code: int = 0, cwd: Path | None = None) -> subpr
     return done
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait up to 30 seconds until a condition holds."""
-    for _ in range(3000):
+def wait_until(condition: Callable[[], object], seconds: int = 30) -> None:
+    """Wait until a condition holds, at most some seconds."""
+    for _ in range(100 * seconds):
         if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("the condition did not hold within 30 seconds")
-
-
-def restore_signals() -> None:
-    """Restore default signal handlers in a child process.
-
-    A shell's background jobs ignore SIGINT, and programs under nohup ignore SIGHUP.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    raise AssertionError(f"the condition did not hold within {seconds} seconds")
 
 
 def unzip_shared(name: str, target: Path) -> Path:

@@ -14,8 +14,8 @@ from retrieval.errors import InputError
 from retrieval.reports.figures import check_suffix, write_file
 
 if TYPE_CHECKING:
-    from retrieval.gallery import Gallery
     from retrieval.search.embeddings import StoredEmbeddings
+    from retrieval.searchable import SearchableGallery
 
 # Kinds of NumPy's types.
 _TEXT, _NAMES, _MARKS = "U", "Uiu", "b"
@@ -164,7 +164,9 @@ class Embeddings:
         return replace(checked, name=file.stem)
 
 
-def embeddings_of(gallery: Gallery, found: StoredEmbeddings, name: str, unlabelled: str = "") -> Embeddings:
+def embeddings_of(
+    gallery: SearchableGallery, found: StoredEmbeddings, name: str, unlabelled: str = ""
+) -> Embeddings:
     """Return the stored embeddings of a gallery.
 
     Args:

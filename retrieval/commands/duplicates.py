@@ -14,12 +14,14 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import combine_options, sheet_option
 from retrieval.devices import Device
+from retrieval.errors import InputError
 from retrieval.files import write_csv
-from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
+from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import align_columns, pluralize
-from retrieval.upkeep.duplicates import Group, find_duplicates
+from retrieval.upkeep.duplicate_groups import Group
+from retrieval.upkeep.duplicates import find_duplicates
 from retrieval.upkeep.near_pairs import SampledRecall
 from retrieval.upkeep.thinning import RULES, Thinning, plan_thinning, remove_surplus
 
@@ -95,7 +97,7 @@ def duplicates(
 
     Above 100,000 images, each is compared with those in the nearest cells of a partition of the gallery; the
     output gives the recall, measured on a sample. --exact compares all pairs, which takes 20 minutes for a
-    million images.
+    million images. In a database, its index finds the pairs.
     """
     if keep is None and (across_labels or list_file or remove or dry_run):
         raise click.UsageError("--across-labels, --list, --remove and --dry-run need --keep")
@@ -103,7 +105,12 @@ def duplicates(
         raise click.UsageError("--dry-run needs --remove")
     if sheet is not None:
         check_sheet_path(sheet)
-    target = Gallery(gallery, runtime=Runtime(device))
+    target = open_gallery(gallery, runtime=Runtime(device))
+    in_store = isinstance(target, StoreGallery)
+    if exact and in_store:
+        raise InputError(
+            f"{gallery}: --exact needs the vectors in files; omit it, the database finds the pairs"
+        )
     start = time.perf_counter()
     search = find_duplicates(target, min_score, exact=exact, show_progress=True)
     groups, recall = search.groups, search.recall
@@ -113,7 +120,7 @@ def duplicates(
         "images": images,
         "min_score": min_score,
         "seconds": round(seconds, 3),
-        "recall": 1.0 if recall is None else recall.share,
+        "recall": recall.share if recall else None if in_store else 1.0,
         "recall_pairs": None if recall is None else recall.pairs,
         "groups": [
             {
@@ -136,7 +143,8 @@ def duplicates(
         found["thinning"] = _facts(keep, thinning) | {"removed": removed}
         lines += ["", _outcome(keep, thinning, removed, dry_run)]
     print_result(found, as_json, lines)
-    print_status(f"compared {images} images in {seconds:.1f} s; {_describe(recall)}")
+    pairs = "pairs that the database finds" if in_store else _describe(recall)
+    print_status(f"compared {images} images in {seconds:.1f} s; {pairs}")
     if list_file is not None:
         print_status(f"{list_file}: written")
     if sheet is not None:

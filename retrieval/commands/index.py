@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from retrieval.commands import ingest, optimize, transfer, upkeep
+from retrieval.commands import ingest, optimize, stores, transfer, upkeep
 
 
 @click.group()
@@ -22,6 +22,7 @@ def index() -> None:
 
 for command in (
     ingest.build,
+    stores.connect,
     ingest.add,
     ingest.update,
     ingest.sync,

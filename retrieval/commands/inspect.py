@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.stores import open_files
 from retrieval.errors import InputError
 from retrieval.evaluation.report import json_lines
 from retrieval.files import now, write_csv, write_texts
-from retrieval.gallery import Gallery
 from retrieval.reports.sheet import SheetImage, SheetRow, write_sheet
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.quality import FAULTS, Finding, Inspection, inspect_gallery
@@ -88,7 +88,7 @@ def inspect(
       lookalike inspect shop.gallery --out inspection
       lookalike inspect shop.gallery --tiny 200 --dark 0.15 --list poor.csv
     """
-    target = Gallery(gallery)
+    target = open_files(gallery, "inspect a gallery of the same images in files")
     if out is not None:
         _create(out)
     start = time.perf_counter()

@@ -6,7 +6,7 @@ import math
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.embedder import Embedder, measure_latency
+from retrieval.errors import InputError
 from retrieval.inference.runtime import Runtime
+from retrieval.licenses import license_notice, model_license
+from retrieval.model_archive import IMAGE, TEXT, ModelArchive
 from retrieval.text import printable
 
 _BATCHES = (1, 4, 32)
@@ -52,6 +55,7 @@ def info(file: Path, no_latency: bool, runtime: Runtime, as_json: bool) -> None:
       lookalike model info model.onnx --no-latency --json
     """
     embedder = Embedder.open(file, runtime)
+    archive = embedder.archive
     batches = sorted({*_BATCHES, runtime.batch_size or 1})
     facts = {
         "model": str(file),
@@ -59,14 +63,28 @@ def info(file: Path, no_latency: bool, runtime: Runtime, as_json: bool) -> None:
         "fingerprint": embedder.fingerprint,
         "metadata": embedder.metadata,
         "map": embedder.has_map,
-        "graph": _graph(file),
+        "graph": _graph(archive.read(IMAGE) if archive else file.read_bytes()),
+        "text": None if archive is None else _text_facts(embedder, archive),
         "provider": embedder.provider,
         "latency_ms": None if no_latency else {n: 1000 * measure_latency(embedder, n) for n in batches},
     }
     print_result(facts, as_json, _aligned(_rows(facts)))
 
 
-def _graph(file: Path) -> dict[str, Any] | None:
+def _text_facts(embedder: Embedder, archive: ModelArchive) -> dict[str, Any]:
+    """Return the facts about the text encoder; only why it cannot be used if it cannot."""
+    try:
+        encoder = embedder.text_encoder
+    except InputError as error:
+        return {"unusable": str(error)}
+    return {
+        **encoder.text_input.to_dict(),
+        "vocabulary": encoder.tokens.vocabulary_size,
+        "graph": _graph(archive.read(TEXT)),
+    }
+
+
+def _graph(model: bytes) -> dict[str, Any] | None:
     """Return opset, parameter count and operator counts of the graph; `None` without the onnx package.
 
     Parameters are the elements of the weights, without integer shapes and indices and without the scales and
@@ -76,17 +94,28 @@ def _graph(file: Path) -> dict[str, Any] | None:
         import onnx
     except ModuleNotFoundError:
         return None
-    proto = onnx.load(file)
-    nodes = proto.graph.node
+    proto = onnx.load_from_string(model)
+    graphs = [proto.graph, *_inner_graphs(proto.graph)]
+    nodes = [node for graph in graphs for node in graph.node]
     quantizing = (node for node in nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear"))
     scales = {name for node in quantizing for name in node.input[1:]}
     not_weights = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.STRING)
-    weights = (t for t in proto.graph.initializer if t.data_type not in not_weights and t.name not in scales)
+    tensors = (tensor for graph in graphs for tensor in graph.initializer)
+    weights = (t for t in tensors if t.data_type not in not_weights and t.name not in scales)
     return {
         "opset": {opset.domain or "ai.onnx": opset.version for opset in proto.opset_import},
         "parameters": sum(math.prod(tensor.dims) for tensor in weights),
         "operators": dict(Counter(node.op_type for node in nodes).most_common()),
     }
+
+
+def _inner_graphs(graph: Any) -> Iterator[Any]:
+    """Yield the graphs within the nodes of an ONNX graph, such as the body of a Scan."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+                yield from _inner_graphs(attribute.g)
 
 
 # ---- text output
@@ -107,16 +136,26 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
     }
     for name, value in origin.items():
         rows |= _nested_rows(name.replace("_", " "), value) if value else {}
+    if restriction := license_notice(model_license(facts["metadata"]["provenance"])):
+        rows["license"] = restriction
     rows |= {
         "opset": _inline(graph["opset"]) if graph else _NO_ONNX,
         "parameters": f"{graph['parameters']:,}" if graph else _NO_ONNX,
         "operators": _inline(graph["operators"]) if graph else _NO_ONNX,
         "runs on": facts["provider"],
+        "text": _text_row(facts["text"]) if facts["text"] else "none: images only",
     }
     if latencies:
         speeds = (f"{ms:.1f} ms for {n} ({1000 * n / ms:,.0f} a second)" for n, ms in latencies.items())
         rows["latency"] = ", ".join(speeds)
     return rows
+
+
+def _text_row(text: Mapping[str, Any]) -> str:
+    """Return the row of the text encoder."""
+    settings = {name: value for name, value in text.items() if name != "graph" and value != ""}
+    row = _inline(settings)
+    return f"{row}, parameters {text['graph']['parameters']:,}" if text.get("graph") else row
 
 
 def _nested_rows(title: str, value: Any) -> dict[str, str]:

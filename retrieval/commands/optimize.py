@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import index_options
+from retrieval.commands.stores import check_index
 from retrieval.devices import Device
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
+from retrieval.search.kinds import is_on_disk
 from retrieval.storage.records import IndexSpec
+from retrieval.stores.folder import is_store
+from retrieval.stores.gallery import RECALL, StoreGallery
 from retrieval.text import printable
 
 
@@ -23,25 +28,42 @@ from retrieval.text import printable
 @search_device_option
 @json_option
 def optimize(
-    gallery: Path, kind: str | None, recall: float | None, memory: int | None, device: Device, as_json: bool
+    gallery: Path,
+    kind: str | None,
+    recall: float | None,
+    memory: int | None,
+    index_dim: int | None,
+    device: Device,
+    as_json: bool,
 ) -> None:
     """Bring the search index of GALLERY up to what is asked for, and say what was done and why.
 
-    The index is extended by new vectors. It is built again if --kind, --recall or --memory are not those that
-    it was built for, if the gallery has outgrown the memory limit or four times the size that the kind was
-    chosen for, if more than 30 % of its vectors belong to removed images, or if it is damaged. The values are
-    stored, and `add`, `sync`, `update` and `import` keep to them from then on. Searches go on meanwhile.
+    The index is extended by new vectors. It is built again if --kind, --recall, --memory or --index-dim are
+    not those that it was built for, if the gallery has outgrown the memory limit or four times the size that
+    the kind was chosen for, if more than 30 % of its vectors belong to removed images, or if it is damaged.
+    The values are stored, and `add`, `sync`, `update` and `import` keep to them from then on. Searches go on
+    meanwhile.
 
-    The memory needed is that of the index plus up to 1.6 GB; vectors are read from disk in blocks.
+    In a database, its own index is completed, and built again for another --recall.
+
+    The memory needed is that of the index plus up to 1.6 GB; vectors are read from disk in blocks. An index
+    of kind ivf-disk is built on disk, in parts that take half of --memory and at most 1 GiB, and needs as
+    much free disk again meanwhile. If the build is interrupted, the same command continues with its parts.
 
     \b
       lookalike index optimize shop.gallery
       lookalike index optimize shop.gallery --kind hnsw
       lookalike index optimize shop.gallery --kind auto --recall 0.95 --memory 500MB
+      lookalike index optimize shop.gallery --kind ivf-disk --memory 2GB
+      lookalike index optimize shop.gallery --kind ivf-rabitq --index-dim 256
     """
+    spec = IndexSpec(kind, recall, memory, index_dim)
+    if is_store(gallery):
+        _optimize_store(gallery, spec, as_json)
+        return
     target, started = Gallery(gallery, runtime=Runtime(device)), now()
     with target.store.writing():
-        work = target.optimize_index(IndexSpec(kind, recall, memory), show_progress=True)
+        work = target.optimize_index(spec, show_progress=True)
         if work.done != "nothing":
             target.store.record_run("optimize", started, {"indexed": len(target)})
             target.store.clear_leftovers()
@@ -56,7 +78,26 @@ def optimize(
         "exact search without an index"
         if card is None
         else f"{card['kind']}, recall {card['recall']:.3f} measured, {card['ms']:.2f} ms a query, "
-        f"{card['bytes_per_vector']} bytes a vector"
+        f"{card['bytes_per_vector']} bytes a vector{_dimensions(card, target)}{_on_disk(card)}"
     )
     what = "nothing to do" if work.done == "nothing" else f"index {work.done}, since {work.reason}"
     print_result(facts, as_json, printable(f"{gallery}: {what}; {now_is}"))
+
+
+def _optimize_store(gallery: Path, spec: IndexSpec, as_json: bool) -> None:
+    recall = check_index(spec)
+    target = StoreGallery(gallery)
+    target.optimize(RECALL if recall is None else recall, show_progress=True)
+    facts = {"gallery": str(gallery), "done": "completed", "images": len(target), "kind": target.index_kind}
+    print_result(facts, as_json, printable(f"{gallery}: index completed; {target.index_kind}"))
+
+
+def _dimensions(card: dict[str, Any], gallery: Gallery) -> str:
+    """Return how many dimensions of the vectors the index has, unless it is all of them."""
+    whole = gallery.manifest.dim
+    return "" if card["dim"] == whole else f" of {card['dim']} of {whole} dimensions"
+
+
+def _on_disk(card: dict[str, Any]) -> str:
+    """Return the size of an index whose lists stay on disk, as the end of a sentence."""
+    return f" in memory, {card['bytes'] // card['vectors']} on disk" if is_on_disk(card["kind"]) else ""

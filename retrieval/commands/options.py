@@ -65,7 +65,8 @@ index_options = combine_options(
         "--kind",
         type=click.Choice(KINDS),
         help="Index kind. auto: exact up to 50,000 images, above that the fastest kind that reaches "
-        "--recall.  [default: unchanged, at first auto]",
+        "--recall. ivf-disk stays on disk; auto takes it if no other kind fits into --memory.  "
+        "[default: unchanged, at first auto]",
     ),
     click.option(
         "--recall",
@@ -78,6 +79,13 @@ index_options = combine_options(
         type=parse_size,
         metavar="SIZE",
         help="Memory limit of the index, for example 2GB.  [default: unchanged, at first no limit]",
+    ),
+    click.option(
+        "--index-dim",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Index the first N dimensions only; candidates get their exact scores from the whole vectors. "
+        "For embeddings whose first dimensions matter most. 0 for all.  [default: unchanged, at first 0]",
     ),
 )
 storage_option = click.option(

@@ -1,10 +1,10 @@
-"""`lookalike search`: query a gallery by images or by its own items."""
+"""`lookalike search`: query a gallery by images, by its own items or by text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import sheet_option, where_option
 from retrieval.errors import ImageError, InputError
-from retrieval.gallery import Gallery, Hit
+from retrieval.images import remote
 from retrieval.images.decode import embed_files
 from retrieval.inference.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
+from retrieval.search.composition import compose
 from retrieval.search.query import RERANKS, SearchOptions
-from retrieval.search.rerank import mean_query
+from retrieval.searchable import Hit, SearchableGallery
+from retrieval.stores.gallery import open_gallery
 from retrieval.text import align_columns
 
 
@@ -48,9 +50,33 @@ class _Query:
 @click.option(
     "--id", "items", multiple=True, metavar="ID", help="Search with an item of the gallery. Repeatable."
 )
+@click.option(
+    "--text", "texts", multiple=True, metavar="TEXT", help="Search for what a text says. Repeatable."
+)
+@click.option(
+    "--without",
+    "unwanted",
+    multiple=True,
+    metavar="TEXT",
+    help="Move away from what a text says. Repeatable.",
+)
+@click.option(
+    "--like",
+    "likes",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="IMAGE",
+    help="Image in a query with --text or --without. Repeatable.",
+)
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Number of hits.")
 @where_option("Filter by metadata, as described above")
 @click.option("--min-score", type=float, metavar="S", help="Minimum score of a hit, from -1 to 1.")
+@click.option(
+    "--min-probability",
+    type=float,
+    metavar="P",
+    help="Minimum probability of a hit, from 0 to 1, in a calibrated gallery.",
+)
 @click.option("--group-by", metavar="COLUMN", help="Only the best hit for each value of COLUMN.")
 @click.option("--exclude", multiple=True, metavar="ID", help="Exclude an item. Repeatable.")
 @click.option(
@@ -70,9 +96,13 @@ def search(
     gallery: Path,
     images: tuple[Path, ...],
     items: tuple[str, ...],
+    texts: tuple[str, ...],
+    unwanted: tuple[str, ...],
+    likes: tuple[Path, ...],
     k: int,
     where: str | None,
     min_score: float | None,
+    min_probability: float | None,
     group_by: str | None,
     exclude: tuple[str, ...],
     rerank: str,
@@ -81,7 +111,8 @@ def search(
     runtime: Runtime,
     as_json: bool,
 ) -> None:
-    """Find the images of a gallery that look like yours: the K most similar to each IMAGE.
+    """Find the images of a gallery that look like yours, or that a text describes: the K most similar to each
+    IMAGE.
 
     The score is the cosine similarity, 1 for the same image. ID is the number or the key of an item.
 
@@ -90,6 +121,17 @@ def search(
       lookalike search shop.gallery front.jpg side.jpg --together
       lookalike search shop.gallery --id 17 --sheet found.html
       lookalike search shop.gallery query.jpg --where "brand = 'acme' and price < 30"
+      lookalike search shop.gallery query.jpg --min-probability 0.8
+      lookalike search shop.gallery --text "red kettle" --without handle --like photo.jpg
+
+    --text, --without and --like make one query, with all images and items: twice the mean of the vectors that
+    are wanted minus the mean of those that are not. Repeat a part to give it more weight. Texts need a model
+    with a text encoder, such as one of `lookalike export --from-open-clip`. Their cosines with images are
+    much lower than those of two images, and have no probability.
+
+    After `lookalike calibrate`, the probability that a hit shows the same thing is printed beside its score,
+    and --min-probability answers that there is nothing like the query in the gallery if no hit reaches it.
+    Hits of re-ranking have no probability.
 
     CONDITION compares columns with = != < <= > >=, in (...), like, between, is null and is not null, and
     combines comparisons with and, or, not and parentheses. Columns are those of your metadata, and id, key,
@@ -105,36 +147,49 @@ def search(
 
     Exit code 3: some images could not be read; the output covers the others.
     """
-    if not images and not items:
-        raise click.UsageError("Missing argument '[IMAGE]...' or option '--id'.")
+    if not (images or items or texts or likes):
+        raise click.UsageError("Missing argument '[IMAGE]...' or option '--id', '--text' or '--like'.")
+    has_text = bool(texts or unwanted)
     if sheet is not None:
         check_sheet_path(sheet)
-    options = SearchOptions(k, where, exclude, min_score, group_by, rerank)
-    target = Gallery(gallery, runtime=runtime)
+    options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability, not has_text)
+    target = open_gallery(gallery, runtime=runtime)
     if not len(target):
         raise InputError(
             f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"
         )
-    queries, bad, embed_ms = _queries(target, images, items)
-    if together:
-        queries = [_combined(queries)]
+    queries, bad, embed_ms = _queries(target, (*images, *likes), items)
+    if has_text or likes:
+        if bad:
+            raise bad[0]
+        start = time.perf_counter()
+        queries = [_composed([*queries, *_text_queries(target, texts)], _text_queries(target, unwanted))]
+        embed_ms += 1000 * (time.perf_counter() - start)
+    elif together:
+        queries = [_composed(queries)]
     start = time.perf_counter()
-    vectors = np.stack([query.vector for query in queries])
-    hits_of_each = target.find(vectors, options, [query.items for query in queries])
+    hits_of_each = target.find(_vectors(queries), options, [query.items for query in queries])
     answers = list(zip(queries, hits_of_each, strict=True))
     search_ms = 1000 * (time.perf_counter() - start)
 
     times = {"embed_ms": round(embed_ms, 3), "search_ms": round(search_ms, 3)}
     found: list[dict[str, Any]] = [
-        {"query": query.name, "scores": RERANKS[rerank], **times, "hits": [asdict(hit) for hit in hits]}
+        {
+            "query": query.name,
+            "scores": RERANKS[rerank],
+            **times,
+            "nothing_like_it": options.is_nothing_like_it(hits),
+            "hits": [asdict(hit) for hit in hits],
+        }
         for query, hits in answers
     ]
     found += [{"query": e.source, "error": {"reason": e.reason, "detail": e.detail}} for e in bad]
-    print_result(found, as_json, [line for query, hits in answers for line in (query.name, *_lines(hits))])
+    print_result(found, as_json, list(_text(target, answers, options)))
     for query, hits in answers:
-        if len(hits) < k:
+        if len(hits) < k and not options.is_nothing_like_it(hits):
             print_status(f"{query.name}: found {len(hits)} of {k}: {_why_fewer(options)}")
     print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
+    _warn_of_growth(target)
     if sheet is not None:
         note = f"Below each image: {RERANKS[rerank]}, label and metadata."
         write_sheet(sheet, f"{gallery.name}: search results", note, [_row(*answer) for answer in answers])
@@ -146,7 +201,7 @@ def search(
 
 
 def _queries(
-    gallery: Gallery, images: Sequence[Path], items: Sequence[str]
+    gallery: SearchableGallery, images: Sequence[Path], items: Sequence[str]
 ) -> tuple[list[_Query], list[ImageError], float]:
     """Return the queries, the unreadable images and the time for embedding in milliseconds."""
     queries, bad, milliseconds = [], [], 0.0
@@ -165,7 +220,7 @@ def _queries(
         bad = embedded.bad
         if len(bad) == len(images) and not items:
             raise bad[0]
-        names = [str(images[position]) for position in embedded.positions]
+        names = [remote.shown(str(images[position])) for position in embedded.positions]
         queries += [_Query(n, (n,), vector) for n, vector in zip(names, embedded.vectors, strict=True)]
     for number in gallery.ids_of(items):
         item = gallery.item(number)
@@ -173,32 +228,84 @@ def _queries(
     return queries, bad, milliseconds
 
 
-def _combined(queries: list[_Query]) -> _Query:
-    """Combine several queries into one, with the mean of their vectors."""
+def _text_queries(gallery: SearchableGallery, texts: Sequence[str]) -> list[_Query]:
+    """Return a query for each text."""
+    vectors = gallery.embedder.embed_texts(texts) if texts else ()
+    return [_Query(f'"{text}"', (), vector) for text, vector in zip(texts, vectors, strict=True)]
+
+
+def _composed(wanted: Sequence[_Query], unwanted: Sequence[_Query] = ()) -> _Query:
+    """Compose several queries into one."""
+    names = " + ".join(query.name for query in wanted)
     return _Query(
-        " + ".join(query.name for query in queries),
-        tuple(path for query in queries for path in query.images),
-        mean_query(np.stack([query.vector for query in queries])),
-        tuple(item for query in queries for item in query.items),
+        names + "".join(f" - {query.name}" for query in unwanted),
+        tuple(path for query in wanted for path in query.images),
+        compose(_vectors(wanted), _vectors(unwanted) if unwanted else None),
+        tuple(item for query in wanted for item in query.items),
     )
+
+
+def _vectors(queries: Sequence[_Query]) -> np.ndarray:
+    return np.stack([query.vector for query in queries])
+
+
+def _text(
+    gallery: SearchableGallery, answers: Sequence[tuple[_Query, list[Hit]]], options: SearchOptions
+) -> Iterator[str]:
+    """Yield the lines of all answers."""
+    for query, hits in answers:
+        yield query.name
+        yield from _lines(hits)
+        if options.is_nothing_like_it(hits):
+            yield f"  nothing like it here{_best_of(gallery, query, options)}"
 
 
 def _lines(hits: Sequence[Hit]) -> list[str]:
     rows = [
-        [str(rank), f"{hit.score:.4f}", str(hit.id), hit.label or "-", hit.path or hit.key, _facts(hit)]
+        [
+            str(rank),
+            f"{hit.score:.4f}",
+            *([] if hit.probability is None else [f"{hit.probability:.0%}"]),
+            str(hit.id),
+            hit.label or "-",
+            hit.path or hit.key,
+            _facts(hit),
+        ]
         for rank, hit in enumerate(hits, 1)
     ]
-    return [f"  {line}" for line in align_columns(rows, right={0, 1, 2})] if rows else []
+    numbers = {0, 1, 2} if not hits or hits[0].probability is None else {0, 1, 2, 3}
+    return [f"  {line}" for line in align_columns(rows, right=numbers)] if rows else []
+
+
+def _best_of(gallery: SearchableGallery, query: _Query, options: SearchOptions) -> str:
+    """Return the probability of the best hit that a lowest probability has left out, as part of a message."""
+    without = replace(options, k=1, min_probability=None)
+    (best,) = gallery.find(query.vector[None], without, [query.items])
+    return f": the best hit has a probability of {best[0].probability:.0%}" if best else ""
+
+
+def _warn_of_growth(gallery: SearchableGallery) -> None:
+    """Warn if the calibration of a gallery is of one of another size."""
+    found = gallery.calibration
+    if found is not None and found.is_stale(len(gallery)):
+        what = f"calibrated with {found.images:,} images, and has {len(gallery):,} now"
+        print_status(f"{gallery.folder}: {what}; run `lookalike calibrate {gallery.folder}` again")
 
 
 def _facts(hit: Hit) -> str:
     return ", ".join(f"{name}={value}" for name, value in hit.metadata.items() if value is not None)
 
 
+def _score(hit: Hit) -> str:
+    """Return the score of a hit with three digits, and its probability."""
+    return f"{hit.score:.3f}" + ("" if hit.probability is None else f" ({hit.probability:.0%})")
+
+
 def _row(query: _Query, hits: Sequence[Hit]) -> SheetRow:
     shown = [SheetImage(Path(path), "query") for path in query.images]
     shown += [
-        SheetImage(Path(hit.path), f"{hit.score:.3f} {hit.label or ''} {_facts(hit)}".strip()) for hit in hits
+        SheetImage(Path(hit.path), " ".join(filter(None, [_score(hit), hit.label, _facts(hit)])))
+        for hit in hits
     ]
     return SheetRow(query.name, shown)
 
@@ -210,6 +317,8 @@ def _why_fewer(options: SearchOptions) -> str:
         limits.append("match the condition")
     if options.min_score is not None:
         limits.append(f"score at least {options.min_score:g}")
+    if options.min_probability is not None:
+        limits.append(f"have a probability of at least {options.min_probability:g}")
     if options.group_by is not None:
         limits.append(f"have a different {options.group_by}")
     if options.rerank == "k-reciprocal":

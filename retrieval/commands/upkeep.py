@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options, search_device_option
 from retrieval.commands.options import where_option
+from retrieval.commands.stores import open_files, refuse_store
 from retrieval.devices import Device
-from retrieval.gallery import Gallery, Item
 from retrieval.inference.runtime import Runtime
+from retrieval.searchable import Item
+from retrieval.stores.folder import is_store
+from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage
 from retrieval.upkeep.snapshot import copy_gallery
+from retrieval.upkeep.store_verify import verify_store
 from retrieval.upkeep.upgrade import upgrade as upgrade_gallery
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
@@ -39,8 +42,9 @@ def info(gallery: Path, as_json: bool) -> None:
       lookalike index info shop.gallery
       lookalike index info shop.gallery --json
     """
-    facts = Gallery(gallery).info()
-    print_result(facts, as_json, align_columns(_info(facts), right={0}))
+    facts = open_gallery(gallery).info()
+    rows = _store_info(facts) if "store" in facts else _info(facts)
+    print_result(facts, as_json, align_columns(rows, right={0}))
 
 
 @click.command(short_help="Remove images by id or by a condition.")
@@ -65,11 +69,11 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
     """
     if not items and where is None:
         raise click.UsageError("Missing argument '[ID]...' or option '--where'.")
-    target = Gallery(gallery)
+    target = open_gallery(gallery)
     if dry_run:
         ids = target.select(items, where=where)
         examples = list(target.items(ids[:_EXAMPLES]).values())
-        left = len(target) - int(np.count_nonzero(target.snapshot.rows_of(np.array(ids, np.int64)) >= 0))
+        left = len(target) - int(target.present(ids).sum())
         facts = {"gallery": str(gallery), "dry_run": True, "removed": len(ids), "images": left}
         print_result(
             facts | {"examples": [asdict(item) for item in examples]},
@@ -114,7 +118,12 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
       lookalike index verify shop.gallery
       lookalike index verify shop.gallery --repair
     """
-    found = verify_gallery(gallery, repair=repair, runtime=runtime, show_progress=True)
+    if repair:
+        refuse_store(gallery, "omit --repair, and follow what `lookalike index verify` says")
+    if is_store(gallery):
+        found = verify_store(StoreGallery(gallery, runtime=runtime), show_progress=True)
+    else:
+        found = verify_gallery(gallery, repair=repair, runtime=runtime, show_progress=True)
     facts = {
         "gallery": str(gallery),
         "images": found.items,
@@ -163,6 +172,7 @@ def upgrade(gallery: Path, as_json: bool) -> None:
     \b
       lookalike index upgrade shop.gallery
     """
+    refuse_store(gallery, "there is nothing to upgrade")
     upgraded = upgrade_gallery(gallery, show_progress=True)
     facts = {
         "gallery": str(gallery),
@@ -187,6 +197,7 @@ def snapshot(gallery: Path, target: Path, as_json: bool) -> None:
     \b
       lookalike index snapshot shop.gallery shop.monday
     """
+    refuse_store(gallery, "use the backup of the database, and copy the folder as it is")
     done = copy_gallery(gallery, target, show_progress=True)
     facts = {**vars(done), "folder": str(target)}
     how = f"{pluralize(done.copied, 'file')} copied" if done.copied else "all but the database linked"
@@ -206,7 +217,8 @@ def compact(gallery: Path, device: Device, as_json: bool) -> None:
     \b
       lookalike index compact shop.gallery
     """
-    done = compact_gallery(Gallery(gallery, runtime=Runtime(device)), show_progress=True)
+    target = open_files(gallery, "the database frees the space of removed images", Runtime(device))
+    done = compact_gallery(target, show_progress=True)
     before, after = done.bytes
     print_result(
         {"gallery": str(gallery), **vars(done)},
@@ -240,6 +252,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("index", described),
         ("dimensions", f"{facts['dim']}, stored as {facts['storage']}"),
         ("model", facts["fingerprint"]),
+        ("text search", "yes" if facts["texts"] else "no: there is no text encoder"),
     ]
     if facts["provider"]:
         lines.append(("created by", facts["provider"]))
@@ -252,6 +265,26 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         done = ", ".join(f"{name} {count}" for name, count in run["counts"].items() if count)
         lines.append(("run", f"{run['started']}  {run['command']}  {done}".rstrip()))
     return lines
+
+
+def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows to print for a gallery in a database, (title, text)."""
+    engine = dict(facts["engine"])
+    lines = [
+        ("gallery", facts["gallery"]),
+        ("store", facts["store"]),
+        ("images", f"{facts['images']}"),
+        ("dimensions", f"{facts['dim']}, stored as {facts['storage']}"),
+        ("model", facts["fingerprint"]),
+        ("text search", "yes" if facts["texts"] else "no: there is no text encoder"),
+    ]
+    if facts["provider"]:
+        lines.append(("created by", facts["provider"]))
+    if facts["columns"]:
+        lines.append(("columns", ", ".join(facts["columns"])))
+    if (size := engine.pop("bytes", None)) is not None:
+        lines.append(("disk space", _size(size)))
+    return lines + [(name, str(value)) for name, value in engine.items() if value is not None]
 
 
 def _size(count: float) -> str:

@@ -15,6 +15,7 @@ from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, Report, kept
 from retrieval.evaluation.score import Result
 from retrieval.files import now
 from retrieval.metrics.statistics import McNemar, Paired, Summary, Welch, mcnemar, paired, summarize, welch
+from retrieval.stores.gallery import is_gallery
 
 FORMAT_VERSION = 2
 TESTED = "recall_at_1"  # the metric whose tests are shown
@@ -424,7 +425,7 @@ def _folders_at(path: Path) -> Iterable[Path]:
         return [path.absolute().parent] if path.name == REPORT_FILE else []
     if (path / REPORT_FILE).is_file():
         return [path.absolute()]
-    if (path / "gallery.db").is_file():
+    if is_gallery(path):
         return [folder.absolute() for folder in kept_reports(path)[-1:]]
     return sorted(file.absolute().parent for file in path.glob(f"*/{REPORT_FILE}"))
 

@@ -11,21 +11,22 @@ from retrieval.errors import InputError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import evaluate
-from retrieval.gallery import Gallery
 from retrieval.metrics.clustering import effort_note
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.storage.queries import largest_classes, state_digest
+from retrieval.searchable import SearchableGallery
 
 _NAME = "stored embeddings"
 
 
-def evaluate_gallery(gallery: Gallery, *, limit: int | None = None, show_progress: bool = False) -> Report:
+def evaluate_gallery(
+    gallery: SearchableGallery, *, limit: int | None = None, show_progress: bool = False
+) -> Report:
     """Search the gallery with each of its labelled images, by their stored vectors.
 
     Images without a label are searched but are no queries; as results they count as wrong.
 
     Args:
-        gallery: Gallery to evaluate.
+        gallery: SearchableGallery to evaluate.
         limit: Number of queries beyond which a random sample of them is used, always the same.
         show_progress: Whether to report progress on stderr.
 
@@ -34,7 +35,7 @@ def evaluate_gallery(gallery: Gallery, *, limit: int | None = None, show_progres
         LookalikeError: The gallery is damaged.
     """
     check_labels(gallery)
-    state = state_of(gallery)
+    state = gallery.state_digest()
     found = gallery.embeddings()
     labels = found.labels
     labelled = np.flatnonzero([label is not None for label in labels])
@@ -75,26 +76,21 @@ def evaluate_gallery(gallery: Gallery, *, limit: int | None = None, show_progres
     )
 
 
-def check_labels(gallery: Gallery) -> None:
+def check_labels(gallery: SearchableGallery) -> None:
     """Check that the labels can tell right from wrong; fast for galleries of any size.
 
     Raises:
         InputError: There are no labels, a single class, or no class with two images.
     """
-    _check_sizes(gallery, largest_classes(gallery.store, 2))
+    _check_sizes(gallery, [count for label, count in gallery.label_counts() if label])
 
 
-def state_of(gallery: Gallery) -> str:
-    """Return an identifier of the exact content of the gallery: its items and their metadata."""
-    return state_digest(gallery.store)
-
-
-def gallery_protocol(gallery: Gallery) -> str:
+def gallery_protocol(gallery: SearchableGallery) -> str:
     """Return the protocol of queries to a gallery, in one line."""
     return f"each searched for in a gallery of {len(gallery):,} images, itself left out"
 
 
-def _check_sizes(gallery: Gallery, sizes: Sequence[int]) -> None:
+def _check_sizes(gallery: SearchableGallery, sizes: Sequence[int]) -> None:
     """Check the sizes of the classes, largest first; the two largest are enough."""
     if not sizes:
         why = "none of its images has a label, so there are no right results; "

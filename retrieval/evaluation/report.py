@@ -37,7 +37,7 @@ class Report:
         seed: Seed of the training run; `None` if unknown.
         findings: Mistakes of the evaluated model; `None` if not collected.
         gallery_state: For a gallery evaluated on its own images,
-            `retrieval.evaluation.gallery.state_of` at that time; else `None`.
+            `SearchableGallery.state_digest` at that time; else `None`.
     """
 
     data: str

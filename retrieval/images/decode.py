@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,9 +119,14 @@ def read_ahead(
     side: int | None,
     known: Callable[[str], bool],
     ahead: int = 2 * BATCH,
-) -> Iterator[Decoded | KnownFile | ImageError]:
-    """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`."""
-    budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead()
+    threads: int | None = None,
+) -> Generator[Decoded | KnownFile | ImageError]:
+    """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`.
+
+    There is a thread for each core, or `threads`.
+    """
+    threads = threads or cores()
+    budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead(threads)
 
     def read(path: Path) -> Decoded | KnownFile | ImageError:
         try:
@@ -138,7 +143,7 @@ def read_ahead(
 
     queue: deque[Future[Decoded | KnownFile | ImageError]] = deque()
     files = iter(paths)
-    with ThreadPoolExecutor(cores(), thread_name_prefix="decode") as pool:
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             while True:
                 for path in islice(files, ahead - len(queue)):
@@ -151,10 +156,10 @@ def read_ahead(
                 future.cancel()
 
 
-def files_ahead() -> int:
-    """Return the number of files that are read ahead: two batches, and enough to keep all cores busy
+def files_ahead(threads: int) -> int:
+    """Return the number of files that are read ahead: two batches, and enough to keep all threads busy
     while one of them decodes a very large image."""
-    return max(2 * BATCH, 8 * cores())
+    return max(2 * BATCH, 8 * threads)
 
 
 def embed_files(

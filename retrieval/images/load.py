@@ -32,12 +32,13 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from retrieval.errors import ImageError
-from retrieval.images import shards
+from retrieval.images import remote, shards
 from retrieval.images.bombs import bomb_reason, has_too_many_scans
 
 DECODE_POLICY = 2
 MAX_PIXELS = 50_000_000
 MAX_BYTES = 512 * 2**20  # 50 megapixels of 16-bit RGBA take 400 MB
+_SIGNATURE = 16  # bytes by which Pillow recognizes a format
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 _SUFFIX_OF = {
     **{"PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "BMP": ".bmp"},
@@ -112,8 +113,8 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
     """Load an image as 8-bit RGB, upright.
 
     Args:
-        source: Path, which may be inside a tar file (`shard.tar/a/x.jpg`); bytes of a file; Pillow image; or
-            array, uint8 [H, W], [H, W, 3] or [H, W, 4].
+        source: Path, which may be inside a tar file (`shard.tar/a/x.jpg`), or URL of remote storage; bytes of
+            a file; Pillow image; or array, uint8 [H, W], [H, W, 3] or [H, W, 4].
         side: Length in pixels to which the caller will scale the shorter side, `Preprocess.scaled` for a
             model. A JPEG may then be decoded at a reduced size, of at least twice that. `None` decodes at
             full size.
@@ -130,11 +131,11 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
         return open_bytes(source, "image", side=side, max_pixels=max_pixels).decode()[0]
     path = Path(source)
     data = read_bytes(path, regular=False)
-    return open_bytes(data, str(path), side=side, max_pixels=max_pixels).decode()[0]
+    return open_bytes(data, remote.shown(str(path)), side=side, max_pixels=max_pixels).decode()[0]
 
 
 def read_bytes(path: Path, *, regular: bool = True) -> bytes:
-    """Read an image file, which may be inside a tar file.
+    """Read an image file, which may be inside a tar file or in remote storage.
 
     Args:
         path: Image file.
@@ -143,7 +144,10 @@ def read_bytes(path: Path, *, regular: bool = True) -> bytes:
     Raises:
         ImageError: It cannot be read.
     """
+    name = remote.shown(str(path))
     try:
+        if url := remote.url_of(path):
+            return _checked_size(remote.read(url, MAX_BYTES), name)
         if regular:
             _check_regular(path, path.stat())
         with open(path, "rb", opener=_open_nonblocking if regular else None) as file:
@@ -153,21 +157,28 @@ def read_bytes(path: Path, *, regular: bool = True) -> bytes:
             size = status.st_size
             if size <= MAX_BYTES:
                 # A pipe, and a file below /proc, has no size.
-                data = file.read() if size else file.read(MAX_BYTES + 1)
-                if len(data) <= MAX_BYTES:
-                    return data
-        detail = f"the file is over the limit of {MAX_BYTES // 2**20} MB"
-        raise ImageError(str(path), ImageError.TOO_LARGE, detail)
+                return _checked_size(file.read() if size else file.read(MAX_BYTES + 1), name)
+        raise _over_limit(name)
     except FileNotFoundError:
-        raise ImageError(str(path), ImageError.MISSING, "there is no such file") from None
+        raise ImageError(name, ImageError.MISSING, "there is no such file") from None
     except NotADirectoryError:  # a folder of the path is a file, perhaps a tar file
         return shards.read_image(path)
     except PermissionError:
-        raise ImageError(str(path), ImageError.PERMISSION, "there is no permission to read it") from None
+        raise ImageError(name, ImageError.PERMISSION, "there is no permission to read it") from None
     except IsADirectoryError:
-        raise ImageError(str(path), ImageError.NOT_AN_IMAGE, "it is a folder, not an image file") from None
+        raise ImageError(name, ImageError.NOT_AN_IMAGE, "it is a folder, not an image file") from None
     except (OSError, ValueError) as error:
-        raise ImageError(str(path), ImageError.MISSING, f"it cannot be read ({error})") from error
+        raise ImageError(name, ImageError.MISSING, f"it cannot be read ({error})") from error
+
+
+def _checked_size(data: bytes, name: str) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise _over_limit(name)
+    return data
+
+
+def _over_limit(name: str) -> ImageError:
+    return ImageError(name, ImageError.TOO_LARGE, f"the file is over the limit of {MAX_BYTES // 2**20} MB")
 
 
 def irregular(mode: int) -> str | None:
@@ -186,6 +197,14 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for a writer
+
+
+def begins_like_an_image(data: bytes) -> bool:
+    """Return whether the first bytes of a file, at least 16, are those of a format that can be read."""
+    Image.init()
+    prefix = data[:_SIGNATURE]
+    accepts = [Image.OPEN[name][1] for name in FORMATS if name in Image.OPEN]
+    return len(prefix) == _SIGNATURE and any(accept is not None and accept(prefix) for accept in accepts)
 
 
 def open_bytes(

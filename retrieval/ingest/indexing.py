@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from threading import Lock
-
-import numpy as np
 
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
-from retrieval.images.decode import Decoded, KnownFile, read_ahead
-from retrieval.images.preprocess import Preprocess
+from retrieval.images.decode import KnownFile
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
+from retrieval.ingest.pipeline import Embedded, EmbeddedBatch, embed_ahead
 from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
@@ -43,6 +39,19 @@ MAX_BAD = 0.5
 _MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at least
 
 
+PlannedFile = tuple[ImageFile, ExistingItem | None]
+"""A file to read, with the item that it has."""
+BatchSource = Callable[
+    [Gallery, Comparison, Callable[[str], bool]], Generator[tuple[list[PlannedFile], EmbeddedBatch]]
+]
+"""Function that embeds the files to read of a plan, and yields them in order with what was found in them.
+
+Its arguments are the gallery, the plan, and a function that returns whether the gallery has embedded the file
+with a SHA-256. That function may be called by several threads; each call that returns true is for one
+`KnownFile` that is yielded later.
+"""
+
+
 @dataclass(frozen=True)
 class BadFilePolicy:
     """How a run treats unusable files.
@@ -55,6 +64,17 @@ class BadFilePolicy:
 
     retry: bool = False
     max_bad: float = MAX_BAD
+
+    def exceeded(self, bad: int, tried: int) -> bool:
+        """Return whether too many of the files that were tried are unusable."""
+        return bad > self.max_bad * max(tried, _MIN_SAMPLE)
+
+    def error(self, folder: Path, bad: int, tried: int, last: BadFile) -> LookalikeError:
+        """Return the error of a run that stops since too many files are unusable."""
+        return LookalikeError(
+            f"{folder}: stopped: {bad} of {tried} files were unusable, the last one {last.stamp.shown} "
+            f"({last.detail}); images embedded so far are kept; continue with --max-bad 1"
+        )
 
 
 @dataclass
@@ -100,6 +120,7 @@ def add_images(
     index: IndexSpec | None = None,
     reindex: bool = False,
     policy: BadFilePolicy | None = None,
+    source: BatchSource | None = None,
     command: str = "add",
     show_progress: bool = False,
 ) -> IngestResult:
@@ -117,6 +138,7 @@ def add_images(
         index: Index to build; `None` keeps the present kind of index.
         reindex: Index all new vectors at the end; otherwise only if many are not indexed yet.
         policy: Treatment of unusable files.
+        source: Embeds the images; `None` for this process.
         command: Name of this run in the gallery's history.
         show_progress: Print progress on stderr.
 
@@ -129,7 +151,7 @@ def add_images(
     with gallery.store.writing():
         started = now()
         found = collect(sources, known_roots(gallery.store))
-        result = ingest(gallery, found, policy=policy, show_progress=show_progress)
+        result = ingest(gallery, found, policy=policy, source=source, show_progress=show_progress)
         finish_run(
             gallery, result, command, started, reindex=reindex, index=index, show_progress=show_progress
         )
@@ -137,12 +159,17 @@ def add_images(
 
 
 def ingest(
-    gallery: Gallery, found: Scan, *, policy: BadFilePolicy | None = None, show_progress: bool = False
+    gallery: Gallery,
+    found: Scan,
+    *,
+    policy: BadFilePolicy | None = None,
+    source: BatchSource | None = None,
+    show_progress: bool = False,
 ) -> IngestResult:
     """Bring a gallery up to date with the files of a scan. Call it inside `store.writing()`."""
     policy = policy or BadFilePolicy()
     with plan_indexing(gallery.store, found, retry=policy.retry, show_progress=show_progress) as plan:
-        return carry_out(gallery, plan, found, policy=policy, show_progress=show_progress)
+        return carry_out(gallery, plan, found, policy=policy, source=source, show_progress=show_progress)
 
 
 def carry_out(
@@ -151,6 +178,7 @@ def carry_out(
     found: Scan,
     *,
     policy: BadFilePolicy | None = None,
+    source: BatchSource | None = None,
     remove_gone: bool = False,
     show_progress: bool = False,
 ) -> IngestResult:
@@ -164,6 +192,7 @@ def carry_out(
         plan: Comparison of the files with the gallery.
         found: The scan that the plan was made from.
         policy: Treatment of unusable files.
+        source: Embeds the images; `None` for this process.
         remove_gone: In the end, remove the items whose file is gone.
         show_progress: Print progress on stderr.
 
@@ -183,7 +212,7 @@ def carry_out(
         store.amend(changes)
         result.described += len(changes)
     with Progress("embedding", plan.todo_count, show=show_progress) as progress:
-        _Run(gallery, plan, result, policy.max_bad).run(progress)
+        _Run(gallery, plan, result, policy, source or embed_here).run(progress)
     if outdated := plan.renamed():
         result.removed += store.remove(outdated)
     for gone in plan.gone_items() if remove_gone else ():
@@ -228,17 +257,40 @@ def index_new_vectors(
     gallery.optimize_index(index, tolerated=tolerated, show_progress=show_progress)
 
 
-_Read = tuple[ImageFile, ExistingItem | None, Decoded | KnownFile | ImageError]
+def embed_here(
+    gallery: Gallery, plan: Comparison, known: Callable[[str], bool]
+) -> Generator[tuple[list[PlannedFile], EmbeddedBatch]]:
+    """Embed the files of a plan in this process: the default `BatchSource`."""
+    reading = deque[PlannedFile]()
+
+    def paths() -> Iterator[Path]:
+        folder = str(gallery.folder)
+        for planned in plan.todo():
+            reading.append(planned)
+            image = planned[0]
+            yield Path(os.path.join(folder, image.root, image.path))  # a third of the time of "/"
+
+    with closing(embed_ahead(paths(), gallery.embedder, known=known)) as batches:
+        for batch in batches:
+            yield [reading.popleft() for _ in batch.files], batch
 
 
 class _Run:
-    """One indexing run: reads, decodes and embeds the images of a plan, with periodic commits.
+    """One indexing run: embeds the images of a plan, with periodic commits.
 
-    Decoding, embedding and committing go on at the same time, in threads of their own.
+    Decoding, embedding and committing go on at the same time, in threads or processes of their own.
     """
 
-    def __init__(self, gallery: Gallery, plan: Comparison, result: IngestResult, max_bad: float) -> None:
-        self._gallery, self._plan, self._result, self._max_bad = gallery, plan, result, max_bad
+    def __init__(
+        self,
+        gallery: Gallery,
+        plan: Comparison,
+        result: IngestResult,
+        policy: BadFilePolicy,
+        source: BatchSource,
+    ) -> None:
+        self._gallery, self._plan, self._result, self._policy = gallery, plan, result, policy
+        self._source = source
         self._contents = Contents(gallery.store)
         # Items with the bytes of the files that are being read, and the number of those files.
         self._known: dict[str, tuple[list[ItemPlace], int]] = {}
@@ -272,53 +324,20 @@ class _Run:
             self._record_bad(file, has_item)
             self._commit_if_due()
             tried, bad = tried + 1, bad + 1
-        with closing(self._embedded()) as batches:
-            for batch, vectors in batches:
-                self._process(batch, vectors)
-                bad += sum(isinstance(file, ImageError) for _, _, file in batch)
-                tried += len(batch)
-                progress.update(len(batch), f"{bad} unusable" if bad else "")
-                if bad > self._max_bad * max(tried, _MIN_SAMPLE):
-                    self._finish()
-                    raise self._too_many(bad, tried)
-                self._commit_if_due()
-
-    # ---- reading and embedding
-
-    def _embedded(self) -> Generator[tuple[list[_Read], np.ndarray | None]]:
-        """Yield batches of files in order, each with the vectors of those that were decoded.
-
-        One more batch waits than the model embeds at a time.
-        """
         if not self._plan.todo_count:  # no need to load the model
             return
-        embedder = self._gallery.embedder
-        waiting: deque[tuple[list[_Read], Future[np.ndarray] | None]] = deque()
-        pool = ThreadPoolExecutor(embedder.concurrency, thread_name_prefix="embed")
-        try:
-            for batch in self._batches(embedder.preprocess, embedder.batch_size):
-                pixels = [file.pixels for _, _, file in batch if isinstance(file, Decoded)]
-                waiting.append((batch, pool.submit(embedder.embed_pixels, pixels) if pixels else None))
-                if len(waiting) > embedder.concurrency:
-                    first, vectors = waiting.popleft()
-                    yield first, None if vectors is None else vectors.result()
-            for last, vectors in waiting:
-                yield last, None if vectors is None else vectors.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with closing(self._source(self._gallery, self._plan, self._is_known)) as batches:
+            for files, batch in batches:
+                self._process(files, batch)
+                bad += sum(isinstance(file, ImageError) for file in batch.files)
+                tried += len(files)
+                progress.update(len(files), f"{bad} unusable" if bad else "")
+                if self._policy.exceeded(bad, tried):
+                    self._finish()
+                    raise self._policy.error(self._gallery.folder, bad, tried, self._result.bad[-1])
+                self._commit_if_due()
 
-    def _batches(self, preprocess: Preprocess, size: int) -> Iterator[list[_Read]]:
-        reading = deque[tuple[ImageFile, ExistingItem | None]]()
-
-        def paths() -> Iterator[Path]:
-            folder = str(self._gallery.folder)
-            for image, existing in self._plan.todo():
-                reading.append((image, existing))
-                yield Path(os.path.join(folder, image.root, image.path))  # a third of the time of "/"
-
-        read = read_ahead(paths(), preprocess, side=preprocess.scaled, known=self._is_known)
-        while batch := list(islice(read, size)):
-            yield [(*reading.popleft(), file) for file in batch]
+    # ---- known contents
 
     def _is_known(self, content: str) -> bool:
         """Return whether the gallery has embedded these bytes. Called by several threads."""
@@ -338,17 +357,18 @@ class _Run:
 
     # ---- one batch
 
-    def _process(self, batch: Sequence[_Read], vectors: np.ndarray | None) -> None:
-        if vectors is not None:
-            self._collected.vectors.append(vectors)
-            for image, existing, file in batch:
-                if isinstance(file, Decoded):
-                    self._add(ItemDraft(image, existing, file.content_sha256, file.width, file.height))
-        for image, existing, file in batch:
-            if isinstance(file, ImageError):
-                self._record_bad(BadFile(image.stamp, file.reason, file.detail), existing is not None)
-            elif isinstance(file, KnownFile):
-                self._reuse_vector(image, existing, file.content_sha256)
+    def _process(self, files: Sequence[PlannedFile], batch: EmbeddedBatch) -> None:
+        read = [(*planned, found) for planned, found in zip(files, batch.files, strict=True)]
+        if len(batch.vectors):
+            self._collected.vectors.append(batch.vectors)
+            for image, existing, found in read:
+                if isinstance(found, Embedded):
+                    self._add(ItemDraft(image, existing, *found))
+        for image, existing, found in read:
+            if isinstance(found, ImageError):
+                self._record_bad(BadFile(image.stamp, found.reason, found.detail), existing is not None)
+            elif isinstance(found, KnownFile):
+                self._reuse_vector(image, existing, found.content_sha256)
 
     def _add(self, draft: ItemDraft) -> None:
         self._collected.drafts.append(draft)
@@ -418,10 +438,3 @@ class _Run:
         self._plan.note_added([draft.content for draft in batch.drafts])
         self._result.added += len(batch.drafts)
         self._result.bad += batch.bad
-
-    def _too_many(self, bad: int, tried: int) -> LookalikeError:
-        last = self._result.bad[-1]
-        return LookalikeError(
-            f"{self._gallery.folder}: stopped: {bad} of {tried} files were unusable, the last one "
-            f"{last.stamp.full} ({last.detail}); images embedded so far are kept; continue with --max-bad 1"
-        )

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from retrieval.errors import ImageError, InputError
 from retrieval.images.load import read_bytes
-from retrieval.ingest import tables
 from retrieval.ingest.sources import Entry, Scan, file_exists
 from retrieval.progress import Progress
 from retrieval.resources import cores
@@ -151,7 +150,7 @@ def check_metadata(
         return
     columns = store.columns()
     chosen = schema.match_columns(given, columns)
-    types = {}
+    types: dict[str, schema.ColumnType] = {}
     for column in set(columns) & set(chosen.values()):
         is_text = holds_text(store, column)
         if is_text is not None:
@@ -160,7 +159,7 @@ def check_metadata(
         (place, {chosen[name]: schema.check_value(name, value) for name, value in values.items()})
         for place, values in rows
     )
-    tables.check_types(checked, types)
+    schema.check_types(checked, types)
 
 
 def changes_of(store: Store, plan: Comparison) -> Iterator[list[Change]]:

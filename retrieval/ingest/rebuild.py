@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
 from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
 from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store
-from retrieval.upkeep.verify import verify
-
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,8 @@ def rebuild(
     folder = gallery.folder.resolve()
     draft, old = folder.with_name(f".{folder.name}.rebuild"), folder.with_name(f"{folder.name}.old")
     with gallery.store.writing():
-        if _finish_interrupted(gallery, draft, old) and gallery.fingerprint == model.fingerprint:
+        was_done = keep_predecessor(draft, old, gallery.store.manifest.rebuilt_from)
+        if was_done and gallery.fingerprint == model.fingerprint:
             return RebuildResult(gallery, IngestResult(unchanged=len(gallery)), old, len(gallery))
         if keep_old and old.exists():
             raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")
@@ -84,8 +80,9 @@ def rebuild(
             finish_run(
                 new, result, "rebuild", started, reindex=True, index=index, show_progress=show_progress
             )
-            _check(new, model.runtime, count_items(gallery.store).live - len(result.bad), show_progress)
-            _exchange(draft, folder)
+            expected = count_items(gallery.store).live - len(result.bad)
+            check_successor(draft, expected, model.runtime, show_progress=show_progress)
+            exchange(draft, folder)
         if keep_old:
             draft.rename(old)
         else:
@@ -93,19 +90,6 @@ def rebuild(
         fsync_folder(folder.parent)
     rebuilt = Gallery(gallery.folder, runtime=model.runtime)
     return RebuildResult(rebuilt, result, old if keep_old else None, resumed)
-
-
-def _finish_interrupted(gallery: Gallery, draft: Path, old: Path) -> bool:
-    """Clean up after a rebuild that was interrupted after the swap; return whether there was one."""
-    if not (draft / "gallery.db").exists():
-        return False
-    if Store(draft).manifest.uuid != gallery.store.manifest.rebuilt_from:
-        return False
-    if old.exists():
-        shutil.rmtree(draft)
-    else:
-        draft.rename(old)
-    return True
 
 
 def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
@@ -151,28 +135,3 @@ def _items(store: Store) -> Iterator[StoredItem]:
     ids = live_ids(store)
     for start in range(0, len(ids), 1000):
         yield from store.items(ids[start : start + 1000])
-
-
-def _check(new: Gallery, runtime: Runtime, expected: int, show_progress: bool) -> None:
-    """Verify the new gallery before the swap; raise a `LookalikeError` if it is damaged or incomplete."""
-    found = verify(new.folder, runtime=runtime, show_progress=show_progress)
-    problems = [problem.what for problem in found.problems]
-    if found.items != expected:
-        problems.append(f"it has {found.items} images instead of {expected}")
-    if problems:
-        raise LookalikeError(
-            f"{new.folder}: {problems[0]}; the old gallery is unchanged; delete this folder and try again"
-        )
-
-
-def _exchange(draft: Path, folder: Path) -> None:
-    """Swap the names of two folders: atomically on Linux, else by three renames."""
-    system = ctypes.CDLL(None, use_errno=True)
-    if hasattr(system, "renameat2"):
-        names = (_AT_FDCWD, os.fsencode(draft), _AT_FDCWD, os.fsencode(folder))
-        if system.renameat2(*names, _RENAME_EXCHANGE) == 0:
-            return
-    spare = draft.with_name(f"{draft.name}.old")
-    folder.rename(spare)
-    draft.rename(folder)
-    spare.rename(draft)

@@ -1,4 +1,4 @@
-"""Image sources: files, folders, glob patterns, tar shards, file lists and metadata tables.
+"""Image sources: files, folders, glob patterns, tar shards, URLs, file lists and metadata tables.
 
 Files are listed as a stream, so that a folder may have any number of them. The rows of a metadata table are
 in memory during the run.
@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError, InputError
-from retrieval.images import shards
+from retrieval.images import remote, shards
 from retrieval.images.load import SUFFIXES, irregular
 from retrieval.ingest import tables
 from retrieval.storage import schema
@@ -41,7 +41,7 @@ class Sources:
     is the list of images.
 
     Attributes:
-        images: Image files, folders, glob patterns and tar shards.
+        images: Image files, folders, glob patterns, tar shards, and URLs of remote folders and files.
         list_file: Text file with one path per line, relative to the working folder; "-" is standard input.
         metadata: CSV or Parquet file, see `retrieval.ingest.tables`, with paths relative to the only folder
             in `images` or else to the folder of the table; or the values by column for each of `images`,
@@ -90,7 +90,7 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
         raise InputError("no images: name files or folders, or pass --list or --metadata")
     found = scan(paths, roots)
     if sources.list_file is not None:
-        listed = _listed(sources.list_file, (root or Path()).resolve(), roots)
+        listed = _listed(sources.list_file, absolute(root or Path()), roots)
         found.entries, found.repeats = chain(found.entries, listed), True
     if metadata is None:
         return found
@@ -101,10 +101,10 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
         return found
     table = Path(metadata)
     if root is not None:
-        base = root.resolve()
+        base = absolute(root)
     else:
-        folders = [path for path in paths if path.is_dir()]
-        base = (folders[0] if len(folders) == 1 else table.parent).resolve()
+        folders = [path for path in paths if path.is_dir() or remote.url_of(path)]
+        base = absolute(folders[0] if len(folders) == 1 else table.parent)
     rows = tables.read_table(table)
     if paths or sources.list_file is not None:
         found.entries = _described(found, found.entries, rows, base, str(table))
@@ -114,7 +114,7 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
 
 
 def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
-    """Find the image files in files, folders, glob patterns and tar shards.
+    """Find the image files in files, folders, glob patterns, tar shards and URLs.
 
     Folders are searched recursively, through symbolic links too, but each folder only once. The label of an
     image is its folder, relative to the source folder. Hidden files are skipped; a file that is itself a
@@ -122,7 +122,7 @@ def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
     order; if there are more than 100,000, each 100,000 of them are.
 
     Args:
-        sources: Files, folders, glob patterns and tar shards.
+        sources: Files, folders, glob patterns, tar shards, and URLs of remote folders and files.
         roots: Known root folders; paths and labels of sources inside one of them are relative to it.
 
     Raises:
@@ -137,7 +137,9 @@ def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
 
 def _entries(found: Scan, sources: Iterable[Path], known: Sequence[str]) -> Iterator[Entry]:
     for source in sources:
-        if exists(source):
+        if url := remote.url_of(source):
+            entries = _remote(found, url, known)
+        elif exists(source):
             top = source.resolve()
             root = _root(str(top), known, str(top if top.is_dir() else top.parent))
             entries = _below(found, top, root)
@@ -188,11 +190,19 @@ def file_exists(path: Path) -> bool:
 
 
 def _stat(path: str | Path) -> tuple[int, int]:
+    if url := remote.url_of(path):
+        return remote.stat(url)
     try:
         status = os.stat(path)
     except NotADirectoryError:
         return shards.stat(Path(path))
     return status.st_size, status.st_mtime_ns
+
+
+def absolute(path: Path) -> Path:
+    """Return a path without symbolic links; a URL as the path that stands for it in a gallery."""
+    url = remote.url_of(path)
+    return path.resolve() if url is None else remote.path_of(url)
 
 
 def exists(path: Path) -> bool:
@@ -337,6 +347,23 @@ def _tar_hint(source: Path) -> str:
     return f"; pass tar shards explicitly, for example '{source}/*{shards.SUFFIX}'" if tars else ""
 
 
+# ---- remote storage
+
+
+def _remote(found: Scan, url: str, known: Sequence[str]) -> Iterator[Entry]:
+    """Yield the images below a URL, or the file itself."""
+    top = remote.path_of(url)
+    for file in remote.list_files(url):
+        path = top / file.name
+        root = _root(str(path), known, str(top if file.name else top.parent))
+        relative = _relative(str(path), root)
+        if file.name and path.suffix.lower() not in _SUFFIXES:
+            found.ignored += 1
+            continue
+        label = relative.rpartition("/")[0] or None
+        yield _invalid_name(root, relative) or ImageFile(root, relative, file.size, file.mtime_ns, label)
+
+
 # ---- tar shards
 
 
@@ -424,11 +451,16 @@ def _listed(list_file: str, base: Path, known: Sequence[str]) -> Iterator[Entry]
                 if text.strip():
                     path = _resolve(base, text, f"{name}, line {number}")
                     is_empty = False
-                    yield _image_at(path, _root(str(path), known, str(base)))
+                    yield _image_at(path, _root(str(path), known, _outer(str(path), base)))
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror})") from error
     if is_empty:
         raise InputError(f"{name}: lists no images")
+
+
+def _outer(path: str, base: Path) -> str:
+    """Return the root of a listed path: the folder of the list, or the bucket or host of a URL outside it."""
+    return str(base) if Path(path).is_relative_to(base) else str(Path(*Path(path).parts[:3]))
 
 
 def _image_at(path: Path, root: str) -> Entry:
@@ -449,7 +481,7 @@ def _rows_of_files(paths: Sequence[Path], values: Sequence[Mapping[str, object]]
 def _files_of_rows(rows: Iterable[tables.TableRow], base: Path, known: Sequence[str]) -> Iterator[Entry]:
     """Yield the images that are listed in a table."""
     for path, row in _by_path(rows, base).items():
-        image = _image_at(Path(path), _root(path, known, str(base)))
+        image = _image_at(Path(path), _root(path, known, _outer(path, base)))
         yield _with_row(image, row) if isinstance(image, ImageFile) else image
 
 
@@ -496,6 +528,8 @@ def _with_row(image: ImageFile, row: tables.TableRow) -> ImageFile:
 
 def _resolve(base: Path, name: str, place: str) -> Path:
     """Return a path in a list or table as a path below `base`; raise an `InputError` if it is outside."""
+    if url := remote.url_of(name):
+        return remote.path_of(url)
     path = Path(os.path.normpath(base / name))
     if not path.is_relative_to(base):  # it may contain symbolic links, `base` is without
         path = path.parent.resolve() / path.name

@@ -11,9 +11,10 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.gallery import Gallery
+from retrieval.images import remote
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run
 from retrieval.ingest.plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
-from retrieval.ingest.sources import Entry, Scan, file_exists, scan, stamp_of
+from retrieval.ingest.sources import Entry, Scan, absolute, file_exists, scan, stamp_of
 from retrieval.progress import Progress
 from retrieval.storage.planning import Comparison, ImageFile, item_files
 from retrieval.storage.queries import count_items
@@ -218,12 +219,12 @@ def sync(
 
 
 def _scan_folder(gallery: Gallery, folder: Path, min_age: float) -> tuple[Path, Scan]:
-    if not folder.is_dir():
+    if not folder.is_dir() and not remote.url_of(folder):
         raise InputError(f"{folder}: there is no such folder")
     found = scan([folder], known_roots(gallery.store))
     if min_age:
         found.entries = _settled(found.entries, min_age)
-    return folder.resolve(), found
+    return absolute(folder), found
 
 
 def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:

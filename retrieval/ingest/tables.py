@@ -58,10 +58,23 @@ def read_table(file: Path) -> list[TableRow]:
     Raises:
         InputError: The file is invalid; the message has the line or row.
     """
-    rows = parse_rows(_parquet(file) if file.suffix.lower() == ".parquet" else _csv(file))
+    rows = parse_rows(read_rows(file, _PATH))
     if not rows:
         raise InputError(f"{file}: lists no images")
     return rows
+
+
+def read_rows(file: Path, *required: str) -> Iterator[tuple[str, Mapping[str, Value]]]:
+    """Yield the values by column of each row of a CSV or Parquet file, with its position in error messages.
+
+    Args:
+        file: The table.
+        required: Columns that it must have.
+
+    Raises:
+        InputError: The file is invalid; the message has the line or row.
+    """
+    yield from (_parquet if file.suffix.lower() == ".parquet" else _csv)(file, required)
 
 
 def parse_rows(rows: Iterable[tuple[str, Mapping[str, object]]]) -> list[TableRow]:
@@ -94,34 +107,6 @@ def parse_row(values: Mapping[str, object], place: str) -> TableRow:
         if name not in (_PATH, _ID, _LABEL)
     }
     return TableRow(place, path or "", key, label, _LABEL in values, metadata)
-
-
-def check_types(
-    rows: Iterable[tuple[object, Mapping[str, Value]]], existing: Mapping[str, str]
-) -> dict[str, str]:
-    """Check that all values of a column are numbers or all are text.
-
-    Args:
-        rows: For each row its position in error messages and its values.
-        existing: Types of the columns that the gallery has, "number" or "text", by name.
-
-    Returns:
-        The type of every column.
-
-    Raises:
-        InputError: A column contains both.
-    """
-    types, first = dict(existing), dict.fromkeys(existing, "the gallery")
-    for place, values in rows:
-        for name, value in values.items():
-            if value is None:
-                continue
-            kind = "text" if isinstance(value, str) else "number"
-            if types.setdefault(name, kind) != kind:
-                what = f"column {name!r} is {kind} here ({value!r}), but {types[name]} in {first[name]}"
-                raise InputError(f"{place}: {what}; use one type or two columns")
-            first.setdefault(name, str(place))
-    return types
 
 
 def plain_values(values: list[Any], place: str, start: int) -> list[Value]:
@@ -186,10 +171,10 @@ class CsvTable:
             yield dict(zip(self.names, map(_converted, self._types, columns), strict=True))
 
 
-def _csv(file: Path) -> Iterator[tuple[str, dict[str, Value]]]:
+def _csv(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[str, Value]]]:
     rows = _csv_rows(file)
     names = _header(file, rows)
-    _check_path(file, names)
+    _check_columns(file, names, required)
     blocks = list(_blocks(rows, names, _AT_ONCE))  # read once: it may be a pipe
     types: list[_Type] = [_first_type(name) for name in names]
     for *columns, _ in blocks:
@@ -262,7 +247,7 @@ def _converted(kind: _Type, fields: Sequence[str]) -> list[Value]:
     return [kind(field) if field else None for field in fields]
 
 
-def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -273,7 +258,7 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         table = pyarrow.parquet.ParquetFile(file)
         names = table.schema_arrow.names
-        _check_path(file, names)
+        _check_columns(file, names, required)
         _check_unique(file, names)
         number = 0
         for batch in table.iter_batches():
@@ -284,10 +269,11 @@ def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError(f"{file}: cannot be read as a Parquet file ({error})") from error
 
 
-def _check_path(file: Path, names: list[str]) -> None:
-    if _PATH not in names:
-        hint = did_you_mean(_PATH, names, f"columns: {', '.join(map(repr, names[:10])) or 'none'}")
-        raise InputError(f"{file}: no column 'path'; {hint}")
+def _check_columns(file: Path, names: list[str], required: Sequence[str]) -> None:
+    for column in required:
+        if column not in names:
+            hint = did_you_mean(column, names, f"columns: {', '.join(map(repr, names[:10])) or 'none'}")
+            raise InputError(f"{file}: no column {column!r}; {hint}")
 
 
 def _check_unique(file: Path, names: list[str]) -> None:

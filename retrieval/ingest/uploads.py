@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -36,6 +37,11 @@ class Upload:
     name: str
     data: bytes
     vector: np.ndarray
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the bytes, in hexadecimal."""
+        return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -75,17 +81,16 @@ def store_uploads(
         InputError: The metadata does not fit the gallery's columns. Nothing is changed.
         LookalikeError, OSError: Writing failed. Nothing is changed.
     """
-    digests = [hashlib.sha256(upload.data).hexdigest() for upload in uploads]
+    digests = [upload.digest for upload in uploads]
     known = items_by_content(store, digests)
-    new: dict[str, Upload] = {}
-    for digest, upload in zip(digests, uploads, strict=True):
-        if digest not in known:
-            new.setdefault(digest, upload)
+    new = unknown(uploads, known)
     if new:
         started = now()
         check_metadata(store, metadata or {}, [("metadata", metadata or {})])
         try:
-            items = _write_files(store, new, label, metadata or {})
+            items = write_files(
+                store.uploads, new, label, metadata or {}, lambda keys: {*ids_by_key(store, keys)}
+            )
             store.commit(np.stack([upload.vector for upload in new.values()]), items)
         except BaseException:
             with suppress(OSError, LookalikeError):
@@ -95,40 +100,66 @@ def store_uploads(
         merge_small(store)
         ids = ids_by_key(store, [item.key for item in items if item.key is not None])
         known |= {item.content_sha256: ids[item.key] for item in items if item.key is not None}
-    first = {digest: i for i, digest in reversed([*enumerate(digests)])}
-    return [
-        StoredUpload(known[digest], is_new=digest in new and first[digest] == i)
-        for i, digest in enumerate(digests)
-    ]
+    return stored_uploads(uploads, known, new)
 
 
-def _write_files(
-    store: Store, new: Mapping[str, Upload], label: str | None, metadata: Mapping[str, Value]
+def unknown(uploads: Sequence[Upload], known: Mapping[str, int]) -> dict[str, Upload]:
+    """Return the first upload of each SHA-256 that is not among the known ones."""
+    new: dict[str, Upload] = {}
+    for upload in uploads:
+        if upload.digest not in known:
+            new.setdefault(upload.digest, upload)
+    return new
+
+
+def stored_uploads(
+    uploads: Sequence[Upload], ids: Mapping[str, int], new: Mapping[str, Upload]
+) -> list[StoredUpload]:
+    """Return the item of each upload, by the ids of all SHA-256 and the uploads that were new."""
+    return [StoredUpload(ids[upload.digest], new.get(upload.digest) is upload) for upload in uploads]
+
+
+def write_files(
+    folder: Path,
+    new: Mapping[str, Upload],
+    label: str | None,
+    metadata: Mapping[str, Value],
+    taken: Callable[[Sequence[str]], set[str]],
 ) -> list[NewItem]:
-    """Write the files of uploads, by the SHA-256 of their bytes, and return the items to commit."""
-    if not store.uploads.is_dir():
-        store.uploads.mkdir()
-        fsync_folder(store.uploads.parent)
+    """Write the files of uploads, and return the items to commit.
+
+    Args:
+        folder: Folder of the uploads.
+        new: Uploads by the SHA-256 of their bytes.
+        label: Label of all uploads.
+        metadata: Metadata of all uploads.
+        taken: Returns those of some keys that an item of the gallery has, or that may not be used.
+    """
+    if not folder.is_dir():
+        folder.mkdir()
+        fsync_folder(folder.parent)
     items: dict[str, NewItem] = {}
     for digest, upload in new.items():
         opened = open_bytes(upload.data, upload.name)
-        file = store.uploads / f"{digest}{opened.suffix}"
+        file = folder / f"{digest}{opened.suffix}"
         with atomic_write(file) as draft:
             draft.write_bytes(upload.data)
         status = file.stat()
         stamp = FileStamp(UPLOADS, file.name, status.st_size, status.st_mtime_ns, label)
-        key = _key(store, upload.name, digest, opened.suffix, items)
+        names = _names(upload.name, digest, opened.suffix)
+        used = taken(names) | items.keys()
+        key = next((name for name in names if name not in used), names[-1])
         items[key] = NewItem(stamp, digest, *opened.upright_size, metadata, key)
     return list(items.values())
 
 
-def _key(store: Store, name: str, digest: str, suffix: str, taken: Collection[str]) -> str:
-    """Return a free key derived from the client's file name; its suffix tells it from a numeric id."""
+def _names(name: str, digest: str, suffix: str) -> list[str]:
+    """Return keys for an upload, the best first: the client's file name, then others that no item has.
+
+    The suffix tells a key from a numeric id.
+    """
     base = re.split(r"[/\\]", name)[-1]
     base = "".join(letter for letter in base if letter.isprintable())[-_MAX_NAME:].strip(" .")
     file = PurePosixPath(base or digest)
     file = file if file.suffix else file.with_name(f"{file.name}{suffix}")
-    for key in (file.name, f"{file.stem}-{digest[:8]}{file.suffix}"):
-        if key not in taken and not ids_by_key(store, [key]):
-            return key
-    return f"{digest}{suffix}"
+    return [file.name, f"{file.stem}-{digest[:8]}{file.suffix}", f"{digest}{suffix}"]

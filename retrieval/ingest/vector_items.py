@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
+from retrieval.images import remote
 from retrieval.ingest.vector_files import Chunk, VectorFile
 from retrieval.progress import Progress
 from retrieval.storage import schema
@@ -18,6 +19,7 @@ from retrieval.storage.queries import column_kinds, ids_between_keys, last_key
 from retrieval.storage.records import UPLOADS, Facts, Value
 
 COLUMNS = ("id", "path", "label", "width", "height")  # columns that are facts about an item
+CONTENT, SIZE, MTIME = "_content_sha256", "_size", "_mtime_ns"  # facts that only vector shards have
 _CHUNK_BYTES = 32 * 2**20  # float32 vectors of a chunk
 _LEAST_ROWS, _MOST_ROWS = 1024, 65_536  # of a chunk
 _DIGITS = 9  # of the row number in the key of a row without an id
@@ -40,7 +42,7 @@ class VectorItems:
 
     def __init__(self, file: VectorFile, base: Path, prefix: str) -> None:
         self.file, self._base, self._prefix = file, base, schema.check_key(prefix)
-        self._is_numbered = not {"id", "path"} & {*file.names}
+        self.is_numbered = not {"id", "path"} & {*file.names}
         self._metadata = [name for name in file.names if name not in COLUMNS]
         schema.match_columns(self._metadata, ())
         self._at_once = min(max(_CHUNK_BYTES // (4 * file.dim), _LEAST_ROWS), _MOST_ROWS)
@@ -58,14 +60,36 @@ class VectorItems:
         known = [] if gallery is None else gallery.store.columns()
         columns = schema.match_columns(self._metadata, known)
         kinds = {} if gallery is None else column_kinds(gallery.store, set(known) & {*columns.values()})
-        there = 0 if gallery is None or not self._is_numbered else self._last_number(gallery)
+        there = 0 if gallery is None or not self.is_numbered else self._last_number(gallery)
+        for chunk in self._checked(columns, kinds, show_progress):
+            if gallery is not None and chunk.start < there:
+                self._compare(gallery, chunk.start, self._unit_vectors(chunk))
+        return min(there, self.file.count)
+
+    def check_for_store(self, known: Mapping[str, str], *, show_progress: bool = False) -> None:
+        """Check all rows before they are added to a gallery in a database.
+
+        Args:
+            known: Type of each metadata column of the gallery, "text" or "number".
+            show_progress: Print progress on stderr.
+
+        Raises:
+            InputError: A row is invalid.
+        """
+        columns = schema.match_columns(self._metadata, [*known])
+        for _ in self._checked(columns, {**known}, show_progress):
+            pass
+
+    def _checked(
+        self, columns: Mapping[str, str], kinds: dict[str, str], show_progress: bool
+    ) -> Iterator[Chunk]:
+        """Yield all chunks after their check; then check that the keys differ."""
         hashes: list[np.ndarray] = []
         with Progress("checking", self.file.count, "vectors", show=show_progress) as progress:
             for chunk in self.file.chunks(self._at_once):
                 squares = self._squared_lengths(chunk)
-                if gallery is not None and chunk.start < there:
-                    self._compare(gallery, chunk.start, self._unit_vectors(chunk))
-                if not self._is_numbered:
+                yield chunk
+                if not self.is_numbered:
                     keys = self._keys(chunk)
                     hashes.append(np.fromiter(map(hash, keys), np.int64, len(keys)))
                 self._texts(chunk, "label"), self._sides(chunk, "width"), self._sides(chunk, "height")
@@ -74,7 +98,6 @@ class VectorItems:
                 progress.update(len(squares))
         if hashes:
             self._check_unique(np.concatenate(hashes))
-        return min(there, self.file.count)
 
     def chunks(
         self, uploads: Path, skipped: int = 0
@@ -92,8 +115,8 @@ class VectorItems:
                 continue
             facts = Facts(
                 self._keys(chunk),
-                *_stamps(self._texts(chunk, "path"), self._base, uploads),
-                [""] * count,
+                *_stamps(self._texts(chunk, "path"), self._base, uploads, _versions(chunk)),
+                [str(content or "") for content in chunk.columns.get(CONTENT, [""] * count)],
                 self._sides(chunk, "width"),
                 self._sides(chunk, "height"),
                 [label or None for label in self._texts(chunk, "label")],
@@ -120,7 +143,7 @@ class VectorItems:
         return scaled.astype(np.float32, copy=False)
 
     def _keys(self, chunk: Chunk) -> list[str]:
-        if self._is_numbered:
+        if self.is_numbered:
             first = chunk.start + 1
             return [self._numbered_key(row) for row in range(first, first + len(chunk.vectors))]
         keys = self._texts(chunk, "id")
@@ -214,19 +237,32 @@ class VectorItems:
             )
 
 
-def _stamps(paths: list[str], base: Path, uploads: Path) -> tuple[list[str], list[str], list[int], list[int]]:
+def _versions(chunk: Chunk) -> tuple[list[int], list[int]] | None:
+    """Return sizes and modification times of the image files when they were embedded; `None` if unknown."""
+    if SIZE not in chunk.columns:
+        return None
+    sizes, times = ([int(value or 0) for value in chunk.columns[name]] for name in (SIZE, MTIME))
+    return sizes, times
+
+
+def _stamps(
+    paths: list[str], base: Path, uploads: Path, versions: tuple[list[int], list[int]] | None
+) -> tuple[list[str], list[str], list[int], list[int]]:
     """Return root, path below it, size and modification time of image files: columns of `Facts`.
 
     Args:
         paths: Paths of the files, relative to `base` or absolute; "" for rows without a file.
         base: Absolute folder.
         uploads: Folder of the gallery's uploaded files.
+        versions: Sizes and modification times; `None` for those of the files that are there now.
     """
     nothing = [0] * len(paths)
     if not any(paths):
         return paths, paths, nothing, nothing
     if _UNUSUAL.search("\n".join(paths)):
-        paths = [path and str(PurePosixPath(path)) for path in paths]
+        paths = [
+            path and str(remote.path_of(path) if "://" in path else PurePosixPath(path)) for path in paths
+        ]
     start = f"{base}/".replace("//", "/")
     files = [path if path[:1] in ("/", "") else start + path for path in paths]
     below = [file.removeprefix(start) if file[: len(start)] == start else file[1:] for file in files]
@@ -235,11 +271,11 @@ def _stamps(paths: list[str], base: Path, uploads: Path) -> tuple[list[str], lis
         for path, file in zip(paths, files, strict=True)
     ]
     folders = {file.rpartition("/")[0] for file in files}
-    present = {folder for folder in folders if folder and os.path.isdir(folder)}
-    sizes, times = nothing, nothing
+    sizes, times = versions or (nothing, nothing)
+    present = set() if versions else {folder for folder in folders if folder and os.path.isdir(folder)}
     if present:
-        versions = [_version(file) if file.rpartition("/")[0] in present else (0, 0) for file in files]
-        sizes, times = [size for size, _ in versions], [time for _, time in versions]
+        found = [_version(file) if file.rpartition("/")[0] in present else (0, 0) for file in files]
+        sizes, times = [size for size, _ in found], [time for _, time in found]
     if str(uploads) in folders:
         for row, file in enumerate(files):
             if file.rpartition("/")[0] == str(uploads):

@@ -1,16 +1,18 @@
 """Run an operation on a gallery repeatedly, killed (-9) one step later each time.
 
-    python -m tests.retrieval.killing OPERATION ORIGINAL OUT
-
-stores in OUT/<n> the state of a copy of ORIGINAL after a kill at the n-th step, until the operation
-completes; of equal states, only the first is kept. A step is any access to the disk: an SQL statement, a
-flush, a rename, a deletion, a new file. The database gets so little cache that it writes to its file during
-a transaction, and must roll back.
+`kill_at_every_step` stores in OUT/<n> the state of a copy of a folder after a kill at the n-th step, and
+last the completed operation. A first pass, which is not killed, finds the steps with a state that no earlier
+step has; only there a process is killed. A step is any access to the disk: an SQL statement, a flush, a
+rename, a deletion, a new file; or, if given, only a call of certain functions. The database gets so little
+cache that it writes to its file during a transaction, and must roll back.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import io
+import json
 import os
 import shutil
 import signal
@@ -18,8 +20,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,14 +31,16 @@ from unittest.mock import patch
 import faiss
 import numpy as np
 
-from retrieval import Gallery
+from retrieval import Embedder, Gallery
 from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
+from retrieval.layer import Layer
 from retrieval.search import index
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_small
+from retrieval.upkeep.reprojection import reproject, undo
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.upgrade import upgrade
 from retrieval.upkeep.verify import verify
@@ -98,6 +103,13 @@ def snapshot(folder: Path) -> None:
     copy_gallery(folder / "g", folder / "copy")
 
 
+def reproject_gallery(folder: Path) -> None:
+    """Put the vectors of the gallery g through the layer of the model beside it."""
+    with np.load(folder / "layer.npz") as layer:
+        model = Embedder(folder / "new.onnx")
+        reproject(Gallery(folder / "g"), Layer(layer["weight"], layer["mean"]), model, command="teach")
+
+
 def build_index(folder: Path) -> None:
     gallery = Gallery(folder)
     with gallery.store.writing():
@@ -123,6 +135,8 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "import": import_more,
     "upgrade": upgrade,
     "snapshot": snapshot,
+    "reproject": reproject_gallery,
+    "undo": lambda folder: undo(Gallery(folder / "g")),
     "build_index": build_index,
     "repair": repair,
     "salvage": repair,
@@ -131,15 +145,19 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
 
 
 class Killer:
-    """Step counter that kills this process at one step."""
+    """Step counter that calls a function with the number of each step, from 1."""
 
-    def __init__(self, at: int) -> None:
-        self._left = at
+    def __init__(self, at_step: Callable[[int], None]) -> None:
+        self._numbers = count(1)
+        self._at_step = at_step
+        self._busy = False
 
     def step(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._busy:  # the function accesses the disk as well
+            return
+        self._busy = True
+        self._at_step(next(self._numbers))
+        self._busy = False
 
     def watch(self, owner: Any, name: str) -> None:
         """Count every call of a function as a step."""
@@ -151,7 +169,8 @@ class Killer:
 
         setattr(owner, name, watched)
 
-    def arm(self) -> None:
+    def arm(self, only: Collection[str]) -> None:
+        """Count the steps; only calls of the named functions, if any are named."""
         for owner, names in (
             (os, ("fsync", "open")),
             (Path, ("replace", "rename", "unlink", "mkdir", "open", "hardlink_to")),
@@ -160,7 +179,10 @@ class Killer:
             (faiss, ("write_index",)),
         ):
             for name in names:
-                self.watch(owner, name)
+                if not only or name in only:
+                    self.watch(owner, name)
+        if only:
+            return
         killer = self
 
         class Connection(sqlite3.Connection):
@@ -189,34 +211,86 @@ def look(folder: Path) -> tuple[object, ...]:
     return tuple(files), *counters
 
 
-def main(operation: str, original: Path, out: Path) -> None:
-    at, seen = 0, set()
-    while True:
-        at += 1
-        folder = shutil.copytree(original, out / f"{at}")
-        names = (uuid.UUID(int=number) for number in count(1))
-        child = os.fork()  # no thread has been started yet
-        if child == 0:
+def run(operation: str, folder: Path, at_step: Callable[[int], None], only: Collection[str]) -> int:
+    """Run the operation in a forked process; return its exit code, negative if it was killed."""
+    child = os.fork()  # this process has no other thread
+    if child == 0:
+        try:
+            os.dup2(2, 1)  # stdout has the answers
+            names = (uuid.UUID(int=number) for number in count(1))
             uuid.uuid4 = names.__next__  # type: ignore[assignment]  # the same each time: states compare
-            Killer(at).arm()
+            Killer(at_step).arm(only)
             OPERATIONS[operation](folder)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            sys.exit(os.WEXITSTATUS(status))
-        if look(folder) in seen:
-            shutil.rmtree(folder)
-        seen.add(look(folder) if folder.exists() else None)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def kill_at_every_step(operation: str, start: Path, out: Path) -> list[Path]:
-    """Run this module in a process of its own, and return the states in order of the steps."""
-    command = [sys.executable, "-m", "tests.retrieval.killing", operation, str(start), str(out)]
-    here = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def kill_once_per_state(operation: str, original: Path, out: Path, only: Collection[str]) -> None:
+    folder = shutil.copytree(original, out / "0")
+    found = io.FileIO(os.memfd_create("steps"), "r+")  # no step creates or writes it
+    seen = set()
+
+    def note(number: int) -> None:
+        if (state := look(folder)) not in seen:
+            seen.add(state)
+            found.write(b"%d\n" % number)
+
+    assert run(operation, folder, note, only) == 0
+    found.seek(0)
+    numbers = [int(line) for line in found.read().split()]
+    found.close()
+    for last in numbers:
+
+        def kill(number: int, last: int = last) -> None:
+            if number == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        copy = shutil.copytree(original, out / f"{last}")
+        assert run(operation, copy, kill, only) == -signal.SIGKILL
+    folder.rename(out / f"{max(numbers, default=0) + 1}")  # completed
+
+
+def main() -> None:
+    """Read requests from stdin, one a line, and answer each on stdout."""
+    for line in sys.stdin:
+        operation, original, out, only = json.loads(line)
+        try:
+            kill_once_per_state(operation, Path(original), Path(out), only)
+        except Exception:
+            print(json.dumps(traceback.format_exc()), flush=True)
+        else:
+            print("null", flush=True)
+
+
+@functools.cache
+def _start() -> subprocess.Popen[str]:
+    """Run this module in a process of its own, for all operations; it ends when this process does."""
+    command, here = [sys.executable, "-m", "tests.retrieval.killing"], Path(__file__).parents[2]
+    found = subprocess.Popen(command, cwd=here, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(found.communicate)
+    return found
+
+
+def kill_at_every_step(operation: str, start: Path, out: Path, only: Collection[str] = ()) -> list[Path]:
+    """Kill an operation in other processes, and return the states in order of the steps.
+
+    Args:
+        operation: One of `OPERATIONS`.
+        start: Folder to work on.
+        out: Folder for the states.
+        only: Names of the functions whose calls are steps; all accesses to the disk if there are none.
+    """
+    process = _start()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([operation, str(start), str(out), [*only]]) + "\n")
+    process.stdin.flush()
+    assert (problem := json.loads(process.stdout.readline())) is None, problem
     return sorted(out.iterdir(), key=lambda path: int(path.name))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    main()

@@ -13,6 +13,7 @@ from PIL import Image
 from retrieval import ImageError, Preprocess, load_image
 from retrieval.images import decode
 from retrieval.images.decode import Decoded, KnownFile, decode_ahead, read_ahead
+from retrieval.resources import cores
 from tests.conftest import draw
 
 PREPROCESS = Preprocess(size=16)
@@ -94,5 +95,5 @@ def test_read_ahead_is_bounded(tmp_path: Path) -> None:
     files = decode_ahead(endless(), PREPROCESS)  # type: ignore[arg-type]
     for _ in range(10):
         next(files)
-    assert len(taken) <= 10 + decode.files_ahead()
+    assert len(taken) <= 10 + decode.files_ahead(cores())
     files.close()

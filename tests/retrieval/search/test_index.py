@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
@@ -18,7 +19,8 @@ import pytest
 from retrieval import InputError, LookalikeError
 from retrieval.search import kinds, training, tuning
 from retrieval.search import snapshot as snapshots
-from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, write_index
+from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, work_needed, write_index
+from retrieval.search.kinds import memory_needed
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
 from retrieval.storage.records import IndexSpec
@@ -64,6 +66,31 @@ def state(index: Index, **options: list[int]) -> Snapshot:
 
 def share_found(scores: np.ndarray, expected: np.ndarray) -> float:
     return float((scores >= expected[:, -1:] - 1e-6).mean())
+
+
+@pytest.mark.parametrize("kind", ["sq8", "ivf-rabitq", "hnsw", "ivf-disk"])
+def test_index_of_leading_dimensions(kind: str, tmp_path: Path) -> None:
+    """Candidates by half of the dimensions, scores by all of them; extended and asked for again as it is."""
+    scale = np.geomspace(1, 0.05, DIM, dtype=np.float32)
+    vectors, queries = (scale * some for some in (VECTORS[:4000], QUERIES[:60]))
+    vectors, queries = (some / np.linalg.norm(some, axis=1, keepdims=True) for some in (vectors, queries))
+    spec = IndexSpec(kind, recall=0.95, dim=DIM // 2)
+    first = reopened(build_index(stored(vectors[:3000]), spec, work=tmp_path / "parts"), tmp_path)
+    built = build_index(stored(vectors), spec, previous=first, work=tmp_path / "parts")
+    assert built is not None
+    assert built.is_extended
+    index = reopened(built, tmp_path)
+    assert (index.card["dim"], index.faiss.d) == (DIM // 2, DIM // 2)
+    assert index.card["bytes_per_vector"] < memory_needed(kind, DIM, 4000) / 4000 or kind == "hnsw"
+    expected, _ = brute_force(vectors, queries, 10)
+    scores, rows = snapshot([vectors], index=index, covered=len(vectors)).nearest(queries, 10)
+    assert share_found(scores, expected) >= 0.93
+    np.testing.assert_allclose(scores, np.einsum("qd,qkd->qk", queries, vectors[rows]), atol=1e-6)
+    for dim, reason in ((DIM // 2, ""), (None, "it has"), (2 * DIM, "it has")):
+        assert work_needed(index, stored(vectors), replace(spec, dim=dim)).startswith(reason)
+        assert bool(work_needed(index, stored(vectors), replace(spec, dim=dim))) == bool(reason)
+    with pytest.raises(InputError, match="flat"):
+        build_index(stored(vectors), IndexSpec("flat", dim=8))
 
 
 @EVERY_KIND
@@ -415,7 +442,7 @@ def test_auto_takes_what_fits_and_keeps_the_trials(tmp_path: Path) -> None:
     memory = kinds.memory_needed("sq8", DIM, len(VECTORS))
     index = reopened(build_index(stored(VECTORS), IndexSpec(memory=memory)), tmp_path)
     tried = {trial["kind"] for trial in index.card["tried"]}
-    assert index.card["kind"] in tried <= {"pq", "sq8", "ivf-pq", "ivf-sq4"}
+    assert index.card["kind"] in tried - {"ivf-disk"} <= {"pq", "sq8", "ivf-pq", "ivf-sq4"}
     assert (index.folder / "index.faiss").stat().st_size <= 1.15 * memory
     scores, _ = state(index).nearest(QUERIES, 10)
     assert share_found(scores, brute_force(VECTORS, QUERIES, 10)[0]) >= 0.98

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from retrieval.search.rerank import expand, k_reciprocal, mean_query
+from retrieval.search.rerank import expand, k_reciprocal
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -134,9 +134,3 @@ def test_negative_neighbours_do_not_count() -> None:
     query = unit(np.array([[1.0, 0.0]]))
     opposite = unit(np.array([[[-1.0, 0.1]]]))
     np.testing.assert_array_equal(expand(query, opposite, np.array([[-1.0]])), query)
-
-
-def test_mean_query() -> None:
-    corners = np.eye(3, dtype=np.float32)
-    np.testing.assert_allclose(mean_query(corners), np.full(3, 3**-0.5), rtol=1e-6)
-    np.testing.assert_allclose(mean_query(corners[:1]), corners[0])

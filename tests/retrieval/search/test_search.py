@@ -350,3 +350,14 @@ def test_unknown_items_and_vectors_of_another_model(gallery: Gallery) -> None:
         for rerank in ("none", "query-expansion", "k-reciprocal"):
             with pytest.raises(InputError, match="finite"):
                 gallery.search_vectors(wrong, rerank=rerank)
+
+
+def test_no_score_exceeds_that_of_the_same_image(gallery: Gallery) -> None:
+    """Vectors of unit length have inner products with themselves above 1, by rounding."""
+    stored = gallery.embeddings()
+    products = np.einsum("nd,nd->n", *2 * [stored.vectors.astype(np.float64)]).astype(np.float32)
+    above = np.flatnonzero(products > 1)
+    assert len(above)
+    best = [hits[0] for hits in gallery.find(stored.vectors[above], SearchOptions(k=1))]
+    assert [hit.id for hit in best] == stored.ids[above].tolist()
+    assert {hit.score for hit in best} == {1.0}

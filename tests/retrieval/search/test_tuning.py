@@ -169,6 +169,8 @@ def test_nearly_equal_times_give_the_smaller_kind() -> None:
             for (name, (size, ms)), late in zip(times.items(), noise, strict=True)
         ]
         assert tuning.best_first(trials, 0.9)[0].kind == "ivf-pq"
+    disk = IndexTrial("ivf-disk", 1, 1, 1.0, 1.0, 1, 0.1)
+    assert tuning.best_first([disk, *trials], 0.9)[-1] == disk, "its time does not include the disk"
     assert tuning.best_first([IndexTrial("pq", 1, 1, 0.9, 0.85, 24, 1.0)], 0.9) == []
 
 
@@ -200,14 +202,15 @@ def trials_of(ground: tuning.Ground, recall: float, memory: int | None) -> list[
 def test_best_kind_within_recall_and_memory_is_chosen(ground: tuning.Ground) -> None:
     memory = kinds.memory_needed("sq8", DIM, 6000)
     tried = trials_of(ground, 0.97, memory)
-    assert {trial.kind for trial in tried} == {"pq", "sq8", "ivf-pq", "ivf-sq4"}, "the others are too large"
-    good = [trial for trial in tried if trial.at_least >= 0.97]
+    in_memory = {"pq", "sq8", "ivf-pq", "ivf-sq4"}
+    assert {trial.kind for trial in tried} == {*in_memory, "ivf-disk"}, "the others are too large"
+    good = [trial for trial in tried if trial.at_least >= 0.97 and trial.kind in in_memory]
     assert tuning.best_first(tried, 0.97)[0].ms <= 1.25**2 * min(trial.ms for trial in good)
     assert all(trial.at_least <= trial.recall for trial in tried)
     exact = trials_of(ground, 1.0, None)
     for_less_memory = {name for name in tuning.CANDIDATES if kinds.instead_of(name)}
     assert {trial.kind for trial in exact} == {*tuning.CANDIDATES} - for_less_memory
-    assert for_less_memory == {"ivf-rabitq", "hnsw-rabitq"}
+    assert for_less_memory == {"ivf-disk", "ivf-rabitq", "hnsw-rabitq"}
     tight = {trial.kind for trial in trials_of(ground, 0.5, kinds.memory_needed("hnsw", DIM, 6000) - 1)}
     assert tight >= {"hnsw-rabitq", "ivf-sq4"}
     assert not tight & {"hnsw", "ivf-rabitq"}
@@ -221,6 +224,8 @@ def test_no_kind_fits(ground: tuning.Ground, monkeypatch: pytest.MonkeyPatch) ->
         trials_of(ground, 0.9, 1000)
     monkeypatch.setitem(kinds.APPROXIMATE, "pq", replace(kinds.APPROXIMATE["pq"], oversample=(1, 2)))
     memory = kinds.memory_needed("pq", DIM, 6000)
+    on_disk = replace(kinds.APPROXIMATE["ivf-disk"], efforts=(1,))
+    monkeypatch.setitem(kinds.APPROXIMATE, "ivf-disk", on_disk)
     with pytest.raises(LookalikeError, match=r"(?s)no index reaches recall 1 within.*pq .*0\.\d{4}"):
         trials_of(ground, 1.0, memory)
     with pytest.raises(LookalikeError, match=r"(?s)kind pq does not reach recall 1; .*pq "):
@@ -256,4 +261,5 @@ def test_memory_needed_matches_the_file_size(kind: str, tmp_path: Path) -> None:
     assert built is not None
     folder = write_index(built, tmp_path).folder
     size = (tmp_path / folder / "index.faiss").stat().st_size
-    assert kinds.memory_needed(kind, DIM, 6000) == pytest.approx(size, rel=0.15)
+    on_disk = kinds.disk_needed(kind, DIM, 6000) if kinds.is_on_disk(kind) else 0
+    assert kinds.memory_needed(kind, DIM, 6000) + on_disk == pytest.approx(size, rel=0.15)
