@@ -17,15 +17,22 @@ GATHERING = ("-m", "benchmarks._servers")
 
 
 @contextmanager
-def serving(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[str]:
-    """Start `lookalike serve`, or another program of this folder that serves, and return its address."""
+def started(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Start `lookalike serve`, or another program of this folder that serves; return address and process."""
     command = [sys.executable, *words, str(gallery)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().removeprefix("Lookalike is at ").strip()
+            yield process.stdout.readline().removeprefix("Lookalike is at ").strip(), process
         finally:
             process.terminate()
+
+
+@contextmanager
+def serving(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[str]:
+    """Start a server as `started` does, and return its address."""
+    with started(gallery, words) as (url, _):
+        yield url
 
 
 def processor_seconds(url: str) -> float:
