@@ -76,19 +76,20 @@ async def search(
     workers: RequestWorkers,
 ) -> Response:
     """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`, `vector`
-    and `url`; or texts in `text`, alone or with one of these. Options go into the query string, or into the
-    JSON or the form, which take precedence. An image of the gallery is not among its own hits."""
+    and `url`, or several of them in `like` and `unlike`; or texts in `text`, alone or with images. Options go
+    into the query string, or into the JSON or the form, which take precedence. An image of the gallery is not
+    among its own hits."""
     body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response | SearchRequest:
         query = validate(SearchRequest, _merge(options, body, "image"))
-        return query if query.url is not None else _search(service, query.query(), query, query.fingerprint)
+        return query if query.urls() else _search(service, query.query(), query, query.fingerprint)
 
     async with workers.deadline():
         answer = await workers.run(work, request.receive)
         if isinstance(answer, Response):
             return answer
-        query = await _fetch_image(answer, service)  # without occupying a thread
+        query = await _fetch_images(answer, service)  # without occupying a thread
         return await workers.run(
             lambda: _search(service, query.query(), query, query.fingerprint), request.receive
         )
@@ -363,12 +364,13 @@ def encode(answer: BaseModel, telemetry: Telemetry, *, exclude_unset: bool = Fal
         return Response(answer.model_dump_json(exclude_unset=exclude_unset), media_type=JSON)
 
 
-async def _fetch_image(query: SearchRequest, service: SearchService) -> SearchRequest:
-    """Return a query with the image in place of its URL."""
-    assert query.url is not None
+async def _fetch_images(query: SearchRequest, service: SearchService) -> SearchRequest:
+    """Return a query with the images in place of their URLs."""
     if not service.permissions.urls:
         raise UrlsNotAllowedError("fetching images by URL is disabled: send the image itself")
-    return query.model_copy(update={"image": await fetch_image_async(query.url), "url": None})
+    urls = list(dict.fromkeys(query.urls()))
+    found = await asyncio.gather(*map(fetch_image_async, urls))
+    return query.with_images(dict(zip(urls, found, strict=True)))
 
 
 def _merge(options: SearchFields, body: Body, image_field: str | None = None) -> dict[str, Any]:

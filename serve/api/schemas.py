@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -21,7 +22,16 @@ from pydantic_core import from_json
 
 from retrieval.errors import InputError
 from retrieval.search.query import RERANKS, SearchOptions
-from serve.core.queries import MIN_SIDE, AnyQuery, ComposedQuery, Region, RegionQuery, SingleQuery, TextQuery
+from serve.core.queries import (
+    MAX_TOGETHER,
+    MIN_SIDE,
+    AnyQuery,
+    ComposedQuery,
+    Region,
+    RegionQuery,
+    SingleQuery,
+    TextQuery,
+)
 from serve.core.service import MAX_CONDITION
 from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 
@@ -54,6 +64,14 @@ Key = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_KEY)]
 ItemName = Annotated[Number | Key, Field(description="The id of an image of the gallery, or its key.")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+_VECTOR = "Vector of the gallery's model, of any norm but zero."
+_URL = (
+    "http or https URL of an image for the server to fetch: public, with the default port, "
+    f"within {TIMEOUT_SECONDS:g} s and of at most {MAX_BYTES // 2**20} MB. Refused if the server was "
+    "started without --allow-urls."
+)
 
 
 def _split_region(value: Any) -> Any:
@@ -95,6 +113,9 @@ Fingerprint = Annotated[
     str,
     Field(max_length=1000, description="Model of the vectors: the SHA-256 of its file, or a name."),
 ]
+
+
+_HasUrl = TypeVar("_HasUrl", "View", "SearchRequest")
 
 
 class SearchFields(BaseModel):
@@ -148,6 +169,34 @@ class SearchFields(BaseModel):
         )
 
 
+class View(BaseModel):
+    """One image of a query: its bytes, an image of the gallery, a vector, or a URL."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17}]})
+
+    image: ImageBytes | None = None
+    id: ItemName | None = None
+    vector: list[Component] | None = Field(None, max_length=_MAX_DIM, description=_VECTOR)
+    url: str | None = Field(None, max_length=MAX_URL_LENGTH, description=_URL)
+    region: RegionValues | None = None
+
+    @validator(mode="after")
+    def _check_kind(self) -> View:
+        if sum(one is not None for one in (self.image, self.id, self.vector, self.url)) != 1:
+            raise ValueError("give exactly one of image, id, vector and url")
+        if self.region is not None and self.vector is not None:
+            raise ValueError("a vector has no region")
+        return self
+
+    def query(self) -> SingleQuery:
+        """Return the query; `url` must have been fetched."""
+        if self.vector is not None:
+            return np.array(self.vector, np.float64)
+        image = self.id if self.image is None else self.image
+        assert image is not None
+        return _with_region(image, self.region)
+
+
 class TextFields(BaseModel):
     """Texts of a query, for a gallery whose model has a text encoder."""
 
@@ -193,15 +242,13 @@ class Query(TextFields):
 
     image: ImageBytes | None = None
     id: ItemName | None = None
-    vector: list[Component] | None = Field(
-        None, max_length=_MAX_DIM, description="Vector of the gallery's model, of any norm but zero."
-    )
+    vector: list[Component] | None = Field(None, max_length=_MAX_DIM, description=_VECTOR)
     region: RegionValues | None = None
 
     @validator(mode="after")
     def _check_kind(self) -> Query:
         given = sum(getattr(self, name) is not None for name in self._kinds)
-        if given > 1 or (not given and not self.text):
+        if given > 1 or (not given and not self.text and not getattr(self, "like", ())):
             kinds = f"{', '.join(self._kinds[:-1])} and {self._kinds[-1]}"
             raise ValueError(f"give exactly one of {kinds}, or text, alone or with one of them")
         if self.region is not None and (self.vector is not None or not given):
@@ -227,6 +274,7 @@ class SearchRequest(SearchFields, Query):
                 {"id": 17, "region": [0.25, 0.1, 0.75, 0.6]},
                 {"image": "iVBORw0KGgo...", "where": "label = 'red'"},
                 {"text": ["red kettle"], "without": ["handle"]},
+                {"like": [{"id": 17}, {"id": 23}], "unlike": [{"id": 5}]},
             ]
         },
     )
@@ -235,12 +283,52 @@ class SearchRequest(SearchFields, Query):
     url: str | None = Field(
         None,
         max_length=MAX_URL_LENGTH,
-        description="http or https URL of an image for the server to fetch: public, with the default port, "
-        f"within {TIMEOUT_SECONDS:g} s and of at most {MAX_BYTES // 2**20} MB. Refused if the server was "
-        "started without --allow-urls.",
+        description=_URL,
         examples=["https://pictures.example/red.jpg"],
     )
+    like: list[View] = Field(
+        default_factory=list,
+        max_length=MAX_TOGETHER,
+        description="Images that the hits should look like, in place of `image`, `id`, `vector` and `url`.",
+    )
+    unlike: list[View] = Field(
+        default_factory=list,
+        max_length=MAX_TOGETHER,
+        description="Images to move away from, as `without` for texts. Neither are among the hits.",
+    )
     fingerprint: Fingerprint | None = None
+
+    @validator(mode="after")
+    def _check_views(self) -> SearchRequest:
+        if len(self.like) + len(self.unlike) > MAX_TOGETHER:
+            raise ValueError(f"`like` and `unlike` have at most {MAX_TOGETHER} images together")
+        if self.like and any(getattr(self, name) is not None for name in self._kinds):
+            raise ValueError("give either `like`, or one of image, id, vector and url")
+        return self
+
+    def urls(self) -> list[str]:
+        """Return the URLs of images that have not been fetched."""
+        sources: list[View | SearchRequest] = [self, *self.like, *self.unlike]
+        return [one.url for one in sources if one.url is not None]
+
+    def with_images(self, images: Mapping[str, bytes]) -> SearchRequest:
+        """Return the request with the images in place of their URLs."""
+        sides = {
+            name: [_with_image(view, images) for view in getattr(self, name)] for name in ("like", "unlike")
+        }
+        return _with_image(self, images).model_copy(update=sides)
+
+    def query(self) -> AnyQuery:
+        """Return the query of `SearchService.find`; URLs must have been fetched."""
+        one = super().query()
+        if not (self.like or self.unlike):
+            return one
+        away = ComposedQuery([], [view.query() for view in self.unlike])
+        return ComposedQuery.of([*(view.query() for view in self.like), one, away])
+
+
+def _with_image(view: _HasUrl, images: Mapping[str, bytes]) -> _HasUrl:
+    return view if view.url is None else view.model_copy(update={"image": images[view.url], "url": None})
 
 
 def _with_region(image: bytes | int | str, region: list[float] | None) -> SingleQuery:
