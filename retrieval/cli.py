@@ -50,6 +50,10 @@ COMMANDS = {
         "retrieval.commands.duplicates:duplicates",
         "Find duplicates and near-duplicates in a gallery.",
     ),
+    "suspects": (
+        "retrieval.commands.suspects:suspects",
+        "Find the images of a gallery whose label is probably wrong.",
+    ),
     "calibrate": (
         "retrieval.commands.calibrate:calibrate",
         "Learn the probability that a hit shows the same thing as the query, from labels.",
