@@ -6,7 +6,10 @@ Fields that a newer server adds are ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,40 @@ class ServedGallery:
     images: int
     fingerprint: str
     address: str
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmap:
+    """What each location of an image contributes to a score.
+
+    Attributes:
+        box: What the grid covers: left, top, right and bottom, as fractions of the upright image.
+        contributions: float64 [h, w]; they sum to the score.
+        strengths: Their contrast, float64 [h, w], -1 to 1.
+    """
+
+    box: tuple[float, float, float, float]
+    contributions: np.ndarray
+    strengths: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmaps:
+    """Where a query and an image of the gallery look alike.
+
+    Attributes:
+        score: Their cosine similarity.
+        query: Heatmap of the query.
+        item: Heatmap of the image of the gallery.
+        similarities: Cosine of each location of the query with each of the image, float64 [h w, h w].
+        fingerprint: Fingerprint of the model.
+    """
+
+    score: float
+    query: Heatmap
+    item: Heatmap
+    similarities: np.ndarray
+    fingerprint: str
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from retrieval.resources import cores
 from serve.addresses import API, api_of, page_of
-from serve.api import changes, embeddings, errors, evaluation, items, openapi, reference, routes
+from serve.api import changes, embeddings, errors, evaluation, heatmap, items, openapi, reference, routes
 from serve.api.context import Context, set_context
 from serve.core.service import SearchService
 from serve.core.workers import Limits, Workers
@@ -90,6 +90,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api.include_router(changes.router)
     api.include_router(items.router)
     api.include_router(evaluation.router)
+    api.include_router(heatmap.router)
     api.include_router(reference.router)
     errors.install(api, context.service.telemetry)
     openapi.complete_description(api, routes.operations_router)

@@ -33,6 +33,8 @@ from serve.answers import (
     Facet,
     Facets,
     Gallery,
+    Heatmap,
+    Heatmaps,
     Hit,
     Image,
     ItemPage,
@@ -60,6 +62,8 @@ __all__ = [  # the answers are part of the interface of the client
     "Facet",
     "Facets",
     "Gallery",
+    "Heatmap",
+    "Heatmaps",
     "Hit",
     "Image",
     "ItemPage",
@@ -245,6 +249,33 @@ class Client:
             ApiError: The server refuses the request, also for a single unusable image.
         """
         return self._request_json(partial(_parse, Vectors), "POST", "/embed", files=_files(images))
+
+    def heatmap(
+        self,
+        item: int | str,
+        image: ImageSource | None = None,
+        *,
+        id: int | str | None = None,
+        region: Sequence[float] | None = None,
+    ) -> Heatmaps:
+        """Return where a query and an image of the gallery look alike.
+
+        Args:
+            item: Id or key of the image of the gallery.
+            image: The query: an image as for `search`.
+            id: The query: id or key of another image of the gallery.
+            region: Region of the query, as for `search`.
+
+        Raises:
+            ApiError: The server refuses the request; "no-embedding-map" if the model has none.
+        """
+        given = {"item": item, "region": None if region is None else [float(part) for part in region]}
+        if image is None:
+            request: dict[str, Any] = {"json": _without_none({**given, "id": id})}
+        else:
+            content = _bytes(image)
+            request = {"params": _without_none(given), "content": content, "headers": _BYTES_HEADERS}
+        return self._request_json(_heatmaps, "POST", "/heatmap", **request)
 
     def image(self, id: int | str) -> Image:
         """Return an image of the gallery by its id or key; raise an `ApiError` if there is none."""
@@ -521,6 +552,18 @@ def _facets(answer: Mapping[str, Any]) -> Facets:
         for one in answer["facets"]
     }
     return Facets(answer["images"], answer["counted"], facets)
+
+
+def _heatmaps(answer: Mapping[str, Any]) -> Heatmaps:
+    import numpy as np
+
+    def read(one: Mapping[str, Any]) -> Heatmap:
+        return Heatmap(tuple(one["box"]), np.array(one["contributions"]), np.array(one["strengths"]))
+
+    places = answer["height"] * answer["width"]
+    similarities = np.frombuffer(base64.b64decode(answer["similarities"]), "<i2").reshape(places, places)
+    read_maps = read(answer["query"]), read(answer["item"])
+    return Heatmaps(answer["score"], *read_maps, similarities / 32767, answer["fingerprint"])
 
 
 def _error(problem: Mapping[str, Any], retry_after: float | None = None) -> ApiError:

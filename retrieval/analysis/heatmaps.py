@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ALIKE, _UNLIKE = COLOURS[1], COLOURS[0]
 _STRONGEST = 0.85  # opacity of the colour at the limit of the scale
+_FULL_STRENGTH = 98  # percentile of the deviations from the mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class Heatmaps:
         contributions_b: The same of B with A.
         pixels_a: Preprocessed image A, uint8 [S, S, 3].
         pixels_b: Preprocessed image B, uint8 [S, S, 3].
+        similarities: Cosine of each location of A with each of B, row by row, float32 [h w, h w].
     """
 
     cosine: float
@@ -38,6 +40,19 @@ class Heatmaps:
     contributions_b: np.ndarray
     pixels_a: np.ndarray
     pixels_b: np.ndarray
+    similarities: np.ndarray
+
+    @property
+    def strengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Contrast of the contributions to A and to B, on one scale: float32 [h, w] each, from -1 to 1.
+
+        In many networks every location raises the cosine. What tells them apart is the deviation from the
+        mean contribution, which is the same for A and B; the largest 2% of the deviations are clipped.
+        """
+        deviations = [part - part.mean() for part in (self.contributions_a, self.contributions_b)]
+        full = np.percentile(np.abs(deviations), _FULL_STRENGTH)
+        a, b = (np.clip(part / (full or 1.0), -1, 1).astype(np.float32) for part in deviations)
+        return a, b
 
     @property
     def limit(self) -> float:
@@ -68,11 +83,18 @@ def heatmaps(embedder: Embedder, a: ImageSource, b: ImageSource) -> Heatmaps:
         ImageError: An image cannot be read.
         InputError: The model has no embedding map.
     """
-    pixels = np.stack([embedder.pixels(a), embedder.pixels(b)])
+    return heatmaps_of_pixels(embedder, np.stack([embedder.pixels(a), embedder.pixels(b)]))
+
+
+def heatmaps_of_pixels(embedder: Embedder, pixels: np.ndarray) -> Heatmaps:
+    """Return the heatmaps of two preprocessed images, uint8 [2, S, S, 3]; see `heatmaps`."""
     vectors, maps = embedder.embed_maps(pixels)  # [2, D], [2, h, w, D]
     sums = np.linalg.norm(maps.sum((1, 2)), axis=1)  # |m| h w, [2]
     of_a, of_b = maps[0] @ vectors[1] / sums[0], maps[1] @ vectors[0] / sums[1]
-    return Heatmaps(float(vectors[0] @ vectors[1]), of_a, of_b, *pixels)
+    lengths = np.linalg.norm(maps, axis=-1, keepdims=True)
+    unit = (maps / np.maximum(lengths, np.finfo(np.float32).tiny)).reshape(2, -1, maps.shape[-1])
+    similarities = np.clip(unit[0] @ unit[1].T, -1, 1)
+    return Heatmaps(float(vectors[0] @ vectors[1]), of_a, of_b, pixels[0], pixels[1], similarities)
 
 
 def overlay(pixels: np.ndarray, contributions: np.ndarray, limit: float) -> Image.Image:

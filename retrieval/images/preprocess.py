@@ -85,9 +85,22 @@ class Preprocess:
             margin = (self.scaled - self.size) // 2
             return self._padded(image, resample)[margin : margin + self.size, margin : margin + self.size]
         # Resampling only the box that survives the crop gives the same pixels with less work.
-        sides = image.size if self.fit == "squeeze" else 2 * (min(image.size),)
-        width, height = (side * self.size / self.scaled for side in sides)
-        return self._resized(image, (width, height), (self.size, self.size), resample)
+        return self._resized(image, self._seen(*image.size), (self.size, self.size), resample)
+
+    def box(self, width: int, height: int) -> Box:
+        """Return the box of an image that the model sees, as fractions of its width and height.
+
+        It is in the centre; with "pad" it reaches beyond the image, to below 0 and above 1.
+        """
+        across, down = self._seen(width, height)
+        of_width, of_height = across / width, down / height
+        return (1 - of_width) / 2, (1 - of_height) / 2, (1 + of_width) / 2, (1 + of_height) / 2
+
+    def _seen(self, width: int, height: int) -> tuple[float, float]:
+        """Return width and height of what becomes the model's input, in pixels of the image."""
+        sides = {"crop": 2 * (min(width, height),), "pad": 2 * (max(width, height),)}
+        across, down = sides.get(self.fit, (width, height))
+        return across * self.size / self.scaled, down * self.size / self.scaled
 
     def whole(self, image: Image.Image, resample: Resample = resample) -> np.ndarray:
         """Return the full image without the crop, uint8 [h, w, 3], with a shorter side of `scaled` pixels.

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serve.api import embedding_schemas, item_schemas, schemas
+from serve.api import embedding_schemas, heatmap_schemas, item_schemas, schemas
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -26,6 +26,7 @@ _REQUESTS = (
     schemas.BatchRequest,
     schemas.EmbedRequest,
     embedding_schemas.EmbeddingsRequest,
+    heatmap_schemas.HeatmapRequest,
     schemas.AddRequest,
     item_schemas.UpdateRequest,
     item_schemas.RemoveRequest,

@@ -47,6 +47,14 @@ class NoTextEncoderError(InputError):
     title = "The gallery cannot be searched by text"
 
 
+class NoEmbeddingMapError(InputError):
+    """The gallery's model has no embedding map, of which heatmaps are made."""
+
+    code = "no-embedding-map"
+    status = 409
+    title = "The gallery's model has no embedding map"
+
+
 class CountMismatchError(InputError):
     """A condition selects another number of images than the request expects."""
 

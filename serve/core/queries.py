@@ -15,6 +15,7 @@ from PIL import Image
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.images.load import load_image
+from retrieval.images.preprocess import Box
 from retrieval.resources import cores
 from retrieval.search.composition import compose
 from retrieval.searchable import Item, SearchableGallery
@@ -249,14 +250,38 @@ class QueryResolver:
             NoTextEncoderError: Its model embeds images only.
             InputError: A text is empty.
         """
-        model = _model(state)
+        model = model_of(state)
         if not model.has_text:
             raise NoTextEncoderError("the gallery's model embeds images only: search by an image")
         with self._telemetry.stage("embed"):
             return model.embed_texts(texts)
 
+    def view(self, state: LiveState, query: bytes | int | str | RegionQuery) -> tuple[np.ndarray, Box]:
+        """Return the pixels that the model sees, uint8 [S, S, 3], and their box.
+
+        The box is in fractions of the upright image; with padding it reaches beyond it.
+
+        Raises:
+            ImageError: The image cannot be read.
+            InputError: The region is too small.
+            NoModelError: The gallery has no model.
+            UnknownItemError: There is no such item.
+        """
+        name, region = (query.image, query.region) if isinstance(query, RegionQuery) else (query, None)
+        source: bytes | Original = (
+            name
+            if isinstance(name, bytes)
+            else find_original(state.gallery, find_item(state.gallery, item_id(state.gallery, name)).id)
+        )
+        image, pixels, _ = self._decode(state, source, region)
+        left, top, right, bottom = region.values if region else (0.0, 0.0, 1.0, 1.0)
+        seen = model_of(state).preprocess.box(*image.size)
+        across, down = right - left, bottom - top
+        box = left + seen[0] * across, top + seen[1] * down, left + seen[2] * across, top + seen[3] * down
+        return pixels, box
+
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
-        _model(state)
+        model_of(state)
         found: list[np.ndarray | InputError] = []
         for source in sources:
             raise_if_abandoned()
@@ -272,7 +297,7 @@ class QueryResolver:
         self, state: LiveState, source: Path | bytes | Original, region: Region | None
     ) -> tuple[Image.Image, np.ndarray, float]:
         """Return the decoded image, its pixels for the model, uint8 [S, S, 3], and the milliseconds."""
-        preprocess = _model(state).preprocess
+        preprocess = model_of(state).preprocess
         with self.decoding, self._telemetry.stage("decode") as watch:
             readable = source.read() if isinstance(source, Original) else source
             image = load_region(readable, region, side=preprocess.scaled)
@@ -352,7 +377,7 @@ def _composed(
     return ResolvedQuery(vector, tuple(item for view in good for item in view.items))
 
 
-def _model(state: LiveState) -> Embedder:
+def model_of(state: LiveState) -> Embedder:
     """Return the gallery's model; raise a `NoModelError` if it has none."""
     if state.embedder is None:
         raise NoModelError(

@@ -10,8 +10,10 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
+from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ImageError, InputError
 from retrieval.images.load import load_image
+from retrieval.images.preprocess import Box
 from retrieval.inference.runtime import Runtime
 from retrieval.licenses import model_license
 from retrieval.lru_cache import LRUCache
@@ -19,7 +21,7 @@ from retrieval.search.query import SearchOptions
 from retrieval.searchable import Hit, Item, SearchableGallery
 from retrieval.stores.gallery import StoreGallery
 from serve.addresses import API, api_of
-from serve.core.errors import InvalidRequestError, ModelMismatchError, UnknownItemError
+from serve.core.errors import InvalidRequestError, ModelMismatchError, NoEmbeddingMapError, UnknownItemError
 from serve.core.live import LiveGallery, LiveState
 from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
@@ -27,11 +29,13 @@ from serve.core.queries import (
     AnyQuery,
     QueryResolver,
     Region,
+    RegionQuery,
     ResolvedQuery,
     TextQuery,
     find_item,
     has_text,
     item_id,
+    model_of,
 )
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
@@ -138,6 +142,21 @@ class Embeddings:
     vectors: list[np.ndarray | InputError]
     fingerprint: str
     tokens: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Heatmaps of a query, image A, and an item, image B.
+
+    Attributes:
+        found: The heatmaps.
+        boxes: What the model sees of either, as fractions of the upright image.
+        fingerprint: Fingerprint of the model.
+    """
+
+    found: Heatmaps
+    boxes: tuple[Box, Box]
+    fingerprint: str
 
 
 class SearchService:
@@ -313,6 +332,37 @@ class SearchService:
             return Embeddings(vectors, state.gallery.fingerprint, tokens)
 
         return self._live.with_state(embed)
+
+    def compare(self, query: bytes | int | str | RegionQuery, item: int | str) -> Comparison:
+        """Return heatmaps of where a query and an item look alike.
+
+        Args:
+            query: Bytes of an image, the id or key of an item, or a region of either.
+            item: Id or key of an item.
+
+        Raises:
+            NoEmbeddingMapError: The gallery's model has no embedding map.
+            NoModelError: The gallery has no model.
+            ImageError: An image cannot be read.
+            InputError: The region is too small.
+            UnknownItemError: There is no such item.
+            UnavailableError: The gallery cannot be read.
+        """
+
+        def compare(state: LiveState) -> Comparison:
+            embedder = model_of(state)
+            if not embedder.has_map:
+                raise NoEmbeddingMapError(
+                    "the gallery's model has no embedding map, because its embedding is not a mean over "
+                    "locations: there are no heatmaps"
+                )
+            seen, box = self._resolver.view(state, query)
+            other, other_box = self._resolver.view(state, item)
+            with self.telemetry.stage("embed"):
+                found = heatmaps_of_pixels(embedder, np.stack([seen, other]))
+            return Comparison(found, (box, other_box), state.gallery.fingerprint)
+
+        return self._live.with_state(compare)
 
     def refresh(self) -> None:
         """Wait until the next request sees everything committed before this call.

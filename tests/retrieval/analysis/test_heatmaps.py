@@ -46,6 +46,28 @@ def test_each_location_contributes_its_share_of_the_mean(embedder: Embedder) -> 
             assert found.contributions_a[row, column] == pytest.approx(float(lost), abs=1e-6)
 
 
+def test_similarities_and_strengths(embedder: Embedder) -> None:
+    found = heatmaps(embedder, draw(0), draw(5, hue=2))
+    _, maps = embedder.embed_maps(np.stack([found.pixels_a, found.pixels_b]))
+    a, b = (one.reshape(-1, embedder.dim).astype(np.float64) for one in maps)
+    for row, column in ((0, 0), (2, len(b) - 1), (len(a) - 1, 1)):
+        cosine = a[row] @ b[column] / np.sqrt((a[row] @ a[row]) * (b[column] @ b[column]))
+        assert found.similarities[row, column] == pytest.approx(cosine, abs=1e-5)
+    both = np.array([found.contributions_a, found.contributions_b])
+    strengths = np.array(found.strengths)
+    assert np.abs(strengths).max() == 1
+    inside = np.abs(strengths) < 1
+    assert inside.mean() > 0.8
+    ratios = (both - both.mean((1, 2), keepdims=True))[inside] / strengths[inside]
+    np.testing.assert_allclose(ratios, ratios[0], rtol=1e-3)  # one scale for both
+
+
+def test_strengths_without_contrast_are_0() -> None:
+    even, pixels = np.full((2, 2), 0.25), np.zeros((4, 4, 3), np.uint8)
+    strengths = Heatmaps(1.0, even, even, pixels, pixels, np.zeros((4, 4))).strengths
+    assert not np.any(strengths)
+
+
 def test_image_has_cosine_1_with_itself(embedder: Embedder) -> None:
     found = heatmaps(embedder, draw(3), draw(3))
     assert found.cosine == pytest.approx(1, abs=1e-6)
@@ -81,9 +103,9 @@ def test_larger_scale_is_fainter() -> None:
 def test_spread_counts_locations_of_equal_contributions() -> None:
     pixels = np.zeros((4, 4, 3), np.uint8)
     contributions = np.array([[0.2, 0.2, -0.5], [0.2, 0.0, 0.2]]), np.array([[0.0, 0.1], [-0.3, 0.0]])
-    assert Heatmaps(0.3, *contributions, pixels, pixels).spread == pytest.approx((4, 1))
+    assert Heatmaps(0.3, *contributions, pixels, pixels, np.zeros((6, 4))).spread == pytest.approx((4, 1))
     nowhere = np.full((2, 2), -0.1)
-    assert Heatmaps(-0.4, nowhere, nowhere, pixels, pixels).spread == (0, 0)
+    assert Heatmaps(-0.4, nowhere, nowhere, pixels, pixels, np.zeros((4, 4))).spread == (0, 0)
 
 
 def test_figure_is_reproducible(embedder: Embedder) -> None:

@@ -36,6 +36,26 @@ def test_equals_resize_and_crop_of_the_full_image() -> None:
     assert np.abs(ours - theirs).max() <= 1
 
 
+@pytest.mark.parametrize("fit", ["crop", "squeeze", "pad"])
+@pytest.mark.parametrize("shape", [(120, 40), (30, 90)])
+def test_box_is_where_a_mark_in_the_image_is_found_in_the_pixels(fit: str, shape: tuple[int, int]) -> None:
+    preprocess = Preprocess(size=100, resize=110, fit=fit)
+    left, top, right, bottom = preprocess.box(*shape)
+    across, down = shape[0] * 0.45, shape[1] * 0.52  # the corner of four quarters
+    image = np.zeros((shape[1], shape[0], 3), np.uint8)
+    image[: round(down), : round(across)] = 255
+    image[round(down) :, round(across) :] = 255
+    rows, columns = (
+        np.abs(np.diff(preprocess(Image.fromarray(image)).astype(int)[..., 0], axis=axis)) for axis in (0, 1)
+    )
+    expected = [
+        (round(down) / shape[1] - top) / (bottom - top),
+        (round(across) / shape[0] - left) / (right - left),
+    ]
+    found = [1 + rows[:, 40:60].sum(1)[20:80].argmax() + 20, 1 + columns[40:60].sum(0)[20:80].argmax() + 20]
+    np.testing.assert_allclose(found, 100 * np.array(expected), atol=2)
+
+
 @pytest.mark.parametrize("shape", [(120, 40), (33, 90)])
 def test_squeeze_scales_the_full_image_to_a_square(shape: tuple[int, int]) -> None:
     image = draw(5).resize(shape, Image.Resampling.BICUBIC)

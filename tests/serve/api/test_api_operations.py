@@ -115,6 +115,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "search_batch",
         "embed",
         "embeddings",
+        "heatmap",
         "gallery",
         "galleries",
         "image",
