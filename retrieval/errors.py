@@ -27,7 +27,13 @@ class LookalikeError(Exception):
 
 
 class InputError(LookalikeError):
-    """Invalid input: a wrong path, name, option, model or data set."""
+    """Invalid input: a wrong path, name, option, model or data set.
+
+    Attributes:
+        pointer: Part of a request that the error is in, as a JSON pointer in a URI fragment, if known.
+    """
+
+    pointer: str | None = None
 
     exit_code = 2
     code = "invalid-request"

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from PIL import Image as Pillow
 
     ImageSource = str | Path | bytes | Pillow.Image
+    View = ImageSource | Mapping[str, Any]
     Vector = Sequence[float] | np.ndarray
 
 __all__ = [  # the answers are part of the interface of the client
@@ -149,6 +150,8 @@ class Client:
         id: int | str | None = None,
         vector: Vector | None = None,
         url: str | None = None,
+        like: Iterable[View] = (),
+        unlike: Iterable[View] = (),
         text: str | Sequence[str] = (),
         without: str | Sequence[str] = (),
         region: Sequence[float] | None = None,
@@ -168,6 +171,10 @@ class Client:
             id: Id or key of an image of the gallery, which is not among its own hits.
             vector: Vector of the gallery's model.
             url: URL of an image for the server to fetch, if it allows that.
+            like: Images that the hits should look like, in place of one image, item, vector or URL. Each is
+                as `image`, or a mapping with `image`, `id`, `vector` or `url`, and perhaps `region`, such
+                as `{"id": 17}`. At most 16 together with those of `unlike`.
+            unlike: Images to move away from, each as in `like`.
             text: Texts that the hits should show, alone or together with the image, for a model with a text
                 encoder.
             without: Texts to move away from.
@@ -185,23 +192,24 @@ class Client:
 
         Raises:
             ApiError: The server refuses the request.
-            InputError: Several of image, id, vector and url, or nothing; or an unusable Pillow image.
+            InputError: Several of image, id, vector, url and like, or nothing; or an unusable Pillow image.
         """
-        number = sum(one is not None for one in (image, id, vector, url))
+        views = {"like": [*map(_view, like)], "unlike": [*map(_view, unlike)]}
+        number = sum(one is not None for one in (image, id, vector, url)) + bool(views["like"])
         if number > 1 or not (number or text):
-            raise InputError("search: give exactly one of image, id, vector and url, or text")
+            raise InputError("search: give exactly one of image, id, vector, url and like, or text")
         given = _options(k, where, min_score, group_by, exclude, rerank, min_probability)
         for name, texts in (("text", text), ("without", without)):
             if texts:
                 given[name] = [texts] if isinstance(texts, str) else list(texts)
         if region is not None:
             given["region"] = [float(part) for part in region]
-        if image is not None:
+        given |= {name: side for name, side in views.items() if side}
+        if image is not None and not views["unlike"]:
             request: dict[str, Any] = {"params": given, "content": _bytes(image), "headers": _BYTES_HEADERS}
         else:
-            numbers = None if vector is None else [float(number) for number in vector]
-            query = {"id": id, "vector": numbers, "url": url, "fingerprint": fingerprint}
-            request = {"json": given | _without_none(query)}
+            query = {"image": image, "id": id, "vector": vector, "url": url}
+            request = {"json": given | _view(query) | _without_none({"fingerprint": fingerprint})}
         return self._request_json(lambda answer: _hits(answer["hits"]), "POST", "/search", **request)
 
     def search_batch(
@@ -497,6 +505,16 @@ def _options(
             "min_probability": min_probability,
         }
     )
+
+
+def _view(view: View) -> dict[str, Any]:
+    """Return one image of a query as JSON."""
+    found = _without_none(view if isinstance(view, Mapping) else {"image": view})
+    if "image" in found:
+        found["image"] = base64.b64encode(_bytes(found["image"])).decode()
+    if "vector" in found:
+        found["vector"] = [float(number) for number in found["vector"]]
+    return found
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,22 @@ class _Query:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="IMAGE",
-    help="Image in a query with --text or --without. Repeatable.",
+    help="Further image of one query, described below. Repeatable.",
+)
+@click.option(
+    "--unlike",
+    "unlikes",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="IMAGE",
+    help="Move away from an image. Repeatable.",
+)
+@click.option(
+    "--unlike-id",
+    "unlike_items",
+    multiple=True,
+    metavar="ID",
+    help="Move away from an item of the gallery, such as a wrong hit. Repeatable.",
 )
 @click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Number of hits.")
 @where_option("Filter by metadata, as described above")
@@ -99,6 +114,8 @@ def search(
     texts: tuple[str, ...],
     unwanted: tuple[str, ...],
     likes: tuple[Path, ...],
+    unlikes: tuple[Path, ...],
+    unlike_items: tuple[str, ...],
     k: int,
     where: str | None,
     min_score: float | None,
@@ -122,12 +139,15 @@ def search(
       lookalike search shop.gallery --id 17 --sheet found.html
       lookalike search shop.gallery query.jpg --where "brand = 'acme' and price < 30"
       lookalike search shop.gallery query.jpg --min-probability 0.8
+      lookalike search shop.gallery query.jpg --like other.jpg --unlike bad.jpg
+      lookalike search shop.gallery --id 17 --id 23 --unlike-id 5
       lookalike search shop.gallery --text "red kettle" --without handle --like photo.jpg
 
-    --text, --without and --like make one query, with all images and items: twice the mean of the vectors that
-    are wanted minus the mean of those that are not. Repeat a part to give it more weight. Texts need a model
-    with a text encoder, such as one of `lookalike export --from-open-clip`. Their cosines with images are
-    much lower than those of two images, and have no probability.
+    --like, --unlike, --unlike-id, --text and --without make one query, with all images and items: twice the
+    mean of the vectors that are wanted minus the mean of those that are not (docs/feedback.md). Items of the
+    query are not among its hits. Repeat a part to give it more weight. Texts need a model with a text
+    encoder, such as one of `lookalike export --from-open-clip`. Their cosines with images are much lower than
+    those of two images, and have no probability.
 
     After `lookalike calibrate`, the probability that a hit shows the same thing is printed beside its score,
     and --min-probability answers that there is nothing like the query in the gallery if no hit reaches it.
@@ -159,12 +179,14 @@ def search(
             f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"
         )
     queries, bad, embed_ms = _queries(target, (*images, *likes), items)
-    if has_text or likes:
-        if bad:
-            raise bad[0]
+    if has_text or likes or unlikes or unlike_items:
+        away, bad_away, away_ms = _queries(target, unlikes, unlike_items)
+        if unusable := [*bad, *bad_away]:
+            raise unusable[0]
         start = time.perf_counter()
-        queries = [_composed([*queries, *_text_queries(target, texts)], _text_queries(target, unwanted))]
-        embed_ms += 1000 * (time.perf_counter() - start)
+        wanted = [*queries, *_text_queries(target, texts)]
+        queries = [_composed(wanted, [*away, *_text_queries(target, unwanted)])]
+        embed_ms += away_ms + 1000 * (time.perf_counter() - start)
     elif together:
         queries = [_composed(queries)]
     start = time.perf_counter()
@@ -241,7 +263,7 @@ def _composed(wanted: Sequence[_Query], unwanted: Sequence[_Query] = ()) -> _Que
         names + "".join(f" - {query.name}" for query in unwanted),
         tuple(path for query in wanted for path in query.images),
         compose(_vectors(wanted), _vectors(unwanted) if unwanted else None),
-        tuple(item for query in wanted for item in query.items),
+        tuple(item for query in (*wanted, *unwanted) for item in query.items),
     )
 
 

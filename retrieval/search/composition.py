@@ -13,8 +13,10 @@ def compose(positive: np.ndarray, negative: np.ndarray | None = None) -> np.ndar
     """Return the query of several unit vectors, float32 [D], unit length: 2 mean(positive) - mean(negative).
 
     Without negatives it is the mean. Each side is a mean, so that three words to avoid do not outweigh one
-    image; negatives count half, since a text to avoid shares most of its vector with the other texts. The
-    formula is that of Qdrant's recommendations ("average vector").
+    image; negatives count half, since what is to be avoided shares most of its vector with what is wanted.
+
+    This is Rocchio's relevance feedback (The SMART Retrieval System, 1971; Salton and Buckley, JASIS 41,
+    1990), with the first query among the positives, and Qdrant's "average vector".
 
     Args:
         positive: Vectors that hits should be close to, float32 [N, D].

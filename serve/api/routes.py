@@ -368,8 +368,16 @@ async def _fetch_images(query: SearchRequest, service: SearchService) -> SearchR
     """Return a query with the images in place of their URLs."""
     if not service.permissions.urls:
         raise UrlsNotAllowedError("fetching images by URL is disabled: send the image itself")
-    urls = list(dict.fromkeys(query.urls()))
-    found = await asyncio.gather(*map(fetch_image_async, urls))
+
+    async def fetch(url: str, pointer: str) -> bytes:
+        try:
+            return await fetch_image_async(url)
+        except InputError as error:
+            error.pointer = pointer
+            raise
+
+    urls = query.urls()
+    found = await asyncio.gather(*(fetch(url, pointer) for url, pointer in urls.items()))
     return query.with_images(dict(zip(urls, found, strict=True)))
 
 

@@ -180,6 +180,12 @@ class View(BaseModel):
     url: str | None = Field(None, max_length=MAX_URL_LENGTH, description=_URL)
     region: RegionValues | None = None
 
+    @validator(mode="before")
+    @classmethod
+    def _of_form(cls, value: Any) -> Any:
+        """Accept what a form has: the bytes of a file, or JSON."""
+        return {"image": value} if isinstance(value, bytes) else _parse_json(value)
+
     @validator(mode="after")
     def _check_kind(self) -> View:
         if sum(one is not None for one in (self.image, self.id, self.vector, self.url)) != 1:
@@ -187,6 +193,11 @@ class View(BaseModel):
         if self.region is not None and self.vector is not None:
             raise ValueError("a vector has no region")
         return self
+
+    @property
+    def kind(self) -> str:
+        """Name of the field that is given."""
+        return next(name for name in ("url", "image", "id", "vector") if getattr(self, name) is not None)
 
     def query(self) -> SingleQuery:
         """Return the query; `url` must have been fetched."""
@@ -306,13 +317,16 @@ class SearchRequest(SearchFields, Query):
             raise ValueError("give either `like`, or one of image, id, vector and url")
         return self
 
-    def urls(self) -> list[str]:
-        """Return the URLs of images that have not been fetched."""
-        sources: list[View | SearchRequest] = [self, *self.like, *self.unlike]
-        return [one.url for one in sources if one.url is not None]
+    def urls(self) -> dict[str, str]:
+        """Return the URLs of images to fetch, each with its place as a JSON pointer."""
+        return {
+            view.url: pointer
+            for pointer, view in (*self._views("like"), *self._views("unlike"))
+            if view.url is not None
+        }
 
     def with_images(self, images: Mapping[str, bytes]) -> SearchRequest:
-        """Return the request with the images in place of their URLs."""
+        """Return the request with the images of its URLs."""
         sides = {
             name: [_with_image(view, images) for view in getattr(self, name)] for name in ("like", "unlike")
         }
@@ -320,15 +334,28 @@ class SearchRequest(SearchFields, Query):
 
     def query(self) -> AnyQuery:
         """Return the query of `SearchService.find`; URLs must have been fetched."""
-        one = super().query()
         if not (self.like or self.unlike):
-            return one
-        away = ComposedQuery([], [view.query() for view in self.unlike])
-        return ComposedQuery.of([*(view.query() for view in self.like), one, away])
+            return super().query()
+        wanted = {pointer: view.query() for pointer, view in self._views("like")}
+        unwanted = {pointer: view.query() for pointer, view in self._views("unlike")}
+        for name, side in (("text", wanted), ("without", unwanted)):
+            texts = getattr(self, name)
+            side |= {f"#/{name}/{number}": TextQuery(text) for number, text in enumerate(texts)}
+        return ComposedQuery([*wanted.values()], [*unwanted.values()], [*wanted, *unwanted])
+
+    def _views(self, name: Literal["like", "unlike"]) -> list[tuple[str, View]]:
+        """Return the images of `like`, with the one that it abbreviates, or `unlike`, and their places."""
+        views: list[View] = getattr(self, name)
+        found = [(f"#/{name}/{number}/{view.kind}", view) for number, view in enumerate(views)]
+        fields = {field: getattr(self, field) for field in (*self._kinds, "region")}
+        if name == "like" and not views and any(fields[kind] is not None for kind in self._kinds):
+            one = View.model_construct(**fields)
+            found.append((f"#/{one.kind}", one))
+        return found
 
 
 def _with_image(view: _HasUrl, images: Mapping[str, bytes]) -> _HasUrl:
-    return view if view.url is None else view.model_copy(update={"image": images[view.url], "url": None})
+    return view if view.url is None else view.model_copy(update={"image": images[view.url]})
 
 
 def _with_region(image: bytes | int | str, region: list[float] | None) -> SingleQuery:

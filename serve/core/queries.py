@@ -143,10 +143,13 @@ class ComposedQuery:
     Attributes:
         views: What to find.
         without: What to move away from.
+        pointers: Places of the views and then of the others in a request, as JSON pointers, for errors; empty
+            if they are not known.
     """
 
     views: Sequence[SingleQuery]
     without: Sequence[SingleQuery] = ()
+    pointers: Sequence[str] = ()
 
     @classmethod
     def of(cls, queries: Sequence[AnyQuery]) -> ComposedQuery:
@@ -222,7 +225,7 @@ class QueryResolver:
 
         resolved = map(with_vector, found)
         return [
-            _composed([next(resolved) for _ in query.views], [next(resolved) for _ in query.without])
+            _composed(query, [next(resolved) for _ in (*query.views, *query.without)])
             if isinstance(query, ComposedQuery)
             else next(resolved)
             for query in queries
@@ -361,17 +364,18 @@ def _look_up(
 
 
 def _composed(
-    views: Sequence[ResolvedQuery | InputError], without: Sequence[ResolvedQuery | InputError]
+    query: ComposedQuery, parts: Sequence[ResolvedQuery | InputError]
 ) -> ResolvedQuery | InputError:
-    """Return the composition of several queries, or the first error among them."""
+    """Return the composition of the parts of a query, or the first error among them."""
     good: list[ResolvedQuery] = []
-    for part in (*views, *without):
+    for number, part in enumerate(parts):
         if isinstance(part, InputError):
+            part.pointer = query.pointers[number] if query.pointers else None
             return part
         good.append(part)
-    vectors = np.stack([part.vector for part in good])
+    vectors, wanted = np.stack([part.vector for part in good]), len(query.views)
     try:
-        vector = compose(vectors[: len(views)], vectors[len(views) :])
+        vector = compose(vectors[:wanted], vectors[wanted:])
     except InputError as error:
         return error
     return ResolvedQuery(vector, tuple(item for view in good for item in view.items))

@@ -34,6 +34,8 @@ def problem_document(error: LookalikeError, instance: str) -> dict[str, Any]:
     members = problem_members(type(error), _detail(error), instance)
     if isinstance(error, ImageError):
         members["reason"] = error.reason
+    if isinstance(error, InputError) and error.pointer is not None:
+        members["errors"] = [{"pointer": error.pointer, "detail": members["detail"]}]
     if isinstance(error, InvalidRequestError):
         members["errors"] = error.errors
     return members

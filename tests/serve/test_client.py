@@ -53,6 +53,21 @@ def test_items_and_vectors_are_searched(client: Client, gallery: Gallery) -> Non
         assert [hit.id for hit in hits] == expected
 
 
+def test_liked_and_unliked_images_are_searched(client: Client, gallery: Gallery, shop: Path) -> None:
+    """Two times the mean of the liked vectors minus that of the unliked ones, whatever they are given as."""
+    path, (liked, unliked) = shop / "green" / "3.png", gallery.ids_of(["red/1.png", "blue/2.png"])
+    image = gallery.embedder.embed([path])[0]
+    sum_of_both = image + gallery.vector(liked) - gallery.vector(unliked)
+    left_out = [liked, unliked]
+    expected = [hit.key for hit in client.search(vector=sum_of_both, k=5, exclude=left_out)]
+    found = client.search(
+        like=[path, {"vector": gallery.vector(liked)}], unlike=[{"id": "blue/2.png"}], k=5, exclude=left_out
+    )
+    assert [hit.key for hit in found] == expected
+    away = [hit.key for hit in client.search(vector=2 * image - gallery.vector(unliked), exclude=[unliked])]
+    assert [hit.key for hit in client.search(path, unlike=[{"id": unliked}])] == away
+
+
 def test_batch_returns_a_result_per_image(client: Client, shop: Path) -> None:
     images = [shop / "red" / "1.png", b"not an image", shop / "blue" / "2.png"]
     first, second, third = client.search_batch(images, k=2, exclude=[1, 2])
@@ -92,7 +107,9 @@ def test_refusals_raise_api_errors(client: Client) -> None:
     assert missing.value.code == "no-such-image"
 
 
-@pytest.mark.parametrize("given", [{}, {"id": 1, "vector": [1.0]}, {"image": b"x", "id": 1}])
+@pytest.mark.parametrize(
+    "given", [{}, {"id": 1, "vector": [1.0]}, {"image": b"x", "id": 1}, {"id": 1, "like": [b"x"]}]
+)
 def test_exactly_one_kind_of_query_is_required(client: Client, given: dict[str, object]) -> None:
     with pytest.raises(InputError, match="exactly one"):
         client.search(**given)  # type: ignore[arg-type]

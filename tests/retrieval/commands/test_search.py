@@ -85,6 +85,30 @@ def test_together_combines_several_images_into_one_query(
     assert sorted([*keys(without), "red/1.png", "blue/1.png"]) == sorted(hit.key for hit in hits)
 
 
+def test_liked_and_unliked_images_and_items_make_one_query(
+    gallery: Path, photos: Path, model_file: Path
+) -> None:
+    files = [str(photos / "red" / "1.png"), str(photos / "green" / "2.png"), str(photos / "blue" / "1.png")]
+    words = [files[0], "--like", files[1], "--unlike", files[2], "--unlike-id", "blue/4.png", "-k", "25"]
+    (answer,) = answers(str(gallery), *words)
+    assert answer["query"] == f"{files[0]} + {files[1]} - {files[2]} - {photos / 'blue' / '4.png'}"
+    one, two, three = Embedder(model_file).embed(files).astype(float)
+    stored = Gallery.open(gallery)
+    (number,) = stored.ids_of(["blue/4.png"])
+    query = 2 * (one + two) / 2 - (three + stored.vector(number)) / 2
+    assert "blue/4.png" not in keys(answer)
+    ids = [hit["id"] for hit in answer["hits"]]
+    scores = np.stack([stored.vector(item) for item in ids]) @ query / np.linalg.norm(query)
+    np.testing.assert_allclose([hit["score"] for hit in answer["hits"]], scores, atol=1e-5)
+    assert sorted(ids) == sorted({*stored.sample(25)} - {number})
+    assert (np.diff(scores) < 1e-6).all()
+
+
+def test_unlike_alone_is_refused(gallery: Path) -> None:
+    said = lookalike_here("search", str(gallery), "--unlike-id", "1", code=2).stderr
+    assert "Missing argument" in said
+
+
 @pytest.mark.parametrize("rerank", ["query-expansion", "k-reciprocal"])
 def test_rerank_changes_the_scores(gallery: Path, photos: Path, rerank: str) -> None:
     query = photos / "blue" / "2.png"

@@ -55,6 +55,15 @@ def test_hits_are_those_of_liked_minus_unliked_vectors(
     assert {hit["id"] for hit in hits} <= set(left)
 
 
+def test_forms_have_files_and_json(api: httpx.Client, gallery: Gallery, shop: Path) -> None:
+    number, files = gallery.sample(24)[7], [shop / "red" / "5.png", shop / "blue" / "2.png"]
+    one, two = (base64.b64encode(file.read_bytes()).decode() for file in files)
+    body = {"like": [{"image": one}], "unlike": [{"image": two}, {"id": number}]}
+    parts = [("like", ("a.png", files[0].read_bytes())), ("unlike", ("b.png", files[1].read_bytes()))]
+    form = api.post("/search", files=parts, data={"unlike": f'{{"id": {number}}}'}).raise_for_status()
+    assert form.json() == api.post("/search", json=body).raise_for_status().json()
+
+
 def test_one_liked_image_is_a_plain_query(api: httpx.Client, gallery: Gallery) -> None:
     number = gallery.sample(24)[3]
     liked = api.post("/search", json={"like": [{"id": number}]}).raise_for_status().json()
@@ -87,6 +96,17 @@ def test_opposite_images_are_refused(api: httpx.Client, gallery: Gallery) -> Non
     answer = api.post("/search", json=body)
     assert answer.status_code == 422
     assert "cancel out" in answer.json()["detail"]
+
+
+def test_unusable_views_are_named(api: httpx.Client, gallery: Gallery) -> None:
+    good, bad = {"id": gallery.sample(24)[0]}, {"image": base64.b64encode(b"no image").decode()}
+    answer = api.post("/search", json={"like": [good, bad], "unlike": [good]}).json()
+    assert (answer["code"], answer["reason"]) == ("unusable-image", "not-an-image")
+    assert [fault["pointer"] for fault in answer["errors"]] == ["#/like/1/image"]
+    answer = api.post("/search", json={**good, "unlike": [{"id": "nobody"}]}).json()
+    assert (answer["code"], answer["errors"][0]["pointer"]) == ("no-such-image", "#/unlike/0/id")
+    answer = api.post("/search", json={"vector": [1.0], "unlike": [good]}).json()
+    assert answer["errors"][0]["pointer"] == "#/vector"
 
 
 def test_urls_need_permission(api: httpx.Client) -> None:
