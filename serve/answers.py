@@ -205,6 +205,31 @@ class Heatmaps:
 
 
 @dataclass(frozen=True)
+class Job:
+    """Long work of the server; see `POST /v1/jobs`.
+
+    Attributes:
+        id: Its id.
+        kind: What it does, such as "duplicates".
+        state: "running", "done" or "failed".
+        created: Time of its start, ISO 8601, UTC.
+        ended: Time of its end; `None` while it is running.
+        progress: "what", "done", "total" and "unit"; `None` if unknown.
+        problem: Why it failed: a problem document.
+        result: Its result, if it was asked for by its id and is done.
+    """
+
+    id: str
+    kind: str
+    state: str
+    created: str
+    ended: str | None
+    progress: dict[str, Any] | None
+    problem: dict[str, Any] | None
+    result: Any = None
+
+
+@dataclass(frozen=True)
 class Metric:
     """A metric of an evaluation: the key of its values, its title and its meaning."""
 

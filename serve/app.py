@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -15,7 +17,9 @@ from starlette.responses import RedirectResponse, Response
 from retrieval.resources import cores
 from serve.addresses import API, api_of, page_of
 from serve.api import changes, embeddings, errors, evaluation, heatmap, items, openapi, reference, routes
+from serve.api import jobs as job_routes
 from serve.api.context import Context, set_context
+from serve.core.jobs import Jobs
 from serve.core.service import SearchService
 from serve.core.workers import Limits, Workers
 from serve.http.head import HeadMiddleware
@@ -27,13 +31,19 @@ _BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 _QUEUED_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0
 
 
-def create_app(*services: SearchService, page: bool = True, limits: Limits | None = None) -> FastAPI:
+def create_app(
+    *services: SearchService,
+    page: bool = True,
+    limits: Limits | None = None,
+    jobs_folder: Path | None = None,
+) -> FastAPI:
     """Build the web application.
 
     Args:
         services: The galleries; the first is the default. All use the telemetry of the first.
         page: Whether to serve the page; otherwise Gradio is not loaded.
         limits: Limits on concurrent requests.
+        jobs_folder: Folder for jobs, which several processes share; a single process needs none.
     """
     limits = limits or Limits()
     threads = limits.threads or (_BATCHING_THREADS if services[0].batching else cores())
@@ -51,8 +61,12 @@ def create_app(*services: SearchService, page: bool = True, limits: Limits | Non
         workers.close()
         thumbnail_workers.close()
 
+    jobs = {
+        service.name: Jobs(jobs_folder and jobs_folder / quote(service.name, safe="")) for service in services
+    }
+
     def context(service: SearchService) -> Context:
-        return Context(services, service, workers, thumbnail_workers)
+        return Context(services, service, jobs[service.name], workers, thumbnail_workers)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     set_context(app, context(services[0]))
@@ -91,6 +105,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api.include_router(items.router)
     api.include_router(evaluation.router)
     api.include_router(heatmap.router)
+    api.include_router(job_routes.router)
     api.include_router(reference.router)
     errors.install(api, context.service.telemetry)
     openapi.complete_description(api, routes.operations_router)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -38,6 +39,7 @@ from serve.answers import (
     Hit,
     Image,
     ItemPage,
+    Job,
     Metric,
     Removal,
     Result,
@@ -68,6 +70,7 @@ __all__ = [  # the answers are part of the interface of the client
     "Hit",
     "Image",
     "ItemPage",
+    "Job",
     "Metric",
     "Removal",
     "Result",
@@ -444,6 +447,48 @@ class Client:
             return _parse(Evaluation, {**answer, "results": results, "metrics": metrics})
 
         return self._request_json(read, "GET", "/evaluation")
+
+    def start_job(self, kind: str, **options: Any) -> Job:
+        """Start long work on the gallery and return it.
+
+        Args:
+            kind: "evaluation", "duplicates" or "map".
+            options: Those of the kind, such as `min_score` of "duplicates".
+
+        Raises:
+            ApiError: "busy" while the server does other long work; or the server refuses the request.
+        """
+        return self._request_json(partial(_parse, Job), "POST", "/jobs", json={"kind": kind, **options})
+
+    def job(self, id: str) -> Job:
+        """Return a job, with its result if it is done; raise an `ApiError` if there is none."""
+        return self._request_json(partial(_parse, Job), "GET", f"/jobs/{quote(id, safe='')}")
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs of the gallery without their results, the newest first."""
+        return self._request_json(lambda found: [_parse(Job, one) for one in found["jobs"]], "GET", "/jobs")
+
+    def wait(self, id: str, *, every: float = 1.0) -> Any:
+        """Wait until a job has ended and return its result.
+
+        Args:
+            id: Id of the job.
+            every: Seconds between two requests.
+
+        Raises:
+            ApiError: The problem of the job; or there is no such job.
+        """
+        while (job := self.job(id)).state == "running":
+            time.sleep(every)
+        if job.problem is not None:
+            raise _error(job.problem)
+        return job.result
+
+    def remove_job(self, id: str) -> None:
+        """Cancel and forget a job; raise an `ApiError` if there is none."""
+        answer = self._send("DELETE", f"/jobs/{quote(id, safe='')}")
+        if answer.status_code != 204:
+            raise _foreign_error(answer)
 
     def galleries(self) -> list[ServedGallery]:
         """Return all galleries of the server; the first is the default."""

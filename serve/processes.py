@@ -78,7 +78,7 @@ def run_workers(settings: Settings, listening: socket.socket, announce: Callable
     """
     with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # prometheus_client reads it in every process
-        worker = partial(_worker, settings, SharedLimits.create(Path(folder)))
+        worker = partial(_worker, settings, SharedLimits.create(Path(folder)), Path(folder) / "jobs")
         config = _config(settings, worker, factory=True, workers=settings.workers)
         supervisor = _Supervisor(config, listening, announce, settings.log_format)
         supervisor.run()
@@ -101,14 +101,15 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options:
     )
 
 
-def _worker(settings: Settings, shared: SharedLimits) -> ASGIApp:
+def _worker(settings: Settings, shared: SharedLimits, jobs: Path) -> ASGIApp:
     """Build the application in one of several processes."""
     configure_logging(settings.log_level, settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
     threading.Thread(target=_terminate_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
     services = open_services(settings.galleries, settings.permissions, settings.runtime)
-    return protect(create_app(*services, page=False, limits=limits), settings, services[0].telemetry, shared)
+    app = create_app(*services, page=False, limits=limits, jobs_folder=jobs)
+    return protect(app, settings, services[0].telemetry, shared)
 
 
 def _terminate_with_parent() -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 
+from serve.core.jobs import Jobs
 from serve.core.service import SearchService
 from serve.core.workers import Workers
 
@@ -24,12 +25,14 @@ class Context:
     Attributes:
         services: All galleries of the server; the first is the default.
         service: The gallery of this application.
+        jobs: The jobs of this gallery.
         workers: Thread pool for searches and changes.
         thumbnail_workers: Thread pool for thumbnails, so that neither delays the other.
     """
 
     services: Sequence[SearchService]
     service: SearchService
+    jobs: Jobs
     workers: Workers
     thumbnail_workers: Workers
 
@@ -52,6 +55,10 @@ async def _service(request: Request) -> SearchService:
     return _context(request).service
 
 
+async def _jobs(request: Request) -> Jobs:
+    return _context(request).jobs
+
+
 async def _workers(request: Request) -> Workers:
     return _context(request).workers
 
@@ -62,5 +69,6 @@ async def _thumbnail_workers(request: Request) -> Workers:
 
 AllServices = Annotated[Sequence[SearchService], Depends(_services)]
 Service = Annotated[SearchService, Depends(_service)]
+GalleryJobs = Annotated[Jobs, Depends(_jobs)]
 RequestWorkers = Annotated[Workers, Depends(_workers)]
 ThumbnailWorkers = Annotated[Workers, Depends(_thumbnail_workers)]

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
 from serve.core.errors import (
+    INTERNAL_DETAIL,
     UNREACHABLE,
     BusyError,
     DeadlineExceededError,
@@ -44,7 +45,6 @@ from serve.core.errors import (
 from serve.core.telemetry import Telemetry
 from serve.http.problem import (
     CLIENT_CLOSED_REQUEST,
-    INTERNAL_DETAIL,
     MEDIA_TYPE,
     instance_of,
     problem_members,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -13,6 +14,9 @@ from retrieval.errors import InputError
 from serve.api.context import Service
 from serve.api.errors import COMMON, documented
 from serve.core.errors import NoEvaluationError
+
+if TYPE_CHECKING:
+    from retrieval.evaluation.report import Report
 
 _CACHED_REPORTS = 32  # a report of a large gallery takes a second to read
 
@@ -82,9 +86,14 @@ def _newest(gallery: Path) -> EvaluationAnswer:
 def _read(folder: Path, modified: int) -> EvaluationAnswer:
     """Read a report; the time of its modification is part of the cache key."""
     from retrieval.evaluation.report import Report
+
+    return answer_of(Report.load(folder))
+
+
+def answer_of(report: Report) -> EvaluationAnswer:
+    """Return the numbers of a report."""
     from retrieval.metrics.table import metric_columns
 
-    report = Report.load(folder)
     keys = {key for result in report.results for key in result.values}
     return EvaluationAnswer(
         created=report.created,

@@ -163,6 +163,14 @@ class NotFoundError(ServerError):
     title = "Not found"
 
 
+class UnknownJobError(ServerError):
+    """There is no job with this id, or not any more."""
+
+    code = "no-such-job"
+    status = 404
+    title = "No such job"
+
+
 class NoEvaluationError(ServerError):
     """The gallery keeps no evaluation report."""
 
@@ -241,6 +249,8 @@ class UnavailableError(ServerError):
     retry_after = 5
 
 
+# The message of an unexpected error may name paths of the server.
+INTERNAL_DETAIL = "internal error: the server's log has the details"
 # The message of a `StoreError` names the host of the database.
 UNREACHABLE = "the gallery's database cannot be reached: try again in a moment"
 

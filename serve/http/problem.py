@@ -13,14 +13,13 @@ from starlette.types import Scope
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from serve.addresses import API, within_page
-from serve.core.errors import InvalidRequestError, ServerError
+from serve.core.errors import INTERNAL_DETAIL, InvalidRequestError, ServerError
 
 EMBEDDINGS = "/embeddings"  # the route for clients of OpenAI's API
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests with status 409
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
-INTERNAL_DETAIL = "internal error: the server's log has the details"
 _PAGE_PATHS = ("/gradio_api/", "/assets/", "/static/", "/config", "/theme.css", "/favicon.ico")
 
 

@@ -11,9 +11,10 @@ from markupsafe import Markup
 
 from retrieval.searchable import Item, SearchableGallery
 from retrieval.text import pluralize
+from serve.core.analyses import hide_paths
 from serve.core.service import GallerySummary, SearchService, check_condition
 from serve.page.assets import render, template_filter
-from serve.page.messages import hide_paths, html_or_error
+from serve.page.messages import html_or_error
 from serve.page.tab import fresh
 from serve.page.visit import filter_example
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from markupsafe import Markup
@@ -12,27 +12,15 @@ from retrieval.errors import InputError
 from retrieval.lru_cache import LRUCache
 from retrieval.searchable import Item, SearchableGallery
 from retrieval.upkeep.duplicate_groups import Group
-from retrieval.upkeep.duplicates import find_duplicates
+from serve.core.analyses import FoundGroups, check_comparable, near_duplicates
+from serve.core.background import Background, Status
 from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render
-from serve.page.background import Background, Status, fixed_gallery
-from serve.page.messages import hide_paths
 
-LOWEST = 0.8  # below it, groups are large and mean little
-MAX_IMAGES = 1_000_000  # keep one core busy for about a minute
 PAGE_SIZE = 20  # groups
 _MEMBERS = 24  # of a group that are shown
 _LABELS = 5  # of a group that are listed
 _CACHED = 4  # thresholds: several visitors may look at once
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The groups of a gallery in one state."""
-
-    groups: list[Group]
-    uuid: str
-    state: str
 
 
 class Duplicates:
@@ -41,22 +29,18 @@ class Duplicates:
     def __init__(self, service: SearchService) -> None:
         self._service = service
         self._work: Background[None] = Background()
-        self._found: LRUCache[str, _Found] = LRUCache(_CACHED)  # by threshold
+        self._found: LRUCache[str, FoundGroups] = LRUCache(_CACHED)  # by threshold
 
     def start(self, min_score: float) -> None:
         """Search for them, unless that is running or the result for the current state is cached.
 
         Raises:
-            InputError: The threshold is below `LOWEST` or above 1, or the gallery is too large.
+            InputError: As for `check_comparable`.
             BusyError: Other long work is running.
             UnavailableError: The gallery cannot be read.
         """
-        if not LOWEST <= min_score <= 1:
-            raise InputError(f"the minimum similarity has to be from {LOWEST:g} to 1")
         gallery, known = self._service.gallery, self._found.get(str(min_score))
-        if len(gallery) > MAX_IMAGES:
-            what = f"more than {MAX_IMAGES:,} images are not compared here"
-            raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
+        check_comparable(gallery, min_score)
         if known is None or known.state != gallery.state_digest():
             self._work.start(str(min_score), lambda: self._find(min_score))
 
@@ -77,11 +61,7 @@ class Duplicates:
         return Status(key, result=[group for group in left if len(group.members) > 1])
 
     def _find(self, min_score: float) -> None:
-        with hide_paths(self._service):
-            gallery = fixed_gallery(self._service)
-            uuid = gallery.manifest.uuid
-            found = _Found(find_duplicates(gallery, min_score).groups, uuid, gallery.state_digest())
-        self._found.put(str(min_score), found)
+        self._found.put(str(min_score), near_duplicates(self._service, min_score))
 
 
 def _without_removed(groups: Sequence[Group], gallery: SearchableGallery) -> list[Group]:

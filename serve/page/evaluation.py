@@ -10,18 +10,16 @@ from markupsafe import Markup
 
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels
-from retrieval.reports.folder import evaluate_and_keep
+from retrieval.evaluation.report import Report
+from serve.core.analyses import evaluate, hide_paths
+from serve.core.background import Background
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
 from serve.page.assets import render, script
-from serve.page.background import Background, fixed_gallery, progress
 from serve.page.figures import Figures
-from serve.page.messages import error_message, hide_paths, html_or_error, note
+from serve.page.messages import error_message, html_or_error, note, progress
 from serve.page.reports import ReportChoice, Reports
 from serve.page.tab import Shared, Tab, events
-
-# What a visitor can start is bounded: queries x images, but enough queries for a meaningful result.
-_MAX_COMPARISONS, _MIN_QUERIES = 400_000_000, 1000
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class EvaluationTab(Tab):
 
     def __init__(self, service: SearchService) -> None:
         super().__init__(service)
-        self._work: Background[None] = Background()
+        self._work: Background[Report] = Background()
         self._reports = Reports(service)
         self._figures = Figures(service)
 
@@ -110,15 +108,10 @@ class EvaluationTab(Tab):
         state = self._service.gallery.state_digest()
         if not self._work.status().running and not self._is_evaluated(state):
             try:
-                self._work.start(state, self._evaluate)
+                self._work.start(state, lambda: evaluate(self._service))
             except BusyError as error:
                 return render("measure", done=False, failure=error_message(error))
         return self._measure()
-
-    def _evaluate(self) -> None:
-        with hide_paths(self._service):
-            gallery = fixed_gallery(self._service)
-            evaluate_and_keep(gallery, limit=max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery))))
 
     def _measure(self) -> Markup:
         """Return the progress of the evaluation, or the button that starts one."""
@@ -126,6 +119,7 @@ class EvaluationTab(Tab):
 
     def _measure_or_raise(self) -> Markup:
         status, gallery = self._work.status(), self._service.gallery
+        failure = error_message(status.failure) if status.failure else None
         if status.running:
             return progress("evaluation", status.stage, "Evaluating")
         try:
@@ -133,7 +127,7 @@ class EvaluationTab(Tab):
                 check_labels(gallery)
         except InputError as error:
             return note(f"{error}.")
-        return render("measure", done=self._is_evaluated(gallery.state_digest()), failure=status.failure)
+        return render("measure", done=self._is_evaluated(gallery.state_digest()), failure=failure)
 
     def _is_evaluated(self, state: str) -> bool:
         return any(report.state == state for report in self._reports.summaries())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,21 +13,19 @@ from markupsafe import Markup
 from retrieval.analysis import triplets, tsne
 from retrieval.analysis.embeddings import embeddings_of
 from retrieval.analysis.map_page import NAVIGATION_SCRIPT, map_marks
-from retrieval.errors import InputError
 from retrieval.evaluation.gallery import check_labels
 from retrieval.reports.figures import render_figure
 from retrieval.reports.pages import figure_fragment
+from serve.core.analyses import embedding_map, fixed_gallery, hide_paths
+from serve.core.background import Background
 from serve.core.errors import BusyError
 from serve.core.service import GallerySummary, SearchService
 from serve.page.assets import render, script
-from serve.page.background import Background, fixed_gallery, progress
-from serve.page.messages import hide_paths, html_or_error, note
+from serve.page.messages import error_message, html_or_error, note, progress
 from serve.page.tab import events
 
 _TITLES = {"triplets": "Triplet diagram", "map": "Map (t-SNE)"}
-_MAPPED = 2000  # images: t-SNE of more takes minutes
 _COMPARED = 10_000  # images
-_UNLABELLED = "no label"
 
 
 class Figures:
@@ -74,7 +71,9 @@ class Figures:
             return progress(name, status.stage, "Computing")
         if status.key != state:
             return progress(name, None, "Waiting for other work to finish")
-        return status.failure or status.result or Markup()
+        if status.failure:
+            return error_message(status.failure)
+        return status.result or Markup()
 
     def _triplets(self) -> Markup:
         with hide_paths(self._service):
@@ -85,15 +84,8 @@ class Figures:
             return triplet_diagram(triplets.triplets(embeddings), found.total)
 
     def _map(self) -> Markup:
-        with hide_paths(self._service):
-            gallery = fixed_gallery(self._service)
-            found = gallery.embeddings(limit=_MAPPED)
-            if not found.total:
-                raise InputError("there are no images yet")
-            largest = Counter(label for label in found.labels if label).most_common(tsne.SHOWN)
-            embeddings = embeddings_of(gallery, found, self._service.name, _UNLABELLED)
-            placed = tsne.tsne_map(embeddings, shown=sorted(label for label, _ in largest))
-            return map_view(placed, found.ids.tolist(), found.total, self._service.summary())
+        placed = embedding_map(self._service)
+        return map_view(placed.found, placed.ids.tolist(), placed.total, self._service.summary())
 
 
 def panel(chosen: str, content: Markup) -> Markup:

@@ -9,14 +9,14 @@ from typing import Any
 import gradio as gr
 from markupsafe import Markup
 
+from serve.core.analyses import LOWEST
 from serve.core.service import SearchService
 from serve.page.assets import render, script
-from serve.page.background import progress
 from serve.page.changes import AddForm, Changes, add_form
 from serve.page.contents import images_or_error, summary
 from serve.page.detail import message_view
-from serve.page.duplicates import LOWEST, Duplicates, groups_view
-from serve.page.messages import error_message, html_or_error
+from serve.page.duplicates import Duplicates, groups_view
+from serve.page.messages import error_message, html_or_error, progress
 from serve.page.tab import Shared, Tab, events
 
 
@@ -151,6 +151,6 @@ class GalleryTab(Tab):
         if status.running:
             return progress(status.key, status.stage, "Comparing all images with each other")
         if status.failure:
-            return status.failure
+            return error_message(status.failure)
         removes = self._service.permissions.changes
         return groups_view(status.result or [], status.key, page, shown, removes=removes)

@@ -1,16 +1,15 @@
-"""Status messages: notes, problems, and error messages without paths of the server."""
+"""Status messages: notes, problems, progress, and error messages without paths of the server."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from markupsafe import Markup
 
 from retrieval.errors import ImageError, InputError, StoreError
+from retrieval.progress import Stage
 from serve.core.errors import UNREACHABLE, ServerError
-from serve.core.service import SearchService
 from serve.page.assets import render
 
 _UNEXPECTED = "Internal error: the server's log has the details."
@@ -25,6 +24,17 @@ def note(text: str) -> Markup:
 def problem(text: str) -> Markup:
     """Return a status line about a problem, with its solution."""
     return render("message", text=text, problem=True)
+
+
+def progress(key: str, stage: Stage | None, title: str) -> Markup:
+    """Return a progress bar.
+
+    Args:
+        key: The work that the component asks about again, see `poll.js`.
+        stage: How far the work is; None if it has not started or reports nothing.
+        title: What is being done: "Evaluating".
+    """
+    return render("progress", key=key, stage=stage, title=title)
 
 
 def error_message(error: Exception) -> Markup:
@@ -47,13 +57,3 @@ def html_or_error(build: Callable[[], Markup]) -> Markup:
         return build()
     except Exception as error:
         return error_message(error)
-
-
-@contextmanager
-def hide_paths(service: SearchService) -> Iterator[None]:
-    """Hide folder and database of the gallery in the errors raised inside."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error).replace(str(service.folder), service.name)
-        raise InputError(service.gallery.public(message)) from error

@@ -23,9 +23,9 @@ from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.folder import evaluate_and_keep, save_report
+from serve.core import analyses
+from serve.core.background import Background
 from serve.core.service import SearchService
-from serve.page import figures as figures_tab
-from serve.page.background import Background
 from serve.page.evaluation import EvaluationTab
 from serve.page.figures import Figures
 from serve.page.reports import ReportChoice, Reports
@@ -304,7 +304,7 @@ def test_map_shows_every_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.fullmatch(r"/v1/galleries/g/images/\d+/thumbnail\?v=.{8}", str(image["src"]))
     assert "data:" not in shown
     assert "onerror" not in {name for _, attributes in Page(shown).tags for name in attributes}
-    monkeypatch.setattr(figures_tab, "_MAPPED", 20)
+    monkeypatch.setattr(analyses, "MAPPED", 20)
     assert "20 images of 34, a random sample" in figure(Figures(service), "map")
 
 

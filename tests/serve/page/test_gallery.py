@@ -19,11 +19,10 @@ from retrieval.search.where import parse_condition
 from retrieval.storage.records import FileStamp, NewItem
 from retrieval.upkeep.duplicate_groups import Group
 from retrieval.upkeep.duplicates import find_duplicates
-from serve.core import changes
+from serve.core import analyses, changes
 from serve.core.errors import BusyError, UnavailableError
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
-from serve.page import duplicates
 from serve.page.contents import image_page
 from serve.page.duplicates import Duplicates
 from serve.page.statistics import (
@@ -148,7 +147,7 @@ def test_duplicates_are_searched_once_for_each_state(
         calls.append(args)
         return find_duplicates(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(duplicates, "find_duplicates", counted)
+    monkeypatch.setattr(analyses, "find_duplicates", counted)
     looked = Duplicates(service)
     groups = found(looked, 0.999)
     assert groups == find_duplicates(service.gallery, 0.999).groups
@@ -181,7 +180,7 @@ def test_only_one_duplicate_search_runs_at_a_time(
         go.wait(30)
         return find_duplicates(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(duplicates, "find_duplicates", slow)
+    monkeypatch.setattr(analyses, "find_duplicates", slow)
     looked, other = Duplicates(service), Duplicates(service)
     looked.start(0.95)
     try:
@@ -207,10 +206,10 @@ def test_failed_duplicate_search_can_be_retried(
 
     looked = Duplicates(service)
     with monkeypatch.context() as patch:
-        patch.setattr(duplicates, "find_duplicates", broken)
+        patch.setattr(analyses, "find_duplicates", broken)
         looked.start(0.95)
         wait_until(lambda: not looked.status(0.95).running)
-        assert "it is gone" in looked.status(0.95).failure
+        assert "it is gone" in str(looked.status(0.95).failure)
     assert found(looked, 0.95)
 
 
@@ -233,7 +232,7 @@ def test_thresholds_out_of_range_are_refused(service: SearchService, score: floa
 def test_duplicate_search_in_a_large_gallery_is_refused(
     service: SearchService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "MAX_IMAGES", 10)
+    monkeypatch.setattr(analyses, "MAX_COMPARED", 10)
     with pytest.raises(InputError, match="more than 10 images"):
         Duplicates(service).start(0.95)
 

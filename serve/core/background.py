@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from markupsafe import Markup
-
+from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.progress import Stage, progress_listener
-from retrieval.searchable import SearchableGallery
-from retrieval.stores.gallery import StoreGallery, open_gallery
-from serve.core.errors import BusyError
-from serve.core.service import SearchService
-from serve.page.assets import render
-from serve.page.messages import error_message
+from serve.core.errors import (
+    INTERNAL_DETAIL,
+    UNREACHABLE,
+    AbandonedError,
+    BusyError,
+    InternalError,
+    ServerError,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 
 # A process does one work at a time, whatever its kind and gallery: searches need the cores, too.
 _slot = threading.Lock()
+_log = logging.getLogger("lookalike.serve")
 
 
 @dataclass(frozen=True)
@@ -32,23 +36,27 @@ class Status(Generic[T]):
         running: Whether it is still running.
         stage: Its progress, if it reports any.
         result: Its result, once it is done.
-        failure: The error message as HTML; None unless it failed.
+        failure: The error that ended it, whose message is written for visitors; None unless it failed.
     """
 
     key: str = ""
     running: bool = False
     stage: Stage | None = None
     result: T | None = None
-    failure: Markup | None = None
+    failure: LookalikeError | None = None
 
 
 class Background(Generic[T]):
     """One kind of work on one gallery; the last result is kept.
 
     The thread is a daemon: a server that is stopped does not wait for it.
+
+    Args:
+        observe: Called with every new state, in the thread; an error that it raises ends the work.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[Status[T]], None] = lambda _: None) -> None:
+        self._observe = observe
         self._status: Status[T] = Status()
         self._lock = threading.Lock()  # the slot is free as soon as the status says so
 
@@ -76,35 +84,26 @@ class Background(Generic[T]):
             with progress_listener(lambda stage: self._report(key, stage)):
                 ended = Status(key, result=work())
         except Exception as error:
-            ended = Status(key, failure=error_message(error))
+            ended = Status(key, failure=_public_error(error))
         finally:
-            with self._lock:
-                _slot.release()
-                self._status = ended
+            try:
+                self._observe(ended)
+            finally:
+                with self._lock:
+                    _slot.release()
+                    self._status = ended
 
     def _report(self, key: str, stage: Stage) -> None:
         self._status = Status(key, running=True, stage=stage)
+        self._observe(self._status)
 
 
-def fixed_gallery(service: SearchService) -> SearchableGallery:
-    """Open the gallery for background work: its state does not change, and it uses one core.
-
-    One in a database has no states, and an embedded database cannot be opened twice.
-    """
-    gallery = service.gallery
-    return (
-        gallery
-        if isinstance(gallery, StoreGallery)
-        else open_gallery(service.folder, runtime=service.runtime)
-    )
-
-
-def progress(key: str, stage: Stage | None, title: str) -> Markup:
-    """Return a progress bar.
-
-    Args:
-        key: The work that the component asks about again, see `poll.js`.
-        stage: How far the work is; None if it has not started or reports nothing.
-        title: What is being done: "Evaluating".
-    """
-    return render("progress", key=key, stage=stage, title=title)
+def _public_error(error: Exception) -> LookalikeError:
+    """Return an error whose message is for visitors; other ones, which may name paths, are logged."""
+    if isinstance(error, InputError | ServerError | AbandonedError):
+        return error
+    if isinstance(error, StoreError):
+        _log.error("%s", error)
+        return UnavailableError(UNREACHABLE)
+    _log.error("long work failed", exc_info=error)
+    return InternalError(INTERNAL_DETAIL)

@@ -1,0 +1,178 @@
+"""API routes of jobs: work on a whole gallery that takes longer than a request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from retrieval.errors import InputError, did_you_mean
+from serve.api.bodies import JSON, read_body
+from serve.api.context import GalleryJobs, Service
+from serve.api.errors import BODY, COMMON, documented, validate
+from serve.api.evaluation import EvaluationAnswer, answer_of
+from serve.api.job_schemas import (
+    DuplicateGroup,
+    DuplicatesAnswer,
+    DuplicatesRequest,
+    EvaluationRequest,
+    JobAnswer,
+    JobProgress,
+    JobRequest,
+    JobsAnswer,
+    MapAnswer,
+    MapPoint,
+    MapRequest,
+)
+from serve.api.openapi import accepts
+from serve.api.routes import image_fields
+from serve.api.schemas import Image, ProblemDetails
+from serve.core import analyses
+from serve.core.errors import BusyError, InvalidRequestError, UnknownJobError
+from serve.core.jobs import Job, Jobs
+from serve.core.service import SearchService
+
+JobId = Annotated[str, Path(description="The id of a job.", max_length=100)]
+router = APIRouter()
+
+
+class Kind(NamedTuple):
+    """A kind of jobs.
+
+    Attributes:
+        request: Model of the request.
+        run: Does the work; returns the result.
+    """
+
+    request: type[BaseModel]
+    run: Callable[[SearchService, Any], BaseModel]
+
+
+def _evaluate(service: SearchService, _: EvaluationRequest) -> EvaluationAnswer:
+    return answer_of(analyses.evaluate(service))
+
+
+def _find_duplicates(service: SearchService, query: DuplicatesRequest) -> DuplicatesAnswer:
+    groups = analyses.near_duplicates(service, query.min_score).groups
+    summary = service.summary()
+    return DuplicatesAnswer(
+        total=len(groups),
+        groups=[
+            DuplicateGroup(
+                images=[Image(**image_fields(item, summary)) for item in group.members],
+                lowest=group.lowest,
+                identical=group.identical,
+            )
+            for group in groups[: query.limit]
+        ],
+    )
+
+
+def _place(service: SearchService, query: MapRequest) -> MapAnswer:
+    placed = analyses.embedding_map(service, query.limit)
+    places = zip(placed.ids.tolist(), placed.labels, placed.found.points.tolist(), strict=True)
+    points = [MapPoint(id=number, label=label, x=x, y=y) for number, label, (x, y) in places]
+    return MapAnswer(total=placed.total, points=points)
+
+
+KINDS = {
+    "evaluation": Kind(EvaluationRequest, _evaluate),
+    "duplicates": Kind(DuplicatesRequest, _find_duplicates),
+    "map": Kind(MapRequest, _place),
+}
+
+
+@router.post(
+    "/jobs",
+    summary="Start a job.",
+    status_code=202,
+    response_model=JobAnswer,
+    responses=documented(*BODY, BusyError, *COMMON),
+    response_description="The job, whose address is in the header `Location`.",
+    openapi_extra=accepts(JobRequest),
+)
+async def start_job(request: Request, service: Service, jobs: GalleryJobs) -> Response:
+    """The server does one long work at a time in each of its processes, of this API or of the page;
+    otherwise it answers 503, `busy`. An evaluation is kept in the gallery as a report."""
+    body = await read_body(request, JSON)
+
+    def start() -> Job:
+        values = body.values()
+        name = validate(JobRequest, values).kind
+        if name not in KINDS:
+            detail = f"unknown kind {name[:50]!r}; {did_you_mean(name[:50], KINDS, ', '.join(KINDS))}"
+            raise InvalidRequestError(f"kind: {detail}", [{"pointer": "#/kind", "detail": detail}])
+        kind = KINDS[name]
+        query = validate(kind.request, values)
+        return jobs.start(name, lambda: kind.run(service, query).model_dump_json())
+
+    job = await asyncio.to_thread(start)
+    headers = {"Location": f"{service.address}/jobs/{job.id}"}
+    return Response(_answer(job).model_dump_json(), 202, headers, JSON)
+
+
+@router.get(
+    "/jobs", summary="The jobs of the gallery.", response_model=JobsAnswer, responses=documented(*COMMON)
+)
+async def list_jobs(jobs: GalleryJobs) -> JobsAnswer:
+    """The newest 16, without their results. They are forgotten when the server stops."""
+    return JobsAnswer(jobs=[_answer(job) for job in await asyncio.to_thread(jobs.all)])
+
+
+@router.get(
+    "/jobs/{id}",
+    summary="A job: its state, progress and result.",
+    response_model=JobAnswer,
+    responses=documented(UnknownJobError, InputError, *COMMON),
+)
+async def job(id: JobId, jobs: GalleryJobs) -> Response:
+    """Ask again until `state` is `done` or `failed`, for example once a second."""
+    found = await asyncio.to_thread(_with_result, jobs, id)
+    return Response(found.model_dump_json(), media_type=JSON, headers={"Cache-Control": "no-store"})
+
+
+@router.delete(
+    "/jobs/{id}",
+    summary="Cancel and forget a job.",
+    status_code=204,
+    responses=documented(UnknownJobError, InputError, *COMMON),
+)
+async def remove_job(id: JobId, jobs: GalleryJobs) -> Response:
+    """Running work stops when it next reports its progress. A map reports none and runs to its end."""
+    await asyncio.to_thread(partial(jobs.remove, id))
+    return Response(status_code=204)
+
+
+def _with_result(jobs: Jobs, id: str) -> JobAnswer:
+    found = _answer(jobs.get(id))
+    if found.state == "done":
+        found.result = json.loads(jobs.result(id))
+    return found
+
+
+def _answer(job: Job) -> JobAnswer:
+    problem = None
+    if job.failure:
+        problem = ProblemDetails(
+            type=f"urn:lookalike:problem:{job.failure.code}",
+            instance=f"urn:lookalike:job:{job.id}",
+            **asdict(job.failure),
+        )
+    return JobAnswer(
+        id=job.id,
+        kind=job.kind,
+        state=job.state,
+        created=job.created,
+        ended=job.ended,
+        result=None,
+        progress=JobProgress(**asdict(job.progress)) if job.progress else None,
+        problem=problem,
+    )

@@ -1,0 +1,133 @@
+"""Analyses of a whole gallery that visitors may start, with bounds: evaluation, near-duplicates, map.
+
+Each takes one core for up to a minute or two, so they are background work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.analysis import tsne
+from retrieval.analysis.embeddings import embeddings_of
+from retrieval.errors import InputError
+from retrieval.evaluation.report import Report
+from retrieval.reports.folder import evaluate_and_keep
+from retrieval.searchable import SearchableGallery
+from retrieval.stores.gallery import StoreGallery, open_gallery
+from retrieval.upkeep.duplicate_groups import Group
+from retrieval.upkeep.duplicates import find_duplicates
+from serve.core.service import SearchService
+
+LOWEST = 0.8  # similarity of near-duplicates; below it, groups are large and mean little
+MAPPED = 2000  # images: t-SNE of more takes minutes
+MAX_COMPARED = 1_000_000  # images: keep one core busy for about a minute
+# What a visitor can start is bounded: queries x images, but enough queries for a meaningful result.
+_MAX_COMPARISONS, _MIN_QUERIES = 400_000_000, 1000
+_UNLABELLED = "no label"
+
+
+@dataclass(frozen=True)
+class FoundGroups:
+    """The near-duplicates of a gallery in one state.
+
+    Attributes:
+        groups: Their groups.
+        uuid: UUID of the gallery.
+        state: Digest of its state.
+    """
+
+    groups: list[Group]
+    uuid: str
+    state: str
+
+
+@dataclass(frozen=True, eq=False)
+class GalleryMap:
+    """A map of the gallery.
+
+    Attributes:
+        found: The map; its points are in the order of `ids`.
+        ids: Ids of the mapped items, int64 [n].
+        labels: Their labels.
+        total: Number of items that they are a sample of.
+    """
+
+    found: tsne.TsneMap
+    ids: np.ndarray
+    labels: list[str | None]
+    total: int
+
+
+def fixed_gallery(service: SearchService) -> SearchableGallery:
+    """Open the gallery for background work: its state does not change, and it uses one core.
+
+    One in a database has no states, and an embedded database cannot be opened twice.
+    """
+    gallery = service.gallery
+    return (
+        gallery
+        if isinstance(gallery, StoreGallery)
+        else open_gallery(service.folder, runtime=service.runtime)
+    )
+
+
+@contextmanager
+def hide_paths(service: SearchService) -> Iterator[None]:
+    """Hide folder and database of the gallery in the errors raised inside."""
+    try:
+        yield
+    except InputError as error:
+        message = str(error).replace(str(service.folder), service.name)
+        raise InputError(service.gallery.public(message)) from error
+
+
+def evaluate(service: SearchService) -> Report:
+    """Evaluate the gallery on a bounded number of its images, and keep the report in it.
+
+    Raises:
+        InputError: No image has a label, or the gallery is not writable.
+    """
+    with hide_paths(service):
+        gallery = fixed_gallery(service)
+        limit = max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery)))
+        return evaluate_and_keep(gallery, limit=limit)
+
+
+def check_comparable(gallery: SearchableGallery, min_score: float) -> None:
+    """Raise an `InputError` if the threshold is below `LOWEST` or above 1, or the gallery is too large."""
+    if not LOWEST <= min_score <= 1:
+        raise InputError(f"the minimum similarity has to be from {LOWEST:g} to 1")
+    if len(gallery) > MAX_COMPARED:
+        what = f"more than {MAX_COMPARED:,} images are not compared here"
+        raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
+
+
+def near_duplicates(service: SearchService, min_score: float) -> FoundGroups:
+    """Find the groups of near-duplicates; errors as for `check_comparable`."""
+    with hide_paths(service):
+        gallery = fixed_gallery(service)
+        check_comparable(gallery, min_score)
+        groups = find_duplicates(gallery, min_score).groups
+        return FoundGroups(groups, gallery.manifest.uuid, gallery.state_digest())
+
+
+def embedding_map(service: SearchService, limit: int | None = None) -> GalleryMap:
+    """Compute a t-SNE map of the gallery, of a random sample of at most `limit` images, or `MAPPED`.
+
+    Raises:
+        InputError: There are no images, or too few for a map.
+    """
+    with hide_paths(service):
+        gallery = fixed_gallery(service)
+        found = gallery.embeddings(limit=limit or MAPPED)
+        if not found.total:
+            raise InputError("there are no images yet")
+        largest = Counter(label for label in found.labels if label).most_common(tsne.SHOWN)
+        embeddings = embeddings_of(gallery, found, service.name, _UNLABELLED)
+        placed = tsne.tsne_map(embeddings, shown=sorted(label for label, _ in largest))
+        return GalleryMap(placed, found.ids, list(found.labels), found.total)

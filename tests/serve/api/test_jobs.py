@@ -1,0 +1,137 @@
+"""Jobs by HTTP and by the client, compared with the same work done directly."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from retrieval import Gallery
+from retrieval.evaluation.report import Report, kept_reports
+from retrieval.upkeep.duplicates import find_duplicates
+from serve.app import create_app
+from serve.client import ApiError, Client
+from serve.core.background import Background
+from serve.core.errors import BusyError
+from serve.core.service import SearchService
+from tests.conftest import wait_until
+from tests.serve.asgi_server import answering
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, shop_gallery: Path) -> Path:
+    return shutil.copytree(shop_gallery, tmp_path_factory.mktemp("jobs") / "shop.gallery")
+
+
+def done(client: Client, kind: str, **options: object) -> Any:
+    """Return the result of a job; the slot is free a moment after the job before has ended."""
+    started: list[str] = []
+
+    def is_started() -> bool:
+        with suppress(ApiError):
+            started.append(client.start_job(kind, **options).id)
+        return bool(started)
+
+    wait_until(is_started)
+    return client.wait(started[0], every=0.02)
+
+
+def test_evaluation_is_returned_and_kept(client: Client, folder: Path) -> None:
+    found = done(client, "evaluation")
+    (kept,) = kept_reports(folder)
+    report = Report.load(kept)
+    assert found["results"][-1]["values"] == report.results[-1].values
+    assert client.evaluation().created == found["created"] == report.created
+
+
+def test_duplicates_are_those_of_the_gallery(client: Client, folder: Path) -> None:
+    expected = find_duplicates(Gallery(folder), 0.9).groups
+    assert len(expected) > 1
+    found = done(client, "duplicates", min_score=0.9)
+    groups = [([one["id"] for one in group["images"]], group["identical"]) for group in found["groups"]]
+    assert groups == [([item.id for item in group.members], group.identical) for group in expected]
+    assert found["total"] == len(expected)
+    first = done(client, "duplicates", min_score=0.9, limit=1)
+    assert (first["total"], first["groups"]) == (len(expected), found["groups"][:1])
+
+
+def test_map_places_every_image_near_its_class(client: Client, folder: Path) -> None:
+    found = done(client, "map")
+    points = {one["id"]: (one["x"], one["y"]) for one in found["points"]}
+    items = Gallery(folder).items(list(points))
+    assert len(points) == found["total"] == 24
+    assert {one["id"]: one["label"] for one in found["points"]} == {
+        number: item.label for number, item in items.items()
+    }
+    places = np.array([*points.values()])
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2) + 1e9 * np.eye(len(places))
+    labels = np.array([items[number].label for number in points])
+    assert (labels[distances.argmin(1)] == labels).mean() > 0.6  # a third by chance
+    assert len(done(client, "map", limit=10)["points"]) == 10
+
+
+def test_jobs_are_listed_and_removed(client: Client) -> None:
+    done(client, "duplicates")
+    newest = client.jobs()[0]
+    assert (newest.kind, newest.state, newest.result) == ("duplicates", "done", None)
+    client.remove_job(newest.id)
+    assert newest.id not in [job.id for job in client.jobs()]
+    for call in (client.job, client.remove_job):
+        with pytest.raises(ApiError) as error:
+            call(newest.id)
+        assert (error.value.status, error.value.code) == (404, "no-such-job")
+
+
+def test_failed_job_has_a_problem_without_paths(tmp_path: Path, model_file: Path, shop: Path) -> None:
+    (tmp_path / "images").mkdir()
+    shutil.copy(shop / "red" / "1.png", tmp_path / "images")
+    Gallery.create(tmp_path / "g", model_file).add([tmp_path / "images"])
+    app = create_app(SearchService(tmp_path / "g", name="flat"), page=False)
+    with answering(app) as url, Client(url) as client:
+        with pytest.raises(ApiError) as error:
+            done(client, "evaluation")
+        (job,) = client.jobs()
+    assert (error.value.status, error.value.code, job.state) == (422, "invalid-request", "failed")
+    assert error.value.detail.startswith("flat: none of its images has a label")
+    assert str(tmp_path) not in error.value.detail
+
+
+def test_requests_are_checked_at_once(http: httpx.Client) -> None:
+    cases = (
+        ({}, "#/kind"),
+        ({"kind": "duplicate"}, "#/kind"),
+        ({"kind": "duplicates", "min_score": 0.5}, "#/min_score"),
+        ({"kind": "evaluation", "min_score": 0.9}, "#/min_score"),
+        ({"kind": "map", "limit": 1e9}, "#/limit"),
+    )
+    for body, pointer in cases:
+        answer = http.post("/v1/jobs", json=body)
+        assert answer.status_code == 422
+        assert [fault["pointer"] for fault in answer.json()["errors"]] == [pointer]
+    assert "did you mean" in http.post("/v1/jobs", json={"kind": "duplicate"}).json()["detail"]
+
+
+def test_second_job_is_refused_while_other_work_is_running(http: httpx.Client) -> None:
+    blocking, go = Background[bool](), threading.Event()
+
+    def is_started() -> bool:
+        with suppress(BusyError):
+            blocking.start("long", lambda: go.wait(30))
+        return blocking.status().running
+
+    wait_until(is_started)
+    answer = http.post("/v1/jobs", json={"kind": "map"})
+    go.set()
+    assert (answer.status_code, answer.json()["code"]) == (503, "busy")
+    assert answer.headers["retry-after"]
+    wait_until(lambda: not blocking.status().running)
+    started = http.post("/v1/jobs", json={"kind": "map"})
+    assert started.status_code == 202
+    assert http.get(started.headers["location"]).json()["id"] == started.json()["id"]
+    wait_until(lambda: http.get(started.headers["location"]).json()["state"] == "done")
