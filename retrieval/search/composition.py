@@ -6,11 +6,14 @@ import numpy as np
 
 from retrieval.errors import InputError
 
+NEGATIVE_WEIGHT = 0.5  # `benchmarks.feedback` measures others
 _MIN_NORM = 1e-3  # a shorter sum of unit vectors has no meaningful direction
 
 
-def compose(positive: np.ndarray, negative: np.ndarray | None = None) -> np.ndarray:
-    """Return the query of several unit vectors, float32 [D], unit length: 2 mean(positive) - mean(negative).
+def compose(
+    positive: np.ndarray, negative: np.ndarray | None = None, weight: float = NEGATIVE_WEIGHT
+) -> np.ndarray:
+    """Return the query of several unit vectors, float32 [D], unit length: mean(positive) - w mean(negative).
 
     Without negatives it is the mean. Each side is a mean, so that three words to avoid do not outweigh one
     image; negatives count half, since what is to be avoided shares most of its vector with what is wanted.
@@ -21,13 +24,14 @@ def compose(positive: np.ndarray, negative: np.ndarray | None = None) -> np.ndar
     Args:
         positive: Vectors that hits should be close to, float32 [N, D].
         negative: Vectors that hits should be far from, float32 [M, D]; `None` or empty for none.
+        weight: Weight w of the negatives.
 
     Raises:
         InputError: The vectors cancel out.
     """
     query = positive.mean(0)
     if negative is not None and len(negative):
-        query = 2 * query - negative.mean(0)
+        query = query - weight * negative.mean(0)
     norm = np.linalg.norm(query)
     if norm < _MIN_NORM:
         raise InputError("query: the vectors cancel out, so their sum has no direction; leave one part out")

@@ -35,6 +35,11 @@ def test_formula(seed: int, wanted: int, unwanted: int, dim: int) -> None:
         assert found.dtype == np.float32
 
 
+def test_weight_of_negatives() -> None:
+    first, second = np.eye(2, dtype=np.float32)
+    np.testing.assert_allclose(compose(first[None], second[None], 0.75), [0.8, -0.6], rtol=1e-6)
+
+
 def test_one_vector_is_itself_and_several_are_their_mean() -> None:
     corners = np.eye(3, dtype=np.float32)
     np.testing.assert_array_equal(compose(corners[:1]), corners[0])
