@@ -149,6 +149,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
 
     from serve import page
     from serve.page.assets import stylesheet
+    from serve.page.event_log import log_event_errors
 
     blocks = page.build_page(service, names)
     gr.mount_gradio_app(
@@ -169,4 +170,6 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     )
     # Gradio checks that a file was uploaded by its user only in apps that it launched itself.
     blocks.has_launched = True
-    return app.routes[-1].app  # type: ignore[attr-defined]
+    gradio_app = app.routes[-1].app  # type: ignore[attr-defined]
+    log_event_errors(gradio_app)
+    return gradio_app
