@@ -89,7 +89,8 @@ def duplicates(
     --keep chooses one image of each group. The others are listed with --list and removed with --remove. An
     image is left out only if its similarity to a kept image is S or more, so that several images of a chain
     are kept. Groups with different labels are left alone. Image files are not deleted, except those that were
-    uploaded to a server: delete the files in the list yourself, or the next `index sync` adds them again.
+    uploaded to a server. The decision is logged, so that later runs leave the files of removed images out;
+    see `lookalike index decisions`.
 
     \b
       lookalike duplicates shop.gallery --keep largest --list others.csv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from retrieval.commands import ingest, optimize, stores, transfer, upkeep
+from retrieval.commands import decisions, ingest, optimize, stores, transfer, upkeep
 
 
 @click.group()
@@ -29,6 +29,7 @@ for command in (
     ingest.watch,
     ingest.rebuild,
     upkeep.remove,
+    decisions.decisions,
     upkeep.info,
     upkeep.verify,
     upkeep.compact,

@@ -45,6 +45,12 @@ _ADD_AGAIN = (
     "`lookalike index add` embeds new and changed files, `lookalike index remove` removes those that are gone"
 )
 _BUILD_ANOTHER = "build another collection by `lookalike index build` with the new model"
+ignore_decisions_option = click.option(
+    "--ignore-decisions",
+    is_flag=True,
+    help="Add images that were removed by hand, and do not carry out other decisions; see `lookalike index "
+    "decisions`.",
+)
 _FILE = click.Path(path_type=Path)
 
 
@@ -80,6 +86,7 @@ _source_options = combine_options(
 @retry_option
 @max_bad_option
 @ray_options
+@ignore_decisions_option
 @runtime_options
 @json_option
 @click.pass_context
@@ -100,6 +107,7 @@ def build(
     retry: bool,
     max_bad: float,
     ray: RayOptions | None,
+    ignore_decisions: bool,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
@@ -151,6 +159,7 @@ def build(
             index=index,
             storage=storage,
             policy=policy,
+            ignore_decisions=ignore_decisions,
         )
         _report(ctx, in_store, result, as_json)
         return
@@ -171,6 +180,7 @@ def build(
             policy=BadFilePolicy(retry, max_bad),
             source=source,
             command="build",
+            ignore_decisions=ignore_decisions,
             show_progress=True,
         )
     except InputError:
@@ -187,6 +197,7 @@ def build(
 @retry_option
 @max_bad_option
 @ray_options
+@ignore_decisions_option
 @runtime_options
 @json_option
 @click.pass_context
@@ -201,6 +212,7 @@ def add(
     retry: bool,
     max_bad: float,
     ray: RayOptions | None,
+    ignore_decisions: bool,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
@@ -223,10 +235,19 @@ def add(
         target.use_model(Embedder.open(model, runtime))
     sources, policy = Sources(images, list_file, table, root), BadFilePolicy(retry, max_bad)
     if isinstance(target, StoreGallery):
-        result = add_to_store(target, sources, policy=policy, show_progress=True)
+        result = add_to_store(
+            target, sources, policy=policy, ignore_decisions=ignore_decisions, show_progress=True
+        )
     else:
         assert isinstance(target, Gallery)
-        result = add_images(target, sources, policy=policy, source=source, show_progress=True)
+        result = add_images(
+            target,
+            sources,
+            policy=policy,
+            source=source,
+            ignore_decisions=ignore_decisions,
+            show_progress=True,
+        )
     _report(ctx, target, result, as_json)
 
 
@@ -237,6 +258,7 @@ def add(
 @checksum_option
 @retry_option
 @max_bad_option
+@ignore_decisions_option
 @runtime_options
 @json_option
 @click.pass_context
@@ -248,6 +270,7 @@ def update(
     checksum: bool,
     retry: bool,
     max_bad: float,
+    ignore_decisions: bool,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
@@ -270,6 +293,7 @@ def update(
         limit=limit,
         checksum=checksum,
         policy=BadFilePolicy(retry, max_bad),
+        ignore_decisions=ignore_decisions,
         show_progress=True,
     )
     if done.gone:
@@ -286,6 +310,7 @@ def update(
 @checksum_option
 @retry_option
 @max_bad_option
+@ignore_decisions_option
 @runtime_options
 @json_option
 @click.pass_context
@@ -298,6 +323,7 @@ def sync(
     checksum: bool,
     retry: bool,
     max_bad: float,
+    ignore_decisions: bool,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
@@ -319,7 +345,12 @@ def sync(
     target = open_files(gallery, _ADD_AGAIN, runtime)
     if dry_run:
         found = syncing.folder_difference(
-            target, folder, limit=limit, checksum=checksum, show_progress=not as_json
+            target,
+            folder,
+            limit=limit,
+            checksum=checksum,
+            ignore_decisions=ignore_decisions,
+            show_progress=not as_json,
         )
         facts = {**vars(found), "removed_share": found.removed_share}
         print_result(facts, as_json, f"{gallery}: {_difference(found)}")
@@ -330,6 +361,7 @@ def sync(
         limit=limit,
         checksum=checksum,
         policy=BadFilePolicy(retry, max_bad),
+        ignore_decisions=ignore_decisions,
         show_progress=True,
     )
     _report(ctx, target, result, as_json)
@@ -495,6 +527,7 @@ def _summary(gallery: SearchableGallery, result: IngestResult) -> str:
             (result.replaced, "replaced"),
             (result.moved, "moved"),
             (result.described, "with new metadata"),
+            (result.relabelled, "with the label decided on by hand"),
             (result.removed, "removed"),
         )
         if count
@@ -506,6 +539,9 @@ def _summary(gallery: SearchableGallery, result: IngestResult) -> str:
         text += f" ({result.copied} not embedded, because their bytes were known)"
     if result.ignored:
         text += f" ({pluralize(result.ignored, 'file')} without an image suffix ignored)"
+    if result.withheld:
+        left_out = f"{pluralize(result.withheld, 'file')} left out, whose image was removed by hand"
+        text += f" ({left_out}: `lookalike index decisions`)"
     if result.unmatched:
         text += (
             f" ({pluralize(result.unmatched, 'row')} of the table for files that are not among the images)"

@@ -82,6 +82,7 @@ def build_in_store(
     index: IndexSpec,
     storage: str | None,
     policy: BadFilePolicy,
+    ignore_decisions: bool,
 ) -> tuple[StoreGallery, IngestResult]:
     """Create a gallery in a database, unless it is there, and index images; an interrupted build continues.
 
@@ -93,6 +94,7 @@ def build_in_store(
         index: Recall of the index.
         storage: Type of the stored numbers; `None` for any.
         policy: Treatment of unusable files.
+        ignore_decisions: Add images that were removed by hand.
 
     Raises:
         InputError: An option or source is invalid, or the folder is that of another gallery.
@@ -116,7 +118,12 @@ def build_in_store(
         explain_password(address)
     try:
         result = add_to_store(
-            target, sources, recall=RECALL if recall is None else recall, policy=policy, show_progress=True
+            target,
+            sources,
+            recall=RECALL if recall is None else recall,
+            policy=policy,
+            ignore_decisions=ignore_decisions,
+            show_progress=True,
         )
     except InputError:
         if new and not target.engine.count():  # unusable sources leave no empty gallery

@@ -90,6 +90,8 @@ def _summary(found: Suspects) -> str:
         text += f", the first {len(found.suspects)} are shown"
     if found.single:
         text += f"; labels of a single image, which nothing can confirm: {found.single}"
+    if found.confirmed:
+        text += f"; decided on by hand: {found.confirmed}"
     return text
 
 

@@ -15,6 +15,7 @@ from retrieval.commands.options import where_option
 from retrieval.commands.stores import open_files, refuse_store
 from retrieval.devices import Device
 from retrieval.inference.runtime import Runtime
+from retrieval.ingest.editor import open_editor
 from retrieval.searchable import Item
 from retrieval.stores.folder import is_store
 from retrieval.stores.gallery import StoreGallery, open_gallery
@@ -59,7 +60,8 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
 
     An ID is what `lookalike search` shows: the number of an image, or its key, which is the id in your
     metadata or else the path. CONDITION is written as for `lookalike search`. Searches no longer find the
-    images; `lookalike index compact` frees their space.
+    images; `lookalike index compact` frees their space. The decision is logged: later runs leave the files of
+    the images out, see `lookalike index decisions`.
 
     \b
       lookalike index remove shop.gallery red/7.jpg
@@ -84,7 +86,13 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
             ],
         )
         return
-    count = target.remove(items, where=where)
+    editor = open_editor(target)
+    with editor.writing():
+        target.refresh()
+        ids = target.select(items, where=where)
+        editor.remove(ids)
+    target.refresh()
+    count = len(ids)
     facts = {"gallery": str(gallery), "dry_run": False, "removed": count, "images": len(target)}
     print_result(
         facts, as_json, [f"{gallery}: {count} removed; {pluralize(len(target), 'image')} in the gallery"]

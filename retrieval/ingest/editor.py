@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +22,10 @@ from retrieval.ingest.uploads import (
 )
 from retrieval.search.where import parse_condition
 from retrieval.searchable import SearchableGallery
+from retrieval.storage.decisions import DecisionLog, decide
 from retrieval.storage.manifest import Manifest
-from retrieval.storage.queries import live_ids
-from retrieval.storage.records import UPLOADS, Change, FileStamp, StoredItem, Value
+from retrieval.storage.queries import ids_by_key, live_ids
+from retrieval.storage.records import UPLOADS, Change, StoredItem, Value
 from retrieval.storage.store import Store, hold_lock
 from retrieval.stores.engine import Amendment
 from retrieval.stores.gallery import StoreGallery
@@ -37,6 +39,9 @@ class Editor(ABC):
     """
 
     manifest: Manifest
+
+    def __init__(self, folder: Path) -> None:
+        self._log = DecisionLog(folder)
 
     @abstractmethod
     @contextmanager
@@ -59,13 +64,17 @@ class Editor(ABC):
             LookalikeError: Writing failed. Nothing is changed.
         """
 
-    @abstractmethod
     def remove(self, ids: Sequence[int]) -> None:
-        """Remove items, and their files if they were uploaded.
+        """Remove items, and their files if they were uploaded. The decision is logged.
 
         Raises:
             InputError: An unknown item; nothing is changed.
         """
+        with self._log.before(decide("remove", item) for item in self.stored_items(ids)):
+            self._remove(ids)
+
+    @abstractmethod
+    def _remove(self, ids: Sequence[int]) -> None: ...
 
     @abstractmethod
     def select(self, where: str) -> list[int]:
@@ -75,9 +84,12 @@ class Editor(ABC):
             InputError: The condition is invalid.
         """
 
-    @abstractmethod
+    def keep(self, item: StoredItem) -> None:
+        """Log the decision that an item is right as it is."""
+        self._log.append([decide("keep", item)])
+
     def amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
-        """Change the label and the metadata of an item.
+        """Change the label and the metadata of an item. The decision on another label is logged.
 
         Args:
             item: The item as it is now.
@@ -87,6 +99,35 @@ class Editor(ABC):
         Raises:
             InputError: The metadata does not fit the gallery's columns; nothing is changed.
         """
+        with self._log.before([decide("label", item, label)] if label != item.label else []):
+            self._amend(item, label, metadata)
+
+    @abstractmethod
+    def _amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None: ...
+
+    def undo(self, numbers: Sequence[int]) -> int:
+        """Withdraw decisions, the newest first, and return the number of labels that changed back.
+
+        A label changes back if it is still the one decided on. An image that was removed comes back when its
+        folder is indexed again.
+
+        Raises:
+            InputError: There is no such decision; nothing is changed.
+        """
+        known = {one.n: one for one in self._log.read()}
+        chosen = [known[n] for n in sorted(numbers, reverse=True) if n in known and not known[n].undone]
+        changed = 0
+        for one in chosen:
+            items = self.stored_items([*self._ids_by_key([one.key]).values()])
+            if one.action == "label" and items and items[0].label == one.new:
+                self._amend(items[0], one.old, {})
+                changed += 1
+        self._log.undo(numbers)
+        return changed
+
+    @abstractmethod
+    def _ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
+        """Return the id of the item of each key; keys without one are left out."""
 
     @abstractmethod
     def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
@@ -110,6 +151,7 @@ class FileEditor(Editor):
     """
 
     def __init__(self, store: Store) -> None:
+        super().__init__(store.folder)
         self._store = store
         self.manifest = store.manifest
 
@@ -125,8 +167,10 @@ class FileEditor(Editor):
         """Store uploads; see `Editor.add`."""
         return store_uploads(self._store, uploads, label, metadata)
 
-    def remove(self, ids: Sequence[int]) -> None:
-        """Remove items; see `Editor.remove`."""
+    def _ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
+        return ids_by_key(self._store, keys)
+
+    def _remove(self, ids: Sequence[int]) -> None:
         started = now()
         removed = self._store.remove(ids)
         self._store.record_run("remove", started, {"removed": removed})
@@ -135,12 +179,10 @@ class FileEditor(Editor):
         """Return the ids of all items that fulfil a condition; see `Editor.select`."""
         return live_ids(self._store, parse_condition(where))
 
-    def amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
-        """Change the label and the metadata of an item; see `Editor.amend`."""
+    def _amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
         check_metadata(self._store, metadata, [("metadata", metadata)])
         started = now()
-        stamp = FileStamp(item.root, item.path, item.size, item.mtime_ns, label)
-        self._store.amend([Change(item.id, stamp, metadata)])
+        self._store.amend([Change(item.id, item.stamp(label), metadata)])
         self._store.record_run("update", started, {"described": 1})
 
     def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
@@ -158,6 +200,7 @@ class StoreEditor(Editor):
     """
 
     def __init__(self, gallery: StoreGallery) -> None:
+        super().__init__(gallery.folder)
         self._gallery = gallery
         self.manifest = gallery.manifest
 
@@ -192,16 +235,17 @@ class StoreEditor(Editor):
                 raise
         return stored_uploads(uploads, ids, new)
 
-    def remove(self, ids: Sequence[int]) -> None:
-        """Remove items; see `Editor.remove`."""
+    def _ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
+        return self._gallery.engine.ids_by("key", keys)
+
+    def _remove(self, ids: Sequence[int]) -> None:
         self._gallery.remove(ids)
 
     def select(self, where: str) -> list[int]:
         """Return the ids of all items that fulfil a condition; see `Editor.select`."""
         return self._gallery.select(where=where)
 
-    def amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
-        """Change the label and the metadata of an item; see `Editor.amend`."""
+    def _amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
         self._gallery.amend([Amendment(item.id, {"label": label}, metadata)])
 
     def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:

@@ -18,6 +18,7 @@ from retrieval.images.decode import KnownFile
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.pipeline import Embedded, EmbeddedBatch, embed_ahead
 from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
+from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
 from retrieval.storage.lookups import create_lookups
@@ -89,6 +90,8 @@ class IngestResult:
         moved: Items whose file has moved to another path.
         described: Items of which only the label or the metadata changed.
         removed: Items removed.
+        relabelled: Items that have the label again that was decided on by hand.
+        withheld: Files left out because their image was removed by hand.
         ignored: Files without an image suffix.
         unmatched: Rows of the metadata table for files that are not among the sources.
         bad: Unusable files.
@@ -102,6 +105,8 @@ class IngestResult:
     moved: int = 0
     described: int = 0
     removed: int = 0
+    relabelled: int = 0
+    withheld: int = 0
     ignored: int = 0
     unmatched: int = 0
     bad: list[BadFile] = field(default_factory=list)
@@ -122,6 +127,7 @@ def add_images(
     policy: BadFilePolicy | None = None,
     source: BatchSource | None = None,
     command: str = "add",
+    ignore_decisions: bool = False,
     show_progress: bool = False,
 ) -> IngestResult:
     """Embed and index the new and changed images of some sources.
@@ -140,6 +146,7 @@ def add_images(
         policy: Treatment of unusable files.
         source: Embeds the images; `None` for this process.
         command: Name of this run in the gallery's history.
+        ignore_decisions: Add images that were removed by hand, and keep labels as the sources have them.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -151,7 +158,11 @@ def add_images(
     with gallery.store.writing():
         started = now()
         found = collect(sources, known_roots(gallery.store))
+        if not ignore_decisions:
+            withhold(gallery.folder, found)
         result = ingest(gallery, found, policy=policy, source=source, show_progress=show_progress)
+        if not ignore_decisions:
+            replay_into(gallery, result)
         finish_run(
             gallery, result, command, started, reindex=reindex, index=index, show_progress=show_progress
         )
@@ -206,6 +217,7 @@ def carry_out(
         unchanged=plan.unchanged,
         ignored=found.ignored,
         unmatched=found.unmatched,
+        withheld=found.withheld,
         bad=list(plan.known_bad()),
     )
     for changes in changes_of(store, plan):
@@ -220,6 +232,13 @@ def carry_out(
     gallery.refresh()
     result.duplicates = plan.duplicates()
     return result
+
+
+def replay_into(gallery: Gallery, result: IngestResult) -> None:
+    """Carry out the decisions made by hand that are not in effect, and count them in a result."""
+    done = replay(gallery.store)
+    result.relabelled, result.removed = done.relabelled, result.removed + done.removed
+    gallery.refresh()
 
 
 def finish_run(

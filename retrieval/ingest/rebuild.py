@@ -13,6 +13,7 @@ from retrieval.files import fsync_folder, link_or_copy, now
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
+from retrieval.storage.decisions import copy_log
 from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
@@ -81,6 +82,7 @@ def rebuild(
                 new, result, "rebuild", started, reindex=True, index=index, show_progress=show_progress
             )
             expected = count_items(gallery.store).live - len(result.bad)
+            copy_log(gallery.folder, draft)
             check_successor(draft, expected, model.runtime, show_progress=show_progress)
             exchange(draft, folder)
         if keep_old:

@@ -62,11 +62,12 @@ class Scan:
         repeats: The same file may be found several times; the first time counts.
         ignored: Number of files without an image suffix.
         unmatched: Number of table rows for files that are not among the images.
+        withheld: Number of files left out because their image was removed by hand.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), *, repeats: bool = False) -> None:
         self.entries, self.repeats = entries, repeats
-        self.ignored = self.unmatched = 0
+        self.ignored = self.unmatched = self.withheld = 0
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield image files, and files that are unusable without reading them: with an invalid name, not

@@ -15,6 +15,7 @@ from retrieval.errors import ImageError, InputError
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult
 from retrieval.ingest.pipeline import Embedded, embed_ahead
 from retrieval.ingest.plan import in_chunks
+from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Scan, Sources, collect
 from retrieval.progress import Progress
 from retrieval.storage.planning import ImageFile
@@ -54,6 +55,7 @@ def add_to_store(
     *,
     recall: float | None = None,
     policy: BadFilePolicy | None = None,
+    ignore_decisions: bool = False,
     show_progress: bool = False,
 ) -> IngestResult:
     """Embed the new and changed images of some sources, and write them to a database.
@@ -69,6 +71,7 @@ def add_to_store(
         recall: Recall of the index, which is completed in any case; `None` to complete it only after many
             images were added, for the default recall.
         policy: Treatment of unusable files.
+        ignore_decisions: Add images that were removed by hand through this folder.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -77,7 +80,10 @@ def add_to_store(
         LookalikeError: Too many files are unusable, or the database fails; images written before stay.
         KeyboardInterrupt: Interrupted; images written before stay.
     """
-    run = _Run(gallery, collect(sources), policy or BadFilePolicy())
+    found = collect(sources)
+    if not ignore_decisions:
+        withhold(gallery.folder, found)
+    run = _Run(gallery, found, policy or BadFilePolicy())
     with Progress("embedding", None, "images", show=show_progress) as progress:
         try:
             run.embed(progress)
@@ -115,7 +121,8 @@ class _Run:
                 if len(self._collected.items) >= COMMIT_ITEMS:
                     self._write()
         self._write()
-        self.result.ignored, self.result.unmatched = self._found.ignored, self._found.unmatched
+        found, result = self._found, self.result
+        result.ignored, result.unmatched, result.withheld = found.ignored, found.unmatched, found.withheld
 
     def _collect(self, planned: _Planned, file: Embedded, vector: np.ndarray) -> None:
         image, existing = planned.image, planned.existing

@@ -12,8 +12,9 @@ from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images import remote
-from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
 from retrieval.ingest.plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
+from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Entry, Scan, absolute, file_exists, scan, stamp_of
 from retrieval.progress import Progress
 from retrieval.storage.planning import Comparison, ImageFile, item_files
@@ -96,6 +97,7 @@ def update(
     limit: RemovalLimit | None = None,
     checksum: bool = False,
     policy: BadFilePolicy | None = None,
+    ignore_decisions: bool = False,
     show_progress: bool = False,
 ) -> UpdateResult:
     """Check the file of every item: embed changed files again and follow moved ones. New files are not added.
@@ -108,6 +110,7 @@ def update(
         limit: Most items to remove; `None` for the default limit.
         checksum: Compare the contents of files with the same size and modification time, too.
         policy: Treatment of unusable files.
+        ignore_decisions: Do not carry out the decisions made by hand.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -139,6 +142,8 @@ def update(
                 gallery, plan, found, policy=policy, remove_gone=prune, show_progress=show_progress
             )
             paths = plan.gone_paths()
+        if not ignore_decisions:
+            replay_into(gallery, result)
         if prune:
             _forget_bad_files(gallery)
         finish_run(gallery, result, "update", started)
@@ -152,10 +157,11 @@ def folder_difference(
     limit: RemovalLimit | None = None,
     checksum: bool = False,
     min_age: float = 0.0,
+    ignore_decisions: bool = False,
     show_progress: bool = False,
 ) -> FolderDifference:
     """Return what `sync` would do, without changing anything. The arguments are those of `sync`."""
-    top, found = _scan_folder(gallery, folder, min_age)
+    top, found = _scan_folder(gallery, folder, min_age, ignore_decisions)
     with plan_indexing(gallery.store, found, checksum=checksum, show_progress=show_progress) as plan:
         find_gone(gallery.store, plan, top)
         match_moved(gallery.store, plan, show_progress)
@@ -179,6 +185,7 @@ def sync(
     checksum: bool = False,
     policy: BadFilePolicy | None = None,
     min_age: float = 0.0,
+    ignore_decisions: bool = False,
     show_progress: bool = False,
 ) -> IngestResult:
     """Sync a gallery with a folder: add new, embed changed, follow moved and remove deleted files.
@@ -193,6 +200,7 @@ def sync(
         checksum: Compare the contents of files with the same size and modification time, too.
         policy: Treatment of unusable files.
         min_age: Leave out files modified in the last so many seconds.
+        ignore_decisions: Add images that were removed by hand, and do not carry out decisions.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -203,7 +211,7 @@ def sync(
     store, policy = gallery.store, policy or BadFilePolicy()
     with store.writing():
         started = now()
-        top, found = _scan_folder(gallery, folder, min_age)
+        top, found = _scan_folder(gallery, folder, min_age, ignore_decisions)
         with plan_indexing(
             store, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
         ) as plan:
@@ -213,17 +221,21 @@ def sync(
             result = carry_out(
                 gallery, plan, found, policy=policy, remove_gone=True, show_progress=show_progress
             )
+        if not ignore_decisions:
+            replay_into(gallery, result)
         _forget_bad_files(gallery, top)
         finish_run(gallery, result, "sync", started)
     return result
 
 
-def _scan_folder(gallery: Gallery, folder: Path, min_age: float) -> tuple[Path, Scan]:
+def _scan_folder(gallery: Gallery, folder: Path, min_age: float, ignore_decisions: bool) -> tuple[Path, Scan]:
     if not folder.is_dir() and not remote.url_of(folder):
         raise InputError(f"{folder}: there is no such folder")
     found = scan([folder], known_roots(gallery.store))
     if min_age:
         found.entries = _settled(found.entries, min_age)
+    if not ignore_decisions:
+        withhold(gallery.folder, found)
     return absolute(folder), found
 
 

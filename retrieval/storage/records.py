@@ -151,6 +151,10 @@ class StoredItem(NamedTuple):
         """Path of the file, root included."""
         return Path(self.root, self.path)
 
+    def stamp(self, label: str | None) -> FileStamp:
+        """Return its file with another label."""
+        return FileStamp(self.root, self.path, self.size, self.mtime_ns, label)
+
 
 @dataclass(frozen=True)
 class Change:

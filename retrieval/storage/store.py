@@ -3,6 +3,7 @@
     gallery.db                  all facts; a file counts only if a row here names it
     gallery.json                copy of the manifest, used only if gallery.db is lost
     removals.log                dead vectors, used only if gallery.db is lost
+    decisions.jsonl             decisions made by hand; see `decisions`
     LOCK                        writer's lock file
     segments/<uuid>.npy         vectors [n, D], with .rows.npy and .items.json; see `segments`
     indexes/<uuid>/             index.faiss and card.json

@@ -13,6 +13,7 @@ from retrieval.files import file_lock, folder_size, fsync_folder, link_or_copy
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage import maintenance, segments
+from retrieval.storage.decisions import copy_log
 from retrieval.storage.manifest import write_copy
 from retrieval.storage.records import UPLOADS
 from retrieval.storage.store import Store
@@ -107,6 +108,7 @@ def _take(folder: Path, draft: Path, show_progress: bool) -> tuple[int, int]:
         if len(taken) == len(files) and not is_other:
             write_copy(draft, copy.manifest)
             copy.log_removals()
+            copy_log(folder, draft)
             return len(files), sum(not is_link for is_link in taken.values())
     raise LookalikeError(f"{folder}: files were deleted during {_TRIES} attempts; try again later")
 

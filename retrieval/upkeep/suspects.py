@@ -22,6 +22,7 @@ from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import bounded_cosine
 from retrieval.searchable import Item, SearchableGallery
+from retrieval.storage.decisions import DecisionLog
 from retrieval.stores.conditions import FilterTest
 from retrieval.stores.gallery import StoreGallery
 
@@ -75,12 +76,14 @@ class Suspects:
         total: Number of suspects before the limit.
         labelled: Number of images with a label.
         single: Number of them with a label that no other image has: nothing can confirm it.
+        confirmed: Number of outvoted ones left out, since their label was given or kept by hand.
     """
 
     suspects: list[Suspect]
     total: int
     labelled: int
     single: int
+    confirmed: int
 
 
 def find_suspects(
@@ -88,8 +91,9 @@ def find_suspects(
 ) -> Suspects:
     """Find the images whose label differs from that of their nearest neighbours.
 
-    Images without a label take no part. One whose label no other image has is counted, not suspected. The
-    index of the gallery finds the neighbours. Memory: the vectors of all labelled images.
+    Images without a label take no part. One whose label no other image has is counted, not suspected, and so
+    is one whose label somebody decided on (`retrieval.storage.decisions`). The index of the gallery finds the
+    neighbours. Memory: the vectors of all labelled images.
 
     Args:
         gallery: Gallery to search.
@@ -117,10 +121,15 @@ def find_suspects(
             lead = means.lead(stored.vectors[at], codes[at], chosen.best)
             parts.append(replace(chosen, lead=lead))
             progress.update(len(some))
-    all_ = _Candidates.joined(parts)
-    shown = all_[np.lexsort((all_.places, -all_.lead))[:limit]]
+    outvoted = _Candidates.joined(parts)
+    decisions = DecisionLog(gallery.folder).in_effect()
+    confirmed = {(one.content, one.new) for one in decisions if one.action != "remove" and one.content}
+    facts = ((stored.contents[at], stored.labels[at]) for at in outvoted.places.tolist())
+    open_ = outvoted[np.array([content not in confirmed for content in facts], bool)]
+    shown = open_[np.lexsort((open_.places, -open_.lead))[:limit]]
     found = _describe(gallery, stored, names.tolist(), codes, shown)
-    return Suspects(found, len(all_.places), len(codes), int(np.count_nonzero(sizes == 1)))
+    left_out, single = len(outvoted.places) - len(open_.places), int(np.count_nonzero(sizes == 1))
+    return Suspects(found, len(open_.places), len(codes), single, left_out)
 
 
 @dataclass(frozen=True, eq=False)

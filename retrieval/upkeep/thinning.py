@@ -14,6 +14,7 @@ from retrieval.gallery import Gallery
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
 from retrieval.searchable import Item, SearchableGallery
+from retrieval.storage.decisions import Decision, DecisionLog, decide
 from retrieval.storage.records import StoredItem
 from retrieval.upkeep.duplicate_groups import Group
 from retrieval.upkeep.quality import measure_files
@@ -98,7 +99,7 @@ def plan_thinning(
 
 
 def remove_surplus(gallery: SearchableGallery, thinning: Thinning) -> int:
-    """Remove the surplus images from the gallery, and return their number.
+    """Remove the surplus images from the gallery, log the decision, and return their number.
 
     In a gallery in files this is one transaction. One in a database may be changed by others at any time:
     the surplus images are removed whose kept image is still there.
@@ -106,21 +107,28 @@ def remove_surplus(gallery: SearchableGallery, thinning: Thinning) -> int:
     Raises:
         LookalikeError: The gallery in files has changed since, or another process is writing.
     """
+    log = DecisionLog(gallery.folder)
     if not isinstance(gallery, Gallery):
         there = gallery.present([id for one in thinning.surplus for id in (one.item.id, one.kept.id)])
         both = np.flatnonzero(there.reshape(-1, 2).all(1)).tolist()
         ids = [thinning.surplus[place].item.id for place in both]
-        return gallery.remove(ids)
+        with log.before(_removals(gallery, ids)):
+            return gallery.remove(ids)
     with gallery.store.writing():
         if gallery.changed():
             what = "changed while its images were compared, so nothing is removed"
             raise LookalikeError(f"{gallery.folder}: {what}; run the command again")
-        started = now()
-        removed = gallery.store.remove([one.item.id for one in thinning.surplus])
+        started, ids = now(), [one.item.id for one in thinning.surplus]
+        with log.before(_removals(gallery, ids)):
+            removed = gallery.store.remove(ids)
         gallery.store.record_run("duplicates", started, {"removed": removed})
         gallery.store.clear_leftovers()  # their uploaded files
         gallery.refresh()
     return removed
+
+
+def _removals(gallery: SearchableGallery, ids: Sequence[int]) -> list[Decision]:
+    return [decide("remove", item) for item in gallery.stored_items(ids)]
 
 
 def _surplus(

@@ -32,11 +32,13 @@ import faiss
 import numpy as np
 
 from retrieval import Embedder, Gallery
+from retrieval.ingest.editor import FileEditor
 from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.layer import Layer
 from retrieval.search import index
 from retrieval.storage.manifest import Manifest
+from retrieval.storage.queries import ids_by_key
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_small
@@ -65,6 +67,16 @@ def amend(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     Gallery(folder).remove(["a2.jpg", "b2.jpg"])
+
+
+def decide(folder: Path) -> None:
+    """Change a label by hand, then remove another image."""
+    editor = FileEditor(Store(folder))
+    with editor.writing():
+        ids = ids_by_key(Store(folder), ["a1.jpg", "b1.jpg"])
+        (item,) = editor.stored_items([ids["a1.jpg"]])
+        editor.amend(item, "other", {})
+        editor.remove([ids["b1.jpg"]])
 
 
 def upload(folder: Path) -> None:
@@ -127,6 +139,7 @@ def create(folder: Path) -> None:
 OPERATIONS: dict[str, Callable[[Path], object]] = {
     "add": add,
     "amend": amend,
+    "decide": decide,
     "upload": upload,
     "merge": merge,
     "remove": remove,

@@ -43,7 +43,15 @@ def damaged(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-OTHERS = {"create", "reproject", "salvage", "snapshot", "undo", "upgrade"}  # tested below and elsewhere
+OTHERS = {
+    "create",
+    "decide",
+    "reproject",
+    "salvage",
+    "snapshot",
+    "undo",
+    "upgrade",
+}  # tested below and elsewhere
 
 
 @pytest.mark.slow

@@ -1,0 +1,181 @@
+"""Log of the decisions about the images of a gallery that people made by hand.
+
+    decisions.jsonl   one JSON object a line, only ever appended to
+
+A decision is appended, and flushed to disk, before the gallery is changed: if the process is killed between
+the two, the next run that reads the source folders carries it out (`retrieval.ingest.replay`). If the change
+is refused, or later undone, an entry that says so is appended. A line that a killed process left incomplete
+does not count; the next one replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from retrieval.errors import InputError, LookalikeError
+from retrieval.files import atomic_write, file_lock, fsync_folder, now
+from retrieval.storage.records import StoredItem
+
+FILE = "decisions.jsonl"
+_TAIL = 1 << 16  # bytes that have the last entry
+
+Action = Literal["label", "remove", "keep"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about one image.
+
+    Attributes:
+        n: Number of its entry in the log, from 1; 0 before it is there.
+        time: When it was made, ISO 8601 in UTC.
+        action: "label": another label; "remove": removed from the gallery; "keep": right as it is.
+        key: Key of the item.
+        content: SHA-256 of the image file; the decision is about these bytes. Empty without a file.
+        root, path, size, mtime_ns: The file, as in `StoredItem`.
+        old: Label before.
+        new: Label after; that before, unless the action is "label".
+        undone: Whether it was withdrawn.
+    """
+
+    n: int
+    time: str
+    action: Action
+    key: str
+    content: str
+    root: str
+    path: str
+    size: int
+    mtime_ns: int
+    old: str | None
+    new: str | None
+    undone: bool = False
+
+
+def decide(action: Action, item: StoredItem, label: str | None = None) -> Decision:
+    """Return a decision about an item, which `DecisionLog.append` writes; `label` is the new one, if any."""
+    new = label if action == "label" else item.label
+    file = (item.root, item.path, item.size, item.mtime_ns)
+    return Decision(0, "", action, item.key, item.content_sha256, *file, item.label, new)
+
+
+class DecisionLog:
+    """The decisions about the images of one gallery. Several processes may append.
+
+    Args:
+        folder: Gallery folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / FILE
+
+    def read(self) -> list[Decision]:
+        """Return all decisions, oldest first.
+
+        Raises:
+            LookalikeError: A line is damaged.
+        """
+        if not self._file.exists():
+            return []
+        found: dict[int, dict[str, Any]] = {}
+        *lines, _incomplete = self._file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = json.loads(line)
+                if "undo" in entry:
+                    found[entry["undo"]]["undone"] = True
+                else:
+                    found[entry["n"]] = entry
+            except (ValueError, KeyError, TypeError) as error:
+                what = f"{self._file}: line {number} is damaged"
+                raise LookalikeError(f"{what}; put the file back from a copy, or delete the line") from error
+        return [Decision(**entry) for entry in found.values()]
+
+    def in_effect(self) -> list[Decision]:
+        """Return the decisions that were not undone, oldest first."""
+        return [decision for decision in self.read() if not decision.undone]
+
+    def append(self, decisions: Iterable[Decision]) -> list[int]:
+        """Append decisions, flush them to disk, and return their numbers.
+
+        Raises:
+            LookalikeError: The file cannot be written; nothing is appended.
+        """
+        entries = [asdict(decision) for decision in decisions]
+        for entry in entries:
+            del entry["undone"]
+        return self._append(entries)
+
+    def undo(self, numbers: Sequence[int]) -> None:
+        """Append that decisions are withdrawn. Undoing one again has no effect.
+
+        Raises:
+            InputError: There is no such decision; nothing is appended.
+            LookalikeError: The file cannot be written; nothing is appended.
+        """
+        known = {decision.n for decision in self.read()}
+        for number in numbers:
+            if number not in known:
+                hint = f"`lookalike index decisions {self._folder}` lists them"
+                raise InputError(f"{self._folder}: no decision {number}; {hint}")
+        self._append([{"undo": number} for number in numbers])
+
+    @contextmanager
+    def before(self, decisions: Iterable[Decision]) -> Iterator[None]:
+        """Append decisions before the block that carries them out; withdraw them if it refuses.
+
+        Raises:
+            LookalikeError: The file cannot be written; the block is not run.
+        """
+        numbers = self.append(decisions)
+        try:
+            yield
+        except LookalikeError:  # nothing was changed
+            self.undo(numbers)
+            raise
+
+    def _append(self, entries: Sequence[dict[str, Any]]) -> list[int]:
+        """Append entries, and return their numbers."""
+        if not entries:
+            return []
+        try:
+            is_new = not self._file.exists()
+            with file_lock(self._file, lambda _: None), self._file.open("r+b") as file:
+                numbers = _write(file, entries)
+            if is_new:
+                fsync_folder(self._folder)
+        except OSError as error:
+            what = f"{self._file}: cannot be written ({error.strerror})"
+            raise LookalikeError(f"{what}; nothing was changed; make it writable for this user") from error
+        return numbers
+
+
+def copy_log(folder: Path, target: Path) -> None:
+    """Copy the log of a gallery, if it has one, into the folder of another gallery."""
+    if (folder / FILE).exists():
+        with atomic_write(target / FILE) as draft:
+            shutil.copyfile(folder / FILE, draft)
+
+
+def _write(file: IO[bytes], entries: Sequence[dict[str, Any]]) -> list[int]:
+    """Append entries to a file in place of an incomplete last line, flush them, and return their numbers."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - _TAIL))
+    tail = file.read()
+    whole = tail[: tail.rfind(b"\n") + 1]
+    file.truncate(end - len(tail) + len(whole))
+    file.seek(0, os.SEEK_END)
+    first, time = (json.loads(whole.splitlines()[-1])["n"] if whole else 0) + 1, now()
+    lines = (json.dumps({**entry, "n": n, "time": time}) for n, entry in enumerate(entries, first))
+    file.write("".join(f"{line}\n" for line in lines).encode())
+    file.flush()
+    os.fsync(file.fileno())
+    return [*range(first, first + len(entries))]
