@@ -8,7 +8,7 @@ Decoding policy (version `DECODE_POLICY`, recorded in each gallery):
 * All Pillow modes are converted to 8-bit RGB. Transparent pixels are blended with white; 16-bit grey is
   divided by 257; 32-bit integers are read as 16-bit values; floats are in 0..1, or in 0..255 if any exceeds
   1.
-* Of an animation or a multi-page file, the first frame is used.
+* Of an animation or a multi-page file, the first frame is used; of a HEIC file, the primary image.
 * A JPEG much larger than required (`side`) is decoded at 1/2, 1/4 or 1/8 of its size, so that its shorter
   side has at least twice the required pixels. After the final scaling, photographs differ from those decoded
   in full by up to 1 grey level on average, and their embeddings (MobileNetV2) have a cosine of 0.999; for
@@ -32,7 +32,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from retrieval.errors import ImageError
-from retrieval.images import remote, shards
+from retrieval.images import heic, remote, shards
 from retrieval.images.bombs import bomb_reason, has_too_many_scans
 
 DECODE_POLICY = 2
@@ -42,11 +42,11 @@ _SIGNATURE = 16  # bytes by which Pillow recognizes a format
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")
 _SUFFIX_OF = {
     **{"PNG": ".png", "WEBP": ".webp", "GIF": ".gif", "BMP": ".bmp"},
-    **{"TIFF": ".tif", "AVIF": ".avif", "PPM": ".ppm"},
+    **{"TIFF": ".tif", "AVIF": ".avif", "PPM": ".ppm", heic.FORMAT: ".heic"},
 }
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif"),
-    *(".bmp", ".dib", ".tif", ".tiff", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
+    *(".bmp", ".dib", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif", ".pbm", ".pgm", ".ppm", ".pnm"),
 )
 
 _KINDS = {
@@ -200,9 +200,14 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def begins_like_an_image(data: bytes) -> bool:
-    """Return whether the first bytes of a file, at least 16, are those of a format that can be read."""
+    """Return whether the first bytes of a file, at least 16, are those of a format that can be read.
+
+    HEIC is one of them also without its decoder, which `open_bytes` asks for.
+    """
     Image.init()
     prefix = data[:_SIGNATURE]
+    if len(prefix) == _SIGNATURE and heic.is_heic(data):
+        return True
     accepts = [Image.OPEN[name][1] for name in FORMATS if name in Image.OPEN]
     return len(prefix) == _SIGNATURE and any(accept is not None and accept(prefix) for accept in accepts)
 
@@ -225,10 +230,15 @@ def open_bytes(
         raise ImageError(name, ImageError.NOT_AN_IMAGE, "the file is empty")
     if problem := bomb_reason(data):
         raise ImageError(name, ImageError.TOO_LARGE, problem)
+    formats: tuple[str, ...] = FORMATS
+    if heic.is_heic(data):
+        if missing := heic.missing_decoder():
+            raise ImageError(name, ImageError.NOT_AN_IMAGE, missing)
+        formats = (heic.FORMAT,)
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
-        known = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or PPM"
+        known = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC or PPM"
         raise ImageError(name, ImageError.NOT_AN_IMAGE, f"it is not a {known} image") from None
     except Image.DecompressionBombError:
         raise _too_large(name, None, max_pixels) from None
