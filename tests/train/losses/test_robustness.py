@@ -58,7 +58,7 @@ def evaluate(
     module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, autocast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return value and gradient; autocast covers the forward pass only."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed takes 1 ms where CUDA is not in use
     leaf = x.detach().clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         value = module(leaf, y)

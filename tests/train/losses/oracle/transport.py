@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import linprog  # type: ignore[import-untyped]
-from scipy.special import logsumexp  # type: ignore[import-untyped]
 
 from .geometry import distance, unit_rows
 from .pairs import Labels
@@ -29,8 +28,8 @@ def transport_plan(cost: np.ndarray, epsilon: float = EPSILON, error: float = 1e
     f, g = np.zeros(n), np.zeros(m)
     for eps in [2.0**k * epsilon for k in range(9, -1, -1)]:
         for _ in range(300 if eps == epsilon else 20):
-            f = -eps * (logsumexp((g - cost) / eps, axis=1) + math.log(n))
-            g = -eps * (logsumexp((f[:, None] - cost) / eps, axis=0) + math.log(m))
+            f = -eps * (np.logaddexp.reduce((g - cost) / eps, axis=1) + math.log(n))
+            g = -eps * (np.logaddexp.reduce((f[:, None] - cost) / eps, axis=0) + math.log(m))
     for _ in range(200):
         plan = np.exp((f[:, None] + g - cost) / epsilon)
         rows, columns = plan.sum(axis=1), plan.sum(axis=0)
