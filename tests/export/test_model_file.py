@@ -130,7 +130,6 @@ FAMILIES = [
     ("vgg9-bn", "gem", 32),
     ("bn-inception", "spatial", 64),
     ("resnet18", "gem", 64),
-    ("googlenet", "mean", 64),
     ("mobilenet_v3_small", "mean", 64),
     ("timm:test_convnext", "mean", 64),
     ("timm:test_efficientnet:pad_type=same", "gem", 64),

@@ -318,7 +318,7 @@ def test_killed_indexing_run_resumes(tmp_path: Path, model_file: Path, embedder:
     )
     Gallery.create(folder, model_file)
     random, sizes = np.random.default_rng(0), [0]
-    for _ in range(12):
+    for _ in range(6):
         process = subprocess.Popen([sys.executable, "-c", program, str(folder), str(pictures)])
         while len(Gallery.open(folder)) == sizes[-1] and process.poll() is None:
             time.sleep(0.005)

@@ -8,6 +8,7 @@ each backbone, with random weights.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,7 +25,6 @@ from train.data import DataSet
 from train.data.classes import CIFAR10_TRANSITIONS, CIFAR100_SUPER_CLASSES, STL10_TRANSITIONS
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
-from train.yaml_files import to_line
 
 ROWS = [row for row in recipes.all_rows() if row.reason is None]
 CLASSES, IMAGES, SIZE = 8, 4, 16  # of a small tree, and of its batches
@@ -132,9 +132,8 @@ def representatives() -> list[str]:
     for row in ROWS:
         values = dict(row.settings)
         noise = values.pop("noise", {})
-        keys = [("data", values.pop("data"), noise.get("kind")), ("settings", to_line(outline(values)))]
-        for key in keys:
-            found.setdefault(to_line(key), row.name)
+        for key in (values.pop("data"), noise.get("kind")), outline(values):
+            found.setdefault(json.dumps(key), row.name)
     return list(dict.fromkeys(found.values()))
 
 

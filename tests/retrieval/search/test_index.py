@@ -60,6 +60,18 @@ def indexes(few_queries: None, tmp_path_factory: pytest.TempPathFactory) -> dict
     return {kind: reopened(build_index(stored(VECTORS), IndexSpec(kind)), folder) for kind in APPROXIMATE}
 
 
+@pytest.fixture(scope="module")
+def older(few_queries: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[BuiltIndex, Index]]:
+    """Return one index of each kind over the first 8,000 vectors, as built and as opened."""
+    folder = tmp_path_factory.mktemp("older")
+    found = {}
+    for kind in APPROXIMATE:
+        built = build_index(stored(VECTORS[:8000]), IndexSpec(kind))
+        assert built is not None
+        found[kind] = built, reopened(built, folder)
+    return found
+
+
 def state(index: Index, **options: list[int]) -> Snapshot:
     return snapshot(np.array_split(VECTORS, 5), index=index, covered=len(VECTORS), **options)
 
@@ -173,8 +185,10 @@ def test_k_beyond_the_number_of_items(indexes: dict[str, Index], kind: str) -> N
 
 
 @EVERY_KIND
-def test_newer_vectors_are_found_outside_the_index(kind: str, tmp_path: Path) -> None:
-    old = reopened(build_index(stored(VECTORS[:8000]), IndexSpec(kind)), tmp_path)
+def test_newer_vectors_are_found_outside_the_index(
+    older: dict[str, tuple[BuiltIndex, Index]], kind: str
+) -> None:
+    _, old = older[kind]
     both = snapshot(np.array_split(VECTORS, 4), index=old, covered=8000)
     _, rows = both.nearest(VECTORS[8000:8100], 1)
     assert rows[:, 0].tolist() == list(range(8000, 8100))
@@ -254,9 +268,11 @@ def centres(built: BuiltIndex | None) -> np.ndarray:
 
 
 @EVERY_KIND
-def test_extended_index_finds_old_and_new(kind: str, tmp_path: Path) -> None:
-    first = build_index(stored(VECTORS[:8000]), IndexSpec(kind))
-    extended = build_index(stored(VECTORS), IndexSpec(kind), previous=reopened(first, tmp_path))
+def test_extended_index_finds_old_and_new(
+    older: dict[str, tuple[BuiltIndex, Index]], kind: str, tmp_path: Path
+) -> None:
+    first, opened = older[kind]
+    extended = build_index(stored(VECTORS), IndexSpec(kind), previous=opened)
     assert extended is not None
     assert extended.index.ntotal == len(VECTORS)
     if kinds.APPROXIMATE[kind].in_cells:
