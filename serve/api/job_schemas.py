@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from retrieval.upkeep.suspects import MAX_NEIGHBOURS, NEIGHBOURS
 from serve.api.schemas import Image, ProblemDetails
 from serve.core.analyses import LOWEST, MAPPED
 
 _MAX_GROUPS = 10_000
+_MAX_SUSPECTS = 10_000
 State = Literal["running", "done", "failed"]
 
 
@@ -19,7 +21,8 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"kind": "evaluation"}]})
 
     kind: str = Field(
-        description="evaluation, duplicates (fields of DuplicatesRequest) or map (fields of MapRequest).",
+        description="evaluation, duplicates (fields of DuplicatesRequest), suspects (SuspectsRequest) or "
+        "map (MapRequest).",
         examples=["duplicates"],
     )
 
@@ -42,6 +45,23 @@ class DuplicatesRequest(BaseModel):
         0.95, ge=LOWEST, le=1, allow_inf_nan=False, description="Lowest similarity of two near-duplicates."
     )
     limit: int = Field(1000, ge=1, le=_MAX_GROUPS, description="Largest number of groups in the result.")
+    keep: Literal["largest", "oldest", "sharpest", "first"] | None = Field(
+        None,
+        description="Also choose which image of each group stays: the largest in pixels, the one with the "
+        "oldest file, the sharpest, or the first in the gallery.",
+    )
+
+
+class SuspectsRequest(BaseModel):
+    """Find images whose label is probably wrong."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["suspects"]
+    k: int = Field(
+        NEIGHBOURS, ge=1, le=MAX_NEIGHBOURS, description="Neighbours that vote on the label of an image."
+    )
+    limit: int = Field(100, ge=1, le=_MAX_SUSPECTS, description="Largest number of images in the result.")
 
 
 class MapRequest(BaseModel):
@@ -63,6 +83,9 @@ class DuplicateGroup(BaseModel):
         description="Lowest similarity of two of them; below `min_score` if the group is a chain."
     )
     identical: bool = Field(description="Whether the files of all have the same bytes.")
+    surplus: list[int] | None = Field(
+        description="With `keep`: ids of those that another one stands for. None of a group across labels."
+    )
 
 
 class DuplicatesAnswer(BaseModel):
@@ -70,6 +93,36 @@ class DuplicatesAnswer(BaseModel):
 
     total: int = Field(description="Number of groups, of which the first `limit` are listed.")
     groups: list[DuplicateGroup]
+
+
+class Neighbour(BaseModel):
+    """A neighbour of an image."""
+
+    image: Image
+    score: float = Field(description="Cosine similarity of the two.")
+
+
+class SuspectedLabel(BaseModel):
+    """An image that its neighbours give another label."""
+
+    image: Image
+    suggested: str = Field(description="The label with the most votes.")
+    lead: float = Field(
+        description="Similarity to the mean of the suggested class, less that to the mean of its own."
+    )
+    votes: float = Field(description="Share of the votes for the suggested label, 0 to 1.")
+    own_votes: float = Field(description="Share of the votes for its own label.")
+    neighbours: list[Neighbour] = Field(description="Those with the suggested label, nearest first.")
+
+
+class SuspectsAnswer(BaseModel):
+    """Images whose label is probably wrong, by falling `lead`."""
+
+    total: int = Field(description="Number of them, of which the first `limit` are listed.")
+    labelled: int = Field(description="Number of images with a label.")
+    single: int = Field(description="Images whose label no other one has: nothing can confirm it.")
+    confirmed: int = Field(description="Images left out since their label was decided on by hand.")
+    suspects: list[SuspectedLabel]
 
 
 class MapPoint(BaseModel):
@@ -111,8 +164,8 @@ class JobAnswer(BaseModel):
     problem: ProblemDetails | None = Field(description="Why it failed.")
     result: Any = Field(
         None,
-        description="Its result, once it is done: EvaluationAnswer, DuplicatesAnswer or MapAnswer. Not in "
-        "the list of jobs.",
+        description="Its result, once it is done: EvaluationAnswer, DuplicatesAnswer, SuspectsAnswer or "
+        "MapAnswer. Not in the list of jobs.",
     )
 
 

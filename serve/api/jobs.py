@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import InputError, did_you_mean
+from retrieval.upkeep.duplicate_groups import Group
 from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
 from serve.api.errors import BODY, COMMON, documented, validate
@@ -31,6 +32,10 @@ from serve.api.job_schemas import (
     MapAnswer,
     MapPoint,
     MapRequest,
+    Neighbour,
+    SuspectedLabel,
+    SuspectsAnswer,
+    SuspectsRequest,
 )
 from serve.api.openapi import accepts
 from serve.api.routes import image_fields
@@ -61,18 +66,49 @@ def _evaluate(service: SearchService, _: EvaluationRequest) -> EvaluationAnswer:
 
 
 def _find_duplicates(service: SearchService, query: DuplicatesRequest) -> DuplicatesAnswer:
-    groups = analyses.near_duplicates(service, query.min_score).groups
+    found: list[tuple[Group, list[int] | None]]
+    if query.keep is None:
+        found = [(group, None) for group in analyses.near_duplicates(service, query.min_score).groups]
+    else:
+        thinned = analyses.thinned_duplicates(service, query.min_score, query.keep, query.limit)
+        found = [(one.group, one.surplus) for one in thinned]
     summary = service.summary()
     return DuplicatesAnswer(
-        total=len(groups),
+        total=len(found),
         groups=[
             DuplicateGroup(
                 images=[Image(**image_fields(item, summary)) for item in group.members],
                 lowest=group.lowest,
                 identical=group.identical,
+                surplus=surplus,
             )
-            for group in groups[: query.limit]
+            for group, surplus in found[: query.limit]
         ],
+    )
+
+
+def _suspect(service: SearchService, query: SuspectsRequest) -> SuspectsAnswer:
+    found, summary = analyses.suspected_labels(service, query.k, query.limit), service.summary()
+    suspects = [
+        SuspectedLabel(
+            image=Image(**image_fields(one.item, summary)),
+            suggested=one.suggested,
+            lead=one.lead,
+            votes=one.votes,
+            own_votes=one.own_votes,
+            neighbours=[
+                Neighbour(image=Image(**image_fields(near.item, summary)), score=near.score)
+                for near in one.neighbours
+            ],
+        )
+        for one in found.suspects
+    ]
+    return SuspectsAnswer(
+        total=found.total,
+        labelled=found.labelled,
+        single=found.single,
+        confirmed=found.confirmed,
+        suspects=suspects,
     )
 
 
@@ -86,6 +122,7 @@ def _place(service: SearchService, query: MapRequest) -> MapAnswer:
 KINDS = {
     "evaluation": Kind(EvaluationRequest, _evaluate),
     "duplicates": Kind(DuplicatesRequest, _find_duplicates),
+    "suspects": Kind(SuspectsRequest, _suspect),
     "map": Kind(MapRequest, _place),
 }
 

@@ -32,8 +32,10 @@ _REQUESTS = (
     item_schemas.RemoveRequest,
     job_schemas.JobRequest,
     job_schemas.DuplicatesRequest,
+    job_schemas.SuspectsRequest,
     job_schemas.MapRequest,
     job_schemas.DuplicatesAnswer,
+    job_schemas.SuspectsAnswer,
     job_schemas.MapAnswer,
 )
 _SECURITY = {

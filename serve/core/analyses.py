@@ -1,4 +1,5 @@
-"""Analyses of a whole gallery that visitors may start, with bounds: evaluation, near-duplicates, map.
+"""Analyses of a whole gallery that visitors may start, with bounds: evaluation, near-duplicates, suspected
+labels, map.
 
 Each takes one core for up to a minute or two, so they are background work.
 """
@@ -21,11 +22,14 @@ from retrieval.searchable import SearchableGallery
 from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.upkeep.duplicate_groups import Group
 from retrieval.upkeep.duplicates import find_duplicates
+from retrieval.upkeep.suspects import Suspects, find_suspects
+from retrieval.upkeep.thinning import plan_thinning
 from serve.core.service import SearchService
 
 LOWEST = 0.8  # similarity of near-duplicates; below it, groups are large and mean little
 MAPPED = 2000  # images: t-SNE of more takes minutes
 MAX_COMPARED = 1_000_000  # images: keep one core busy for about a minute
+MAX_VOTING = 100_000  # images whose neighbours are searched: likewise
 # What a visitor can start is bounded: queries x images, but enough queries for a meaningful result.
 _MAX_COMPARISONS, _MIN_QUERIES = 400_000_000, 1000
 _UNLABELLED = "no label"
@@ -44,6 +48,19 @@ class FoundGroups:
     groups: list[Group]
     uuid: str
     state: str
+
+
+@dataclass(frozen=True)
+class ThinnedGroup:
+    """A group of near-duplicates, and which of them others stand for.
+
+    Attributes:
+        group: The group.
+        surplus: Ids of those that may be removed; none if the labels of the group differ.
+    """
+
+    group: Group
+    surplus: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +131,39 @@ def near_duplicates(service: SearchService, min_score: float) -> FoundGroups:
         check_comparable(gallery, min_score)
         groups = find_duplicates(gallery, min_score).groups
         return FoundGroups(groups, gallery.manifest.uuid, gallery.state_digest())
+
+
+def thinned_duplicates(service: SearchService, min_score: float, rule: str, limit: int) -> list[ThinnedGroup]:
+    """Find near-duplicates, and choose by a rule of `retrieval.upkeep.thinning` which images stay.
+
+    Args:
+        service: The gallery.
+        min_score: Lowest similarity.
+        rule: Rule.
+        limit: Largest number of groups in which images are chosen; the others are without.
+
+    Raises:
+        InputError: As for `check_comparable`.
+    """
+    groups = near_duplicates(service, min_score).groups
+    with hide_paths(service):
+        chosen = plan_thinning(fixed_gallery(service), groups[:limit], rule, min_score).surplus
+    ids = {one.item.id for one in chosen}
+    return [ThinnedGroup(group, [item.id for item in group.members if item.id in ids]) for group in groups]
+
+
+def suspected_labels(service: SearchService, k: int, limit: int) -> Suspects:
+    """Find the images whose label differs from that of their k nearest neighbours.
+
+    Raises:
+        InputError: The gallery is too large.
+    """
+    with hide_paths(service):
+        gallery = fixed_gallery(service)
+        if len(gallery) > MAX_VOTING:
+            what = f"labels of more than {MAX_VOTING:,} images are not compared here"
+            raise InputError(f"{what}: `lookalike suspects` does it on the command line")
+        return find_suspects(gallery, k=k, limit=limit)
 
 
 def embedding_map(service: SearchService, limit: int | None = None) -> GalleryMap:

@@ -14,7 +14,10 @@ import pytest
 
 from retrieval import Gallery
 from retrieval.evaluation.report import Report, kept_reports
+from retrieval.storage.records import Change
 from retrieval.upkeep.duplicates import find_duplicates
+from retrieval.upkeep.suspects import find_suspects
+from retrieval.upkeep.thinning import plan_thinning
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.background import Background
@@ -59,6 +62,36 @@ def test_duplicates_are_those_of_the_gallery(client: Client, folder: Path) -> No
     assert found["total"] == len(expected)
     first = done(client, "duplicates", min_score=0.9, limit=1)
     assert (first["total"], first["groups"]) == (len(expected), found["groups"][:1])
+
+
+def test_duplicates_can_name_the_surplus_ones(client: Client, folder: Path) -> None:
+    gallery = Gallery(folder)
+    expected = plan_thinning(gallery, find_duplicates(gallery, 0.9).groups, "oldest", 0.9).surplus
+    found = done(client, "duplicates", min_score=0.9, keep="oldest")["groups"]
+    surplus = [number for group in found for number in group["surplus"]]
+    assert sorted(surplus) == sorted(one.item.id for one in expected)
+    assert surplus
+    assert all(set(group["surplus"]) < {one["id"] for one in group["images"]} for group in found)
+
+
+def test_suspects_are_those_of_the_gallery(client: Client, folder: Path) -> None:
+    store = Gallery(folder).store
+    right = store.items([1, 2])
+    with store.writing():
+        store.amend([Change(item.id, item.stamp("of another")) for item in right])
+    expected = find_suspects(Gallery(folder), k=3)
+    assert {one.item.id for one in expected.suspects} == {1, 2}
+    found = done(client, "suspects", k=3)
+    client.update(1, label=right[0].label)
+    client.update(2, label=right[1].label)
+    assert done(client, "suspects", k=3)["suspects"] == []
+    assert (found["total"], found["labelled"]) == (expected.total, expected.labelled)
+    assert [(one["image"]["id"], one["suggested"]) for one in found["suspects"]] == [
+        (one.item.id, one.suggested) for one in expected.suspects
+    ]
+    assert [len(one["neighbours"]) for one in found["suspects"]] == [
+        len(one.neighbours) for one in expected.suspects
+    ]
 
 
 def test_map_places_every_image_near_its_class(client: Client, folder: Path) -> None:
