@@ -80,7 +80,7 @@ def test_suspects_are_those_of_the_gallery(client: Client, folder: Path) -> None
     with store.writing():
         store.amend([Change(item.id, item.stamp("of another")) for item in right])
     expected = find_suspects(Gallery(folder), k=3)
-    assert {one.item.id for one in expected.suspects} == {1, 2}
+    assert {1, 2} <= {one.item.id for one in expected.suspects}
     found = done(client, "suspects", k=3)
     client.update(1, label=right[0].label)
     client.update(2, label=right[1].label)
