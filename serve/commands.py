@@ -158,6 +158,13 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     help="Largest request, in MB.",
 )
 @_option(
+    "--max-pixels",
+    type=click.IntRange(1, 100_000),
+    default=200,
+    show_default=True,
+    help="Megapixels that the images of one request may have to decode; of a photo in JPEG, few of its own.",
+)
+@_option(
     "--deadline",
     type=click.IntRange(1, 3600),
     default=30,

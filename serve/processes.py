@@ -107,7 +107,9 @@ def _worker(settings: Settings, shared: SharedLimits, jobs: Path) -> ASGIApp:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
     threading.Thread(target=_terminate_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
-    services = open_services(settings.galleries, settings.permissions, settings.runtime)
+    services = open_services(
+        settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
+    )
     app = create_app(*services, page=False, limits=limits, jobs_folder=jobs)
     return protect(app, settings, services[0].telemetry, shared)
 

@@ -41,7 +41,9 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     from serve.core.service import open_services
 
     # Opened before the workers, so that damage is reported early, and once.
-    services = open_services(settings.galleries, settings.permissions, settings.runtime)
+    services = open_services(
+        settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
+    )
     for service in services:
         report_status(f"{service.folder}: {service.summary().images} images", settings.log_format)
     report_status("starting the server", settings.log_format)

@@ -124,7 +124,8 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
         ImageError: The image cannot be used; see its `reason`.
     """
     if isinstance(source, Image.Image):
-        return _opened(source, "image", max_pixels).decode()[0]
+        image = _opened(source, "image", max_pixels).decode()[0]
+        return image.copy() if image is source else image
     if isinstance(source, np.ndarray):
         return _opened(_from_array(source), "array", max_pixels).decode()[0]
     if isinstance(source, bytes):
@@ -285,6 +286,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _upright(image: Image.Image) -> Image.Image:
+    if _orientation(image) == 1:
+        return image  # `exif_transpose` would copy it
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # a broken EXIF block is irrelevant to the pixels

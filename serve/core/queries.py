@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +14,13 @@ import numpy as np
 from PIL import Image
 
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError
-from retrieval.images.load import load_image
+from retrieval.errors import ImageError, InputError
+from retrieval.images.load import OpenedImage, open_bytes, read_bytes
 from retrieval.images.preprocess import Box
 from retrieval.resources import cores
 from retrieval.search.composition import compose
 from retrieval.searchable import Item, SearchableGallery
-from serve.core.errors import NoModelError, NoTextEncoderError, UnknownItemError
+from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
 from serve.core.live import LiveState
 from serve.core.originals import Original, find_original
 from serve.core.telemetry import Telemetry
@@ -27,6 +28,8 @@ from serve.core.workers import raise_if_abandoned
 
 MAX_TOGETHER = 16  # images in a query of the page
 MIN_SIDE = 4  # pixels of a region
+_LARGE = 8_000_000  # pixels to decode; a JPEG is decoded at a reduced size
+_LARGE_SECONDS = 0.5  # to wait for other large images, in which the request occupies a thread
 _REGION_DIGITS = 4  # decimals in a URL; 0.0001 is less than a pixel of most images
 
 # ---- regions
@@ -96,8 +99,8 @@ class Region:
         return image.crop(box)
 
 
-def load_region(source: Path | bytes, region: Region | None, *, side: int | None = None) -> Image.Image:
-    """Decode an image, or a region of it, to 8-bit RGB, upright.
+def open_region(source: Path | bytes, region: Region | None, *, side: int | None = None) -> OpenedImage:
+    """Read the header of an image, of which `load_region` decodes a region.
 
     Args:
         source: Path or bytes of the image.
@@ -107,11 +110,21 @@ def load_region(source: Path | bytes, region: Region | None, *, side: int | None
 
     Raises:
         ImageError: The image cannot be read.
+    """
+    data = source if isinstance(source, bytes) else read_bytes(source, regular=False)
+    wanted = side if side is None or region is None else region.decode_side(side)
+    return open_bytes(data, "image", side=wanted)
+
+
+def load_region(opened: OpenedImage, region: Region | None) -> Image.Image:
+    """Decode an image, or a region of it, to 8-bit RGB, upright.
+
+    Raises:
+        ImageError: The image cannot be read.
         InputError: The region is smaller than 4 x 4 pixels.
     """
-    if region is None:
-        return load_image(source, side=side)
-    return region.crop(load_image(source, side=None if side is None else region.decode_side(side)))
+    image, _ = opened.decode()
+    return image if region is None else region.crop(image)
 
 
 # ---- kinds of queries
@@ -197,15 +210,17 @@ class QueryResolver:
 
     Args:
         telemetry: Records decoding and embedding times.
+        max_pixels: Pixels that the images of one request may have to decode.
 
     Attributes:
         decoding: Semaphore for decoding: the largest image takes half a gigabyte. Thumbnails do not use it,
             since they have a small thread pool of their own.
     """
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, max_pixels: int) -> None:
         self.decoding = threading.BoundedSemaphore(cores())
-        self._telemetry = telemetry
+        self._large = threading.BoundedSemaphore(max(1, cores() // 2))
+        self._telemetry, self._max_pixels = telemetry, max_pixels
 
     def resolve(self, state: LiveState, queries: Sequence[AnyQuery]) -> list[ResolvedQuery | InputError]:
         """Return each query as a vector, or the error in it."""
@@ -283,8 +298,13 @@ class QueryResolver:
         box = left + seen[0] * across, top + seen[1] * down, left + seen[2] * across, top + seen[3] * down
         return pixels, box
 
+    def image(self, original: Original) -> Image.Image:
+        """Return the image of a file of the gallery; raise an `ImageError` if it cannot be read."""
+        with self.decoding:
+            return load_region(open_region(original.read(), None), None)
+
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
-        model_of(state)
+        self._check_pixels(sources, model_of(state).preprocess.scaled)
         found: list[np.ndarray | InputError] = []
         for source in sources:
             raise_if_abandoned()
@@ -303,9 +323,40 @@ class QueryResolver:
         preprocess = model_of(state).preprocess
         with self.decoding, self._telemetry.stage("decode") as watch:
             readable = source.read() if isinstance(source, Original) else source
-            image = load_region(readable, region, side=preprocess.scaled)
-            pixels = preprocess(image)
+            opened = open_region(readable, region, side=preprocess.scaled)
+            with self._share_of_cores(opened.pixels):
+                image = load_region(opened, region)
+                pixels = preprocess(image)
         return image, pixels, watch.ms
+
+    def _check_pixels(self, sources: Sequence[_Source], side: int) -> None:
+        """Raise a `TooLargeError` if images that a request brings have too many pixels to decode."""
+        total = 0
+        for source in sources:
+            if isinstance(source.source, bytes):
+                with suppress(ImageError):  # reported later, for this image alone
+                    total += open_region(source.source, source.region, side=side).pixels
+        if total > self._max_pixels:
+            what = f"the images have {total / 1e6:.0f} megapixels to decode together"
+            limit = f"at most {self._max_pixels / 1e6:g} are decoded for one request"
+            raise TooLargeError(f"{what}, {limit}: send fewer at once, smaller ones, or JPEG")
+
+    @contextmanager
+    def _share_of_cores(self, pixels: int) -> Iterator[None]:
+        """Let large images use half of the cores, so that they delay others little.
+
+        Raises:
+            BusyError: Other large images are being decoded.
+        """
+        if pixels < _LARGE:
+            yield
+        elif self._large.acquire(timeout=_LARGE_SECONDS):
+            try:
+                yield
+            finally:
+                self._large.release()
+        else:
+            raise BusyError("other large images are being decoded: try again in a moment, or send a JPEG")
 
     def _run_model(self, state: LiveState, pixels: np.ndarray) -> tuple[np.ndarray, float]:
         """Return vectors float32 [N, D] and the milliseconds."""

@@ -41,6 +41,7 @@ from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
 
 T = TypeVar("T")
+MAX_REQUEST_PIXELS = 200_000_000
 MAX_CONDITION = 4096  # characters of a condition in a request
 _CACHED_THUMBNAILS = 512
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
@@ -170,6 +171,7 @@ class SearchService:
         telemetry: Metrics, which several services may share.
         batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
         runtime: Device, provider and batch size of the model, which has one thread on a CPU.
+        max_pixels: Pixels that the images of one request may have to decode.
 
     Raises:
         InputError: The folder is not a gallery.
@@ -186,6 +188,7 @@ class SearchService:
         telemetry: Telemetry | None = None,
         batching: bool | None = None,
         runtime: Runtime | None = None,
+        max_pixels: int = MAX_REQUEST_PIXELS,
     ) -> None:
         self.folder = folder
         self.name = name or folder.resolve().name
@@ -195,7 +198,7 @@ class SearchService:
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         self.runtime = replace(runtime or Runtime(), threads=1)
         self._live = LiveGallery(folder, self.telemetry, self.runtime, batching)
-        self._resolver = QueryResolver(self.telemetry)
+        self._resolver = QueryResolver(self.telemetry, max_pixels)
         # The item is part of the key: a file that was replaced and indexed again is another item.
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
 
@@ -438,8 +441,7 @@ class SearchService:
         """
         file = self._original(item)
         try:
-            with self._resolver.decoding:
-                return load_image(file.read())
+            return self._resolver.image(file)
         except ImageError:
             return Image.new("RGB", (1, 1), GREY)
 
@@ -471,7 +473,7 @@ class SearchService:
 
 
 def open_services(
-    folders: Mapping[str, Path], permissions: Permissions, runtime: Runtime
+    folders: Mapping[str, Path], permissions: Permissions, runtime: Runtime, max_pixels: int
 ) -> list[SearchService]:
     """Open the galleries of a server, which share one telemetry.
 
@@ -479,6 +481,7 @@ def open_services(
         folders: Gallery folders by name; the first is served at the root of the API.
         permissions: Permissions of visitors.
         runtime: Device, provider and batch size of the models.
+        max_pixels: Pixels that the images of one request may have to decode.
 
     Raises:
         InputError: A folder is not a gallery.
@@ -493,6 +496,7 @@ def open_services(
             permissions=permissions,
             runtime=runtime,
             telemetry=telemetry,
+            max_pixels=max_pixels,
         )
         for number, (name, folder) in enumerate(folders.items())
     ]

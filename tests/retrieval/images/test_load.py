@@ -314,3 +314,10 @@ def test_irregular_files_do_not_block(tmp_path: Path) -> None:
     thread.join(timeout=10)
     kinds = ("FIFO", "FIFO", "socket", "character device")
     assert found == [(ImageError.NOT_AN_IMAGE, f"it is a {kind}, not an image file") for kind in kinds]
+
+
+def test_loaded_image_is_not_the_given_one() -> None:
+    given = Image.new("RGB", (4, 4), "red")
+    loaded = load_image(given)
+    loaded.putpixel((0, 0), (0, 0, 0))
+    assert given.getpixel((0, 0)) == (255, 0, 0)

@@ -22,7 +22,7 @@ from retrieval.search.query import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.errors import NoModelError, UnknownItemError
-from serve.core.queries import MIN_SIDE, ComposedQuery, Region, RegionQuery, load_region
+from serve.core.queries import MIN_SIDE, ComposedQuery, Region, RegionQuery, load_region, open_region
 from serve.core.service import SearchService
 from tests.conftest import draw
 from tests.serve.asgi_server import answering
@@ -171,11 +171,11 @@ def test_small_region_of_a_large_jpeg_is_sharp_and_upright(tmp_path: Path) -> No
     exif[ExifTags.Base.Orientation] = 6  # rotated by 90 degrees clockwise: the left becomes the top
     Image.fromarray(stripes).save(path, quality=95, exif=exif)
     region = Region(0.45, 0.0, 0.55, 0.1)
-    part = np.asarray(load_region(path, region, side=64), float)
+    part = np.asarray(load_region(open_region(path, region, side=64), region), float)
     beforehand = np.asarray(_cut(Image.fromarray(np.rot90(stripes, -1)), [0.45, 0.0, 0.55, 0.1]), float)
     assert part.shape == beforehand.shape  # decoded in full, for a tenth of it
     assert np.abs(part - beforehand).mean() < 4  # grey levels, the error of JPEG
-    assert min(np.asarray(load_region(path, None, side=64)).shape[:2]) < size // 4
+    assert min(np.asarray(load_region(open_region(path, None, side=64), None)).shape[:2]) < size // 4
 
 
 def test_regions_and_images_share_a_batch_in_order(
