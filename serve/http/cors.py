@@ -12,6 +12,13 @@ from serve.core.errors import ForbiddenError
 from serve.core.permissions import Permissions
 from serve.http.problem import refusal
 
+# What OpenAI's clients send besides, to /v1/embeddings.
+_STAINLESS = (
+    *("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Retry-Count"),
+    *("Timeout", "Read-Timeout", "Async", "Helper-Method"),
+)
+_OPENAI = ("OpenAI-Organization", "OpenAI-Project", "OpenAI-Beta", "Idempotency-Key", "User-Agent")
+_OPENAI_HEADERS = (*(f"X-Stainless-{name}" for name in _STAINLESS), *_OPENAI)
 _DETAIL = "the site, method or headers are not allowed: allow the site with --allow-origin"
 
 
@@ -29,8 +36,8 @@ class ApiCORSMiddleware(CORSMiddleware):
             app,
             allow_origins=origins,
             allow_methods=["GET", "POST", *(["DELETE", "PATCH"] if permissions.changes else [])],
-            allow_headers=["Authorization", "X-Request-Id"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            allow_headers=["Authorization", "X-Request-Id", *_OPENAI_HEADERS],
+            expose_headers=["X-Request-Id", "Retry-After", "Location", "X-Should-Retry"],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

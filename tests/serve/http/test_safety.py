@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import APIStatusError, OpenAI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.app import create_app
@@ -96,6 +97,30 @@ def test_cross_origin_request_is_recognized_by_its_headers(
     api: ASGIApp, headers: dict[str, str], status: int
 ) -> None:
     assert _send(api, "POST", "/v1/nowhere", **headers).status_code == status
+
+
+def test_client_of_openai_may_be_used_on_an_allowed_site(api: ASGIApp) -> None:
+    sent: dict[str, str] = {}
+
+    def record(request: httpx.Request) -> httpx.Response:
+        sent.update(request.headers)
+        return httpx.Response(400)
+
+    http = httpx.Client(transport=httpx.MockTransport(record))
+    client = OpenAI(base_url="http://x/v1", api_key="k", organization="o", project="p", http_client=http)
+    with client, pytest.raises(APIStatusError):
+        client.embeddings.create(model="lookalike", input="kettle")
+    simple = {"accept", "accept-encoding", "connection", "content-length", "host"}
+    names = {*sent} - simple  # those that a browser's script sets, and that are not always allowed
+    asks = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": ",".join(sorted(names)),
+    }
+    assert sum(name.startswith("x-stainless-") for name in names) >= 7
+    assert _send(api, "OPTIONS", "/v1/embeddings", Origin=SITE, **asks).status_code == 200
+    assert _send(api, "OPTIONS", "/v1/embeddings", Origin="https://evil.example", **asks).status_code == 403
+    asks["Access-Control-Request-Headers"] += ",x-other"
+    assert _send(api, "OPTIONS", "/v1/embeddings", Origin=SITE, **asks).status_code == 403
 
 
 @pytest.mark.parametrize(
