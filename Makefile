@@ -12,7 +12,8 @@ CORES  := $(shell getconf _NPROCESSORS_ONLN)
 # Rooms whose tests take about a minute together, on two cores.
 QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrieval/,images metrics storage) \
           $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
+# Tests start hundreds of processes, which would compile our modules each time if byte code were not kept.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: env demo test quick lint bench gpu-check experiments
 env: $(VENV)/.ready-$(PAIR)
