@@ -82,6 +82,29 @@ class ItemPage:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """A decision about an image that somebody made by hand.
+
+    Attributes:
+        n: Its number.
+        time: When it was made, ISO 8601, UTC.
+        action: "label", "remove" or "keep".
+        key: Key of the image.
+        old: Label before.
+        new: Label after.
+        undone: Whether it was withdrawn.
+    """
+
+    n: int
+    time: str
+    action: str
+    key: str
+    old: str | None
+    new: str | None
+    undone: bool
+
+
+@dataclass(frozen=True)
 class Removal:
     """Images that a condition selects.
 

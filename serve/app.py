@@ -16,7 +16,18 @@ from starlette.responses import RedirectResponse, Response
 
 from retrieval.resources import cores
 from serve.addresses import API, api_of, page_of
-from serve.api import changes, embeddings, errors, evaluation, heatmap, items, openapi, reference, routes
+from serve.api import (
+    changes,
+    decisions,
+    embeddings,
+    errors,
+    evaluation,
+    heatmap,
+    items,
+    openapi,
+    reference,
+    routes,
+)
 from serve.api import jobs as job_routes
 from serve.api.context import Context, set_context
 from serve.core.jobs import Jobs
@@ -103,6 +114,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api.include_router(embeddings.router)
     api.include_router(changes.router)
     api.include_router(items.router)
+    api.include_router(decisions.router)
     api.include_router(evaluation.router)
     api.include_router(heatmap.router)
     api.include_router(job_routes.router)

@@ -30,6 +30,7 @@ from serve.addresses import API, api_of
 from serve.answers import (
     Added,
     Conflict,
+    Decision,
     Evaluation,
     Facet,
     Facets,
@@ -424,11 +425,27 @@ class Client:
         body = _without_none({"where": where, "dry_run": expected is None, "expected": expected})
         return self._request_json(partial(_parse, Removal), "POST", "/items:remove", json=body)
 
+    def decisions(self, *, limit: int = 100, before: int | None = None) -> list[Decision]:
+        """Return the newest decisions about images, newest first, if the server allows changes.
+
+        Args:
+            limit: Largest number of them.
+            before: Return those with a number below this one.
+        """
+        params = _without_none({"limit": limit, "before": before})
+        return self._request_json(_decisions, "GET", "/decisions", params=params)
+
+    def keep(self, id: int) -> None:
+        """Decide that an image is right as it is: it is not suspected any more."""
+        self._no_content("POST", "/decisions", json={"action": "keep", "id": id})
+
+    def undo_decision(self, n: int) -> None:
+        """Withdraw a decision; raise an `ApiError` if there is none or the server refuses."""
+        self._no_content("DELETE", f"/decisions/{n}")
+
     def remove(self, id: int) -> None:
         """Remove an image from the gallery; raise an `ApiError` if there is none or the server refuses."""
-        answer = self._send("DELETE", f"/images/{id}")
-        if answer.status_code != 204:
-            raise _foreign_error(answer)
+        self._no_content("DELETE", f"/images/{id}")
 
     def gallery(self) -> Gallery:
         """Return the description of the gallery."""
@@ -486,9 +503,7 @@ class Client:
 
     def remove_job(self, id: str) -> None:
         """Cancel and forget a job; raise an `ApiError` if there is none."""
-        answer = self._send("DELETE", f"/jobs/{quote(id, safe='')}")
-        if answer.status_code != 204:
-            raise _foreign_error(answer)
+        self._no_content("DELETE", f"/jobs/{quote(id, safe='')}")
 
     def galleries(self) -> list[ServedGallery]:
         """Return all galleries of the server; the first is the default."""
@@ -516,6 +531,11 @@ class Client:
             return read(answer.json())
         except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, or of another server
             raise _foreign_error(answer) from None
+
+    def _no_content(self, method: str, path: str, **request: Any) -> None:
+        answer = self._send(method, path, **request)
+        if answer.status_code != 204:
+            raise _foreign_error(answer)
 
     def _send(self, method: str, path: str, api: str | None = None, **request: Any) -> httpx.Response:
         answer = self._http.request(method, (api or self._api) + path, **request)
@@ -586,6 +606,10 @@ def _parse(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass from a JSON object; unknown fields of a newer server are ignored."""
     known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: values[name] for name in known if name in values})
+
+
+def _decisions(answer: Mapping[str, Any]) -> list[Decision]:
+    return [_parse(Decision, one) for one in answer["decisions"]]
 
 
 def _hits(found: Iterable[Mapping[str, Any]]) -> list[Hit]:

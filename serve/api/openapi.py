@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serve.api import embedding_schemas, heatmap_schemas, item_schemas, job_schemas, schemas
+from serve.api import decision_schemas, embedding_schemas, heatmap_schemas, item_schemas, job_schemas, schemas
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -30,6 +30,7 @@ _REQUESTS = (
     schemas.AddRequest,
     item_schemas.UpdateRequest,
     item_schemas.RemoveRequest,
+    decision_schemas.KeepRequest,
     job_schemas.JobRequest,
     job_schemas.DuplicatesRequest,
     job_schemas.SuspectsRequest,

@@ -121,7 +121,7 @@ def add(
     items: dict[int, StoredItem] = {}
     if uploads:
         _check_disk(service, sum(len(upload.data) for upload in uploads))
-        with _writing(service) as editor:
+        with writing(service) as editor:
             if editor.manifest.fingerprint != fingerprint:
                 raise UnavailableError(_REBUILT)
             stored = editor.add(uploads, label or None, metadata)
@@ -144,7 +144,7 @@ def remove(service: SearchService, items: Sequence[int], *, uuid: str | None = N
         BusyError, UnavailableError, UnwritableError: As for `add`.
     """
     check_allowed(service)
-    with _writing(service) as editor:
+    with writing(service) as editor:
         if uuid not in (None, editor.manifest.uuid):
             raise UnavailableError(_REBUILT)
         try:
@@ -185,7 +185,7 @@ def remove_selected(service: SearchService, where: str, expected: int) -> Select
     """
     check_allowed(service)
     check_condition(where)
-    with _writing(service) as editor:
+    with writing(service) as editor:
         ids = editor.select(where)
         if len(ids) != expected:
             what = f"the condition selects {pluralize(len(ids), 'image')} now, not {expected}"
@@ -218,7 +218,7 @@ def update(
     check_allowed(service)
     if label is not UNCHANGED:
         _check_label(label)
-    with _writing(service) as editor:
+    with writing(service) as editor:
         service.refresh()  # another process may have removed the image
         find_item(service.gallery, item)
         (before,) = editor.stored_items([item])
@@ -230,8 +230,12 @@ def update(
 
 
 @contextmanager
-def _writing(service: SearchService) -> Iterator[Editor]:
-    """Hold the gallery's write lock, which excludes other threads and other processes."""
+def writing(service: SearchService) -> Iterator[Editor]:
+    """Hold the gallery's write lock, which excludes other threads and other processes.
+
+    Raises:
+        BusyError, UnavailableError, UnwritableError: As for `add`.
+    """
     try:
         with ExitStack() as stack:
             editor = _lock(service, stack)

@@ -171,6 +171,14 @@ class UnknownJobError(ServerError):
     title = "No such job"
 
 
+class UnknownDecisionError(InputError):
+    """The log of the gallery has no decision with this number."""
+
+    code = "no-such-decision"
+    status = 404
+    title = "No such decision"
+
+
 class NoEvaluationError(ServerError):
     """The gallery keeps no evaluation report."""
 

@@ -16,6 +16,7 @@ PROBLEMS = {
     "urls-not-allowed": (403, "Fetching images by URL is disabled"),
     "not-found": (404, "Not found"),
     "no-such-image": (404, "No such image"),
+    "no-such-decision": (404, "No such decision"),
     "no-evaluation": (404, "No evaluation"),
     "method-not-allowed": (405, "Method not allowed"),
     "too-slow": (408, "Request timeout"),

@@ -1,0 +1,47 @@
+"""Requests and responses of the routes of decisions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_MAX_LISTED = 1000
+
+
+class Decision(BaseModel):
+    """A decision about an image."""
+
+    n: int = Field(description="Number of the decision.")
+    time: str = Field(description="When it was made, ISO 8601, UTC.")
+    action: Literal["label", "remove", "keep"] = Field(
+        description="label: another label; remove: removed; keep: right as it is."
+    )
+    key: str = Field(description="Key of the image.")
+    old: str | None = Field(description="Label before.")
+    new: str | None = Field(description="Label after.")
+    undone: bool
+
+
+class DecisionsAnswer(BaseModel):
+    """Decisions, the newest first."""
+
+    decisions: list[Decision]
+
+
+class DecisionParameters(BaseModel):
+    """Query string of a list of decisions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(100, ge=1, le=_MAX_LISTED, description="Largest number of decisions.")
+    before: int | None = Field(None, ge=1, lt=2**63, description="Only those with a number below this one.")
+
+
+class KeepRequest(BaseModel):
+    """An image that is right as it is."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"action": "keep", "id": 17}]})
+
+    action: Literal["keep"]
+    id: int = Field(ge=0, description="The id of the image.")
