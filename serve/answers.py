@@ -39,10 +39,12 @@ class Hit(Image):
         score: Similarity, 1 for the same image.
         probability: Probability that it shows the same thing as the query; `None` in a gallery that is not
             calibrated, and with re-ranking.
+        gallery: Name of its gallery, if several were searched.
     """
 
     score: float = 0.0
     probability: float | None = None
+    gallery: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -107,7 +108,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
         version="1",
         generate_unique_id_function=lambda route: route.name,
     )
-    set_context(api, context)
+    set_context(api, replace(context, is_root=is_root))
     if is_root:
         api.include_router(routes.galleries_router)
     api.include_router(routes.router)

@@ -167,6 +167,7 @@ class Client:
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
         min_probability: float | None = None,
+        galleries: Iterable[str] = (),
     ) -> list[Hit]:
         """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
 
@@ -193,6 +194,8 @@ class Client:
             rerank: Re-ranking of the hits, which also determines the score.
             min_probability: Lowest probability of a hit, 0 to 1, in a calibrated gallery; an empty list means
                 that there is nothing like the query.
+            galleries: Names of galleries of one model to search together, in place of that of the client.
+                Ids are of the first.
 
         Raises:
             ApiError: The server refuses the request.
@@ -206,6 +209,8 @@ class Client:
         for name, texts in (("text", text), ("without", without)):
             if texts:
                 given[name] = [texts] if isinstance(texts, str) else list(texts)
+        if names := list(galleries):
+            given["galleries"] = names
         if region is not None:
             given["region"] = [float(part) for part in region]
         given |= {name: side for name, side in views.items() if side}
@@ -214,6 +219,8 @@ class Client:
         else:
             query = {"image": image, "id": id, "vector": vector, "url": url}
             request = {"json": given | _view(query) | _without_none({"fingerprint": fingerprint})}
+        if names:
+            request["api"] = API
         return self._request_json(lambda answer: _hits(answer["hits"]), "POST", "/search", **request)
 
     def search_batch(

@@ -17,7 +17,7 @@ JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octe
 # Types that say nothing, the last because curl sends it with any file: the bytes decide.
 _UNTYPED = ("", BYTES, "application/x-www-form-urlencoded")
 _IMAGE_FIELDS = ("image", "images", "file", "files")  # of a form; each route takes all of them
-_LIST_FIELDS = ("exclude", "images", "text", "texts", "without", "like", "unlike")
+_LIST_FIELDS = ("exclude", "galleries", "images", "text", "texts", "without", "like", "unlike")
 _SPACES = 64  # bytes in which a JSON object has to begin
 _MAX_FIELDS = 1100
 _NOT_AN_OBJECT = {"pointer": "#", "detail": "Input should be an object"}

@@ -6,7 +6,7 @@ FastAPI runs plain functions in a thread pool, which the page's work may occupy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -28,6 +28,7 @@ class Context:
         jobs: The jobs of this gallery.
         workers: Thread pool for searches and changes.
         thumbnail_workers: Thread pool for thumbnails, so that neither delays the other.
+        is_root: Whether it is the API at /v1, which searches several galleries at once.
     """
 
     services: Sequence[SearchService]
@@ -35,6 +36,7 @@ class Context:
     jobs: Jobs
     workers: Workers
     thumbnail_workers: Workers
+    is_root: bool = False
 
 
 def set_context(app: FastAPI, context: Context) -> None:
@@ -49,6 +51,11 @@ def _context(request: Request) -> Context:
 
 async def _services(request: Request) -> Sequence[SearchService]:
     return _context(request).services
+
+
+async def _together(request: Request) -> Mapping[str, SearchService]:
+    context = _context(request)
+    return {service.name: service for service in context.services} if context.is_root else {}
 
 
 async def _service(request: Request) -> SearchService:
@@ -67,6 +74,7 @@ async def _thumbnail_workers(request: Request) -> Workers:
     return _context(request).thumbnail_workers
 
 
+SearchedTogether = Annotated[Mapping[str, SearchService], Depends(_together)]  # by name; none below
 AllServices = Annotated[Sequence[SearchService], Depends(_services)]
 Service = Annotated[SearchService, Depends(_service)]
 GalleryJobs = Annotated[Jobs, Depends(_jobs)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -13,13 +13,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from retrieval.errors import ImageError, InputError, LookalikeError, StoreError
+from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
 from retrieval.search.query import SearchOptions
 from retrieval.searchable import Hit, Item
 from serve.addresses import api_of
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
-from serve.api.context import AllServices, RequestWorkers, Service, ThumbnailWorkers
+from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service, ThumbnailWorkers
 from serve.api.errors import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.schemas import (
@@ -32,6 +32,7 @@ from serve.api.schemas import (
     SearchRequest,
 )
 from serve.core.errors import (
+    InvalidRequestError,
     ModelMismatchError,
     NoModelError,
     NoTextEncoderError,
@@ -46,6 +47,7 @@ from serve.core.queries import AnyQuery, ComposedQuery
 from serve.core.service import GallerySummary, SearchService
 from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING
+from serve.core.together import find_in
 from serve.core.url_fetcher import fetch_image_async
 from serve.http.problem import instance_of, problem_document
 
@@ -64,7 +66,10 @@ operations_router = APIRouter(generate_unique_id_function=lambda route: route.na
     "/search",
     summary="Find the images most similar to a query.",
     responses={
-        200: {"model": schemas.SearchAnswer, "description": "The hits, best first."},
+        200: {
+            "model": schemas.SearchAnswer | schemas.GalleriesSearchAnswer,
+            "description": "The hits, best first.",
+        },
         **documented(*BODY, UnknownItemError, *CONTENT, *LOAD),
     },
     openapi_extra=accepts(SearchRequest, image="image"),
@@ -73,26 +78,31 @@ async def search(
     request: Request,
     options: Annotated[SearchParameters, Query()],
     service: Service,
+    together: SearchedTogether,
     workers: RequestWorkers,
 ) -> Response:
     """Send the bytes of an image, a form with the file `image`, or JSON with one of `image`, `id`, `vector`
     and `url`, or several of them in `like` and `unlike`; or texts in `text`, alone or with images. Options go
     into the query string, or into the JSON or the form, which take precedence. An image of the gallery is not
-    among its own hits."""
+    among its own hits. With `galleries`, several galleries are searched at once, and each hit names its
+    own."""
     body = await read_body(request, JSON, FORM, BYTES)
+
+    def answer_to(query: SearchRequest) -> Response:
+        if query.galleries:
+            return _search_together(_named(query.galleries, together), query)
+        return _search(service, query.query(), query, query.fingerprint)
 
     def work() -> Response | SearchRequest:
         query = validate(SearchRequest, _merge(options, body, "image"))
-        return query if query.urls() else _search(service, query.query(), query, query.fingerprint)
+        return query if query.urls() else answer_to(query)
 
     async with workers.deadline():
         answer = await workers.run(work, request.receive)
         if isinstance(answer, Response):
             return answer
         query = await _fetch_images(answer, service)  # without occupying a thread
-        return await workers.run(
-            lambda: _search(service, query.query(), query, query.fingerprint), request.receive
-        )
+        return await workers.run(lambda: answer_to(query), request.receive)
 
 
 @router.post(
@@ -356,6 +366,36 @@ def _search(
         fingerprint=summary.fingerprint,
     )
     return encode(found, service.telemetry)
+
+
+def _search_together(services: Sequence[SearchService], query: SearchRequest) -> Response:
+    found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint)
+    answer = schemas.GalleriesSearchAnswer(
+        hits=[
+            schemas.GalleryHit(
+                **image_fields(hit, summary),
+                score=hit.score,
+                probability=hit.probability,
+                gallery=summary.name,
+            )
+            for hit, summary in found
+        ],
+        nothing_like_it=False,
+        fingerprint=services[0].gallery.fingerprint,
+    )
+    return encode(answer, services[0].telemetry)
+
+
+def _named(names: Sequence[str], services: Mapping[str, SearchService]) -> list[SearchService]:
+    unknown = [number for number, name in enumerate(names) if name not in services]
+    if unknown:
+        name = names[unknown[0]][:50]
+        known = "/v1/galleries lists the galleries"
+        hint = did_you_mean(name, services, known) if services else "search several galleries at /v1/search"
+        detail = f"there is no gallery {name!r} here; {hint}"
+        fault = {"pointer": f"#/galleries/{unknown[0]}", "detail": detail}
+        raise InvalidRequestError(f"galleries: {detail}", [fault])
+    return [services[name] for name in names]
 
 
 def encode(answer: BaseModel, telemetry: Telemetry, *, exclude_unset: bool = False) -> Response:

@@ -40,6 +40,7 @@ MAX_BATCH = 64
 _MAX_DIM = 65536
 _MAX_KEY = 4096
 MAX_TEXTS = 16
+MAX_GALLERIES = 16
 MAX_TEXT = 1000
 
 
@@ -233,7 +234,19 @@ class TextFields(BaseModel):
         return ComposedQuery(views, [*map(TextQuery, self.without)])
 
 
-class SearchParameters(SearchFields, TextFields):
+class GalleriesField(BaseModel):
+    """Galleries to search together."""
+
+    galleries: list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]] = Field(
+        default_factory=list,
+        max_length=MAX_GALLERIES,
+        description="Names of galleries to search together, at /v1 only; they have to be of one model. Ids "
+        "in the query are of the first. Not with exclude, group_by, rerank and min_probability.",
+        examples=[["birds", "cars"]],
+    )
+
+
+class SearchParameters(SearchFields, TextFields, GalleriesField):
     """Query string of a search."""
 
     region: RegionValues | None = None
@@ -274,7 +287,7 @@ class Query(TextFields):
         return self.with_texts(None if image is None else _with_region(image, self.region))
 
 
-class SearchRequest(SearchFields, Query):
+class SearchRequest(SearchFields, Query, GalleriesField):
     """One query and its options."""
 
     model_config = ConfigDict(
@@ -315,6 +328,16 @@ class SearchRequest(SearchFields, Query):
             raise ValueError(f"`like` and `unlike` have at most {MAX_TOGETHER} images together")
         if self.like and any(getattr(self, name) is not None for name in self._kinds):
             raise ValueError("give either `like`, or one of image, id, vector and url")
+        return self
+
+    @validator(mode="after")
+    def _check_galleries(self) -> SearchRequest:
+        alone = ("exclude", "group_by", "rerank", "min_probability")
+        others = [name for name in alone if getattr(self, name) not in ([], None, "none")]
+        if self.galleries and others:
+            raise ValueError(f"not possible in several galleries at once: {', '.join(others)}")
+        if len({*self.galleries}) < len(self.galleries):
+            raise ValueError("`galleries` names a gallery twice")
         return self
 
     def urls(self) -> dict[str, str]:
@@ -450,6 +473,18 @@ class SearchAnswer(BaseModel):
     hits: list[Hit]
     nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
     fingerprint: Fingerprint
+
+
+class GalleryHit(Hit):
+    """A found image of one of several galleries."""
+
+    gallery: str = Field(description="Name of its gallery.", examples=["birds"])
+
+
+class GalleriesSearchAnswer(SearchAnswer):
+    """Hits of a search in several galleries, best first."""
+
+    hits: list[GalleryHit]  # type: ignore[assignment]
 
 
 class BatchResult(BaseModel):

@@ -283,6 +283,24 @@ class SearchService:
 
         return self._live.with_state(search)
 
+    def resolve(self, query: AnyQuery, *, fingerprint: str | None = None) -> tuple[ResolvedQuery, str]:
+        """Return a query as a vector, and the fingerprint of its model.
+
+        Raises:
+            ModelMismatchError: The fingerprint is not that of the gallery's model.
+            InputError: The query is unusable.
+            UnavailableError: The gallery cannot be read.
+        """
+
+        def resolve(state: LiveState) -> tuple[ResolvedQuery, str]:
+            _check_model(state.gallery, fingerprint)
+            (resolved,) = self._resolver.resolve(state, [query])
+            if isinstance(resolved, InputError):
+                raise resolved
+            return resolved, state.gallery.fingerprint
+
+        return self._live.with_state(resolve)
+
     def embed(
         self, contents: Sequence[bytes] | Sequence[TextQuery]
     ) -> tuple[list[np.ndarray | InputError], str]:
