@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def distinct(*keys: str) -> list[str]:
     """The first recipe of each combination of settings."""
     found: dict[str, str] = {}
     for name, values in ALL.items():
-        found.setdefault(to_line([values.get(key) for key in keys]), name)
+        found.setdefault(json.dumps([values.get(key) for key in keys]), name)
     return list(found.values())
 
 

@@ -1,5 +1,7 @@
 """LoOp: the distance of two arcs or segments is the global minimum, with the published properties."""
 
+import functools
+import json
 import math
 from typing import Any
 
@@ -24,12 +26,18 @@ REFERENCE = {"optimal": arc_distance, "optimal-segment": segment_distance}
 DENSE = {"optimal": dense_arc_distance, "optimal-segment": dense_segment_distance}
 
 
+@functools.cache
+def triplet(source: str, margin: float) -> losses.Objective:
+    """Return the loss with the source that the JSON text states; to build it takes longer than to call it."""
+    return losses.build({"name": "triplet", "negatives": json.loads(source), "margin": margin})
+
+
 def pair_distance(
     points: np.ndarray, source: str | dict[str, Any], dtype: torch.dtype = torch.float64
 ) -> float:
     """Return d_pq of rows (0, 1) and (2, 3), from a loss whose large margin keeps every hinge active."""
     margin = 8.0 * max(1.0, np.abs(points).max())
-    loss = losses.build({"name": "triplet", "negatives": source, "margin": margin})
+    loss = triplet(json.dumps(source), margin)
     x = torch.tensor(points, dtype=dtype)
     within = [x[i].double() / (x[i].double().norm() if source == "optimal" else 1.0) for i in range(4)]
     positive = ((within[0] - within[1]).norm() + (within[2] - within[3]).norm()) / 2
