@@ -54,6 +54,10 @@ COMMANDS = {
         "retrieval.commands.suspects:suspects",
         "Find the images of a gallery whose label is probably wrong.",
     ),
+    "leakage": (
+        "retrieval.commands.leakage:leakage",
+        "Find test images that have a near-duplicate among the training images.",
+    ),
     "calibrate": (
         "retrieval.commands.calibrate:calibrate",
         "Learn the probability that a hit shows the same thing as the query, from labels.",

@@ -1,0 +1,100 @@
+"""`lookalike leakage`: test images that have a near-duplicate among the training images."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.device_options import search_device_option
+from retrieval.commands.options import sheet_option
+from retrieval.devices import Device
+from retrieval.inference.runtime import Runtime
+from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
+from retrieval.stores.gallery import open_gallery
+from retrieval.text import align_columns
+from retrieval.upkeep.leakage import Leak, Leakage, find_leakage
+
+_FOLDER = click.Path(path_type=Path)
+_LISTED = 50  # leaks, and labels, in the terminal
+_NO_LABEL = "no label"
+
+
+@click.command()
+@click.argument("train", type=_FOLDER)
+@click.argument("test", type=_FOLDER)
+@click.option(
+    "--min-score",
+    type=float,
+    default=0.95,
+    show_default=True,
+    metavar="S",
+    help="Minimum cosine similarity of two near-duplicates.",
+)
+@sheet_option
+@search_device_option
+@json_option
+def leakage(
+    train: Path, test: Path, min_score: float, sheet: Path | None, device: Device, as_json: bool
+) -> None:
+    """Find the images of the gallery TEST that have a near-duplicate in the gallery TRAIN.
+
+    A model that was trained on TRAIN is measured too well on them. Each is shown with the nearest image of
+    TRAIN, and counted by its label. The right S depends on the model: look at some pairs first. Nothing is
+    changed. Both galleries need the same model.
+
+    \b
+      lookalike index build train.gallery shop/train --model model.onnx
+      lookalike index build test.gallery shop/test --model model.onnx
+      lookalike leakage train.gallery test.gallery --sheet leakage.html
+    """
+    if sheet is not None:
+        check_sheet_path(sheet)
+    runtime = Runtime(device)
+    found = find_leakage(
+        open_gallery(train, runtime=runtime),
+        open_gallery(test, runtime=runtime),
+        min_score,
+        show_progress=True,
+    )
+    facts = {"train": str(train), "test": str(test), "min_score": min_score, **asdict(found)}
+    print_result(facts, as_json, [_summary(found), *_lines(found)])
+    if sheet is not None:
+        title = f"{test.name}: near-duplicates in {train.name}"
+        write_sheet(sheet, title, f"{_summary(found)}.", [_row(leak) for leak in found.leaks])
+        print_status(f"{sheet}: written")
+
+
+def _summary(found: Leakage) -> str:
+    share = len(found.leaks) / max(1, found.test_images)
+    same = sum(leak.identical for leak in found.leaks)
+    across = sum(leak.item.label != leak.train.label for leak in found.leaks)
+    return (
+        f"test images with a near-duplicate among {found.train_images} training images: {len(found.leaks)} "
+        f"of {found.test_images} ({share:.1%}); identical files: {same}; with another label: {across}"
+    )
+
+
+def _lines(found: Leakage) -> list[str]:
+    if not found.leaks:
+        return []
+    labels = [["images", "label"], *([str(n), label or _NO_LABEL] for label, n in found.by_label[:_LISTED])]
+    pairs = [["score", "test", "training"]]
+    pairs += [
+        [f"{leak.score:.4f}", leak.item.path or leak.item.key, leak.train.path or leak.train.key]
+        for leak in found.leaks[:_LISTED]
+    ]
+    lines = ["", *align_columns(labels, right={0}), "", *align_columns(pairs, right={0})]
+    left = len(found.leaks) - _LISTED
+    return [*lines, f"and {left} more; --json and --sheet have them"] if left > 0 else lines
+
+
+def _row(leak: Leak) -> SheetRow:
+    what = "identical files" if leak.identical else f"similarity {leak.score:.4f}"
+    sides = (("test", leak.item), ("training", leak.train))
+    return SheetRow(
+        f"{leak.item.label or _NO_LABEL}: {what}",
+        [SheetImage(Path(one.path), f"{side}: {one.label or _NO_LABEL}, {one.key}") for side, one in sides],
+    )
