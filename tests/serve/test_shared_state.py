@@ -1,4 +1,4 @@
-"""Several processes: shared metrics and rate limits."""
+"""Several processes: shared metrics, jobs and rate limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _kill_all(server: Server) -> None:
         wait_until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
 
 
-def test_metrics_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None:
+def test_metrics_and_jobs_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", "2"], tmp_path) as server:
         for _ in range(30):
             asked = httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
@@ -63,7 +63,15 @@ def test_metrics_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None
         assert figures["process_resident_memory_bytes",] > 0.9 * sum(pages) * os.sysconf("SC_PAGESIZE")
         assert figures["process_start_time_seconds",] <= time.time()
 
+        started = httpx.post(f"{server.url}/v1/jobs", json={"kind": "duplicates"}, timeout=30)
+        job = server.url + started.headers["location"]
+        wait_until(lambda: httpx.get(job, timeout=30).json()["state"] == "done")
+        results = [httpx.get(job, timeout=30).json()["result"] for _ in range(10)]
+        assert all(result == results[0] for result in results)
+        assert results[0]["total"] >= 0
+
         _kill_all(server)
+        assert httpx.get(job, timeout=30).json()["result"] == results[0]
         assert _figures(server)[SEARCHES] == 30
         httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
         assert _figures(server)[SEARCHES] == 31
