@@ -183,6 +183,8 @@ class Gallery:
     calibrated: bool = False
     license: str | None = None
     texts: bool = False
+    changes: bool = False
+    urls: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from retrieval.resources import cores
 from serve.addresses import API, api_of, page_of
@@ -127,7 +128,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
 
 def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
     """Add the page of each gallery: the first at the root, the others under their names."""
-    from serve.page.assets import static
+    from serve.page.assets import MODULES, STATIC, modules_version, static
 
     @app.get("/favicon.ico")
     async def favicon() -> Response:
@@ -135,6 +136,7 @@ def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
             static("icon.svg"), media_type="image/svg+xml", headers={"Cache-Control": "private, max-age=3600"}
         )
 
+    app.mount(f"{MODULES}/{modules_version()}", _Immutable(directory=STATIC / "modules"))
     app.add_middleware(CORSMiddleware, allow_origins=[])  # else Gradio allows all origins
     names = [service.name for service in services]
     others = [_add_page(app, service, page_of(service.name), names) for service in services[1:]]
@@ -154,6 +156,16 @@ def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
             gradio_app.stop_event.set()
 
     app.state.stop_streams = stop_streams
+
+
+class _Immutable(StaticFiles):
+    """Files whose address changes with their content."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Return a file that browsers keep."""
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
+        return response
 
 
 def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ from serve.core.cursors import MAX_CURSOR
 from serve.core.service import MAX_CONDITION
 
 MAX_LISTED = 1000
+MAX_EXAMPLES = 60
 MAX_VALUES = 1000
 MAX_FACETS = 50
 SHOWN_IDS = 100
@@ -48,6 +49,20 @@ class ItemsAnswer(BaseModel):
 
     items: list[Image]
     next_cursor: str | None = Field(description="For the next page; null if this is the last one.")
+
+
+class ExampleParameters(BaseModel):
+    """Query string of examples."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(12, ge=1, le=MAX_EXAMPLES, description="Largest number of images.")
+
+
+class ExamplesAnswer(BaseModel):
+    """A few images of the gallery."""
+
+    items: list[Image]
 
 
 class FacetParameters(BaseModel):

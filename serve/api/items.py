@@ -20,6 +20,8 @@ from serve.api.item_schemas import (
     SHOWN_IDS,
     ColumnFacet,
     DateRange,
+    ExampleParameters,
+    ExamplesAnswer,
     FacetParameters,
     FacetsAnswer,
     ItemsAnswer,
@@ -42,6 +44,7 @@ from serve.core.errors import (
     UnknownItemError,
     UnwritableError,
 )
+from serve.core.examples import examples
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()
@@ -73,6 +76,28 @@ async def list_items(
         shown = [Image(**image_fields(item, summary)) for item in items]
         cursor = None if last is None else listing.cursor(last)
         return Response(ItemsAnswer(items=shown, next_cursor=cursor).model_dump_json(), media_type=JSON)
+
+    return await workers.run(work, request.receive)
+
+
+@router.get(
+    "/examples",
+    summary="A few images from all over the gallery.",
+    response_model=ExamplesAnswer,
+    responses=documented(*LOAD),
+)
+async def list_examples(
+    request: Request,
+    parameters: Annotated[ExampleParameters, Query()],
+    service: Service,
+    workers: RequestWorkers,
+) -> Response:
+    """Of as many labels as possible, always the same ones while the gallery does not change."""
+
+    def work() -> Response:
+        items, summary = service.read(lambda gallery: examples(gallery, parameters.limit))
+        shown = [Image(**image_fields(item, summary)) for item in items]
+        return Response(ExamplesAnswer(items=shown).model_dump_json(), media_type=JSON)
 
     return await workers.run(work, request.receive)
 

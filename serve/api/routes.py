@@ -46,7 +46,7 @@ from serve.core.errors import (
 from serve.core.queries import AnyQuery, ComposedQuery
 from serve.core.service import GallerySummary, SearchService
 from serve.core.telemetry import MEDIA_TYPE, Telemetry
-from serve.core.thumbnails import MISSING
+from serve.core.thumbnails import MISSING, Thumbnail
 from serve.core.together import find_in
 from serve.core.url_fetcher import fetch_image_async
 from serve.http.problem import instance_of, problem_document
@@ -54,6 +54,14 @@ from serve.http.problem import instance_of, problem_document
 _NO_STORE = {"Cache-Control": "no-store"}
 _AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1
 _OPERATOR_ERRORS = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError)
+_PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"image/webp": {}, "image/svg+xml": {}},
+        "description": "A grey tile if the file is missing, or is not the one that was indexed.",
+    },
+    304: {"description": "The picture of the request's If-None-Match is the present one."},
+    **documented(UnknownItemError, InputError, *LOAD),
+}
 ItemId = Annotated[int, Path(description="The id of an image.", ge=0)]
 
 # Routes of each gallery, of the server as a whole, and at its root.
@@ -238,14 +246,7 @@ async def image(number: ItemId, service: Service) -> schemas.Image:
     "/images/{number:int}/thumbnail",
     summary="The thumbnail of an image of the gallery.",
     response_class=Response,
-    responses={
-        200: {
-            "content": {"image/webp": {}, "image/svg+xml": {}},
-            "description": "A grey tile if the file is missing, or is not the one that was indexed.",
-        },
-        304: {"description": "The thumbnail of the request's If-None-Match is the present one."},
-        **documented(UnknownItemError, InputError, *LOAD),
-    },
+    responses=_PICTURE,
 )
 async def thumbnail(
     request: Request, number: ItemId, service: Service, workers: ThumbnailWorkers
@@ -254,12 +255,18 @@ async def thumbnail(
     found = await asyncio.to_thread(service.cached_thumbnail, number)
     if found is None:
         found = await workers.run(lambda: service.thumbnail(number), request.receive)
-    if found is MISSING:  # the file may come back
-        return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
-    headers = {"Cache-Control": "private, no-cache", "ETag": found.etag}  # the file of an id may change
-    if request.headers.get("if-none-match") == found.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(found.data, media_type=found.media_type, headers=headers)
+    return _picture(found, request)
+
+
+@router.get(
+    "/images/{number:int}/picture",
+    summary="An image of the gallery in large.",
+    response_class=Response,
+    responses=_PICTURE,
+)
+async def picture(request: Request, number: ItemId, service: Service, workers: RequestWorkers) -> Response:
+    """At most 2,048 pixels a side, re-encoded without metadata."""
+    return _picture(await workers.run(lambda: service.picture(number), request.receive), request)
 
 
 # ---- the server as a whole
@@ -424,6 +431,15 @@ async def _fetch_images(query: SearchRequest, service: SearchService) -> SearchR
 def _merge(options: SearchFields, body: Body, image_field: str | None = None) -> dict[str, Any]:
     """Return the values of query string and body; those of the body take precedence."""
     return {**options.model_dump(exclude_unset=True), **body.values(image_field)}
+
+
+def _picture(found: Thumbnail, request: Request) -> Response:
+    if found is MISSING:  # the file may come back
+        return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
+    headers = {"Cache-Control": "private, no-cache", "ETag": found.etag}  # the file of an id may change
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.data, media_type=found.media_type, headers=headers)
 
 
 def _image(service: SearchService, name: int | str) -> schemas.Image:

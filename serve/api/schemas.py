@@ -531,6 +531,8 @@ class GalleryAnswer(BaseModel):
         examples=["apache-2.0"],
     )
     texts: bool = Field(description="Whether the gallery can be searched by text.")
+    changes: bool = Field(description="Whether images can be added, described and removed.")
+    urls: bool = Field(description="Whether the server fetches query images by URL.")
 
 
 class ServedGallery(BaseModel):

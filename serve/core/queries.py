@@ -246,20 +246,6 @@ class QueryResolver:
             for query in queries
         ]
 
-    def embed(
-        self, state: LiveState, source: Path | bytes | Original, region: Region | None
-    ) -> tuple[np.ndarray, Image.Image, float]:
-        """Return the vector of an image, float32 [D], the decoded image or region, and the milliseconds.
-
-        Raises:
-            ImageError: The image cannot be read.
-            InputError: The region is too small.
-            NoModelError: The gallery has no model.
-        """
-        image, pixels, decode_ms = self._decode(state, source, region)
-        vectors, embed_ms = self._run_model(state, pixels[None])
-        return vectors[0], image, decode_ms + embed_ms
-
     def embed_texts(self, state: LiveState, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of texts, float32 [N, D].
 

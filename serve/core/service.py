@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ImageError, InputError
@@ -28,7 +27,6 @@ from serve.core.permissions import Permissions
 from serve.core.queries import (
     AnyQuery,
     QueryResolver,
-    Region,
     RegionQuery,
     ResolvedQuery,
     TextQuery,
@@ -38,7 +36,7 @@ from serve.core.queries import (
     model_of,
 )
 from serve.core.telemetry import Telemetry
-from serve.core.thumbnails import GREY, MAX_SIDE, MISSING, Thumbnail, encode
+from serve.core.thumbnails import MAX_SIDE, MISSING, PICTURE_SIDE, Thumbnail, encode
 
 T = TypeVar("T")
 MAX_REQUEST_PIXELS = 200_000_000
@@ -46,25 +44,6 @@ MAX_CONDITION = 4096  # characters of a condition in a request
 _CACHED_THUMBNAILS = 512
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
 _VERSION_DIGITS = 8  # of the gallery's UUID in thumbnail URLs, so that a replaced gallery has others
-
-
-@dataclass(frozen=True)
-class EmbeddedQuery:
-    """A query of the page: a vector of the gallery's model, or an item of the gallery.
-
-    Attributes:
-        vector: float32 [D], unit length; None for a whole item, whose vector is stored.
-        item: The item that the query shows, which its results leave out.
-        fingerprint: Fingerprint of the model of the vector.
-        embed_ms: Milliseconds of decoding and embedding.
-        region: Region of the image; None for the whole image.
-    """
-
-    vector: np.ndarray | None
-    item: Item | None
-    fingerprint: str
-    embed_ms: float = 0.0
-    region: Region | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +97,8 @@ class GalleryDescription:
         unindexed: Vectors that the index does not cover.
         calibrated: Whether hits have probabilities.
         texts: Whether the model has a text encoder, so that it can be searched by text.
+        changes: Whether visitors may add, describe and remove images.
+        urls: Whether the server fetches query images by URL.
     """
 
     summary: GallerySummary
@@ -128,6 +109,8 @@ class GalleryDescription:
     unindexed: int
     calibrated: bool
     texts: bool
+    changes: bool
+    urls: bool
 
 
 @dataclass(frozen=True)
@@ -395,32 +378,6 @@ class SearchService:
 
     # ---- for the page
 
-    def embed_query(
-        self, source: Path | bytes | int, region: Region | None = None
-    ) -> tuple[EmbeddedQuery, Image.Image]:
-        """Embed an image or a region of it. Return the query and the decoded image or region.
-
-        Args:
-            source: Path or bytes of an image, or the id of an item, which is embedded again.
-            region: Region of the image; None for the whole image.
-
-        Raises:
-            ImageError: The image cannot be read.
-            InputError: The region is too small.
-            NoModelError: The gallery has no model.
-            UnknownItemError: There is no such item.
-        """
-        state = self._live.state()
-        item = find_item(state.gallery, source) if isinstance(source, int) else None
-        readable = find_original(state.gallery, source) if isinstance(source, int) else source
-        vector, image, milliseconds = self._resolver.embed(state, readable, region)
-        return EmbeddedQuery(vector, item, state.gallery.fingerprint, milliseconds, region), image
-
-    def item_query(self, item: int) -> EmbeddedQuery:
-        """Return the query for a whole item; raise an `UnknownItemError` if there is none."""
-        gallery = self.gallery
-        return EmbeddedQuery(None, find_item(gallery, item), gallery.fingerprint)
-
     def thumbnail(self, item: int) -> Thumbnail:
         """Return the thumbnail of an item, or `MISSING` if its file cannot be read or was replaced.
 
@@ -451,17 +408,17 @@ class SearchService:
             self.telemetry.thumbnails.inc()
         return found
 
-    def image(self, item: int) -> Image.Image:
-        """Return the image of an item, or a grey one if its file cannot be read or was replaced.
+    def picture(self, item: int) -> Thumbnail:
+        """Return the image of an item at up to 2,048 pixels a side, or `MISSING` as for a thumbnail.
 
         Raises:
             UnknownItemError: The gallery has no such item.
         """
         file = self._original(item)
         try:
-            return self._resolver.image(file)
+            return encode(self._resolver.image(file), PICTURE_SIDE)
         except ImageError:
-            return Image.new("RGB", (1, 1), GREY)
+            return MISSING
 
     def _original(self, item: int) -> Original:
         gallery = self.gallery
@@ -487,6 +444,8 @@ class SearchService:
             unindexed=0 if kind == "flat" else gallery.outside_index,
             calibrated=gallery.calibration is not None,
             texts=state.embedder is not None and state.embedder.has_text,
+            changes=self.permissions.changes,
+            urls=self.permissions.urls and state.embedder is not None,
         )
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from PIL import Image
 
 MAX_SIDE = 512
+PICTURE_SIDE = 2048
 _TINY = 64
 _ENLARGED = 256
 
@@ -27,20 +28,20 @@ class Thumbnail:
         return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
 
-def shrink(image: Image.Image) -> Image.Image:
-    """Scale an image to at most 512 pixels a side; enlarge up to 64 pixels by a whole factor, kept crisp."""
+def shrink(image: Image.Image, side: int = MAX_SIDE) -> Image.Image:
+    """Scale an image to at most `side` pixels; enlarge up to 64 pixels by a whole factor, kept crisp."""
     longest = max(image.size)
     if longest <= _TINY:
         factor = _ENLARGED // longest
         return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    scale = min(1.0, MAX_SIDE / longest)
-    width, height = (max(1, round(side * scale)) for side in image.size)
+    scale = min(1.0, side / longest)
+    width, height = (max(1, round(length * scale)) for length in image.size)
     return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def encode(image: Image.Image) -> Thumbnail:
+def encode(image: Image.Image, side: int = MAX_SIDE) -> Thumbnail:
     """Shrink and encode an RGB image, without EXIF, profiles and comments."""
-    small = shrink(image)
+    small = shrink(image, side)
     # A copy of the pixels alone: Pillow would write the EXIF block of the original.
     bare = Image.frombytes("RGB", small.size, small.tobytes())
     buffer = io.BytesIO()

@@ -23,7 +23,7 @@ _ROUTES = re.compile(
     r"""
     / | /healthz | /readyz | /metrics | /v1(/.*)?
     | /favicon\.ico | /robots\.txt | /theme\.css | /config/?
-    | /(assets|static)/.*
+    | /(assets|page|static)/.*
     | /gradio_api/(
         upload | upload_progress | queue/join | queue/data | cancel | reset/? | heartbeat/[^/]*
         | app_id | file=/.*

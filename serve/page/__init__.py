@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 import gradio as gr
 
+from serve.addresses import page_of
 from serve.core.service import SearchService
-from serve.page.assets import render, script
-from serve.page.detail import Dialog
+from serve.page.assets import module, render, script
 from serve.page.evaluation import EvaluationTab
 from serve.page.gallery import GalleryTab
 from serve.page.search import SearchTab
-from serve.page.tab import Shared, Tab
-from serve.page.visit import Visit
+from serve.page.tab import Tab
 
 TABS: tuple[type[Tab], ...] = (SearchTab, GalleryTab, EvaluationTab)
-_SESSIONS = 500  # visits that are kept: each may hold some megabytes of images for an hour
 _POLLING = 0.01  # seconds; Gradio's 0.001 costs an idle server 5 % of a core
 
 
@@ -43,25 +41,14 @@ def build_page(service: SearchService, names: Sequence[str]) -> gr.Blocks:
         title=f"Lookalike: {service.summary().name}", analytics_enabled=False, delete_cache=(60, 300)
     ) as blocks:
         _skip_link()
-        header = render("header", gallery=service.summary())
-        dialog = Dialog(service)
-        shared = Shared(
-            blocks,
-            header=gr.HTML(header, elem_id="header", apply_default_css=False),
-            visit=gr.State(Visit(), time_to_live=3600),
-            dialog=dialog.component,
-        )
-        if len(names) > 1:
-            gr.HTML(_galleries(names, service.name), elem_id="galleries", apply_default_css=False)
+        _header(service, names)
         tabs = [tab(service) for tab in TABS]
         for tab in tabs:
             with gr.Tab(tab.label, elem_id=tab.elem_id) as element:
-                tab.lay_out(shared, element)
-        dialog.component.render()
+                tab.lay_out(element)
+        _dialog(service)
         for tab in tabs:
-            tab.connect(shared)
-        dialog.connect(shared)
-    blocks.state_session_capacity = _SESSIONS
+            tab.connect()
     blocks.queue(max_size=64, default_concurrency_limit=4, api_open=False)
     blocks._queue.sleep_when_free = _POLLING
     return blocks
@@ -79,8 +66,26 @@ def _skip_link() -> None:
     )
 
 
-def _galleries(names: Sequence[str], shown: str) -> str:
-    """Return links to the pages of all galleries of the server."""
-    root = "./" if shown == names[0] else "../../"
-    links = [(name, root if name == names[0] else f"{root}galleries/{name}/") for name in names]
-    return render("galleries", links=links, shown=shown)
+def _header(service: SearchService, names: Sequence[str]) -> None:
+    """Create the header: the gallery, a switch to the others of the server, and the theme."""
+    pages = [(name, "/" if name == names[0] else f"{page_of(name)}/") for name in names]
+    gr.HTML(
+        "",
+        elem_id="header",
+        apply_default_css=False,
+        html_template=render("header", gallery=service.summary(), pages=pages),
+        js_on_load=module("header", [tab.elem_id for tab in TABS]),
+        padding=False,
+    )
+
+
+def _dialog(service: SearchService) -> None:
+    """Create the dialog that shows one image, for all tabs."""
+    gr.HTML(
+        "",
+        elem_id="detail",
+        apply_default_css=False,
+        html_template=render("dialog"),
+        js_on_load=module("dialog", service.summary().address),
+        padding=False,
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +17,8 @@ from retrieval.reports.pages import environment
 from retrieval.text import pluralize
 
 _HERE = Path(__file__).parent
-_STATIC = _HERE / "static"
+STATIC = _HERE / "static"
+MODULES = "/page"  # path of the scripts that pages import
 _ENVIRONMENT = environment(_HERE)
 _ENVIRONMENT.filters |= {
     "base64": lambda data: base64.b64encode(data).decode(),
@@ -39,7 +42,7 @@ def render(template: str, **variables: object) -> Markup:
 @cache
 def static(name: str) -> str:
     """Return the text of a file of `static/`."""
-    return (_STATIC / name).read_text(encoding="utf-8")
+    return (STATIC / name).read_text(encoding="utf-8")
 
 
 def script(*names: str) -> str:
@@ -48,7 +51,26 @@ def script(*names: str) -> str:
 
 
 @cache
+def modules_version() -> str:
+    """Return a checksum of all modules, which is part of their addresses: they can be cached for ever."""
+    files = sorted((STATIC / "modules").iterdir())
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def module(name: str, *arguments: object) -> str:
+    """Return a component's script that imports a module of `static/modules` and calls its `mount`.
+
+    Args:
+        name: The module, without `.js`.
+        *arguments: JSON values; `mount` receives the component's element before them.
+    """
+    values = "".join(f", {json.dumps(value)}" for value in arguments)
+    path = f"{MODULES}/{modules_version()}/{name}.js"
+    return f"import(new URL({json.dumps(path)}, location.origin)).then(one => one.mount(element{values}));"
+
+
+@cache
 def stylesheet() -> str:
     """Return the styles of the page: the shared ones, then those of each part."""
-    parts = sorted(file.name for file in _STATIC.glob("*.css") if file.name != "page.css")
+    parts = sorted(file.name for file in STATIC.glob("*.css") if file.name != "page.css")
     return "\n".join(static(name) for name in ("page.css", *parts))

@@ -79,7 +79,7 @@ class Changes:
         except Exception as error:
             # Anything but files in their place would create the component again, without our `preprocess`.
             kept = [path for path, _ in files or ()] or None
-            return error_message(error), kept, *([gr.skip()] * 4)
+            return error_message(error), kept, *([gr.skip()] * 3)
         return added_view([name for name, _ in images], found), None, *self.refresh("", _LAST_PAGE)
 
     def upload_failed(self) -> tuple[str, None]:
@@ -94,11 +94,10 @@ class Changes:
         """
         changes.remove(self._service, [int(number) for number in event.items], uuid=str(event.of))
 
-    def refresh(self, where: str, page: int) -> tuple[str, str, Any, str]:
-        """Return the header, the summary, the statistics if they have been opened, and a page of images."""
+    def refresh(self, where: str, page: int) -> tuple[str, Any, str]:
+        """Return the summary, the statistics if they have been opened, and a page of images."""
         service = self._service
         return (
-            html_or_error(lambda: render("header", gallery=service.summary())),
             html_or_error(lambda: summary(service.gallery)),
             self.statistics() if self._statistics.used else gr.skip(),
             images_or_error(service, where, page),

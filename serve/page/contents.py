@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,13 +11,13 @@ from typing import Any
 from markupsafe import Markup
 
 from retrieval.searchable import Item, SearchableGallery
+from retrieval.storage.records import UPLOAD_NAME
 from retrieval.text import pluralize
 from serve.core.analyses import hide_paths
 from serve.core.service import GallerySummary, SearchService, check_condition
 from serve.page.assets import render, template_filter
 from serve.page.messages import html_or_error
 from serve.page.tab import fresh
-from serve.page.visit import filter_example
 
 PAGE_SIZE = 60
 _BAD_FILES = 100  # files that are listed
@@ -61,6 +62,24 @@ def images(gallery: GallerySummary, columns: Sequence[str], page: ImagePage) -> 
         size=PAGE_SIZE,
         example=filter_example(columns),
     )
+
+
+def filter_example(columns: Sequence[str]) -> str:
+    """Return a hint at what filter conditions can use, given the metadata columns."""
+    return ", ".join(["label = '…'", *columns, "path", "width"])
+
+
+@template_filter
+def display_name(item: Item) -> str:
+    """Return the file name of an item; its key if it has no file, or one that the gallery named."""
+    name = os.path.basename(item.path)  # much faster than a Path
+    return item.key if not name or UPLOAD_NAME.fullmatch(name) else name
+
+
+@template_filter
+def public_key(item: Item) -> str:
+    """Return the key of an item: the path below the indexed folder, not where that folder is."""
+    return os.path.basename(item.key) if item.key == item.path else item.key
 
 
 def images_or_error(service: SearchService, where: str, page: int) -> Markup:

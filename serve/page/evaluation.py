@@ -19,7 +19,7 @@ from serve.page.assets import render, script
 from serve.page.figures import Figures
 from serve.page.messages import error_message, html_or_error, note, progress
 from serve.page.reports import ReportChoice, Reports
-from serve.page.tab import Shared, Tab, events
+from serve.page.tab import Tab, events
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class EvaluationTab(Tab):
         self._reports = Reports(service)
         self._figures = Figures(service)
 
-    def lay_out(self, shared: Shared, tab: gr.Tab) -> None:
-        """Create the components; the `submit` of figures and report names an item to search with."""
+    def lay_out(self, tab: gr.Tab) -> None:
+        """Create the components."""
         plain: dict[str, Any] = {"apply_default_css": False}
         self._tab = tab
         measure = gr.HTML("", elem_id="measure", js_on_load=script("poll", "measure"), **plain)
-        self._parts = parts = _Parts(
+        self._parts = _Parts(
             measure,
             figures=self._figures.component(),
             choice=gr.HTML(
@@ -60,9 +60,8 @@ class EvaluationTab(Tab):
             ),
             report=gr.HTML("", elem_id="report", js_on_load=script("search_item"), **plain),
         )
-        shared.pickers += [parts.report, parts.figures]
 
-    def connect(self, shared: Shared) -> None:
+    def connect(self) -> None:
         """Attach the event handlers."""
         parts, hidden = self._parts, events()
         # One after the other, so that the visitor sees the last choice.

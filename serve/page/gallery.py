@@ -14,10 +14,9 @@ from serve.core.service import SearchService
 from serve.page.assets import render, script
 from serve.page.changes import AddForm, Changes, add_form
 from serve.page.contents import images_or_error, summary
-from serve.page.detail import message_view
 from serve.page.duplicates import Duplicates, groups_view
 from serve.page.messages import error_message, html_or_error, progress
-from serve.page.tab import Shared, Tab, events
+from serve.page.tab import Tab, events
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class GalleryTab(Tab):
         self._changes = Changes(service)
         self._duplicates = Duplicates(service)
 
-    def lay_out(self, shared: Shared, tab: gr.Tab) -> None:
+    def lay_out(self, tab: gr.Tab) -> None:
         """Create the components."""
 
         def part(name: str, template: Markup, *scripts: str) -> gr.HTML:
@@ -55,19 +54,18 @@ class GalleryTab(Tab):
 
         duplicates = render("duplicates_panel", lowest=LOWEST)
         self._tab = tab
-        self._parts = parts = _Parts(
+        self._parts = _Parts(
             summary=gr.HTML("", elem_id="stock", apply_default_css=False, js_on_load=None),
             add=add_form() if self._service.permissions.changes else None,
             statistics=part("statistics", render("statistics_panel"), "fold", "statistics"),
             duplicates=part("duplicates", duplicates, "fold", "poll", "confirm", "duplicates"),
             browse=part("browse", render("browse"), "select_item", "coalesce", "browse"),
         )
-        shared.lists += [parts.browse, parts.duplicates]
 
-    def connect(self, shared: Shared) -> None:
+    def connect(self) -> None:
         """Attach the event handlers."""
         parts, hidden, shown = self._parts, events(), events("minimal")
-        refreshed = [shared.header, parts.summary, parts.statistics, parts.browse]
+        refreshed = [parts.summary, parts.statistics, parts.browse]
         # The tab opens with the page that it showed last.
         self._tab.select(
             self.open, [parts.browse], [parts.summary, parts.browse], js=script("gallery_place"), **shown
@@ -88,15 +86,7 @@ class GalleryTab(Tab):
             **shown,
         )
         adding.failure(self._changes.upload_failed, None, [add.outcome, add.files], **hidden)
-        removals = [
-            parts.duplicates.remove(self.remove_others, None, [parts.duplicates, *refreshed], **hidden),
-            shared.dialog.remove(
-                self.remove_one, None, [shared.dialog, parts.duplicates, *refreshed], **hidden
-            ),
-        ]
-        if shared.search_again is not None:  # removed items may be among the results
-            for removal in removals:
-                removal.then(*shared.search_again, api_visibility="private")
+        parts.duplicates.remove(self.remove_others, None, [parts.duplicates, *refreshed], **hidden)
 
     def open(self, place: Any) -> tuple[str, str]:
         """Open the tab, at the filter and page that it showed last."""
@@ -131,19 +121,10 @@ class GalleryTab(Tab):
         try:
             self._changes.remove(event)
         except Exception as error:
-            return error_message(error) + self.show_groups(event), *([gr.skip()] * 4)
+            return error_message(error) + self.show_groups(event), *([gr.skip()] * 3)
         return self.show_groups(event), *self._refresh(event)
 
-    def remove_one(self, event: gr.EventData) -> tuple[Any, ...]:
-        """Remove the image in the dialog."""
-        try:
-            self._changes.remove(event)
-        except Exception as error:
-            return message_view(error_message(error), "Not removed"), *([gr.skip()] * 5)
-        groups = self.show_groups(event) if event.score else gr.skip()
-        return "", groups, *self._refresh(event)
-
-    def _refresh(self, event: gr.EventData) -> tuple[str, str, Any, str]:
+    def _refresh(self, event: gr.EventData) -> tuple[str, Any, str]:
         return self._changes.refresh(str(event.where), int(event.page))
 
     def _groups(self, min_score: float, page: int) -> Markup:

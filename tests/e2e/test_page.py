@@ -1,21 +1,26 @@
-"""The search tab in a real browser."""
+"""The search tab in a real browser: pictures from everywhere, results, and the address."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
+from serve.page.assets import modules_version
 from tests.e2e.page_driver import (
+    below,
     caption,
     captions,
     expect_pictures_loaded,
     expect_results,
-    settle,
+    search_with,
     upload,
     watched,
 )
@@ -24,246 +29,244 @@ from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
+# Puts a file into a transfer object, as a browser does for a drop or a paste.
+_TRANSFER = """
+([name, text]) => {
+  const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+  window.transfer = new DataTransfer();
+  window.transfer.items.add(new File([bytes], name, {type: 'image/png'}));
+}
+"""
 
-def test_uploaded_gallery_image_is_the_first_hit(page: Page, shop: Path) -> None:
-    path = shop / "green" / "5.png"
-    upload(page, path)
-    expect_results(page, 10)
-    assert captions(page)[0] == "1 · 1.0000 · green"
-    first = page.locator("#results li").first
-    expect(first).to_contain_text("1.0000")
-    expect(first).to_contain_text("green")
-    settle(page)
-    page.locator("#results summary").click()
-    expect(page.locator("#results tbody tr").first).to_contain_text(path.name)
-    expect(page.locator("#status")).to_have_text(re.compile(r"embedding \d+\.\d ms.*search \d+\.\d ms"))
-    expect(page.locator("#asked img")).to_be_visible()
-    expect_pictures_loaded(page)
+
+def carry(page: Page, path: Path) -> None:
+    page.evaluate(_TRANSFER, [path.name, base64.b64encode(path.read_bytes()).decode()])
 
 
 def test_results_match_the_gallery(page: Page, gallery: Gallery, shop: Path) -> None:
     path = shop / "red" / "2.png"
     upload(page, path)
-    expect_results(page, 10)
-    hits = gallery.search(path, k=10)
-    assert captions(page) == [f"{rank} · {hit.score:.4f} · {hit.label}" for rank, hit in enumerate(hits, 1)]
+    expect_results(page, 24)
+    hits = gallery.search(path, k=24)
+    assert captions(page) == [caption(rank, hit) for rank, hit in enumerate(hits, 1)]
+    assert captions(page)[0] == "1 · 1.0000 · red"
+    expect(page.get_by_test_id("hit").first).to_contain_text("100 %")
+    expect_pictures_loaded(page)
 
 
-def test_k_changes_the_number_of_results(page: Page, shop: Path) -> None:
-    upload(page, shop / "blue" / "0.png")
-    expect_results(page, 10)
-    number = page.get_by_label("Results (K)")
-    for typed, count in (("3", 3), ("17", 17), ("100", 24)):  # the shop has 24
-        number.fill(typed)
-        number.press("Tab")
-        expect_results(page, count)
+def test_whole_window_takes_a_drop(page: Page, shop: Path) -> None:
+    carry(page, shop / "green" / "5.png")
+    page.evaluate(
+        "document.body.dispatchEvent(new DragEvent('dragenter', {bubbles: true, dataTransfer: transfer}))"
+    )
+    expect(page.get_by_text("Drop to search")).to_be_visible()
+    refused = page.evaluate(
+        "document.querySelector('#header').dispatchEvent("
+        "new DragEvent('drop', {bubbles: true, cancelable: true, dataTransfer: transfer}))"
+    )
+    assert refused is False, "the browser opens the file"
+    expect(page.get_by_text("Drop to search")).to_be_hidden()
+    expect_results(page, 24)
+    assert captions(page)[0] == "1 · 1.0000 · green"
+
+
+def test_picture_is_pasted_anywhere_but_into_fields(page: Page, shop: Path) -> None:
+    carry(page, shop / "blue" / "5.png")
+    paste = "e => e.dispatchEvent(new ClipboardEvent('paste', {bubbles: true, clipboardData: transfer}))"
+    page.locator("body").evaluate(paste)
+    expect_results(page, 24)
     assert captions(page)[0] == "1 · 1.0000 · blue"
+    address = page.url
+    carry(page, shop / "red" / "5.png")
+    page.locator("#search [data-part=where]").evaluate(paste)
+    page.wait_for_timeout(300)
+    assert page.url == address
 
 
-def test_upload_uses_the_changed_k(page: Page, shop: Path) -> None:
-    for name, k in (("0", 3), ("1", 5), ("2", 4)):
-        page.get_by_label("Results (K)").fill(str(k))
-        upload(page, shop / "blue" / f"{name}.png")
-        expect_results(page, k)
-        assert captions(page)[0] == "1 · 1.0000 · blue"
+def test_example_is_searched(page: Page, gallery: Gallery) -> None:
+    example = page.locator("#search .examples button").nth(2)
+    example.click()
+    expect_results(page, 23)
+    number = int(re.search(r"like=(\d+)$", page.url).group(1))  # type: ignore[union-attr]
+    assert captions(page)[0] == caption(1, gallery.search_id(number, 1)[0])
 
 
-@pytest.mark.parametrize("way", ["click", "keyboard"])
-def test_result_becomes_the_query(page: Page, gallery: Gallery, shop: Path, way: str) -> None:
-    upload(page, shop / "green" / "5.png")
-    expect_results(page, 10)
-    settle(page)
-    second = page.locator("#results button").nth(1)
-    item = int(str(second.get_attribute("data-item")))
-    if way == "click":
-        second.click()
-        page.get_by_role("button", name="Search with this image").click()
-    else:
-        page.locator("#results button").first.focus()
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("button", name="Close")).to_be_focused()
-        page.keyboard.press("Tab")
-        page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_contain_text(f"similar to item {item}, which is left out")
-    expect_results(page, 10)
-    hits = gallery.search_id(item, k=10)
-    label = gallery.item(item).label
-    assert captions(page) == [caption(rank, hit, label) for rank, hit in enumerate(hits, 1)]
-    shown = [card.get_attribute("data-item") for card in page.locator("#results li button").all()]
-    assert shown == [str(hit.id) for hit in hits]
-    assert str(item) not in shown
-    expect(page.locator("#dialog")).to_be_hidden()
-    expect(page.locator("#asked img")).to_be_visible()
-
-
-def test_form_fields_are_applied(page: Page, gallery: Gallery, shop: Path) -> None:
-    path = shop / "green" / "5.png"
-    upload(page, path)
-    expect_results(page, 10)
-    filter_box = page.locator("#form").get_by_label("Filter")
-    for name in ("label", "brand", "price"):
-        expect(filter_box).to_have_attribute("placeholder", re.compile(name))
-    filter_box.fill("brand = 'acme' and price < 12")
-    filter_box.press("Enter")
-    expect_results(page, 6)
-    assert {hit.metadata["brand"] for hit in gallery.search(path, where="price < 12 and brand='acme'")} == {
-        "acme"
-    }
-    expect(page.locator("#results li").first).to_contain_text("brand: acme")
-    filter_box.fill("")
-    page.get_by_label("One result per").select_option("brand")
-    expect_results(page, 2)
-    expect(page.locator("#results")).to_contain_text(BRANDS[1])  # as text
-    assert captions(page) == [
-        f"{rank} · {hit.score:.4f} · {hit.label}"
-        for rank, hit in enumerate(gallery.search(path, group_by="brand"), 1)
-    ]
-    page.get_by_label("One result per").select_option("image (all of them)")
-    expect_results(page, 10)
-    scores = [hit.score for hit in gallery.search(path, k=24)]
-    page.get_by_label("Minimum score").fill("0.9")
-    page.get_by_label("Minimum score").press("Tab")
-    expect_results(page, min(10, sum(score >= 0.9 for score in scores)))
-
-
-def test_form_errors_are_shown_and_can_be_corrected(page: Page, gallery: Gallery, shop: Path) -> None:
-    upload(page, shop / "green" / "5.png")
-    expect_results(page, 10)
-    filter_box = page.locator("#form").get_by_label("Filter")
-    filter_box.fill("prize < 12")
-    filter_box.press("Enter")
-    expect(page.locator("#status .trouble")).to_contain_text("no column 'prize'")
-    expect(page.locator("#results li")).to_have_count(0)
-    expect(page.locator("#asked img")).to_be_visible()
-    filter_box.fill("label = 'blue'")
-    page.get_by_label("Minimum score").fill("0.999")
-    page.get_by_label("Minimum score").press("Enter")
-    best = gallery.search(shop / "green" / "5.png", k=1, where="label = 'blue'")[0].score
-    expect(page.locator("#status .trouble")).to_have_text(
-        f"No result scores 0.999 or more: the best score is {best:.4f}."
+def test_large_picture_is_shrunk_before_it_is_sent(page: Page, tmp_path: Path, shop: Path) -> None:
+    photo = tmp_path / "photo.png"
+    noise = Image.effect_noise((2400, 1600), 80).convert("RGB")
+    noise.paste(Image.open(shop / "red" / "5.png").resize((2000, 1400)), (200, 100))
+    noise.save(photo)
+    upload(page, photo)
+    expect_results(page, 24)
+    width, height, size = page.evaluate(
+        """async ([path, id]) => {
+            const pictures = await import(path);
+            const sent = await pictures.shrink(await pictures.find(id), null);
+            const bitmap = await createImageBitmap(sent);
+            return [bitmap.width, bitmap.height, sent.size];
+        }""",
+        [f"/page/{modules_version()}/pictures.js", page.url.rpartition(":")[2]],
     )
-    page.get_by_label("Minimum score").fill("7")
-    page.get_by_label("Minimum score").press("Enter")
-    expect(page.locator("#status .trouble")).to_contain_text("from -1 to 1")
-    page.get_by_label("Minimum score").fill("")
-    page.get_by_label("Minimum score").press("Enter")
-    expect_results(page, 8)
+    assert (width, height) == (1024, 683)
+    assert size < photo.stat().st_size / 4
 
 
-def test_address_runs_and_follows_the_search(
-    page: Page, server: Server, gallery: Gallery, shop: Path
-) -> None:
-    address = f"{server.url}/?id=11&k=4&where=price+%3E+3&min_score=-0.5"
-    page.goto(address, wait_until="domcontentloaded")
-    expect_results(page, 4)
-    hits = gallery.search_id(11, k=4, where="price > 3", min_score=-0.5)
-    label = gallery.item(11).label
-    assert captions(page) == [caption(rank, hit, label) for rank, hit in enumerate(hits, 1)]
-    expect(page).to_have_url(address)
-    expect(page.get_by_label("Results (K)")).to_have_value("4")
-    expect(page.locator("#form").get_by_label("Filter")).to_have_value("price > 3")
-    expect(page.locator("#asked img")).to_be_visible()
-    page.get_by_label("Results (K)").fill("3")
-    page.get_by_label("Results (K)").press("Tab")
-    expect_results(page, 3)
-    expect(page).to_have_url(address.replace("k=4", "k=3"))
-    expect(page.get_by_role("link", name="link to this search")).to_have_attribute(
-        "href", page.url.removeprefix(f"{server.url}/")
-    )
-    upload(page, shop / "blue" / "0.png")  # its address is valid for this visit only
-    expect(page).to_have_url(re.compile(re.escape(f"{server.url}/?q=") + r"\d+&k=3&where=price"))
-    expect_results(page, 3)
+def test_upload_survives_a_reload(page: Page, gallery: Gallery, shop: Path) -> None:
+    upload(page, shop / "red" / "2.png")
+    expect_results(page, 24)
+    found = captions(page)
+    page.reload(wait_until="domcontentloaded")
+    expect_results(page, 24)
+    assert captions(page) == found
+    expect(page.get_by_role("img", name="The query image")).to_be_visible()
 
 
-def test_back_returns_to_the_previous_search(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/?id=11&k=4", wait_until="domcontentloaded")
-    expect_results(page, 4)
-    settle(page)
-    item = page.locator("#results button").first.get_attribute("data-item")
-    page.locator("#results button").first.click()
+def test_link_to_a_picture_of_another_browser_says_so(page: Page, server: Server) -> None:
+    page.goto(f"{server.url}/?like=picture:0123456789abcdef", wait_until="domcontentloaded")
+    expect(page.locator("#status.trouble")).to_contain_text("Drop the picture here")
+
+
+def test_address_runs_and_follows_the_search(page: Page, server: Server, gallery: Gallery) -> None:
+    search_with(page, server, "?like=5")
+    expect_results(page, 23)
+    assert captions(page) == [caption(rank, hit) for rank, hit in enumerate(gallery.search_id(5, 23), 1)]
+    page.get_by_test_id("hit").nth(1).locator("[data-act=open]").click()
     page.get_by_role("button", name="Search with this image").click()
-    expect(page).to_have_url(f"{server.url}/?id={item}&k=4")
+    second = gallery.search_id(5, 2)[1].id
+    expect(page).to_have_url(re.compile(rf"\?like={second}$"))
     page.go_back()
-    expect(page.locator("#status")).to_contain_text("similar to item 11")
-    expect(page).to_have_url(f"{server.url}/?id=11&k=4")
-    expect_results(page, 4)
+    page.go_back()
+    expect(page).to_have_url(re.compile(r"\?like=5$"))
+    expect(page.locator("#results .hits img").first).to_have_attribute(
+        "alt", caption(1, gallery.search_id(5, 1)[0])
+    )
 
 
 def test_address_of_a_missing_item_gives_an_error(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/?id=4711", wait_until="domcontentloaded")
-    expect(page.locator("#status .trouble")).to_contain_text("no item 4711")
-    expect(page.locator("#results li")).to_have_count(0)
-    expect(page).to_have_url(f"{server.url}/")
-    page.go_back()  # to the page that this one was opened from, not to the address that failed
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose an image")
+    page.goto(f"{server.url}/?like=999", wait_until="domcontentloaded")
+    expect(page.locator("#status.trouble")).to_contain_text("no item 999")
 
 
-def test_hits_are_judged_by_colour_and_symbol(page: Page, server: Server, gallery: Gallery) -> None:
-    page.goto(f"{server.url}/?id=3&k=24", wait_until="domcontentloaded")
+def test_values_ranges_and_words_filter_the_results(page: Page, server: Server, gallery: Gallery) -> None:
+    search_with(page, server, "?like=5")
+    bar = page.get_by_test_id("filter")
+    bar.locator("summary", has_text="brand").click()
+    bar.get_by_role("checkbox", name=BRANDS[1]).check()
+    where = f"brand = '{BRANDS[1]}'"
+    expected = gallery.search_id(5, 24, where=where)
+    expect_results(page, len(expected))
+    page.keyboard.press("Escape")
+    bar.locator("summary", has_text="price").click()
+    high = bar.get_by_role("spinbutton", name="To")
+    high.fill("12")
+    high.press("Enter")
+    expected = gallery.search_id(5, 24, where=f"{where} and price <= 12")
+    expect_results(page, len(expected))
+    assert captions(page) == [caption(rank, hit) for rank, hit in enumerate(expected, 1)]
+    page.reload(wait_until="domcontentloaded")
+    expect_results(page, len(expected))
+    page.get_by_role("button", name=f"Remove the filter brand: {BRANDS[1]}").click()
+    expect_results(page, len(gallery.search_id(5, 24, where="price <= 12")))
+    page.get_by_role("button", name="Remove the filter price: up to 12").click()
     expect_results(page, 23)
-    label = gallery.item(3).label
-    expect(page.locator("#status")).to_contain_text("7 of 23 with the same label")
-    for card, hit in zip(page.locator("#results li button").all(), gallery.search_id(3, k=24), strict=True):
-        right = hit.label == label
-        expect(card).to_have_class("right" if right else "wrong")
-        expect(card).to_contain_text("✓" if right else "✗")
+    bar.get_by_text("Advanced").click()
+    field = bar.get_by_label("Condition")
+    field.fill("gre")  # words: part of the label
+    field.press("Enter")
+    expect_results(page, len(gallery.search_id(5, 24, where="label like '%gre%'")))
+
+
+def test_wrong_condition_is_marked_at_its_field_and_results_stay(page: Page, server: Server) -> None:
+    search_with(page, server, "?like=5")
+    bar = page.get_by_test_id("filter")
+    bar.get_by_text("Advanced").click()
+    field = bar.get_by_label("Condition")
+    field.fill("price >")
+    field.press("Enter")
+    expect(bar.get_by_role("alert")).to_contain_text("Where: at character 8")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_test_id("hit")).to_have_count(23)
+    expect(page.locator(".hits.stale")).to_be_visible()
+    field.fill("price > 20")
+    field.press("Enter")
+    expect_results(page, 4)
+    expect(page.locator(".hits.stale")).to_have_count(0)
+
+
+def test_lowest_similarity_says_the_best_one(page: Page, server: Server, gallery: Gallery) -> None:
+    best = gallery.search_id(5, 1)[0].score
+    page.goto(f"{server.url}/?like=5&min_score=1", wait_until="domcontentloaded")
+    expect(page.get_by_test_id("status")).to_contain_text(f"the best similarity is {best:.4f}")
+    expect(page.get_by_test_id("hit")).to_have_count(0)
+
+
+def test_labels_are_compared_on_demand(page: Page, server: Server, gallery: Gallery) -> None:
+    search_with(page, server, "?like=5")
+    assert not any("same label" in text for text in captions(page))
+    page.get_by_role("checkbox", name="Compare labels").check()
+    own = gallery.item(5).label
+    words = {True: "same label", False: "other label"}
+    expected = [
+        f"{caption(rank, hit)} · {words[hit.label == own]}"
+        for rank, hit in enumerate(gallery.search_id(5, 23), 1)
+    ]
+    expect(page.locator("#results .hits img").first).to_have_attribute("alt", expected[0])
+    assert captions(page) == expected
+
+
+def test_more_results_come_as_the_page_is_scrolled(
+    page: Page, site: Server, galleries: dict[str, Gallery]
+) -> None:
+    total = len(galleries["twice"])
+    search_with(page, below(site, "twice"), "?like=3")
+    expect(page.get_by_test_id("status")).to_contain_text(f"of {total} images")
+    page.get_by_test_id("hit").last.scroll_into_view_if_needed()
+    expect_results(page, total - 1)
+    ranks = page.get_by_test_id("hit").evaluate_all("all => all.map(one => Number(one.dataset.rank))")
+    assert ranks == list(range(1, total))
 
 
 def test_uploads_in_quick_succession_are_all_answered(
     page: Page, gallery: Gallery, shop: Path, tmp_path: Path
 ) -> None:
-    box = page.locator("#query input[type=file]")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"not a picture")
     for name in ("green", "red", "blue"):
-        box.set_input_files(shop / name / "5.png")
-        hits = gallery.search(shop / name / "5.png")
-        expect(page.locator("#results img").first).to_have_attribute("alt", f"1 · 1.0000 · {name}")
-        expect_results(page, 10)
-        assert captions(page) == [f"{n} · {hit.score:.4f} · {hit.label}" for n, hit in enumerate(hits, 1)]
-        expect(page.locator("#asked img")).to_have_count(1)
-        box.set_input_files(broken)
-        expect(page.locator("#status")).to_contain_text("This image cannot be used: it is not a JPEG")
-        expect(page.locator("#results li")).to_have_count(0)  # nothing stale
-        expect(page.locator("#asked img")).to_have_count(0)
-    for name in ("green", "red"):  # two valid images in a row
-        box.set_input_files(shop / name / "5.png")
-        expect(page.locator("#results img").first).to_have_attribute("alt", f"1 · 1.0000 · {name}")
+        upload(page, shop / name / "5.png")
+        hits = gallery.search(shop / name / "5.png", k=24)
+        expect(page.locator("#results .hits img").first).to_have_attribute("alt", caption(1, hits[0]))
+        assert captions(page) == [caption(rank, hit) for rank, hit in enumerate(hits, 1)]
+        upload(page, broken)
+        expect(page.locator("#status.trouble")).to_contain_text("This picture cannot be used: it is not")
+        assert captions(page)[0] == caption(1, hits[0])  # those of the search before
 
 
-def test_upload_that_is_too_large_leaves_the_search(page: Page, shop: Path, tmp_path: Path) -> None:
+def test_results_are_downloaded_as_csv(page: Page, site: Server, galleries: dict[str, Gallery]) -> None:
+    search_with(page, below(site, "formulas"), "?like=6")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download CSV").click()
+    rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    hits = galleries["formulas"].search_id(6, 10)
+    assert [int(row["Item"]) for row in rows] == [hit.id for hit in hits]
+    for row, hit in zip(rows, hits, strict=True):
+        assert hit.label is not None
+        assert row["Label"] == ("'" + hit.label if hit.label[0] in "=+-@" else hit.label)
+        assert float(row["change"]) == hit.metadata["change"]
+        assert float(row["Score"]) == pytest.approx(hit.score, abs=1e-6)
+
+
+def test_query_is_cleared(page: Page, shop: Path) -> None:
     upload(page, shop / "green" / "5.png")
-    expect_results(page, 10)
-    (tmp_path / "large.png").write_bytes(bytes(21 * 1024 * 1024))
-    upload(page, tmp_path / "large.png")
-    expect(page.get_by_test_id("toast-body")).to_contain_text("exceed the maximum allowed size of 20.0 Mb")
-    expect(page.locator("#results li")).to_have_count(10)
-    expect(page.locator("#asked img")).to_have_count(1)
-    upload(page, shop / "red" / "0.png")  # the page still works
-    expect(page.locator("#results img").first).to_have_attribute("alt", "1 · 1.0000 · red")
+    expect_results(page, 24)
+    page.get_by_role("button", name="Clear").click()
+    expect(page.get_by_test_id("hit")).to_have_count(0)
+    expect(page.locator("#search .examples button").first).to_be_visible()
 
 
-def test_removing_the_query_clears_the_results(page: Page, shop: Path) -> None:
-    upload(page, shop / "green" / "5.png")
-    expect_results(page, 10)
-    page.get_by_role("button", name="Remove the query image").click()
-    expect(page.locator("#status")).to_contain_text("Drop, paste or choose an image")
-    expect(page.locator("#results li")).to_have_count(0)
-
-
-def test_image_can_be_pasted(browser: Browser, server: Server, shop: Path) -> None:
+def test_link_is_copied(browser: Browser, server: Server) -> None:
     with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
         page = watched(context.new_page(), server)
-        picture = base64.b64encode((shop / "green" / "5.png").read_bytes()).decode()
-        page.evaluate(
-            """async picture => {
-                const bytes = Uint8Array.from(atob(picture), c => c.charCodeAt(0));
-                const blob = new Blob([bytes], {type: 'image/png'});
-                await navigator.clipboard.write([new ClipboardItem({'image/png': blob})]);
-            }""",
-            picture,
-        )
-        page.get_by_label("Paste from clipboard").click()
-        expect_results(page, 10)
-        assert captions(page)[0] == "1 · 1.0000 · green"
+        search_with(page, server, "?like=5")
+        page.get_by_role("button", name="Copy link").first.click()
+        expect(page.get_by_test_id("status")).to_contain_text("Link copied.")
+        assert page.evaluate("navigator.clipboard.readText()") == f"{server.url}/?like=5"

@@ -14,7 +14,7 @@ from retrieval import Gallery
 from retrieval.reports.folder import evaluate_and_keep
 from tests.conftest import lookalike_here
 from tests.e2e.accessibility import cut_off, violations, walk
-from tests.e2e.page_driver import below, expect_results, settle, upload, visiting, watched
+from tests.e2e.page_driver import below, expect_results, search_with, upload, visiting, watched
 from tests.e2e.page_gallery import large, stock
 from tests.serve.serving import SERVE, Server, serving
 
@@ -48,43 +48,46 @@ def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery, shop: Pat
 
 def empty(page: Page, shop: Path) -> None:
     """Freshly opened, with examples."""
-    expect(page.locator("#trail .examples button").first).to_be_visible()
+    expect(page.locator("#search .examples button").first).to_be_visible()
 
 
 def several(page: Page, shop: Path) -> None:
-    """Two images as one query, one with a region; a search before it."""
+    """Three images as one query, one with a region, and one to move away from."""
     upload(page, shop / "green" / "5.png")
-    expect_results(page, 10)
-    with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Add another image").click()
-    chooser.value.set_files(shop / "red" / "2.png")
-    expect(page.locator("#asked .parts li")).to_have_count(2)
-    settle(page)
-    page.get_by_role("button", name="Region to search with").press("ArrowDown")
-    expect(page).to_have_url(re.compile("q=3"))
-    settle(page)
-    expect(page.locator("#trail .past button")).to_have_count(3)
+    expect_results(page, 28)
+    region = page.get_by_role("button", name="Region to search with")
+    region.press("ArrowDown")
+    expect(page).to_have_url(re.compile("@"))
+    address = page.url
+    page.goto(f"{address}&like=3&unlike=9", wait_until="domcontentloaded")
+    expect_results(page, 26)
+    expect(page.get_by_role("list", name="Query images").get_by_role("listitem")).to_have_count(3)
 
 
 def item(page: Page, shop: Path) -> None:
-    """Results with right and wrong labels, and the open table of scores."""
-    page.goto(page.url + "?id=5", wait_until="domcontentloaded")
-    expect_results(page, 10)
-    settle(page)
-    page.locator("#results summary").last.click()
+    """Results with labels compared, and filters in use."""
+    page.goto(page.url + "?like=5&marks=&filter=price~1..", wait_until="domcontentloaded")
+    expect(page.get_by_test_id("hit").first).to_be_visible()
 
 
 def mistaken(page: Page, shop: Path) -> None:
-    """An invalid filter."""
-    page.goto(page.url + "?id=5&where=price", wait_until="domcontentloaded")
-    expect(page.locator("#status .trouble")).to_be_visible()
+    """An invalid condition."""
+    page.goto(page.url + "?like=5&where=price >", wait_until="domcontentloaded")
+    expect(page.get_by_test_id("filter").get_by_role("alert")).to_contain_text("Where:")
+
+
+def choosing(page: Page, shop: Path) -> None:
+    """A list of values to filter by."""
+    item(page, shop)
+    page.get_by_test_id("filter").locator("summary", has_text="brand").click()
+    expect(page.get_by_test_id("filter").get_by_role("checkbox", name="acme")).to_be_visible()
 
 
 def beside(page: Page, shop: Path) -> None:
     """A result in the dialog, beside the query."""
     item(page, shop)
-    page.locator("#results .grid button").nth(2).click()
-    expect(page.get_by_role("dialog").locator("img")).to_have_count(2)
+    page.get_by_test_id("hit").nth(2).locator("[data-act=open]").click()
+    expect(page.get_by_role("dialog").get_by_role("img")).to_have_count(2)
 
 
 def heated(page: Page, shop: Path) -> None:
@@ -114,7 +117,7 @@ def removing(page: Page, shop: Path) -> None:
     page.get_by_role("tab", name="Gallery").click()
     page.locator("#browse .grid button").first.click()
     page.get_by_role("dialog").locator("button.remove").click()
-    expect(page.get_by_role("button", name="Really remove")).to_be_visible()
+    expect(page.get_by_role("button", name="Really remove it?")).to_be_visible()
 
 
 def evaluated(page: Page, shop: Path) -> None:
@@ -135,7 +138,7 @@ def compared(page: Page, shop: Path) -> None:
 
 
 STATES = (
-    *(empty, several, item, mistaken, beside, heated),
+    *(empty, several, item, mistaken, choosing, beside, heated),
     *(stocked, removing, evaluated, compared),
 )
 
@@ -161,16 +164,14 @@ def test_arrow_keys_switch_tabs(page: Page) -> None:
 
 
 def test_first_tab_stop_skips_to_the_results(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
-    expect_results(page, 10)
-    settle(page)
+    search_with(page, server, "?like=5")
     page.keyboard.press("Tab")
     skip = page.get_by_role("button", name="Skip to content")
     expect(skip).to_be_focused()
     expect(skip).to_be_in_viewport()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
-    expect(page.locator("#results button").first).to_be_focused()
+    expect(page.locator("#results summary").first).to_be_focused()
 
 
 def test_focus_survives_replaced_buttons(tab: Page, server: Server) -> None:
@@ -191,8 +192,7 @@ def test_focus_survives_replaced_buttons(tab: Page, server: Server) -> None:
         card = browse.locator("[data-item='9']")
         card.press("Enter")
         page.get_by_role("dialog").get_by_role("button", name="Search with this image").press("Enter")
-        expect_results(page, 10)
-        expect(page.locator("#results")).to_be_focused()
+        expect(page.get_by_test_id("hit")).to_have_count(48)
 
 
 def test_reduced_motion_is_respected(browser: Browser, server: Server, shop: Path) -> None:

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.upkeep.duplicates import find_duplicates
-from tests.e2e.page_driver import below, in_a_tab, settle, visiting, watched
+from tests.e2e.page_driver import below, in_a_tab, search_with, visiting, watched
 from tests.e2e.page_gallery import BRANDS, ODD, colourful
 from tests.retrieval.filling import item_ids
 from tests.serve.serving import SERVE, Server, serving
@@ -171,7 +171,7 @@ def test_near_duplicates_match_the_command(page: Page, home: Path) -> None:
     expect(part.locator("nav")).to_contain_text(f"21 to {len(groups)} of {len(groups)} groups")
     expect(part.get_by_role("button", name="Previous")).to_be_focused()
     rows.last.locator("[data-item]").last.press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text(f"item {groups[-1].members[-1].id}")
+    expect(page.get_by_role("dialog")).to_contain_text(f"item{groups[-1].members[-1].id}")
 
 
 def test_invalid_threshold_gives_an_error(page: Page) -> None:
@@ -218,7 +218,6 @@ def test_added_images_are_visible_at_once(free: Page, changed: Server, tmp_path:
         f"is in the gallery already, as item {known}"
     )
     expect(outcome.locator("li").filter(has_text="no.png")).to_contain_text("not added: it is not a")
-    expect(free.locator("#header")).to_contain_text(f"{before + 2} images")
     expect(free.locator("#stock dl")).to_contain_text(f"{before + 2}")
     expect(free.locator("#browse nav")).to_contain_text(f"of {before + 2} images")
     newest = free.locator("#browse li").last
@@ -254,21 +253,20 @@ def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
     free.locator("#browse li button").nth(2).press("Enter")
     dialog = free.get_by_role("dialog")
     button = dialog.locator("button.remove")
-    number = int(str(button.get_attribute("data-remove")))
+    number = int(free.url.rpartition("open=")[2])
     button.dblclick()  # a double click does not confirm
-    expect(button).to_have_text("Really remove 1 image?")
+    expect(button).to_have_text("Really remove it?")
     free.wait_for_timeout(600)
     dialog.get_by_role("button", name="Close").focus()  # cancel
     expect(button).to_have_text("Remove")
     button.press("Enter")
-    expect(button).to_have_text("Really remove 1 image?")
+    expect(button).to_have_text("Really remove it?")
     free.wait_for_timeout(600)
     gallery.refresh()
     assert len(gallery) == before
     button.press("Enter")
     expect(dialog).to_have_count(0)
     expect(free.locator("#browse li")).to_have_count(7)
-    expect(free.locator("#header")).to_contain_text(f"{before - 1} images")
     expect(box).to_have_value("label = 'red'")
     gallery.refresh()
     assert len(gallery) == before - 1
@@ -278,18 +276,16 @@ def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
 def test_removed_item_leaves_the_results(free: Page, changed: Server) -> None:
     gallery = Gallery(folder_of(changed))
     hits = [hit.id for hit in gallery.search_id(9, 11)]
-    free.goto(f"{changed.url}/?id=9", wait_until="domcontentloaded")
-    cards = free.locator("#results li button")
+    search_with(free, changed, "?like=9")
+    cards = free.get_by_test_id("hit")
     expect(cards.first).to_have_attribute("data-item", str(hits[0]))
-    settle(free)
-    cards.first.click()
+    cards.first.locator("[data-act=open]").click()
     button = free.get_by_role("dialog").locator("button.remove")
     button.click()
     free.wait_for_timeout(600)
     button.click()
     for place, hit in enumerate(hits[1:]):
         expect(cards.nth(place)).to_have_attribute("data-item", str(hit))
-    expect(free.locator("#header")).to_contain_text(f"{len(gallery) - 1} images")
 
 
 def test_all_but_the_first_of_a_group_are_removed(free: Page, changed: Server) -> None:
@@ -309,20 +305,31 @@ def test_all_but_the_first_of_a_group_are_removed(free: Page, changed: Server) -
     gallery.refresh()
     assert len(gallery) == before - len(gone)
     assert not gallery.items(gone)
-    expect(free.locator("#header")).to_contain_text(f"{before - len(gone)} images")
+
+
+def test_label_is_corrected_in_the_dialog(free: Page, changed: Server) -> None:
+    free.locator("#browse li button").first.click()
+    dialog = free.get_by_role("dialog")
+    number = int(free.url.rpartition("open=")[2])
+    dialog.get_by_label("Label").fill("corrected")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("status")).to_have_text("Saved.")
+    expect(dialog.get_by_role("heading")).to_contain_text("corrected")
+    assert Gallery(folder_of(changed)).item(number).label == "corrected"
+    dialog.get_by_role("button", name="Close").click()
+    expect(free.locator("#browse li").first).to_contain_text("corrected")
 
 
 def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> None:
     free.locator("#browse li button").first.click()
     dialog = free.get_by_role("dialog")
     button = dialog.locator("button.remove")
-    number = int(str(button.get_attribute("data-remove")))
+    number = int(free.url.rpartition("open=")[2])
     Gallery(folder_of(changed)).remove([number])  # by another process
     button.click()
     free.wait_for_timeout(600)
     button.click()
-    expect(dialog).to_contain_text("Not removed")
-    expect(dialog.locator(".trouble")).to_contain_text(f"no item {number}")
+    expect(dialog.get_by_role("status")).to_contain_text(f"No item {number}; nothing was removed.")
     dialog.get_by_role("button", name="Close").click()
 
 
@@ -349,7 +356,6 @@ def test_last_image_can_be_removed_and_a_first_one_added(
         choose(page, [tmp_path / "two.png"])
         page.get_by_role("button", name="Add", exact=True).click()
         expect(page.locator("#browse li")).to_have_count(1)
-        expect(page.locator("#header")).to_contain_text("1 image")
 
 
 def test_gallery_tab_fits_a_phone(browser: Browser, changed: Server) -> None:

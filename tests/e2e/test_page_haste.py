@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.e2e.page_driver import expect_results, rest, settle
+from retrieval import Gallery
+from tests.e2e.page_driver import caption, captions, expect_results, rest, search_with
 from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -25,14 +26,6 @@ def far(page: Page) -> Iterator[Page]:
     line.send("Network.emulateNetworkConditions", {"latency": LATENCY, **rest})
     yield page
     line.send("Network.emulateNetworkConditions", {"latency": 0, **rest})
-
-
-def visit(page: Page, server: Server, *items: int) -> None:
-    """Search with one item after the other, each a step of the browser's history."""
-    for item in items:
-        page.evaluate("item => history.pushState(null, '', '?id=' + item)", item)
-    page.goto(f"{server.url}/?id={items[-1]}", wait_until="domcontentloaded")
-    expect(page.locator("#status")).to_contain_text(f"similar to item {items[-1]},")
 
 
 def test_latest_filter_wins(far: Page) -> None:
@@ -56,7 +49,7 @@ def test_gallery_tab_reopens_at_its_filter(far: Page) -> None:
     expect(far.locator("#browse li")).to_have_count(8)
     far.locator("#browse .grid button").first.click()
     far.get_by_role("button", name="Search with this image").click()
-    expect_results(far, 10)
+    expect_results(far, 23)
     far.get_by_role("tab", name="Gallery").click()
     rest(far)
     expect(far.locator("#browse li")).to_have_count(8)
@@ -86,88 +79,41 @@ def test_late_answer_of_the_opening_tab_does_not_undo_a_filter(page: Page) -> No
     page.unroute("**/queue/join*")
 
 
-def test_latest_example_wins(far: Page) -> None:
-    buttons = far.locator("#trail .examples button")
-    last = buttons.nth(2).get_attribute("data-item")
-    far.evaluate("[0, 1, 2].map(n => document.querySelectorAll('#trail .examples button')[n].click())")
-    expect(far.locator("#status")).to_contain_text(f"similar to item {last},")
-    settle(far)
-    expect(far.locator("#status")).to_contain_text(f"similar to item {last},")
+def test_latest_example_wins(far: Page, gallery: Gallery) -> None:
+    expect(far.locator("#search .examples button").nth(2)).to_be_visible()
+    far.evaluate("[0, 1, 2].map(n => document.querySelectorAll('#search .examples button')[n].click())")
+    expect_results(far, 23)
+    last = int(far.url.rpartition("=")[2])
+    far.wait_for_timeout(3 * LATENCY)
+    assert captions(far)[0] == caption(1, gallery.search_id(last, 1)[0])
 
 
-def test_latest_region_wins(far: Page, server: Server) -> None:
-    far.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
-    expect_results(far, 10)
-    settle(far)
-    box = far.locator("#asked .cropping").bounding_box()
-    assert box is not None
-    x, y, width, height = box["x"], box["y"], box["width"], box["height"]
-    for left, right in ((0.1, 0.3), (0.4, 0.9)):
-        far.mouse.move(x + left * width, y + 0.1 * height)
-        far.mouse.down()
-        far.mouse.move(x + right * width, y + 0.9 * height, steps=3)
-        far.mouse.up()
-    chosen = re.compile(r"region=0\.(4|39)")
-    expect(far).to_have_url(chosen)
-    settle(far)
-    expect(far).to_have_url(chosen)
-    region = str(far.locator("#asked .region").get_attribute("data-region"))
-    assert [round(float(edge), 1) for edge in region.split(",")] == [0.4, 0.1, 0.9, 0.9]
-
-
-def test_quick_back_keeps_the_forward_history(far: Page, server: Server) -> None:
-    visit(far, server, 3, 4, 5, 6)
+def test_quick_back_keeps_the_forward_history(far: Page, server: Server, gallery: Gallery) -> None:
+    search_with(far, server, "?like=3")
+    for item in (4, 5, 6):
+        far.evaluate(
+            "item => document.dispatchEvent(new CustomEvent('lookalike:search', {detail: {item}}))", item
+        )
+        expect(far).to_have_url(re.compile(rf"like={item}$"))
     for _ in range(3):
         far.evaluate("history.back()")
         far.wait_for_timeout(LATENCY // 2)
-    for back in (3, 4, 5, 6):
-        expect(far.locator("#status")).to_contain_text(f"similar to item {back},")
-        expect(far).to_have_url(re.compile(rf"id={back}\b"))
-        settle(far)
+    for item in (3, 4, 5, 6):
+        expect(far).to_have_url(re.compile(rf"like={item}$"))
+        first = caption(1, gallery.search_id(item, 1)[0])
+        expect(far.locator("#results .hits img").first).to_have_attribute("alt", first)
         far.evaluate("history.forward()")
 
 
 def test_closed_dialog_stays_closed(far: Page, server: Server) -> None:
-    far.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
-    expect_results(far, 10)
-    settle(far)
-    far.locator("#results .grid button").first.click()
-    name = "Where they look alike"
-    far.get_by_role("button", name=name).click()
+    search_with(far, server, "?like=5")
+    card = far.get_by_test_id("hit").first.locator("[data-act=open]")
+    card.click()
+    far.get_by_role("button", name="Where they look alike").click()
     far.keyboard.press("Escape")
     expect(far.get_by_role("dialog")).to_have_count(0)
-    settle(far)
+    far.wait_for_timeout(3 * LATENCY)
     expect(far.get_by_role("dialog")).to_have_count(0)
-    far.locator("#results .grid button").first.click()
-    far.get_by_role("button", name=name).click()
-    expect(far.get_by_role("button", name=name, pressed=True)).to_be_visible()
-    expect(far.get_by_role("dialog").get_by_role("button", name="Add to the query")).to_be_visible()
-
-
-def test_k_field_shows_the_value_used(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/?id=5", wait_until="domcontentloaded")
-    expect_results(page, 10)
-    field = page.get_by_label("Results (K)")
-    for typed, k in (("500", "100"), ("-3", "1"), ("2.7", "2"), ("", "10")):
-        field.fill(typed)
-        field.press("Tab")
-        expect(field).to_have_value(k)
-        expect(page).to_have_url(f"{server.url}/?id=5&k={k}")
-
-
-def test_form_error_keeps_the_address(page: Page, server: Server) -> None:
-    page.goto(f"{server.url}/?id=5&k=4", wait_until="domcontentloaded")
-    expect_results(page, 4)
-    field = page.locator("#form").get_by_label("Filter")
-    field.fill("nonsense")
-    field.press("Enter")
-    expect(page.locator("#status .trouble")).to_be_visible()
-    expect(page).to_have_url(f"{server.url}/?id=5&k=4")
-    page.reload(wait_until="domcontentloaded")
-    expect_results(page, 4)
-
-
-def test_refused_camera_gives_an_error(page: Page) -> None:
-    page.get_by_label("Capture from camera").click()
-    page.get_by_text("Click to Access Webcam").click()
-    expect(page.locator("#status .trouble")).to_contain_text(re.compile("camera"))
+    card.click()
+    far.get_by_role("button", name="Where they look alike").click()
+    expect(far.get_by_role("button", name="Where they look alike", pressed=True)).to_be_visible()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,14 +20,11 @@ from serve.app import create_app
 from serve.core import url_fetcher
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
-from serve.page.search import SearchTab
-from serve.page.visit import SearchForm, Visit
 from tests.conftest import draw, unzip_shared
 from tests.retrieval.images.bombs import BOMBS, chunk, saved
 from tests.serve.asgi_server import answering
-from tests.serve.page.page_events import search_with, upload
 from tests.serve.processes import memory, most_memory
-from tests.serve.serving import SERVE, Server, serving
+from tests.serve.serving import SERVE, serving
 from tests.serve.web_server import http, web
 
 BYTES = {"Content-Type": "application/octet-stream"}
@@ -90,49 +86,6 @@ def test_bomb_in_a_batch_does_not_affect_the_others(api: httpx.Client, shop: Pat
     bad, fine = answer.json()["results"][::2], answer.json()["results"][1::2]
     assert {one["problem"]["reason"] for one in bad} == {"too-large"}
     assert {one["hits"][0]["key"] for one in fine} == {"red/1.png"}
-
-
-# ---- the page
-
-
-def _shown(client: httpx.Client, content: bytes) -> str:
-    """Return the page's response to an image, as text."""
-    path = upload(client, "query.png", content).json()[0]
-    outcome = search_with(client, {"path": path, "meta": {"_type": "gradio.FileData"}})
-    assert outcome["success"], outcome
-    return json.dumps(outcome["output"]["data"], ensure_ascii=False)
-
-
-def _check(shown: str, folder: Path) -> bool:
-    """Return whether an image was searched; otherwise check the error message."""
-    assert "Traceback" not in shown
-    assert "Internal error" not in shown
-    found = "3 results" in shown
-    assert found != ("This image cannot be used" in shown)
-    assert str(folder) not in shown
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", BOMBS)
-def test_bombs_are_refused_on_the_page(client: httpx.Client, server: Server, case: str) -> None:
-    assert not _check(_shown(client, BOMBS[case]), server.scratch)
-
-
-@pytest.mark.slow
-def test_bad_images_are_shown_or_refused_on_the_page(
-    client: httpx.Client, server: Server, shop_gallery: Path, tmp_path: Path
-) -> None:
-    files = sorted(path for path in unzip_shared("bad_inputs.zip", tmp_path).rglob("*") if path.is_file())
-    assert len(files) > 200
-    search = SearchTab(SearchService(shop_gallery))
-    found = {}
-    for file in files:
-        answer = search.upload(str(file), Visit(), SearchForm(k=3))
-        found[file] = _check(" ".join(map(str, answer[1:])), tmp_path)
-    assert {*found.values()} == {True, False}
-    for file in files[::25]:  # also as the page uploads them
-        assert _check(_shown(client, file.read_bytes()), server.scratch) == found[file]
 
 
 # ---- arbitrary bytes

@@ -16,10 +16,10 @@ import pytest
 from retrieval import Gallery
 from retrieval.stores.address import PASSWORD
 from serve.app import create_app
+from serve.core.examples import examples
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.page.contents import images_or_error, summary
-from serve.page.results import examples
 from serve.page.statistics import gallery_statistics, statistics_view
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.stores.postgres_server import running
@@ -146,7 +146,7 @@ def test_server_adds_and_removes_at_once(built: Built, shop: Path) -> None:
     assert "24" in summary(gallery)
     assert "<code" not in images_or_error(service, "price < 3", 0)
     assert "1 to 3 of 3" in images_or_error(service, "price < 3", 0)
-    assert len(examples(gallery)) == 6
+    assert len(examples(gallery, 6)) == 6
     counted = gallery_statistics(gallery)
     assert dict(counted.labels.most) == {"red": 8, "green": 8, "blue": 8}
     assert counted.columns[0].numbers == (0, 11.5, 23)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -19,8 +18,6 @@ from retrieval import Embedder, Gallery, open_gallery
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService
-from serve.page.search import SearchTab
-from serve.page.visit import Address, SearchForm, Visit
 from tests.conftest import lookalike_here
 from tests.serve.asgi_server import answering
 
@@ -144,21 +141,3 @@ def test_unusable_texts_are_problems(url: str, query: dict[str, object]) -> None
     answer = httpx.post(f"{url}/v1/search", json=query)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
-
-
-def test_page(gallery: Path) -> None:
-    """The texts are fields of the form and of the address, alone and with an image."""
-    search = SearchTab(SearchService(gallery))
-    address = SearchForm(k=2, text="a photo of green").url_query([])
-    parsed = Address.parse(address)
-    assert parsed.form == SearchForm(k=2, text="a photo of green")
-    visit, _, status, results, past = search.on_popstate(Visit(), SimpleNamespace(address=address))[1:]
-    assert "similar to “a photo of green”" in status
-    assert results.index("green.png") < results.index("#2")
-    assert not visit.history
-    assert "button" not in past
-    with_image = search.pick(visit, SearchForm(text="yellow", without="red"), SimpleNamespace(item=1))
-    assert "and “yellow” without “red”" in with_image[2]
-    assert with_image[0].history[0].form.text == "yellow"
-    fields = search._fields(SearchForm())
-    assert fields["texts"]

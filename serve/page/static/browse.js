@@ -19,6 +19,7 @@ watch('value', () => {
   if (!typed) form.where.value = shown.dataset.where;
   form.where.placeholder = shown.dataset.example;
 });
+document.addEventListener('lookalike:changed', () => request(requested ?? form.where.value));
 form.addEventListener('submit', event => {
   event.preventDefault();
   typed = false;

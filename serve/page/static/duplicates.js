@@ -7,7 +7,7 @@ form.addEventListener('submit', event => {
 made.addEventListener('click', event => {
   const button = event.target.closest('button');
   if (!button) return;
-  if (button.dataset.item) trigger('select', {item: Number(button.dataset.item)});
+  if (button.dataset.item) document.dispatchEvent(new CustomEvent('lookalike:open', {detail: {item: Number(button.dataset.item)}}));
   else if (button.dataset.groupPage) {
     trigger('turn', {...place(), group_page: Number(button.dataset.groupPage)});
     details.scrollIntoView({block: 'start'});

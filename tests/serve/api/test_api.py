@@ -275,6 +275,8 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "calibrated": False,
         "license": None,
         "texts": False,
+        "changes": False,
+        "urls": False,
     }
 
 

@@ -38,6 +38,8 @@ OPERATIONS = [
     ("DELETE", "/images/{number}"),
     ("GET", "/items"),
     ("GET", "/facets"),
+    ("GET", "/examples"),
+    ("GET", "/images/{number}/picture"),
     ("PATCH", "/items/{number}"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),

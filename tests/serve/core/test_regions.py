@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +20,9 @@ from retrieval import Embedder, Gallery, InputError
 from retrieval.search.query import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
-from serve.core.errors import NoModelError, UnknownItemError
+from serve.core.errors import NoModelError
 from serve.core.queries import MIN_SIDE, ComposedQuery, Region, RegionQuery, load_region, open_region
 from serve.core.service import SearchService
-from tests.conftest import draw
 from tests.serve.asgi_server import answering
 
 MIDDLE = Region(0.25, 0.1, 0.75, 0.6)
@@ -102,10 +100,6 @@ def test_region_of_an_item_is_embedded_and_leaves_the_item_out(
         found = _ids(api.post(address, params=parameters, json={"id": name, "k": 24, **given}))
         assert found == [hit.id for hit in expected]
         assert 5 not in found
-    query, image = service.embed_query(5, MIDDLE)
-    assert np.array_equal(query.vector, vector[0])
-    assert query.item == item
-    assert image.size == _cut(Image.open(item.path), VALUES).size
 
 
 _edges = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
@@ -268,17 +262,6 @@ def test_gallery_without_model_refuses_regions(shop_gallery: Path, monkeypatch: 
     (whole,) = service.find([ComposedQuery([5, 6])], SearchOptions(k=24)).found
     assert not isinstance(whole, InputError)
     assert len(whole) == len(gallery) - 2
-    with pytest.raises(UnknownItemError):
-        service.embed_query(4711, MIDDLE)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_region_of_an_upload_is_embedded_as_shown(service: SearchService, seed: int) -> None:
-    buffer = io.BytesIO()
-    draw(seed, (300, 200)).save(buffer, "PNG")
-    query, image = service.embed_query(buffer.getvalue(), MIDDLE)
-    assert np.array_equal(query.vector, _embedder(service).embed(image)[0])
-    assert query.item is None
 
 
 def test_regions_and_together_are_in_the_openapi_description(api: httpx.Client) -> None:

@@ -12,17 +12,19 @@ from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
 from retrieval.search.query import SearchOptions
-from serve.core.service import EmbeddedQuery, SearchService
+from retrieval.searchable import Hit
+from serve.core.queries import SingleQuery
+from serve.core.service import SearchService
 from serve.core.thumbnails import MISSING, encode, shrink
-from serve.page import query as page_query
-from serve.page.query import SearchResult
-from serve.page.visit import SearchForm
 from tests.conftest import draw
 from tests.serve.model import write_model
 
 
-def search(service: SearchService, query: EmbeddedQuery, k: int) -> SearchResult:
-    return page_query.run_search(service, [query], SearchForm(k))
+def search(service: SearchService, query: SingleQuery, k: int) -> list[Hit]:
+    (found,) = service.find([query], SearchOptions(k=k)).found
+    if isinstance(found, InputError):
+        raise found
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +42,16 @@ def own(tmp_path: Path, shop: Path, model_file: Path) -> tuple[Path, Path]:
 
 def test_image_query_matches_brute_force(service: SearchService, shop: Path) -> None:
     path = shop / "green" / "3.png"
-    query, image = service.embed_query(path)
-    answer = search(service, query, 5)
+    hits = search(service, path.read_bytes(), 5)
     stored = service.gallery.embeddings()
     vectors, labels, ids = stored.vectors, stored.labels, stored.ids.tolist()
     scores = vectors @ Embedder(service.folder / "model" / "model.onnx").embed(path)[0]
     best = np.argsort(-scores, kind="stable")[:5]
-    assert [hit.id for hit in answer.hits] == [ids[i] for i in best]
-    assert [hit.label for hit in answer.hits] == [labels[i] for i in best]
-    np.testing.assert_allclose([hit.score for hit in answer.hits], scores[best], atol=1e-5)
-    assert answer.hits[0].path == str(path)
-    assert answer.hits[0].score == pytest.approx(1, abs=1e-4)
-    assert np.array_equal(image, load_image(path))
-    assert query.embed_ms > 0
-    assert answer.search_ms > 0
-
-
-def test_bytes_give_the_same_query_as_their_file(service: SearchService, shop: Path) -> None:
-    path = shop / "red" / "0.png"
-    of_path, of_bytes = service.embed_query(path)[0], service.embed_query(path.read_bytes())[0]
-    assert search(service, of_path, 3).hits == search(service, of_bytes, 3).hits
+    assert [hit.id for hit in hits] == [ids[i] for i in best]
+    assert [hit.label for hit in hits] == [labels[i] for i in best]
+    np.testing.assert_allclose([hit.score for hit in hits], scores[best], atol=1e-5)
+    assert hits[0].path == str(path)
+    assert hits[0].score == pytest.approx(1, abs=1e-4)
 
 
 def test_item_query_leaves_the_item_out(service: SearchService) -> None:
@@ -67,30 +59,30 @@ def test_item_query_leaves_the_item_out(service: SearchService) -> None:
     vectors, ids = stored.vectors, stored.ids.tolist()
     scores = vectors @ vectors[4]
     scores[4] = -np.inf
-    answer = search(service, service.item_query(ids[4]), 6)
-    assert [hit.id for hit in answer.hits] == [ids[i] for i in np.argsort(-scores, kind="stable")[:6]]
+    hits = search(service, ids[4], 6)
+    assert [hit.id for hit in hits] == [ids[i] for i in np.argsort(-scores, kind="stable")[:6]]
 
 
 def test_large_k_returns_all_items(service: SearchService, shop: Path) -> None:
-    assert len(search(service, service.embed_query(shop / "red" / "0.png")[0], 100).hits) == 24
-    assert len(search(service, service.item_query(1), 100).hits) == 23
+    assert len(search(service, (shop / "red" / "0.png").read_bytes(), 100)) == 24
+    assert len(search(service, 1, 100)) == 23
 
 
 @pytest.mark.parametrize("number", [0, -1, 10_000, 2**63, 10**30])
 def test_unknown_item_ids_are_refused(service: SearchService, number: int) -> None:
-    for ask in (service.item_query, service.thumbnail, service.image):
+    for ask in (service.item, service.thumbnail, service.picture):
         with pytest.raises(InputError, match="no item"):
             ask(number)
 
 
 def test_unreadable_image_is_refused_with_its_reason(service: SearchService) -> None:
     with pytest.raises(ImageError) as refused:
-        service.embed_query(b"not an image")
+        search(service, b"not an image", 1)
     assert refused.value.reason == ImageError.NOT_AN_IMAGE
 
 
 def test_thumbnail_shows_the_item(service: SearchService, shop: Path) -> None:
-    item = search(service, service.embed_query(shop / "blue" / "2.png")[0], 1).hits[0].id
+    item = search(service, (shop / "blue" / "2.png").read_bytes(), 1)[0].id
     assert service.thumbnail(item) == encode(load_image(shop / "blue" / "2.png"))
     assert service.thumbnail(item) is service.thumbnail(item)  # cached
 
@@ -114,11 +106,11 @@ def test_missing_file_gives_the_placeholder_until_it_is_back(own: tuple[Path, Pa
     folder, images = own
     service = SearchService(folder)
     path = images / "red" / "0.png"
-    item = search(service, service.embed_query(path)[0], 1).hits[0].id
+    item = search(service, (path).read_bytes(), 1)[0].id
     away = path.rename(path.with_suffix(".away"))
     assert service.thumbnail(item) is MISSING
-    assert service.image(item).size == (1, 1)  # the placeholder, which is searched by its vector
-    assert len(search(service, service.item_query(item), 3).hits) == 3
+    assert service.picture(item) is MISSING  # the placeholder, which is searched by its vector
+    assert len(search(service, item, 3)) == 3
     away.rename(path)
     assert service.thumbnail(item) == encode(load_image(path))
 
@@ -126,13 +118,13 @@ def test_missing_file_gives_the_placeholder_until_it_is_back(own: tuple[Path, Pa
 def test_commits_of_other_processes_are_visible(own: tuple[Path, Path]) -> None:
     folder, images = own
     service = SearchService(folder)
-    old = search(service, service.embed_query(images / "red" / "0.png")[0], 1).hits[0].id
+    old = search(service, (images / "red" / "0.png").read_bytes(), 1)[0].id
     draw(99, hue=1).save(images / "new.png")
     before = service.thumbnail(old)
     draw(98, hue=2).save(images / "red" / "0.png")  # another image of the same item
     Gallery(folder).add([images])
     assert service.summary().images == 25
-    found = search(service, service.embed_query(images / "new.png")[0], 1).hits[0]
+    found = search(service, (images / "new.png").read_bytes(), 1)[0]
     assert found.path == str(images / "new.png")
     assert service.thumbnail(old).etag != before.etag
 
@@ -158,7 +150,7 @@ def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
 ) -> None:
     folder, images = own
     service = SearchService(folder)
-    query, _ = service.embed_query(images / "red" / "0.png")
+    fingerprint, vector = service.summary().fingerprint, service.gallery.vector(1)
     shutil.rmtree(folder)
     with pytest.raises(LookalikeError, match="deleted"):
         service.summary()
@@ -166,9 +158,9 @@ def test_rebuilt_gallery_refuses_queries_of_the_previous_model(
     Gallery.create(folder, other).add([images / "green"])
     assert service.summary().images == 8
     assert service.summary().fingerprint == Embedder(other).fingerprint
-    with pytest.raises(InputError, match="another model"):
-        search(service, query, 3)
-    assert search(service, service.embed_query(images / "green" / "0.png")[0], 3).hits
+    with pytest.raises(InputError, match="embed the image again"):
+        service.find([vector], SearchOptions(), fingerprint=fingerprint)
+    assert search(service, (images / "green" / "0.png").read_bytes(), 3)
 
 
 def test_folder_without_gallery_is_refused(tmp_path: Path) -> None:

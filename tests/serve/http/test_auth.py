@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from retrieval.errors import InputError
 from serve.config import PASSWORD, TOKEN, Credentials, read_credentials
 from serve.http.access_log import HEADERS
 from serve.http.auth import AuthMiddleware
+from serve.page.assets import modules_version
 from tests.serve.asgi_server import get
-from tests.serve.page.page_events import search_with, upload
 from tests.serve.serving import SERVE, Server, serving
 
 OLD, NEW = "the-token-of-last-week", "the-token-of-this-week"
@@ -205,9 +204,12 @@ def test_password_gives_access_to_the_page(locked: Server, shop: Path) -> None:
     signed_in = httpx.BasicAuth(USER, SECRET)
     with httpx.Client(base_url=locked.url, auth=signed_in, timeout=30) as client:
         assert "Lookalike: shop" in client.get("/").text
-        path = upload(client, "query.png", (shop / "red" / "1.png").read_bytes()).json()[0]
-        outcome = search_with(client, {"path": path, "meta": {"_type": "gradio.FileData"}})
-        assert "1 · 1.0000 · red" in json.dumps(outcome["output"]["data"], ensure_ascii=False)
+        content = (shop / "red" / "1.png").read_bytes()
+        (hit,) = client.post("/v1/search", params={"k": 1}, files={"image": content}).json()["hits"]
+        assert hit["label"] == "red"
+        assert client.get(f"/page/{modules_version()}/search.js").status_code == 200
+    assert httpx.get(f"{locked.url}/page/{modules_version()}/search.js", timeout=30).status_code == 401
+    with httpx.Client(base_url=locked.url, auth=signed_in, timeout=30) as client:
         assert client.get("/v1/images/1/thumbnail").status_code == 200
 
 

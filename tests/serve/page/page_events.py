@@ -30,11 +30,6 @@ def send_event(client: httpx.Client, name: str, data: list[Any], of: str | None 
     raise AssertionError("the stream ended without an outcome")
 
 
-def search_with(client: httpx.Client, image: dict[str, Any], form: Any = 3) -> dict[str, Any]:
-    """Search with an upload and return the outcome."""
-    return send_event(client, "change", [image, None, form], of="query")
-
-
 def upload(client: httpx.Client, name: str, content: bytes) -> httpx.Response:
     """Upload a file; the response is a list with its path."""
     return client.post("/gradio_api/upload", files={"files": (name, content)})

@@ -68,6 +68,14 @@ def test_only_uploads_are_added(
     assert Gallery(folder).item(number).label == "red"
 
 
+def test_url_of_a_file_is_not_fetched(page: httpx.Client, changeable: Server, folder: Path) -> None:
+    before, images = files_in(changeable.scratch), len(Gallery(folder))
+    own = f"{changeable.url}/v1/images/1/thumbnail"  # a URL that would respond
+    outcome = send_event(page, "click", [[{**file(own), "url": own}], "red"], of="add-go")
+    assert not outcome["success"]
+    assert (files_in(changeable.scratch), len(Gallery(folder))) == (before, images)
+
+
 def test_invalid_events_change_nothing(page: httpx.Client, folder: Path) -> None:
     before = len(Gallery(folder))
     for data in ([None, None], [[], "x"], ["a", 3], [[file("")], "x" * 10_000], [{}, {}]):

@@ -1,0 +1,104 @@
+// The state of the page, which is in its address: a reload, Back and a copied link restore it.
+
+const TEXTS = ['text', 'without', 'where', 'group_by', 'tab'];
+const NUMBERS = ['min_score', 'min_probability', 'open'];
+
+/**
+ * An image of the query, with its region: left, top, right, bottom as fractions; null for all of it.
+ * @typedef {{item?: number, picture?: string, url?: string, region: number[] | null}} View
+ */
+
+/** The state without a query. Views are in `like` and `unlike`; `open` is the item in the dialog. */
+export const EMPTY = Object.freeze({
+  like: [], unlike: [], text: '', without: '', where: '', group_by: '', tab: '', picked: [],
+  min_score: null, min_probability: null, open: null, marks: false,
+});
+
+const REGION = /@([\d.]+,[\d.]+,[\d.]+,[\d.]+)$/;
+
+/** Return a view as text: `17`, `17@0.1,0.2,0.8,0.9`, `picture:HASH` or `url:ADDRESS`. */
+export function viewText(view) {
+  const name = view.item ?? (view.picture ? `picture:${view.picture}` : `url:${view.url}`);
+  return name + (view.region ? '@' + view.region.map(value => Math.round(1e4 * value) / 1e4).join(',') : '');
+}
+
+function parseView(text) {
+  const region = text.match(REGION)?.[1].split(',').map(Number) ?? null;
+  const name = text.replace(REGION, '');
+  if (/^\d+$/.test(name)) return {item: Number(name), region};
+  if (name.startsWith('picture:')) return {picture: name.slice(8), region};
+  if (name.startsWith('url:')) return {url: name.slice(4), region};
+  return null;
+}
+
+/** Return the state of an address; parts that are not understood are ignored. */
+export function parse(search) {
+  const given = new URLSearchParams(search);
+  const state = {...EMPTY};
+  for (const name of ['like', 'unlike']) state[name] = given.getAll(name).map(parseView).filter(Boolean);
+  for (const name of TEXTS) state[name] = given.get(name) ?? '';
+  for (const name of NUMBERS) {
+    const number = parseFloat(given.get(name));
+    state[name] = Number.isFinite(number) ? number : null;
+  }
+  state.picked = given.getAll('filter');
+  state.marks = given.has('marks');
+  return state;
+}
+
+/** Return the query string of a state, with its `?`; empty for the first page. */
+export function format(state) {
+  const params = new URLSearchParams();
+  for (const name of ['like', 'unlike']) for (const view of state[name]) params.append(name, viewText(view));
+  for (const name of TEXTS) if (state[name]) params.set(name, state[name]);
+  for (const name of NUMBERS) if (state[name] !== null) params.set(name, state[name]);
+  for (const one of state.picked) params.append('filter', one);
+  if (state.marks) params.set('marks', '');
+  return params.size ? '?' + String(params).replaceAll('%2C', ',').replaceAll('%40', '@').replaceAll('%3A', ':') : '';
+}
+
+/** Whether there is something to search for. */
+export const asks = state => Boolean(state.like.length || state.text);
+
+/** The state of this page: read it, change it, and be called after every change. */
+class Address {
+  #listeners = [];
+
+  constructor() {
+    this.state = parse(location.search);
+    addEventListener('popstate', () => {
+      const before = this.state;
+      this.state = parse(location.search);
+      this.#notify(before);
+    });
+  }
+
+  /**
+   * Change the state, and the address with it.
+   * @param {object} change The fields that change.
+   * @param {boolean} [options.replace] Whether Back skips the state before.
+   */
+  update(change, {replace = false} = {}) {
+    const before = this.state;
+    this.state = {...before, ...change};
+    const address = location.pathname + format(this.state);
+    if (address !== location.pathname + location.search) {
+      if (replace) history.replaceState(history.state, '', address);
+      else history.pushState({opened: before.open === null && this.state.open !== null}, '', address);
+    }
+    this.#notify(before);
+  }
+
+  /** Close the dialog: go back to the entry that it was opened from, if there is one. */
+  close() {
+    if (history.state?.opened) history.back();
+    else this.update({open: null}, {replace: true});
+  }
+
+  /** Call a function with the state before, after every change. */
+  onChange(listener) { this.#listeners.push(listener); }
+
+  #notify(before) { for (const listener of this.#listeners) listener(before); }
+}
+
+export const address = new Address();

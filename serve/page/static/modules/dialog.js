@@ -1,0 +1,186 @@
+// The dialog that shows one image of the gallery; the address names it.
+
+import {address} from './address.js';
+import {Api} from './api.js';
+import {part, show} from './dom.js';
+import {Heatmap} from './heatmap.js';
+import {fileName} from './results.js';
+
+const CONFIRM = 'Really remove it?';
+const PAUSE = 500;  // milliseconds in which a double click is not a confirmation
+
+/** Start the dialog of the gallery whose API is at `path`. */
+export async function mount(root, path) {
+  const api = new Api(path);
+  const gallery = await api.get('/gallery').catch(() => null);
+  if (gallery) new Dialog(part(root, 'dialog'), api, gallery);
+}
+
+class Dialog {
+  #box; #api; #heatmap; #item = null; #asked = 0;
+
+  constructor(box, api, gallery) {
+    this.#box = box;
+    this.#api = api;
+    this.#heatmap = gallery.embeds ? new Heatmap(box, api) : null;
+    show(part(box, 'edit'), gallery.changes);
+    show(part(box, 'remove'), gallery.changes);
+    box.addEventListener('close', () => { if (address.state.open !== null) address.close(); });
+    box.addEventListener('click', event => this.#press(event));
+    box.addEventListener('keydown', event => this.#key(event));
+    part(box, 'edit').addEventListener('submit', event => { event.preventDefault(); this.#describe(); });
+    part(box, 'pane').addEventListener('pointermove', event => this.#pan(event));
+    document.addEventListener('lookalike:open', event => address.update({open: event.detail.item}));
+    address.onChange(before => { if (before.open !== address.state.open) this.#follow(); });
+    this.#follow();
+  }
+
+  async #follow() {
+    const {open} = address.state;
+    if (open === null) return this.#box.close();
+    this.#say('');
+    try {
+      const item = await this.#api.get(`/images/${open}`);
+      if (open === address.state.open) this.#draw(item);
+    } catch (error) {
+      this.#draw({id: open, key: `item ${open}`, label: null, metadata: {}, thumbnail: ''});
+      this.#say(error.message);
+    }
+  }
+
+  #draw(item) {
+    const box = this.#box, {like} = address.state;
+    this.#item = item;
+    part(box, 'title').textContent = item.label ?? fileName(item.key);
+    const card = this.#card();
+    const rank = card?.dataset.rank ? `${card.dataset.rank}. result · similarity ${card.dataset.score}` : '';
+    part(box, 'rank').textContent = rank;
+    const image = part(box, 'image');
+    image.src = item.thumbnail;
+    image.alt = `item ${item.id}, ${item.label ?? 'no label'}`;
+    part(box, 'caption').textContent = fileName(item.key);
+    part(box, 'original').href = `${this.#api.root}/images/${item.id}/picture`;
+    part(box, 'label').value = item.label ?? '';
+    const facts = {item: item.id, key: item.key, ...item.metadata};
+    part(box, 'facts').replaceChildren(...Object.entries(facts).map(([name, value]) => fact(name, value)));
+    this.#zoom(false);
+    this.#heatmap?.reset(card?.dataset.rank ? like[0] : null);
+    show(part(box, 'compare'), Boolean(this.#heatmap && card?.dataset.rank && like.length));
+    for (const name of ['like', 'unlike']) show(part(box, name), like.length > 0);
+    if (box.open) return;
+    box.showModal();
+    part(box, 'close').focus();
+  }
+
+  /** Return the card of the image among those that are shown behind the dialog. */
+  #card() { return this.#cards().find(card => Number(card.dataset.item) === this.#item.id); }
+
+  #cards() {
+    const panel = [...document.querySelectorAll('[role=tabpanel]')].find(one => one.getClientRects().length);
+    return [...(panel?.querySelectorAll('[data-item]') ?? [])];
+  }
+
+  #press(event) {
+    const act = event.target.closest('[data-act]')?.dataset.act;
+    const item = this.#item?.id;
+    if (event.target === this.#box || act === 'close') this.#box.close();
+    else if (act === 'previous') this.#step(-1);
+    else if (act === 'next') this.#step(1);
+    else if (act === 'zoom') this.#zoom(part(this.#box, 'zoom').ariaPressed !== 'true');
+    else if (act === 'compare') this.#compare();
+    else if (act === 'copy') this.#copy();
+    else if (act === 'remove') this.#remove(event.target);
+    else if (act) document.dispatchEvent(new CustomEvent('lookalike:search', {detail: {item, side: act === 'unlike' ? 'unlike' : 'like', alone: act === 'search'}}));
+    else if (event.target === part(this.#box, 'image')) this.#zoom(part(this.#box, 'zoom').ariaPressed !== 'true');
+  }
+
+  #key(event) {
+    if (event.target.matches('input')) return;
+    if (event.key === 'ArrowLeft') this.#step(-1);
+    if (event.key === 'ArrowRight') this.#step(1);
+  }
+
+  #step(by) {
+    const cards = this.#cards();
+    const next = cards[cards.indexOf(this.#card()) + by];
+    if (next && this.#card()) address.update({open: Number(next.dataset.item)}, {replace: true});
+  }
+
+  #zoom(large) {
+    const box = this.#box, image = part(box, 'image');
+    part(box, 'zoom').ariaPressed = String(large);
+    part(box, 'pane').classList.toggle('zoomed', large);
+    if (large) image.src = part(box, 'original').href;
+    image.style.transformOrigin = '';
+  }
+
+  #pan(event) {
+    if (!part(this.#box, 'pane').classList.contains('zoomed')) return;
+    const frame = part(this.#box, 'pane').getBoundingClientRect();
+    const [x, y] = [(event.clientX - frame.left) / frame.width, (event.clientY - frame.top) / frame.height];
+    part(this.#box, 'image').style.transformOrigin = `${100 * x}% ${100 * y}%`;
+  }
+
+  async #compare() {
+    const button = part(this.#box, 'compare');
+    if (button.ariaPressed === 'true') return this.#heatmap.reset(address.state.like[0]);
+    button.ariaBusy = 'true';
+    try {
+      await this.#heatmap.draw(address.state.like[0], this.#item.id);
+    } catch (error) {
+      this.#say(error.message);
+    }
+    button.ariaBusy = null;
+  }
+
+  async #copy() {
+    try {
+      await navigator.clipboard.writeText(location.href);
+      this.#say('Link copied.');
+    } catch {
+      this.#say(`Copy the address of this page: ${location.href}`);
+    }
+  }
+
+  async #describe() {
+    try {
+      const item = await this.#api.send('PATCH', `/items/${this.#item.id}`, {label: part(this.#box, 'label').value.trim() || null});
+      this.#draw(item);
+      this.#say('Saved.');
+      changed();
+    } catch (error) {
+      this.#say(error.message);
+    }
+  }
+
+  async #remove(button) {
+    if (button.textContent !== CONFIRM) {
+      const before = button.textContent;
+      this.#asked = performance.now();
+      button.textContent = CONFIRM;
+      button.addEventListener('blur', () => { button.textContent = before; }, {once: true});
+      return button.focus();
+    }
+    if (performance.now() - this.#asked < PAUSE) return;
+    try {
+      await this.#api.send('DELETE', `/images/${this.#item.id}`);
+      this.#box.close();
+      changed();
+    } catch (error) {
+      this.#say(error.message);
+    }
+  }
+
+  #say(text) { part(this.#box, 'message').textContent = text; }
+}
+
+const changed = () => document.dispatchEvent(new CustomEvent('lookalike:changed'));
+
+function fact(name, value) {
+  const row = document.createElement('div');
+  const term = document.createElement('dt'), text = document.createElement('dd');
+  term.textContent = name;
+  text.textContent = value ?? '';
+  row.append(term, text);
+  return row;
+}

@@ -1,0 +1,142 @@
+// Filters of the hits: values with their counts, ranges, and the expression language for everything else.
+
+import {address} from './address.js';
+import {condition, filterWords, parseFilter, rangeFilter, valueFilter} from './conditions.js';
+import {clone, part, show} from './dom.js';
+
+const LISTED = 1000;  // values of a column, which a search field narrows down
+const SHOWN = 60;
+const FIELDS = {min_score: 'similarity at least', min_probability: 'probability at least', group_by: 'one result for each'};
+
+export class Filters {
+  #root; #api;
+
+  /**
+   * @param {Element} root Has the parts `facets`, `chips`, `where`, `fault`, `min_score`, `min_probability` and `group_by`.
+   * @param {Api} api
+   * @param {object} gallery The description of the gallery.
+   */
+  constructor(root, api, gallery) {
+    this.#root = root;
+    this.#api = api;
+    part(root, 'facets').append(...['label', ...gallery.columns].map(column => this.#facet(column)));
+    part(root, 'group_by').append(...['label', ...gallery.columns].map(column => new Option(column, column)));
+    show(part(root, 'probability'), gallery.calibrated);
+    for (const name of ['where', 'min_score', 'min_probability', 'group_by']) {
+      part(root, name).addEventListener('change', event => this.#change(name, event.target.value.trim()));
+    }
+    part(root, 'chips').addEventListener('click', event => {
+      const chip = event.target.closest('button');
+      if (chip) this.#remove(chip.dataset);
+    });
+    addEventListener('click', event => {
+      for (const open of root.querySelectorAll('.facet[open]')) if (!open.contains(event.target)) open.open = false;
+    });
+  }
+
+  /** Show the filters of the address. */
+  draw() {
+    const {state} = address;
+    for (const name of ['where', 'min_score', 'min_probability', 'group_by']) part(this.#root, name).value = state[name] ?? '';
+    const chips = state.picked.filter(parseFilter).map(text => chip(filterWords(text), {filter: text}));
+    for (const [name, words] of Object.entries(FIELDS)) {
+      if (state[name] !== null && state[name] !== '') chips.push(chip(`${words}: ${state[name]}`, {field: name}));
+    }
+    if (state.where) chips.push(chip(state.where, {field: 'where'}));
+    part(this.#root, 'chips').replaceChildren(...chips);
+    for (const box of this.#root.querySelectorAll('input[data-filter]')) box.checked = state.picked.includes(box.dataset.filter);
+  }
+
+  /** Return the filters of the address as one condition; empty for none. */
+  condition() { return condition(address.state.picked, address.state.where); }
+
+  /**
+   * Show an error at the field that it is of; null clears it.
+   * @returns {boolean} Whether it is an error of the filters.
+   */
+  fault(error) {
+    const mine = Boolean(error && this.condition() && (error.message.startsWith('Where:') || error.faults?.some(one => one.pointer === '#/where')));
+    part(this.#root, 'fault').textContent = mine ? error.message : '';
+    part(this.#root, 'where').ariaInvalid = String(mine);
+    if (mine) part(this.#root, 'advanced').open = true;
+    return mine;
+  }
+
+  #change(name, value) {
+    const number = name.startsWith('min_');
+    address.update({[name]: number ? (value === '' ? null : Number(value)) : value});
+  }
+
+  #remove({filter, field}) {
+    if (field) return address.update({[field]: field.startsWith('min_') ? null : ''});
+    address.update({picked: address.state.picked.filter(one => one !== filter)});
+  }
+
+  #facet(column) {
+    const facet = clone('facet');
+    part(facet, 'name').textContent = column;
+    facet.addEventListener('toggle', () => { if (facet.open && !facet.dataset.filled) this.#fill(facet, column); });
+    facet.addEventListener('keydown', event => {
+      if (event.key !== 'Escape' || !facet.open) return;
+      facet.open = false;
+      part(facet, 'name').focus();
+    });
+    return facet;
+  }
+
+  async #fill(facet, column) {
+    facet.dataset.filled = 'yes';
+    let found;
+    try {
+      found = (await this.#api.get(`/facets?limit=${LISTED}&columns=${encodeURIComponent(column)}`)).facets[0];
+    } catch (error) {
+      delete facet.dataset.filled;
+      part(facet, 'values').textContent = error.message;
+      return;
+    }
+    const range = found.numbers ?? found.dates;
+    show(part(facet, 'range'), Boolean(range));
+    show(part(facet, 'find'), !range && found.values.length > 12);
+    if (range) return this.#fillRange(facet, column, range, found.dates ? 'date' : 'number');
+    const list = part(facet, 'values');
+    const draw = word => list.replaceChildren(...found.values.filter(one => String(one.value).toLowerCase().includes(word)).slice(0, SHOWN)
+      .map(one => this.#value(column, one)));
+    part(facet, 'find').addEventListener('input', event => draw(event.target.value.trim().toLowerCase()));
+    draw('');
+  }
+
+  #value(column, {value, count}) {
+    const row = clone('value'), box = part(row, 'box'), filter = valueFilter(column, value);
+    box.dataset.filter = filter;
+    box.checked = address.state.picked.includes(filter);
+    part(row, 'text').textContent = value;
+    part(row, 'count').textContent = count.toLocaleString('en');
+    box.addEventListener('change', () => {
+      const others = address.state.picked.filter(one => one !== filter);
+      address.update({picked: box.checked ? [...others, filter] : others});
+    });
+    return row;
+  }
+
+  #fillRange(facet, column, {min, max}, type) {
+    const [low, high] = ['low', 'high'].map(end => part(facet, end));
+    const day = value => type === 'date' ? value.slice(0, 10) : value;
+    for (const [input, end] of [[low, min], [high, max]]) {
+      Object.assign(input, {type, placeholder: day(end), min: day(min), max: day(max), step: 'any'});
+      input.addEventListener('change', () => {
+        const others = address.state.picked.filter(one => parseFilter(one)?.column !== column);
+        const chosen = low.value || high.value ? [rangeFilter(column, low.value, high.value)] : [];
+        address.update({picked: [...others, ...chosen]});
+      });
+    }
+  }
+}
+
+function chip(words, data) {
+  const made = clone('chip');
+  part(made, 'text').textContent = words;
+  const button = part(made, 'remove');
+  Object.assign(button.dataset, data);
+  button.ariaLabel = `Remove the filter ${words}`;
+  return made;
+}

@@ -1,0 +1,37 @@
+// The header: gallery, theme, and the tabs, which are in the address.
+
+import {address} from './address.js';
+import {part} from './dom.js';
+
+const THEME = 'lookalike-theme';
+
+/**
+ * Start the header.
+ * @param {string[]} tabs Ids of the tabs; the first has no name in the address.
+ */
+export function mount(root, tabs) {
+  part(root, 'galleries')?.addEventListener('change', event => { location.href = event.target.value; });
+  const chosen = localStorage.getItem(THEME);
+  if (chosen) document.body.classList.toggle('dark', chosen === 'dark');
+  part(root, 'theme').addEventListener('click', () => {
+    const dark = document.body.classList.toggle('dark');
+    localStorage.setItem(THEME, dark ? 'dark' : 'light');
+  });
+  followTabs(tabs);
+}
+
+function followTabs(tabs) {
+  const name = id => id === tabs[0] ? '' : id.replace('-tab', '');
+  const button = id => document.getElementById(`${id}-button`);
+  const open = () => {
+    const tab = button(tabs.find(id => name(id) === address.state.tab) ?? tabs[0]);
+    if (tab?.ariaSelected !== 'true') tab?.click();
+  };
+  document.addEventListener('click', event => {
+    const tab = event.target.closest('[role=tab]');
+    const id = tabs.find(id => button(id) === tab);
+    if (id && name(id) !== address.state.tab) address.update({tab: name(id), open: null});
+  });
+  address.onChange(open);
+  open();
+}

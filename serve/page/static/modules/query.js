@@ -1,0 +1,101 @@
+// The query: its pictures in small, one of them in large with its region, and its texts.
+
+import {address} from './address.js';
+import {clone, part, show} from './dom.js';
+import * as pictures from './pictures.js';
+import {Region} from './region.js';
+
+const MOST = 16;  // images in a query
+
+export class Query {
+  #root; #api; #region; #shown = ['like', 0]; #drawing = 0;
+
+  /**
+   * @param {Element} root Has the parts `frame`, `large`, `whole`, `views`, `text`, `without` and `clear`.
+   * @param {Api} api
+   * @param {boolean} options.embeds Whether the gallery has a model, for regions and pictures from outside.
+   */
+  constructor(root, api, {embeds}) {
+    this.#root = root;
+    this.#api = api;
+    this.#region = embeds ? new Region(part(root, 'frame'), region => this.#crop(region)) : null;
+    if (!embeds) root.querySelector('.region').remove();
+    part(root, 'whole').addEventListener('click', () => this.#crop(null));
+    part(root, 'views').addEventListener('click', event => this.#press(event));
+    part(root, 'clear').addEventListener('click', () => address.update({like: [], unlike: [], text: '', without: '', open: null}));
+  }
+
+  /** Draw the query of the address. */
+  async draw() {
+    const {like, unlike} = address.state;
+    const drawing = ++this.#drawing;
+    if (!address.state[this.#shown[0]][this.#shown[1]]) this.#shown = [like.length ? 'like' : 'unlike', 0];
+    const views = [...like.map((view, index) => ['like', index, view]), ...unlike.map((view, index) => ['unlike', index, view])];
+    const sources = await Promise.all(views.map(([, , view]) => this.#source(view)));
+    if (drawing !== this.#drawing) return;  // the query has changed again
+    const [kind, number] = this.#shown, shown = address.state[kind][number];
+    show(part(this.#root, 'frame'), Boolean(shown));
+    show(part(this.#root, 'whole'), Boolean(shown?.region));
+    if (shown) {
+      const at = views.findIndex(view => view[0] === kind && view[1] === number);
+      const large = part(this.#root, 'large');
+      large.src = sources[at];
+      large.alt = views.length === 1 ? 'The query image' : `Query image ${at + 1}`;
+      this.#region?.draw(shown.region);
+    }
+    part(this.#root, 'views').replaceChildren(...(views.length < 2 ? [] : views.map((view, index) => this.#icon(view, index, sources[index]))));
+  }
+
+  /** Add views to a side of the query: `like` or `unlike`. Returns a sentence if there are too many. */
+  add(side, views, {alone = false} = {}) {
+    const {like, unlike} = address.state;
+    const sides = alone ? {like: [], unlike: []} : {like, unlike};
+    sides[side] = [...sides[side], ...views];
+    if (sides.like.length + sides.unlike.length > MOST) return `A query has at most ${MOST} images. Remove some first.`;
+    this.#shown = [side, sides[side].length - 1];
+    address.update({...sides, ...(alone && {text: '', without: ''}), open: null, tab: ''});
+    return '';
+  }
+
+  #crop(region) {
+    const [side, number] = this.#shown;
+    const views = address.state[side].map((view, index) => index === number ? {...view, region} : view);
+    address.update({[side]: views});
+  }
+
+  #press(event) {
+    const button = event.target.closest('button');
+    if (!button) return;
+    const {side, number} = button.closest('li').dataset;
+    if (button.dataset.act === 'remove') {
+      address.update({[side]: address.state[side].filter((_, index) => index !== Number(number))});
+    } else {
+      this.#shown = [side, Number(number)];
+      this.draw();
+    }
+  }
+
+  #icon([side, number, view], index, source) {
+    const icon = clone('view');
+    Object.assign(icon.dataset, {side, number});
+    icon.classList.toggle('unlike', side === 'unlike');
+    const name = side === 'like' ? `query image ${index + 1}` : `image ${index + 1}, to move away from`;
+    const image = part(icon, 'image');
+    image.src = source;
+    image.alt = `Show ${name}`;
+    if (view.region) image.classList.add('part');
+    part(icon, 'remove').ariaLabel = `Remove ${name}`;
+    part(icon, 'show').ariaCurrent = String(side === this.#shown[0] && number === this.#shown[1]);
+    return icon;
+  }
+
+  async #source(view) {
+    if (view.item !== undefined) return `${this.#api.root}/images/${view.item}/thumbnail`;
+    if (view.url !== undefined) return MISSING;
+    return (await pictures.find(view.picture))?.url || MISSING;
+  }
+}
+
+// A grey picture, in place of one that the browser does not have or cannot decode.
+const MISSING = 'data:image/svg+xml,' + encodeURIComponent(
+  '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"><rect width="4" height="3" fill="#94a3b8"/></svg>');

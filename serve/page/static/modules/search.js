@@ -1,0 +1,222 @@
+// The search tab: it follows the address, and everything a visitor does changes the address.
+
+import {address, asks, EMPTY} from './address.js';
+import {Api} from './api.js';
+import {clone, part, plural, show} from './dom.js';
+import {Filters} from './filters.js';
+import {takePictures} from './intake.js';
+import * as pictures from './pictures.js';
+import {Query} from './query.js';
+import {fileName, Results} from './results.js';
+import {FIRST, Searcher} from './searcher.js';
+import {csv, save} from './table.js';
+
+const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', 'group_by', 'min_score', 'min_probability'];
+const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
+
+/**
+ * Start the tab.
+ * @param {Element} element Contains `search.html`.
+ * @param {string} path Path of the gallery's API.
+ */
+export async function mount(element, path) {
+  const root = element.querySelector('.search');
+  const api = new Api(path);
+  const say = status(root);
+  try {
+    const gallery = await api.get('/gallery');
+    const tab = new SearchTab(root, api, gallery, say);
+    await tab.follow();
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+class SearchTab {
+  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #asked = ''; #answered = EMPTY; #complete = true; #busy = false;
+
+  constructor(root, api, gallery, say) {
+    this.#root = root;
+    this.#api = api;
+    this.#gallery = gallery;
+    this.#say = say;
+    this.#searcher = new Searcher(api);
+    this.#query = new Query(part(root, 'query'), api, gallery);
+    this.#filters = new Filters(part(root, 'filters'), api, gallery);
+    this.#results = new Results(part(root, 'results'), (act, hit) => this.#act(act, hit), () => this.#more());
+    this.#ask();
+    address.onChange(() => this.follow());
+    document.addEventListener('lookalike:search', ({detail: {item, side = 'like', alone = true}}) =>
+      this.#add(side, [{item, region: null}], alone));
+    document.addEventListener('lookalike:changed', () => { this.#asked = ''; this.follow(); });
+  }
+
+  /** Show the state of the address: the query, and its results if another query is asked. */
+  async follow() {
+    const {state} = address;
+    const asked = question(state);
+    this.#query.draw();
+    this.#filters.draw();
+    part(this.#root, 'text').value = state.text;
+    part(this.#root, 'without').value = state.without;
+    this.#root.classList.toggle('active', asks(state));
+    if (!asks(state)) this.#welcome();
+    if (asked === this.#asked) return;
+    this.#asked = asked;
+    this.#complete = true;
+    await this.#search(FIRST, {grows: false});
+  }
+
+  async #search(k, {grows}) {
+    const {state} = address, asked = this.#asked;
+    this.#busy = true;
+    this.#results.dim(!grows);
+    if (asks(state) && !grows) this.#say('Searching …');
+    try {
+      const started = performance.now();
+      const answer = await this.#searcher.run(state, this.#filters.condition(), k,
+        share => this.#say(share < 1 ? `Sending the picture: ${Math.round(100 * share)} %` : 'Searching …'));
+      if (asked !== this.#asked) return;
+      if (answer === null) {
+        this.#answered = state;
+        this.#results.draw([], new Set());
+        return this.#say(this.#hint());
+      }
+      this.#complete = answer.complete;
+      this.#answered = state;
+      this.#results.draw(answer.hits, await this.#labels(), {grows, complete: answer.complete});
+      this.#filters.fault(null);
+      this.#say(this.#summary(answer, performance.now() - started));
+      if (!grows) scrollTo({top: 0});
+    } catch (error) {
+      if (error.name === 'AbortError' || asked !== this.#asked) return;
+      if (error.ofPicture) this.#undo();
+      else this.#asked = '';  // the results before stay, dimmed; the next change searches again
+      if (!this.#filters.fault(error)) this.#say(error.message, true);
+    } finally {
+      if (asked === this.#asked) this.#busy = false;
+    }
+  }
+
+  /** Return to the last search that was answered, whose results are still shown. */
+  #undo() {
+    this.#asked = question(this.#answered);
+    this.#results.dim(false);
+    address.update(this.#answered, {replace: true});
+  }
+
+  #more() {
+    if (!this.#busy && !this.#complete) this.#search(2 * this.#results.hits.length, {grows: true});
+  }
+
+  #summary(answer, duration) {
+    const {hits, best, complete} = answer;
+    if (best) return nothing(best);
+    if (!hits.length) return this.#filters.condition() ? 'No image passes the filters.' : 'There is no other image.';
+    const found = complete ? plural(hits.length, 'result') : `The ${hits.length} best of ${plural(this.#gallery.images, 'image')}`;
+    return `${found} · ${(duration / 1000).toFixed(2)} s`;
+  }
+
+  /** Return the labels of the query's images if hits are to be compared with them. */
+  async #labels() {
+    const {marks, like} = address.state;
+    const items = like.map(view => view.item).filter(item => item !== undefined);
+    if (!marks || items.length !== like.length) return new Set();
+    const found = await Promise.all(items.map(item => this.#api.get(`/images/${item}`)));
+    return new Set(found.map(item => item.label).filter(label => label !== null));
+  }
+
+  // ---- what the visitor does
+
+  #ask() {
+    const root = this.#root;
+    const searching = () => !address.state.tab && !document.querySelector('dialog[open]');
+    if (this.#gallery.embeds) takePictures(root, files => this.#take(files), searching);
+    show(part(root, 'ask'), this.#gallery.embeds);
+    show(part(root, 'texts'), this.#gallery.texts);
+    show(part(root, 'link'), this.#gallery.urls);
+    part(root, 'texts').addEventListener('change', event => address.update({[event.target.name]: event.target.value.trim()}));
+    part(root, 'texts').addEventListener('submit', event => {
+      event.preventDefault();
+      address.update({text: part(root, 'text').value.trim(), without: part(root, 'without').value.trim()});
+    });
+    part(root, 'link').addEventListener('submit', event => {
+      event.preventDefault();
+      const field = event.target.elements.url;
+      if (field.value.trim()) this.#add('like', [{url: field.value.trim(), region: null}], true);
+      field.value = '';
+    });
+    part(root, 'copy').addEventListener('click', () => this.#copy());
+    part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
+    part(root, 'marks').addEventListener('change', event => {
+      this.#asked = '';
+      address.update({marks: event.target.checked}, {replace: true});
+    });
+  }
+
+  async #take(files) {
+    const kept = await Promise.all(files.map(pictures.keep));
+    const adding = part(this.#root, 'adding').checked && address.state.like.length > 0;
+    this.#add('like', kept.map(picture => ({picture: picture.id, region: null})), !adding);
+  }
+
+  #act(act, hit) {
+    if (act === 'open') address.update({open: hit.id});
+    else this.#add(act, [{item: hit.id, region: null}], false);
+  }
+
+  #add(side, views, alone) {
+    const refused = this.#query.add(side, views, {alone});
+    if (refused) this.#say(refused, true);
+  }
+
+  async #copy() {
+    const own = [...address.state.like, ...address.state.unlike].some(view => view.picture);
+    try {
+      await navigator.clipboard.writeText(location.href);
+      this.#say(own ? 'Link copied. It works in this browser only: your picture stays here.' : 'Link copied.');
+    } catch {
+      this.#say(`Copy the address of this page: ${location.href}`);
+    }
+  }
+
+  // ---- before the first search
+
+  #hint() {
+    if (!this.#gallery.images) return 'This gallery is empty: `lookalike index add GALLERY IMAGES` fills it.';
+    if (!this.#gallery.embeds) return 'Choose an image of the gallery to find similar ones: it has no model to embed other images.';
+    return this.#gallery.texts ? 'Drop, paste or choose a picture, or write what to find.' : 'Drop, paste or choose a picture.';
+  }
+
+  async #welcome() {
+    const list = part(this.#root, 'examples');
+    if (list.childElementCount || !this.#gallery.images) return;
+    const {items} = await this.#api.get('/examples');
+    list.replaceChildren(...items.map(item => this.#example(item)));
+  }
+
+  #example(item) {
+    const entry = clone('example');
+    const image = part(entry, 'image');
+    image.src = item.thumbnail;
+    image.alt = `Search with ${item.label ?? fileName(item.key)}`;
+    part(entry, 'pick').addEventListener('click', () => this.#add('like', [{item: item.id, region: null}], true));
+    return entry;
+  }
+}
+
+/** Return what to say if no hit is similar enough; `best` is the best one. */
+function nothing(best) {
+  return best.probability === null
+    ? `No result is that similar: the best similarity is ${best.score.toFixed(4)}.`
+    : `Nothing like it here: the best result has a probability of ${(100 * best.probability).toFixed(0)} %.`;
+}
+
+/** Return a function that shows a sentence in the status line, as a problem if it is one. */
+function status(root) {
+  const line = part(root, 'status');
+  return (text, problem = false) => {
+    line.textContent = text;
+    line.classList.toggle('trouble', problem);
+  };
+}

@@ -1,0 +1,68 @@
+// Searches: what is sent for a state, and the newest answer.
+// A picture is sent once; filters and further results are asked for with its vector.
+
+import {asks, viewText} from './address.js';
+import * as pictures from './pictures.js';
+
+export const FIRST = 48;  // results of a new search
+const MOST = 1000;  // of the API
+
+export class Searcher {
+  #api; #running; #vectors = new Map(); #fingerprint = null;
+
+  constructor(api) { this.#api = api; }
+
+  /**
+   * Search, and cancel the search before.
+   * @param {object} state State of the address.
+   * @param {string} condition Condition on the hits, in the expression language; empty for none.
+   * @param {number} k Number of hits.
+   * @param {(share: number) => void} progress Receives the share of the pictures that has been sent.
+   * @returns The answer of the API, with `complete`: whether there are no further hits, and
+   *   `best`: the best hit, if none reaches the lowest score or probability; null without a query.
+   */
+  async run(state, condition, k, progress) {
+    this.#running?.abort();
+    if (!asks(state)) return null;
+    this.#running = new AbortController();
+    const {signal} = this.#running;
+    const views = await Promise.all(['like', 'unlike'].map(
+      name => Promise.all(state[name].map(view => this.#view(view, {signal, progress})))));
+    const wanted = Math.min(k, MOST);
+    const body = {k: wanted, like: views[0], unlike: views[1]};
+    if (condition) body.where = condition;
+    for (const name of ['text', 'without']) if (state[name]) body[name] = [state[name]];
+    for (const name of ['min_score', 'min_probability']) if (state[name] !== null) body[name] = state[name];
+    if (state.group_by) body.group_by = state.group_by;
+    if (this.#fingerprint) body.fingerprint = this.#fingerprint;
+    try {
+      const answer = await this.#api.post('/search', body, {signal});
+      const complete = answer.hits.length < wanted || wanted === MOST;
+      if (answer.hits.length || (!('min_score' in body) && !('min_probability' in body))) return {...answer, complete};
+      const {min_score: _, min_probability: __, ...open} = body;
+      const [best] = (await this.#api.post('/search', {...open, k: 1}, {signal})).hits;
+      return {...answer, complete, best};
+    } catch (error) {
+      if (error.code !== 'model-mismatch' || !this.#vectors.size) throw error;
+      this.#vectors.clear();  // the gallery was rebuilt with another model
+      this.#fingerprint = null;
+      return this.run(state, condition, k, progress);
+    }
+  }
+
+  /** Return a view as the API takes it. */
+  async #view(view, {signal, progress}) {
+    const region = view.region ? {region: view.region} : {};
+    if (view.item !== undefined) return {id: view.item, ...region};
+    if (view.url !== undefined) return {url: view.url, ...region};
+    const name = viewText(view);
+    if (!this.#vectors.has(name)) {
+      const picture = await pictures.find(view.picture);
+      if (!picture) throw new Error('This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.');
+      const answer = await this.#api.post('/embed', await pictures.shrink(picture, view.region), {signal, progress});
+      this.#vectors.set(name, answer.vectors[0]);
+      this.#fingerprint = answer.fingerprint;
+    }
+    return {vector: this.#vectors.get(name)};
+  }
+}
