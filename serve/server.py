@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,18 @@ def run(settings: Settings) -> None:
     except KeyboardInterrupt:
         pass
     report_status("stopped", settings.log_format)
+    _end_under_work()
+
+
+def _end_under_work() -> None:
+    """End the process at once if long work is running: FAISS aborts if the interpreter ends under it."""
+    from serve.core.background import is_working
+
+    if is_working():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:

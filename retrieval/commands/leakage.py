@@ -39,11 +39,11 @@ _NO_LABEL = "no label"
 def leakage(
     train: Path, test: Path, min_score: float, sheet: Path | None, device: Device, as_json: bool
 ) -> None:
-    """Find the images of the gallery TEST that have a near-duplicate in the gallery TRAIN.
+    """Find test images that have a near-duplicate among the training images.
 
-    A model that was trained on TRAIN is measured too well on them. Each is shown with the nearest image of
-    TRAIN, and counted by its label. The right S depends on the model: look at some pairs first. Nothing is
-    changed. Both galleries need the same model.
+    A model that was trained on the gallery TRAIN is measured too well on those of TEST. Each is shown with
+    the nearest image of TRAIN, and counted by its label. The right S depends on the model: look at some pairs
+    first. Nothing is changed. Both galleries need the same model.
 
     \b
       lookalike index build train.gallery shop/train --model model.onnx

@@ -59,12 +59,12 @@ def suspects(
     device: Device,
     as_json: bool,
 ) -> None:
-    """Find the images of GALLERY whose label is probably wrong: their neighbours have another one.
+    """Find the images of a gallery whose label is probably wrong.
 
-    The K nearest labelled images vote on the label of each image, nearer ones with more weight. Images that
-    are outvoted are ranked by their lead: the cosine similarity to the mean of the suggested class, less that
-    to the mean of their own class. How many of the first ones are wrong depends on the model: look at them
-    before you change a label. Nothing is changed.
+    Their neighbours have another one: the K nearest labelled images vote on the label of each image, nearer
+    ones with more weight. Images that are outvoted are ranked by their lead: the cosine similarity to the
+    mean of the suggested class, less that to the mean of their own class. How many of the first ones are
+    wrong depends on the model: look at them before you change a label. Nothing is changed.
 
     \b
       lookalike suspects shop.gallery --sheet suspects.html

@@ -84,7 +84,7 @@ async def list_items(
     "/examples",
     summary="A few images from all over the gallery.",
     response_model=ExamplesAnswer,
-    responses=documented(*LOAD),
+    responses=documented(InputError, *LOAD),
 )
 async def list_examples(
     request: Request,

@@ -46,6 +46,11 @@ class Status(Generic[T]):
     failure: LookalikeError | None = None
 
 
+def is_working() -> bool:
+    """Return whether long work is running in this process."""
+    return _slot.locked()
+
+
 class Background(Generic[T]):
     """One kind of work on one gallery; the last result is kept.
 

@@ -22,6 +22,7 @@ def test_page_queue_is_bounded(shop_gallery: Path, tmp_path: Path, monkeypatch: 
     import gradio
 
     from serve import page
+    from serve.page import gallery as gallery_tab
 
     class Blocks(gradio.Blocks):
         def queue(self, *args: Any, **options: Any) -> Any:
@@ -33,22 +34,23 @@ def test_page_queue_is_bounded(shop_gallery: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(page.gr, "Blocks", Blocks)
     service, over = SearchService(shop_gallery), threading.Event()
     app = create_app(service)
-    describe = service.describe
 
-    def slow() -> Any:
+    def slow(*_: object) -> str:
         assert over.wait(60)
-        return describe()
+        return ""
 
-    monkeypatch.setattr(service, "describe", slow)
+    monkeypatch.setattr(gallery_tab, "images_or_error", slow)
     with (
         listening(app, lifespan="on") as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         config = client.get("/config").json()
-        load = next(d["id"] for d in config["dependencies"] if any(t[1] == "load" for t in d["targets"]))
+        (browse,) = (c["id"] for c in config["components"] if c["props"].get("elem_id") == "browse")
+        show = next(d["id"] for d in config["dependencies"] if [browse, "submit"] in d["targets"])
+        asked = {"where": "", "page": 0}
         answers = []
         for number in range(20):
-            body = {"fn_index": load, "session_hash": f"visitor-{number}", "data": []}
+            body = {"fn_index": show, "session_hash": f"visitor-{number}", "data": [], "event_data": asked}
             answers.append(client.post("/gradio_api/queue/join", json=body))
         over.set()
         statuses = [answer.status_code for answer in answers]

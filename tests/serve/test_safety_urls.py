@@ -17,11 +17,10 @@ from serve.api import routes
 from serve.app import create_app
 from serve.client import Client
 from serve.core import url_fetcher
-from serve.core.errors import BusyError, UrlsNotAllowedError
+from serve.core.errors import UrlsNotAllowedError
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.core.workers import Limits
-from serve.http import upload_limit
 from tests.serve.asgi_server import answering
 from tests.serve.serving import SERVE, serving
 from tests.serve.web_server import Web, http, web
@@ -139,19 +138,6 @@ def test_too_many_fetches_get_retry_after(allowing: str, monkeypatch: pytest.Mon
         answer = _search(allowing, url=ADDRESS)
     assert (answer.status_code, answer.json()["code"]) == (503, "busy")
     assert int(answer.headers["retry-after"]) > 0
-
-
-def test_fetched_images_count_toward_the_upload_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from serve.page import query
-
-    monkeypatch.setattr(query, "get_upload_folder", lambda: str(tmp_path))
-    monkeypatch.setattr(upload_limit, "_MAX_FILES", 2)
-    monkeypatch.setattr(query, "fetch_image", lambda address: address.encode())
-    assert [query.download_image(str(n)).read_bytes() for n in range(2)] == [b"0", b"1"]
-    with pytest.raises(BusyError):
-        query.download_image("2")
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_every_licence_of_timm_is_classified() -> None:
 
 def test_page_states_a_licence_with_terms() -> None:
     def header(license_: str | None) -> str:
-        return render("header", gallery=GallerySummary("shop", 1, "f", "u", "/v1", license_))
+        return render("header", gallery=GallerySummary("shop", 1, "f", "u", "/v1", license_), pages=[])
 
     assert "weights" not in header(None)
     assert "weights apache-2.0" in header("apache-2.0")

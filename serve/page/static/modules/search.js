@@ -11,6 +11,7 @@ import {fileName, Results} from './results.js';
 import {FIRST, Searcher} from './searcher.js';
 import {csv, save} from './table.js';
 
+const EXAMPLES = 36;
 const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', 'group_by', 'min_score', 'min_probability'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
@@ -191,7 +192,7 @@ class SearchTab {
   async #welcome() {
     const list = part(this.#root, 'examples');
     if (list.childElementCount || !this.#gallery.images) return;
-    const {items} = await this.#api.get('/examples');
+    const {items} = await this.#api.get(`/examples?limit=${EXAMPLES}`);
     list.replaceChildren(...items.map(item => this.#example(item)));
   }
 
