@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Callable
@@ -21,7 +20,6 @@ STATIC = _HERE / "static"
 MODULES = "/page"  # path of the scripts that pages import
 _ENVIRONMENT = environment(_HERE)
 _ENVIRONMENT.filters |= {
-    "base64": lambda data: base64.b64encode(data).decode(),
     "license_notice": license_notice,
     "decimals": lambda number, digits: f"{number:.{digits}f}",
     "pluralize": pluralize,

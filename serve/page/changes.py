@@ -80,7 +80,8 @@ class Changes:
             # Anything but files in their place would create the component again, without our `preprocess`.
             kept = [path for path, _ in files or ()] or None
             return error_message(error), kept, *([gr.skip()] * 3)
-        return added_view([name for name, _ in images], found), None, *self.refresh("", _LAST_PAGE)
+        outcome = added_view([name for name, _ in images], found, label.strip() or None)
+        return outcome, None, *self.refresh("", _LAST_PAGE)
 
     def upload_failed(self) -> tuple[str, None]:
         """Handle an error in Gradio before `add`: it keeps uploads for some minutes only."""
@@ -108,18 +109,22 @@ class Changes:
         return html_or_error(lambda: statistics_view(self._statistics.of(self._service.gallery)))
 
 
-def added_view(names: Sequence[str], found: Sequence[AddedImage | InputError]) -> Markup:
-    """Return the outcome of adding each file."""
-    outcomes = [(name, *_outcome(one)) for name, one in zip(names, found, strict=True)]
+def added_view(
+    names: Sequence[str], found: Sequence[AddedImage | InputError], label: str | None = None
+) -> Markup:
+    """Return the outcome of adding each file, with the label that was asked for."""
+    outcomes = [(name, *_outcome(one, label)) for name, one in zip(names, found, strict=True)]
     added = sum(isinstance(one, AddedImage) and one.is_new for one in found)
     return render("added", added=added, outcomes=outcomes)
 
 
-def _outcome(found: AddedImage | InputError) -> tuple[str, bool]:
-    """Return the outcome in words, and whether the file was refused."""
+def _outcome(found: AddedImage | InputError, label: str | None) -> tuple[str, bool]:
+    """Return the outcome in words, and whether the file, or its label, was refused."""
     if isinstance(found, InputError):
         reason = found.detail if isinstance(found, ImageError) else str(found)
         return f"not added: {reason}", True
     if not found.is_new:
-        return f"is in the gallery already, as item {found.item.id}", False
+        other = label is not None and label != found.item.label
+        kept = f", with the label {found.item.label or 'none'!r}, which stays" if other else ""
+        return f"is in the gallery already, as item {found.item.id}{kept}", other
     return f"item {found.item.id}", False

@@ -56,7 +56,7 @@ class GalleryTab(Tab):
         self._tab = tab
         self._parts = _Parts(
             summary=gr.HTML("", elem_id="stock", apply_default_css=False, js_on_load=None),
-            add=add_form() if self._service.permissions.changes else None,
+            add=add_form() if self._service.permissions.changes and self._service.describe().embeds else None,
             statistics=part("statistics", render("statistics_panel"), "fold", "statistics"),
             duplicates=part("duplicates", duplicates, "fold", "poll", "confirm", "duplicates"),
             browse=part("browse", render("browse"), "select_item", "coalesce", "browse"),

@@ -215,7 +215,7 @@ def test_added_images_are_visible_at_once(free: Page, changed: Server, tmp_path:
     everything = gallery.items(item_ids(gallery).tolist()).values()
     known = next(item.id for item in everything if item.path == str(shop / "red" / "2.png"))
     expect(outcome.locator("li").filter(has_text="2.png")).to_contain_text(
-        f"is in the gallery already, as item {known}"
+        f"is in the gallery already, as item {known}, with the label 'red', which stays"
     )
     expect(outcome.locator("li").filter(has_text="no.png")).to_contain_text("not added: it is not a")
     expect(free.locator("#stock dl")).to_contain_text(f"{before + 2}")
