@@ -3,7 +3,7 @@
 Each data set is a folder of classes, of which a quarter is held out. An embedding layer on the features of
 EfficientNet-Lite0 of ImageNet is trained for 500 steps with the rates of `auto`, with the suggested ones, and
 with a third and three times of these. The suggestion sees training classes only. Its rule was changed once
-after a look at seeds 0 to 2, which are left out for that reason. `docs/training.md` has the finding.
+after a look at seeds 0 to 2, which are left out for that reason. `docs/training_options.md` has the finding.
 
     python -m benchmarks.rate_range cars=folder:cars cifar=folder:cifar --json rate_range.json
 """

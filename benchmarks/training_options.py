@@ -2,8 +2,8 @@
 
 The data is a table of images with train and test classes that do not overlap, such as Cars196; the backbone
 is EfficientNet-Lite0 of ImageNet. Options that leave the backbone alone are measured on its cached features.
-Settings are fixed beforehand and all of them are reported; test classes choose nothing. `docs/training.md`
-has the findings.
+Settings are fixed beforehand and all of them are reported; test classes choose nothing. The findings are in
+`docs/training_options.md`.
 
     python -m benchmarks.training_options --data csv:cars.csv --weights lite0.safetensors --only hard
     python -m benchmarks.training_options --data csv:cars.csv --weights lite0.safetensors --json results.json

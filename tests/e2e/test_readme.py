@@ -1,4 +1,4 @@
-"""Every command and every program of the README, run in order."""
+"""The commands and programs of the README, in order, and the commands of the pages that continue it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from train import recipes
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+CONTINUED = [ROOT / "docs" / f"{name}.md" for name in ("evaluation", "galleries")]
 SHORT = ("--set", "epochs=2", "--set", "preprocess.size=64")  # settings of the training runs
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.S | re.M)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
 
 
-def commands() -> list[str]:
-    lines = [line.split("    #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+def commands(text: str = README) -> list[str]:
+    lines = [line.split("    #")[0].strip() for block in blocks("sh", text) for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -63,10 +64,11 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_commands_and_programs_run(workplace: Path) -> None:
     commands_to_run = [
         command
-        for command in commands()
+        for text in (README, *(page.read_text() for page in CONTINUED))
+        for command in commands(text)
         if command.startswith("lookalike ") and not {"serve", "watch"} & {*command.split()}
     ]
-    assert len(commands_to_run) >= 10
+    assert len(commands_to_run) >= 30
     for command in commands_to_run:
         trains = command.startswith("lookalike train --data")
         lookalike_here(*shlex.split(command)[1:], *(SHORT if trains else ()), cwd=workplace)
