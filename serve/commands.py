@@ -141,8 +141,8 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
 @_option(
     "--rate",
     type=click.FloatRange(0),
-    help="Rate limit: requests per second and client, bursts of ten times as many; 0 for no limit.  "
-    "[default: 50; 0 on a loopback address]",
+    help="Rate limit: requests per second and client, bursts of ten times as many; each megapixel that one "
+    "has to decode counts as a further one; 0 for no limit.  [default: 50; 0 on a loopback address]",
 )
 @_option(
     "--connections",

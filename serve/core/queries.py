@@ -20,6 +20,7 @@ from retrieval.images.preprocess import Box
 from retrieval.resources import cores
 from retrieval.search.composition import compose
 from retrieval.searchable import Item, SearchableGallery
+from serve.core.cost import add_pixels
 from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
 from serve.core.live import LiveState
 from serve.core.originals import Original, find_original
@@ -287,7 +288,9 @@ class QueryResolver:
     def image(self, original: Original) -> Image.Image:
         """Return the image of a file of the gallery; raise an `ImageError` if it cannot be read."""
         with self.decoding:
-            return load_region(open_region(original.read(), None), None)
+            opened = open_region(original.read(), None)
+            add_pixels(opened.pixels)
+            return load_region(opened, None)
 
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
         self._check_pixels(sources, model_of(state).preprocess.scaled)
@@ -310,6 +313,7 @@ class QueryResolver:
         with self.decoding, self._telemetry.stage("decode") as watch:
             readable = source.read() if isinstance(source, Original) else source
             opened = open_region(readable, region, side=preprocess.scaled)
+            add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
                 image = load_region(opened, region)
                 pixels = preprocess(image)

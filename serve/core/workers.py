@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -77,20 +77,25 @@ class _Job:
         result: Future of its result.
         queued_at: Time at which it was queued.
         is_awaited: Whether the result is still needed.
+        context: Context of the request, to which its cost is added.
     """
 
     work: Callable[[], Any]
     result: Future[Any] = field(default_factory=Future)
     queued_at: float = field(default_factory=time.perf_counter)
     is_awaited: bool = True
+    context: Context = field(default_factory=copy_context)
 
     def run(self) -> tuple[Any, BaseException | None]:
         """Return the result of the work, or None and the error that it raised."""
         try:
-            with abandonable(lambda: self.is_awaited):
-                return self.work(), None
+            return self.context.run(self._work), None
         except BaseException as error:
             return None, error
+
+    def _work(self) -> Any:
+        with abandonable(lambda: self.is_awaited):
+            return self.work()
 
 
 class Workers:

@@ -1,5 +1,8 @@
 """Rate limiter: token bucket per client, shared by all processes; limit on open event streams.
 
+The pixels that a request makes the server decode are charged after it, since its body tells them: a small file
+can be a large image.
+
 Libraries such as slowapi need a Redis server to hold one limit over several processes; a mapped file does
 not.
 """
@@ -22,11 +25,13 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.addresses import within_page
+from serve.core.cost import measured_cost
 from serve.core.errors import BusyError, RateLimitError
 from serve.http.problem import refusal
 from serve.http.proxy_headers import client_address, unmap_ipv4
 
 _UNLIMITED = ("/healthz", "/assets/", "/static/")  # constants and static files
+PIXELS_PER_TOKEN = 1_000_000  # to decode a megapixel takes about as long as to answer a search
 _BURST_SECONDS = 10  # the thumbnails of a page, a hundred, are requested at once
 _STREAMS = ("/gradio_api/queue/data", "/gradio_api/heartbeat/")
 _MAX_STREAMS, _MAX_STREAMS_PER_CLIENT = 256, 64
@@ -40,7 +45,7 @@ _EMPTY = bytes(8)
 
 
 class RateLimitMiddleware:
-    """ASGI middleware that limits the requests of each client.
+    """ASGI middleware that limits the requests of each client, and the megapixels that they decode.
 
     Args:
         app: The wrapped application.
@@ -59,7 +64,12 @@ class RateLimitMiddleware:
             wait = self._buckets.take(client_address(scope))
             if wait:
                 app = refusal(scope, RateLimitError("too many requests: try again later", retry_after=wait))
-        await app(scope, receive, send)
+        with measured_cost() as cost:
+            try:
+                await app(scope, receive, send)
+            finally:
+                if more := cost.pixels // PIXELS_PER_TOKEN:
+                    self._buckets.charge(client_address(scope), more)
 
 
 class StreamLimitMiddleware:
@@ -122,6 +132,18 @@ class TokenBuckets:
 
     def take(self, client: str) -> int:
         """Take a token. Return 0, or the whole seconds until there is one."""
+        level, write = self._open(client)
+        is_enough = level >= 1
+        write(level - is_enough)
+        return 0 if is_enough else math.ceil((1 - level) / self._rate)
+
+    def charge(self, client: str, tokens: int) -> None:
+        """Take tokens that were used already; a bucket owes at most as many as it can hold."""
+        level, write = self._open(client)
+        write(max(-self._burst, level - tokens))
+
+    def _open(self, client: str) -> tuple[float, Callable[[float], None]]:
+        """Return the level of a client's bucket, and a function that sets it."""
         owner = hashlib.blake2b(client_network(client).encode(), digest_size=8, key=self._key).digest()
         row = _KEY_SIZE + owner[0] % _ROWS * _ROW_SIZE
         slots = list(_SLOT.iter_unpack(self._memory[row : row + _ROW_SIZE]))
@@ -135,10 +157,12 @@ class TokenBuckets:
         else:
             _, level, last_access = slots[slot]
             level = min(self._burst, level + self._rate * (now - last_access))
-        is_enough = level >= 1
         start = row + slot * _SLOT.size
-        self._memory[start : start + _SLOT.size] = _SLOT.pack(owner, level - is_enough, now)
-        return 0 if is_enough else math.ceil((1 - level) / self._rate)
+
+        def write(level: float) -> None:
+            self._memory[start : start + _SLOT.size] = _SLOT.pack(owner, level, now)
+
+        return level, write
 
     def __len__(self) -> int:
         """Return the number of clients with a bucket."""

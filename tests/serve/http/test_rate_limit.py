@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from starlette.types import Message, Receive, Scope, Send
 
+from serve.app import create_app
+from serve.core.service import SearchService
 from serve.http import connections, protocol
 from serve.http.body_limit import BodyLimitMiddleware
 from serve.http.connections import ConnectionLimitMiddleware, Connections
 from serve.http.proxy_headers import TrustedProxyMiddleware
 from serve.http.rate_limit import RateLimitMiddleware, StreamLimitMiddleware, TokenBuckets
-from tests.serve.asgi_server import get, listening, measure, receive_all, send_raw
+from tests.serve.asgi_server import answering, get, listening, measure, receive_all, send_raw
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HEALTH = REQUEST.replace(b"/ ", b"/healthz ", 1)
@@ -96,6 +101,38 @@ def test_rate_limited_client_gets_retry_after() -> None:
     assert get(app, client="192.0.2.2").status_code == 200
     assert get(app, "/healthz").status_code == 200
     assert get(app, "/config").text == "too many requests: try again later\n"
+
+
+@given(
+    rate=st.floats(0.1, 100),
+    burst=st.integers(1, 50),
+    costs=st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), min_size=1, max_size=100),
+)
+def test_charged_tokens_are_paid_before_the_next_request(
+    rate: float, burst: int, costs: list[tuple[float, int]]
+) -> None:
+    now, level = 0.0, float(burst)
+    buckets = TokenBuckets(rate, burst, clock=lambda: now)
+    for pause, cost in costs:
+        now += pause
+        level = min(burst, level + rate * pause)
+        wait = buckets.take("one")
+        if abs(level - 1) > 1e-6:  # else rounding decides
+            assert (wait == 0) == (level >= 1)
+        level -= wait == 0
+        buckets.charge("one", cost)
+        level = max(-burst, level - cost)
+
+
+def test_megapixels_that_are_decoded_count_as_requests(shop_gallery: Path) -> None:
+    app = create_app(SearchService(shop_gallery), page=False)
+    buffer = io.BytesIO()
+    Image.new("L", (2500, 2500), 200).save(buffer, "PNG")
+    with answering(RateLimitMiddleware(app, rate=1)) as url, httpx.Client(base_url=url) as client:
+        assert client.post("/v1/search", content=buffer.getvalue()).status_code == 200  # 7 of 10 tokens
+        codes = [client.post("/v1/search", json={"id": 1}).status_code for _ in range(5)]
+        assert codes == [200] * 3 + [429] * 2
+        assert client.get("/healthz").status_code == 200
 
 
 def test_forwarded_headers_are_used_from_trusted_proxies_only() -> None:
