@@ -185,6 +185,7 @@ class Gallery:
     texts: bool = False
     changes: bool = False
     urls: bool = False
+    sharing: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,14 +35,17 @@ from serve.api import (
     routes,
 )
 from serve.api import jobs as job_routes
+from serve.api import pictures as picture_routes
 from serve.api.context import Context, set_context
 from serve.core.jobs import Jobs
 from serve.core.service import SearchService
+from serve.core.shared_pictures import SharedPictures
 from serve.core.workers import Limits, Workers
 from serve.http.head import HeadMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
 
 MAX_UPLOAD = "20mb"
+_FORGETTING_SECONDS = 300
 _BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 # A page requests a hundred thumbnails at once, and a browser does not retry.
 _QUEUED_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0
@@ -48,7 +55,7 @@ def create_app(
     *services: SearchService,
     page: bool = True,
     limits: Limits | None = None,
-    jobs_folder: Path | None = None,
+    folder: Path | None = None,
 ) -> FastAPI:
     """Build the web application.
 
@@ -56,8 +63,14 @@ def create_app(
         services: The galleries; the first is the default. All use the telemetry of the first.
         page: Whether to serve the page; otherwise Gradio is not loaded.
         limits: Limits on concurrent requests.
-        jobs_folder: Folder for jobs, which several processes share; a single process needs none.
+        folder: Private folder for jobs and shared pictures, which several processes share; by default one
+            of this application, which is deleted with it.
     """
+    own = None if folder else Path(tempfile.mkdtemp(prefix="lookalike-work-"))
+    folder = folder or own
+    assert folder
+    hours = services[0].permissions.sharing
+    pictures = SharedPictures(folder / "pictures", hours * 3600) if hours else None
     limits = limits or Limits()
     threads = limits.threads or (_BATCHING_THREADS if services[0].batching else cores())
     telemetry = services[0].telemetry
@@ -70,18 +83,23 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        forgetting = asyncio.create_task(_forget_expired(pictures)) if pictures else None
         yield
+        if forgetting:
+            forgetting.cancel()
         workers.close()
         thumbnail_workers.close()
+        if own:
+            shutil.rmtree(own, ignore_errors=True)
 
-    jobs = {
-        service.name: Jobs(jobs_folder and jobs_folder / quote(service.name, safe="")) for service in services
-    }
+    jobs = {service.name: Jobs(folder / "jobs" / quote(service.name, safe="")) for service in services}
 
     def context(service: SearchService) -> Context:
-        return Context(services, service, jobs[service.name], workers, thumbnail_workers)
+        return Context(services, service, jobs[service.name], workers, thumbnail_workers, pictures)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    if own:  # without a lifespan
+        weakref.finalize(app, shutil.rmtree, own, ignore_errors=True)
     set_context(app, context(services[0]))
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMetricsMiddleware, telemetry)
@@ -93,6 +111,13 @@ def create_app(
     if page:
         _add_pages(app, services)
     return app
+
+
+async def _forget_expired(pictures: SharedPictures) -> None:
+    """Delete expired pictures, also if nobody asks for any."""
+    while True:
+        await asyncio.sleep(_FORGETTING_SECONDS)
+        await asyncio.to_thread(pictures.forget)
 
 
 def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
@@ -119,6 +144,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api.include_router(decisions.router)
     api.include_router(evaluation.router)
     api.include_router(heatmap.router)
+    api.include_router(picture_routes.router)
     api.include_router(job_routes.router)
     api.include_router(reference.router)
     errors.install(api, context.service.telemetry)

@@ -139,6 +139,14 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     help="Accept query images by URL, which the server downloads from the internet.",
 )
 @_option(
+    "--share-pictures",
+    type=click.IntRange(0, 720),
+    default=0,
+    metavar="HOURS",
+    help="Let visitors share links to searches with their own pictures, of which the server keeps small "
+    "copies for so many hours.",
+)
+@_option(
     "--rate",
     type=click.FloatRange(0),
     help="Rate limit: requests per second and client, bursts of ten times as many; each megapixel that one "

@@ -78,7 +78,7 @@ def run_workers(settings: Settings, listening: socket.socket, announce: Callable
     """
     with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # prometheus_client reads it in every process
-        worker = partial(_worker, settings, SharedLimits.create(Path(folder)), Path(folder) / "jobs")
+        worker = partial(_worker, settings, SharedLimits.create(Path(folder)), Path(folder) / "work")
         config = _config(settings, worker, factory=True, workers=settings.workers)
         supervisor = _Supervisor(config, listening, announce, settings.log_format)
         supervisor.run()
@@ -101,7 +101,7 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options:
     )
 
 
-def _worker(settings: Settings, shared: SharedLimits, jobs: Path) -> ASGIApp:
+def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     """Build the application in one of several processes."""
     configure_logging(settings.log_level, settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
@@ -110,7 +110,7 @@ def _worker(settings: Settings, shared: SharedLimits, jobs: Path) -> ASGIApp:
     services = open_services(
         settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
     )
-    app = create_app(*services, page=False, limits=limits, jobs_folder=jobs)
+    app = create_app(*services, page=False, limits=limits, folder=folder)
     return protect(app, settings, services[0].telemetry, shared)
 
 

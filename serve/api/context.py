@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from serve.core.jobs import Jobs
 from serve.core.service import SearchService
+from serve.core.shared_pictures import SharedPictures
 from serve.core.workers import Workers
 
 
@@ -28,6 +29,7 @@ class Context:
         jobs: The jobs of this gallery.
         workers: Thread pool for searches and changes.
         thumbnail_workers: Thread pool for thumbnails, so that neither delays the other.
+        pictures: The shared pictures of the server; None if visitors cannot share them.
         is_root: Whether it is the API at /v1, which searches several galleries at once.
     """
 
@@ -36,6 +38,7 @@ class Context:
     jobs: Jobs
     workers: Workers
     thumbnail_workers: Workers
+    pictures: SharedPictures | None = None
     is_root: bool = False
 
 
@@ -66,6 +69,10 @@ async def _jobs(request: Request) -> Jobs:
     return _context(request).jobs
 
 
+async def _pictures(request: Request) -> SharedPictures | None:
+    return _context(request).pictures
+
+
 async def _workers(request: Request) -> Workers:
     return _context(request).workers
 
@@ -78,5 +85,6 @@ SearchedTogether = Annotated[Mapping[str, SearchService], Depends(_together)]  #
 AllServices = Annotated[Sequence[SearchService], Depends(_services)]
 Service = Annotated[SearchService, Depends(_service)]
 GalleryJobs = Annotated[Jobs, Depends(_jobs)]
+Pictures = Annotated[SharedPictures | None, Depends(_pictures)]
 RequestWorkers = Annotated[Workers, Depends(_workers)]
 ThumbnailWorkers = Annotated[Workers, Depends(_thumbnail_workers)]

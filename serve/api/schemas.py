@@ -415,6 +415,14 @@ class BatchRequest(SearchFields):
     fingerprint: Fingerprint | None = None
 
 
+class ShareRequest(BaseModel):
+    """A picture to share."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"image": "iVBORw0KGgo..."}]})
+
+    image: ImageBytes
+
+
 class EmbedRequest(BaseModel):
     """Images or texts to embed."""
 
@@ -533,6 +541,9 @@ class GalleryAnswer(BaseModel):
     texts: bool = Field(description="Whether the gallery can be searched by text.")
     changes: bool = Field(description="Whether images can be added, described and removed.")
     urls: bool = Field(description="Whether the server fetches query images by URL.")
+    sharing: int = Field(
+        description="Hours for which the server keeps pictures that visitors share; 0 if they cannot."
+    )
 
 
 class ServedGallery(BaseModel):

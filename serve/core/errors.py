@@ -155,6 +155,22 @@ class UrlsNotAllowedError(ServerError):
     title = "Fetching images by URL is disabled"
 
 
+class SharingNotAllowedError(ServerError):
+    """The server keeps no pictures of visitors."""
+
+    code = "sharing-not-allowed"
+    status = 403
+    title = "Sharing pictures is disabled"
+
+
+class UnknownPictureError(ServerError):
+    """There is no shared picture with this id, or not any more."""
+
+    code = "no-such-picture"
+    status = 404
+    title = "No such picture"
+
+
 class NotFoundError(ServerError):
     """No route has this path."""
 

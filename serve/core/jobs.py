@@ -11,10 +11,7 @@ import fcntl
 import json
 import re
 import secrets
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -75,13 +72,11 @@ class Jobs:
     """The jobs of one gallery; the newest 16 are kept.
 
     Args:
-        folder: Folder that the processes of the server share, created if missing; None for one of this
-            process, which is deleted with it.
+        folder: Folder that the processes of the server share, created if missing.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._given = folder
-        self._own: Path | None = None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def start(self, kind: str, work: Callable[[], str]) -> Job:
         """Start work and return its job.
@@ -93,9 +88,9 @@ class Jobs:
         Raises:
             BusyError: Other long work is running in this process.
         """
-        folder = self._created_folder()
+        self._folder.mkdir(parents=True, exist_ok=True)
         job = Job(secrets.token_hex(8), kind, _now())
-        lock = (folder / f"{job.id}.lock").open("w")
+        lock = (self._folder / f"{job.id}.lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX)
         self._write(job)
         try:
@@ -127,9 +122,8 @@ class Jobs:
 
     def all(self) -> list[Job]:
         """Return all jobs, the newest first."""
-        folder = self._given or self._own
         found = []
-        for file in folder.glob("*.json") if folder else ():
+        for file in self._folder.glob("*.json"):
             with suppress(UnknownJobError):  # just removed
                 found.append(self.get(file.stem))
         return sorted(found, key=lambda job: (job.created, job.id), reverse=True)
@@ -144,20 +138,10 @@ class Jobs:
         for part in ("json", "result", "lock"):
             self._file(id, part).unlink(missing_ok=True)
 
-    def _created_folder(self) -> Path:
-        if self._given is not None:
-            self._given.mkdir(parents=True, exist_ok=True)
-            return self._given
-        if self._own is None:
-            self._own = Path(tempfile.mkdtemp(prefix="lookalike-jobs-"))
-            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
-        return self._own
-
     def _file(self, id: str, part: str) -> Path:
-        folder = self._given or self._own
-        if folder is None or not _ID.fullmatch(id):
+        if not _ID.fullmatch(id):
             raise _unknown(id)
-        return folder / f"{id}.{part}"
+        return self._folder / f"{id}.{part}"
 
     def _read(self, id: str) -> Job:
         try:

@@ -15,7 +15,9 @@ class Permissions:
     Attributes:
         changes: Whether visitors may add images to the galleries and remove them.
         urls: Whether the server fetches query images by URL.
+        sharing: Hours for which the server keeps pictures that visitors share; 0 for none.
     """
 
     changes: bool = False
     urls: bool = False
+    sharing: int = 0

@@ -285,12 +285,19 @@ class QueryResolver:
         box = left + seen[0] * across, top + seen[1] * down, left + seen[2] * across, top + seen[3] * down
         return pixels, box
 
-    def image(self, original: Original) -> Image.Image:
-        """Return the image of a file of the gallery; raise an `ImageError` if it cannot be read."""
+    def image(self, source: Original | bytes, side: int | None = None) -> Image.Image:
+        """Return an image; raise an `ImageError` if it cannot be read.
+
+        Args:
+            source: A file of the gallery, or the bytes of an image.
+            side: Shorter side that is enough, see `load_image`.
+        """
         with self.decoding:
-            opened = open_region(original.read(), None)
+            readable = source.read() if isinstance(source, Original) else source
+            opened = open_region(readable, None, side=side)
             add_pixels(opened.pixels)
-            return load_region(opened, None)
+            with self._share_of_cores(opened.pixels):
+                return load_region(opened, None)
 
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
         self._check_pixels(sources, model_of(state).preprocess.scaled)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ImageError, InputError
@@ -99,6 +100,7 @@ class GalleryDescription:
         texts: Whether the model has a text encoder, so that it can be searched by text.
         changes: Whether visitors may add, describe and remove images.
         urls: Whether the server fetches query images by URL.
+        sharing: Hours for which shared pictures are kept; 0 if visitors cannot share them.
     """
 
     summary: GallerySummary
@@ -111,6 +113,7 @@ class GalleryDescription:
     texts: bool
     changes: bool
     urls: bool
+    sharing: int
 
 
 @dataclass(frozen=True)
@@ -368,6 +371,15 @@ class SearchService:
 
         return self._live.with_state(compare)
 
+    def upright(self, data: bytes, *, side: int) -> Image.Image:
+        """Return the RGB image in the bytes of a file; raise an `ImageError` if there is none.
+
+        Args:
+            data: The bytes.
+            side: Shorter side that is enough: a JPEG is decoded at a reduced size.
+        """
+        return self._resolver.image(data, side)
+
     def refresh(self) -> None:
         """Wait until the next request sees everything committed before this call.
 
@@ -446,6 +458,7 @@ class SearchService:
             texts=state.embedder is not None and state.embedder.has_text,
             changes=self.permissions.changes,
             urls=self.permissions.urls and state.embedder is not None,
+            sharing=self.permissions.sharing,
         )
 
 

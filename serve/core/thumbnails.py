@@ -12,6 +12,7 @@ from PIL import Image
 MAX_SIDE = 512
 PICTURE_SIDE = 2048
 _TINY = 64
+_QUALITY = 82
 _ENLARGED = 256
 
 
@@ -41,12 +42,17 @@ def shrink(image: Image.Image, side: int = MAX_SIDE) -> Image.Image:
 
 def encode(image: Image.Image, side: int = MAX_SIDE) -> Thumbnail:
     """Shrink and encode an RGB image, without EXIF, profiles and comments."""
-    small = shrink(image, side)
+    data = encode_bare(shrink(image, side), _QUALITY, lossless=max(image.size) <= _TINY)
+    return Thumbnail(data, "image/webp")
+
+
+def encode_bare(image: Image.Image, quality: int, *, lossless: bool = False) -> bytes:
+    """Encode an RGB image as WebP, without EXIF, profiles and comments."""
     # A copy of the pixels alone: Pillow would write the EXIF block of the original.
-    bare = Image.frombytes("RGB", small.size, small.tobytes())
+    bare = Image.frombytes("RGB", image.size, image.tobytes())
     buffer = io.BytesIO()
-    bare.save(buffer, "WEBP", quality=82, method=2, lossless=max(image.size) <= _TINY)
-    return Thumbnail(buffer.getvalue(), "image/webp")
+    bare.save(buffer, "WEBP", quality=quality, method=2, lossless=lossless)
+    return buffer.getvalue()
 
 
 GREY = "#8a8f98"

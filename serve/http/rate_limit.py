@@ -1,7 +1,7 @@
 """Rate limiter: token bucket per client, shared by all processes; limit on open event streams.
 
-The pixels that a request makes the server decode are charged after it, since its body tells them: a small file
-can be a large image.
+The pixels that a request makes the server decode are charged after it, since its body tells them: a small
+file can be a large image.
 
 Libraries such as slowapi need a Redis server to hold one limit over several processes; a mapped file does
 not.
@@ -33,6 +33,8 @@ from serve.http.proxy_headers import client_address, unmap_ipv4
 _UNLIMITED = ("/healthz", "/assets/", "/static/")  # constants and static files
 PIXELS_PER_TOKEN = 1_000_000  # to decode a megapixel takes about as long as to answer a search
 _BURST_SECONDS = 10  # the thumbnails of a page, a hundred, are requested at once
+# Shared pictures of one client: two full queries at once, then one in fifteen seconds.
+_SHARES, _SHARES_PER_SECOND = 32, 1 / 15
 _STREAMS = ("/gradio_api/queue/data", "/gradio_api/heartbeat/")
 _MAX_STREAMS, _MAX_STREAMS_PER_CLIENT = 256, 64
 _STREAM_RETRY_SECONDS = 5
@@ -70,6 +72,29 @@ class RateLimitMiddleware:
             finally:
                 if more := cost.pixels // PIXELS_PER_TOKEN:
                     self._buckets.charge(client_address(scope), more)
+
+
+class ShareLimitMiddleware:
+    """ASGI middleware that limits the pictures that each client shares: they take the place of others.
+
+    Args:
+        app: The wrapped application.
+        file: Shared file in which several processes count together, see `TokenBuckets`.
+    """
+
+    def __init__(self, app: ASGIApp, file: Path | None = None) -> None:
+        self._app = app
+        self._buckets = TokenBuckets(_SHARES_PER_SECOND, _SHARES, file=file)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        app = self._app
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/pictures"):
+            wait = self._buckets.take(client_address(scope))
+            if wait:
+                error = RateLimitError("too many shared pictures: try again later", retry_after=wait)
+                app = refusal(scope, error)
+        await app(scope, receive, send)
 
 
 class StreamLimitMiddleware:
@@ -176,18 +201,20 @@ class SharedLimits:
     Attributes:
         requests: Buckets of requests per client.
         sign_ins: Buckets of wrong credentials per client.
+        shares: Buckets of shared pictures per client.
     """
 
     requests: Path | None = None
     sign_ins: Path | None = None
+    shares: Path | None = None
 
     @classmethod
     def create(cls, folder: Path) -> SharedLimits:
         """Create the files in a private folder."""
-        requests, sign_ins = folder / "requests", folder / "sign-ins"
-        requests.write_bytes(_empty_buckets())
-        sign_ins.write_bytes(_empty_buckets())
-        return cls(requests, sign_ins)
+        files = [folder / name for name in ("requests", "sign-ins", "shares")]
+        for file in files:
+            file.write_bytes(_empty_buckets())
+        return cls(*files)
 
 
 def _empty_buckets() -> bytes:

@@ -16,7 +16,12 @@ from serve.http.connections import ConnectionLimitMiddleware
 from serve.http.cors import ApiCORSMiddleware
 from serve.http.host_guard import HostGuardMiddleware
 from serve.http.proxy_headers import TrustedProxyMiddleware
-from serve.http.rate_limit import RateLimitMiddleware, SharedLimits, StreamLimitMiddleware
+from serve.http.rate_limit import (
+    RateLimitMiddleware,
+    SharedLimits,
+    ShareLimitMiddleware,
+    StreamLimitMiddleware,
+)
 from serve.http.upload_limit import UploadLimitMiddleware
 
 _CONCURRENT_BODIES = 8  # of the largest size
@@ -39,6 +44,8 @@ def protect(
     if settings.page:
         uploads = Path(os.environ["GRADIO_TEMP_DIR"])
         app = StreamLimitMiddleware(UploadLimitMiddleware(app, uploads))
+    if settings.permissions.sharing:
+        app = ShareLimitMiddleware(app, shared.shares)
     if settings.credentials:
         app = AuthMiddleware(app, settings.credentials, shared.sign_ins)
     if settings.rate:

@@ -55,9 +55,10 @@ def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str,
 
 @pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory, galleries: dict[str, Gallery]) -> Iterator[Server]:
-    """A server over all of them, without changes."""
+    """A server over all of them, without changes, that keeps shared pictures."""
     folders = [str(gallery.folder) for gallery in galleries.values()]
-    with serving([*SERVE, *folders], tmp_path_factory.mktemp("scratch"), forked=True) as running:
+    words = [*SERVE, *folders, "--share-pictures", "2"]
+    with serving(words, tmp_path_factory.mktemp("scratch"), forked=True) as running:
         yield running
 
 

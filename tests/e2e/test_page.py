@@ -20,6 +20,7 @@ from tests.e2e.page_driver import (
     captions,
     expect_pictures_loaded,
     expect_results,
+    in_a_tab,
     search_with,
     upload,
     watched,
@@ -263,10 +264,43 @@ def test_query_is_cleared(page: Page, shop: Path) -> None:
     expect(page.locator("#search .examples button").first).to_be_visible()
 
 
-def test_link_is_copied(browser: Browser, server: Server) -> None:
+def test_link_is_copied_with_the_own_picture_if_the_visitor_agrees(
+    browser: Browser, server: Server, shop: Path
+) -> None:
     with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
         page = watched(context.new_page(), server)
+        status, copy = page.get_by_test_id("status"), page.get_by_role("button", name="Copy link")
+        copied = "navigator.clipboard.readText()"
         search_with(page, server, "?like=5")
-        page.get_by_role("button", name="Copy link").first.click()
-        expect(page.get_by_test_id("status")).to_contain_text("Link copied.")
-        assert page.evaluate("navigator.clipboard.readText()") == f"{server.url}/?like=5"
+        copy.click()
+        expect(status).to_contain_text("Link copied.")
+        assert page.evaluate(copied) == f"{server.url}/?like=5"
+
+        stored: list[str] = []
+        page.on("request", lambda one: stored.append(one.url) if one.url.endswith("/pictures") else None)
+        upload(page, shop / "green" / "5.png")
+        expect(page).to_have_url(re.compile("like=picture:"))
+        copy.click()
+        expect(page.get_by_role("group", name="Copy link")).to_contain_text(
+            "stored on the server for 2 hours"
+        )
+        page.get_by_role("button", name="Copy for this browser").click()
+        expect(status).to_contain_text("in this browser only")
+        assert page.evaluate(copied) == page.url
+        copy.click()
+        page.keyboard.press("Escape")
+        expect(copy).to_be_focused()
+        assert not stored
+        copy.click()
+        page.keyboard.press("Enter")  # the focus is on "Share and copy"
+        expect(status).to_contain_text("It works for 2 hours.")
+        link, own = page.evaluate(copied), captions(page)
+        assert len(stored) == 1
+    with in_a_tab(browser, server) as other:  # another visitor
+        other.goto(link, wait_until="domcontentloaded")
+        expect(other.get_by_test_id("hit").first).to_be_visible()
+        assert captions(other) == own
+        large = other.locator("#search [data-part=large]")
+        expect(large).to_have_js_property("naturalWidth", Image.open(shop / "green" / "5.png").width)
+        other.goto(re.sub("shared:.{4}", "shared:0000", link), wait_until="domcontentloaded")
+        expect(other.get_by_test_id("status")).to_contain_text("no longer shared")

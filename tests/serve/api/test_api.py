@@ -277,6 +277,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "texts": False,
         "changes": False,
         "urls": False,
+        "sharing": 0,
     }
 
 

@@ -43,6 +43,8 @@ OPERATIONS = [
     ("PATCH", "/items/{number}"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
+    ("POST", "/pictures"),
+    ("GET", "/pictures/{id}"),
     ("POST", "/jobs"),
     ("GET", "/jobs"),
     ("GET", "/jobs/{id}"),
@@ -73,7 +75,7 @@ WRONG = [
 @pytest.fixture(scope="module")
 def described(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = shutil.copytree(shop_gallery, tmp_path_factory.mktemp("fuzzed") / "shop.gallery")
-    app = create_app(SearchService(folder, permissions=Permissions(changes=True)), page=False)
+    app = create_app(SearchService(folder, permissions=Permissions(changes=True, sharing=1)), page=False)
     return schemathesis.openapi.from_asgi("/v1/openapi.json", app)
 
 

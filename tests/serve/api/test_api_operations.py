@@ -116,6 +116,8 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "embed",
         "embeddings",
         "heatmap",
+        "share_picture",
+        "shared_picture",
         "start_job",
         "list_jobs",
         "job",

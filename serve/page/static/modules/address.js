@@ -5,7 +5,8 @@ const NUMBERS = ['min_score', 'min_probability', 'open'];
 
 /**
  * An image of the query, with its region: left, top, right, bottom as fractions; null for all of it.
- * @typedef {{item?: number, picture?: string, url?: string, region: number[] | null}} View
+ * `picture` is one in this browser, `shared` one on the server.
+ * @typedef {{item?: number, picture?: string, shared?: string, url?: string, region: number[] | null}} View
  */
 
 /** The state without a query. Views are in `like` and `unlike`; `open` is the item in the dialog. */
@@ -14,11 +15,12 @@ export const EMPTY = Object.freeze({
   min_score: null, min_probability: null, open: null, marks: false,
 });
 
+const KINDS = ['picture', 'shared', 'url'];
 const REGION = /@([\d.]+,[\d.]+,[\d.]+,[\d.]+)$/;
 
-/** Return a view as text: `17`, `17@0.1,0.2,0.8,0.9`, `picture:HASH` or `url:ADDRESS`. */
+/** Return a view as text: `17`, `17@0.1,0.2,0.8,0.9`, `picture:HASH`, `shared:ID` or `url:ADDRESS`. */
 export function viewText(view) {
-  const name = view.item ?? (view.picture ? `picture:${view.picture}` : `url:${view.url}`);
+  const name = view.item ?? KINDS.filter(kind => view[kind]).map(kind => `${kind}:${view[kind]}`)[0];
   return name + (view.region ? '@' + view.region.map(value => Math.round(1e4 * value) / 1e4).join(',') : '');
 }
 
@@ -26,9 +28,8 @@ function parseView(text) {
   const region = text.match(REGION)?.[1].split(',').map(Number) ?? null;
   const name = text.replace(REGION, '');
   if (/^\d+$/.test(name)) return {item: Number(name), region};
-  if (name.startsWith('picture:')) return {picture: name.slice(8), region};
-  if (name.startsWith('url:')) return {url: name.slice(4), region};
-  return null;
+  const kind = KINDS.find(kind => name.startsWith(`${kind}:`));
+  return kind ? {[kind]: name.slice(kind.length + 1), region} : null;
 }
 
 /** Return the state of an address; parts that are not understood are ignored. */
@@ -56,6 +57,9 @@ export function format(state) {
   if (state.marks) params.set('marks', '');
   return params.size ? '?' + String(params).replaceAll('%2C', ',').replaceAll('%40', '@').replaceAll('%3A', ':') : '';
 }
+
+/** The images of the query that are only in this browser. */
+export const ownViews = state => [...state.like, ...state.unlike].filter(view => view.picture);
 
 /** Whether there is something to search for. */
 export const asks = state => Boolean(state.like.length || state.text);

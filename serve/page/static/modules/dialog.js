@@ -1,6 +1,6 @@
 // The dialog that shows one image of the gallery; the address names it.
 
-import {address} from './address.js';
+import {address, ownViews} from './address.js';
 import {Api} from './api.js';
 import {part, show} from './dom.js';
 import {Heatmap} from './heatmap.js';
@@ -136,7 +136,7 @@ class Dialog {
   async #copy() {
     try {
       await navigator.clipboard.writeText(location.href);
-      this.#say('Link copied.');
+      this.#say(ownViews(address.state).length ? 'Link copied. Your picture is not in it.' : 'Link copied.');
     } catch {
       this.#say(`Copy the address of this page: ${location.href}`);
     }

@@ -63,6 +63,27 @@ export async function find(id) {
   return record ? open(record) : null;
 }
 
+/** Return the picture of a view, from this browser or shared by another; null if it is no longer there. */
+export const ofView = (view, api) => view.shared ? receive(view.shared, api) : find(view.picture);
+
+/** Store a picture on the server for others. Returns its id there. */
+export async function share(id, api) {
+  const picture = await find(id);
+  if (!picture) throw new Error('The picture is no longer in this browser. Drop it here again to share it.');
+  return (await api.post('/pictures', await shrink(picture, null))).id;
+}
+
+async function receive(id, api) {
+  const name = `shared:${id}`;
+  if (opened.has(name)) return opened.get(name);
+  const answer = await fetch(`${api.root}/pictures/${id}`).catch(() => null);
+  if (!answer?.ok) return null;
+  const file = await answer.blob(), bitmap = await decode(file);
+  const {width = 0, height = 0} = bitmap ?? {};
+  bitmap?.close();
+  return open({id: name, file, name: 'picture', width, height});
+}
+
 function open(record) {
   const picture = {...record, url: record.width ? URL.createObjectURL(record.file) : ''};
   opened.set(record.id, picture);

@@ -92,7 +92,7 @@ export class Query {
   async #source(view) {
     if (view.item !== undefined) return `${this.#api.root}/images/${view.item}/thumbnail`;
     if (view.url !== undefined) return MISSING;
-    return (await pictures.find(view.picture))?.url || MISSING;
+    return (await pictures.ofView(view, this.#api))?.url || MISSING;
   }
 }
 

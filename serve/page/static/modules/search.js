@@ -1,6 +1,6 @@
 // The search tab: it follows the address, and everything a visitor does changes the address.
 
-import {address, asks, EMPTY} from './address.js';
+import {address, asks, EMPTY, format, ownViews} from './address.js';
 import {Api} from './api.js';
 import {clone, part, plural, show} from './dom.js';
 import {Filters} from './filters.js';
@@ -12,6 +12,7 @@ import {FIRST, Searcher} from './searcher.js';
 import {csv, save} from './table.js';
 
 const EXAMPLES = 36;
+const OWN_LINK = 'Link copied. It works in this browser only: your picture stays here.';
 const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', 'group_by', 'min_score', 'min_probability'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
@@ -62,6 +63,7 @@ class SearchTab {
     part(this.#root, 'without').value = state.without;
     this.#root.classList.toggle('active', asks(state));
     if (!asks(state)) this.#welcome();
+    if (!ownViews(state).length) this.#offer(false);
     if (asked === this.#asked) return;
     this.#asked = asked;
     this.#complete = true;
@@ -148,6 +150,9 @@ class SearchTab {
       field.value = '';
     });
     part(root, 'copy').addEventListener('click', () => this.#copy());
+    part(root, 'share').addEventListener('click', event => { if (event.target.dataset.act) this.#choose(event.target.dataset.act); });
+    part(root, 'share').addEventListener('keydown', event => { if (event.key === 'Escape') this.#choose('close'); });
+    part(root, 'hours').textContent = plural(this.#gallery.sharing, 'hour');
     part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
     part(root, 'marks').addEventListener('change', event => {
       this.#asked = '';
@@ -171,13 +176,48 @@ class SearchTab {
     if (refused) this.#say(refused, true);
   }
 
-  async #copy() {
-    const own = [...address.state.like, ...address.state.unlike].some(view => view.picture);
+  // ---- the link
+
+  #copy() {
+    const own = ownViews(address.state).length > 0;
+    if (own && this.#gallery.sharing) return this.#offer(true);
+    return this.#copyText(location.href, own ? OWN_LINK : 'Link copied.');
+  }
+
+  /** Ask whether pictures of the visitor may be stored on the server, or ask no longer. */
+  #offer(shown) {
+    show(part(this.#root, 'share'), shown);
+    part(this.#root, 'copy').ariaExpanded = String(shown);
+    if (shown) part(this.#root, 'share-all').focus();
+  }
+
+  #choose(act) {
+    if (act === 'share') this.#share();
+    if (act === 'own') this.#copyText(location.href, OWN_LINK);
+    this.#offer(false);
+    part(this.#root, 'copy').focus();
+  }
+
+  /** Store the visitor's pictures on the server, and copy an address that names them there. */
+  async #share() {
+    const {state} = address;
+    const shared = async view => view.picture ? {shared: await pictures.share(view.picture, this.#api), region: view.region} : view;
     try {
-      await navigator.clipboard.writeText(location.href);
-      this.#say(own ? 'Link copied. It works in this browser only: your picture stays here.' : 'Link copied.');
+      this.#say('Sharing the picture …');
+      const [like, unlike] = await Promise.all([state.like, state.unlike].map(views => Promise.all(views.map(shared))));
+      const link = location.origin + location.pathname + format({...state, like, unlike});
+      await this.#copyText(link, `Link copied. It works for ${plural(this.#gallery.sharing, 'hour')}.`);
+    } catch (error) {
+      this.#say(error.message, true);
+    }
+  }
+
+  async #copyText(link, done) {
+    try {
+      await navigator.clipboard.writeText(link);
+      this.#say(done);
     } catch {
-      this.#say(`Copy the address of this page: ${location.href}`);
+      this.#say(`Copy this address: ${link}`);
     }
   }
 

@@ -6,6 +6,8 @@ import * as pictures from './pictures.js';
 
 export const FIRST = 48;  // results of a new search
 const MOST = 1000;  // of the API
+const ELSEWHERE = 'This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.';
+const EXPIRED = 'The picture of this link is no longer shared. Ask for a new link, or drop the picture here.';
 
 export class Searcher {
   #api; #running; #vectors = new Map(); #fingerprint = null;
@@ -57,8 +59,8 @@ export class Searcher {
     if (view.url !== undefined) return {url: view.url, ...region};
     const name = viewText(view);
     if (!this.#vectors.has(name)) {
-      const picture = await pictures.find(view.picture);
-      if (!picture) throw new Error('This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.');
+      const picture = await pictures.ofView(view, this.#api);
+      if (!picture) throw new Error(view.shared ? EXPIRED : ELSEWHERE);
       const answer = await this.#api.post('/embed', await pictures.shrink(picture, view.region), {signal, progress});
       this.#vectors.set(name, answer.vectors[0]);
       this.#fingerprint = answer.fingerprint;
