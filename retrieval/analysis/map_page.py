@@ -1,9 +1,8 @@
-"""The t-SNE map as HTML: marks for any page, and a self-contained page with thumbnails."""
+"""The t-SNE map as a self-contained HTML page with thumbnails."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,8 +33,6 @@ _SHAPES = (
     "M-3.5-6.5 0-3l3.5-3.5 3 3L3 0l3.5 3.5-3 3L0 3l-3.5 3.5-3-3L-3 0l-3.5-3.5z",
     "M0-8l1.9 5.4 5.7.1-4.6 3.5 1.7 5.5L0 3.2l-4.7 3.3 1.7-5.5-4.6-3.5 5.7-.1z",
 )
-# Script that selects the marks of a map by pointer and arrow keys.
-NAVIGATION_SCRIPT = (_HERE / "static" / "navigation.js").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -56,30 +53,21 @@ class MapMarks:
     grey: bool
 
 
-def map_marks(found: TsneMap, attributes: Sequence[Mapping[str, object]] | None = None) -> MapMarks:
-    """Return a map with a colour and a shape for each class shown; other classes are grey.
-
-    Args:
-        found: The map.
-        attributes: Further attributes of each mark.
-    """
+def _map_marks(found: TsneMap) -> MapMarks:
+    """Return a map with a colour and a shape for each class shown; other classes are grey."""
     from markupsafe import Markup
 
     embeddings = found.embeddings
     styles = {label: (COLOURS[i % len(COLOURS)], _SHAPES[i]) for i, label in enumerate(found.shown)}
     positions, height = _fit(found.points)
     marks = []
-    for (x, y), label, synthetic, own in zip(
-        positions.tolist(),
-        embeddings.labels.tolist(),
-        embeddings.synthetic.tolist(),
-        attributes or [{}] * len(positions),
-        strict=True,
+    for (x, y), label, synthetic in zip(
+        positions.tolist(), embeddings.labels.tolist(), embeddings.synthetic.tolist(), strict=True
     ):
         colour, shape = styles.get(label, (GREY, _DISC))
         kind = f"{'m' if label in styles else 'm o'}{' s' if synthetic else ''}"
         position = {"x": f"{x:.1f}", "y": f"{y:.1f}"}
-        marks.append({"kind": kind, "colour": colour, "shape": shape, "attributes": own, **position})
+        marks.append({"kind": kind, "colour": colour, "shape": shape, **position})
     legend = [(label, *style) for label, style in styles.items()]
     templates = environment(_HERE)
     return MapMarks(
@@ -103,7 +91,7 @@ def map_page(found: TsneMap) -> str:
         "synthetic": embeddings.synthetic.tolist(),
     }
     template = environment(_HERE).get_template("map.html")
-    return template.render(map=found, drawn=map_marks(found), data=data)
+    return template.render(map=found, drawn=_map_marks(found), data=data)
 
 
 def _names_and_thumbnails(embeddings: Embeddings) -> tuple[list[str], list[str]]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import faiss
 import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError, did_you_mean
+from retrieval.progress import Progress
 from retrieval.reports.figures import COLOURS, GREY, MARKERS, RASTERIZE_ABOVE, caption
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 SHOWN = 8  # classes with a colour; more cannot be distinguished
 _FEWEST = 4
+_EXACT = 20_000  # points; for more, approximate neighbours and repulsion are faster
+_CELLS, _PROBED = 512, 32  # of the index of more points: over 99 % of the neighbours of real images
+_ITERATIONS = (250, 500)  # with exaggerated attraction, and without: van der Maaten's defaults
+_REPORTED = 25  # iterations between two reports of progress
 _EQUAL = 1e-6  # cosines of unit vectors in float32 differ by so much from rounding alone
 
 
@@ -31,6 +37,8 @@ class TsneMap:
         total: Number of embeddings that they are a sample of.
         perplexity: Rough number of neighbours that determined the position of each point.
         shown: Classes with a colour and shape of their own, at most 8.
+        nearest: For each point the one with the most similar embedding, int64 [n]; nearly always, in a map of
+            more than 20,000 points.
     """
 
     points: np.ndarray
@@ -38,6 +46,7 @@ class TsneMap:
     total: int
     perplexity: float
     shown: tuple[str, ...]
+    nearest: np.ndarray
 
     @property
     def title(self) -> str:
@@ -67,11 +76,13 @@ def tsne_map(
     seed: int = 0,
     perplexity: float | None = None,
     shown: Sequence[str] = (),
+    show_progress: bool = True,
 ) -> TsneMap:
-    """Compute a t-SNE map (van der Maaten and Hinton 2008) with scikit-learn.
+    """Compute a t-SNE map (van der Maaten and Hinton 2008) with openTSNE.
 
-    It starts from the first two principal components. The same arguments give the same map, with any number
-    of threads.
+    It starts from the first two principal components. The neighbours come from FAISS: exact ones of up to
+    20,000 points. Above that, repulsion is interpolated on a grid (Linderman et al. 2019). The same arguments
+    give the same map, with any number of threads.
 
     Args:
         embeddings: Embeddings to map.
@@ -79,6 +90,7 @@ def tsne_map(
         seed: Seed of the sample and of the map.
         perplexity: Perplexity; by default 30, or (n - 1) / 3 if that is less.
         shown: Classes to colour; by default the 8 with the most images.
+        show_progress: Print progress.
 
     Raises:
         InputError: There are fewer than 4 embeddings, they have one dimension or are all equal, the
@@ -96,18 +108,64 @@ def tsne_map(
     wanted = min(30.0, (count - 1) / 3) if perplexity is None else perplexity
     if not 1 <= wanted < count:
         raise InputError(f"{name}: the perplexity must be at least 1 and below {count}, not {wanted:g}")
-    points = _tsne(embeddings.vectors, seed, wanted)
-    return TsneMap(points, embeddings, total, wanted, _chosen(embeddings, shown))
+    points, nearest = _tsne(embeddings.vectors, seed, wanted, show_progress)
+    return TsneMap(points, embeddings, total, wanted, _chosen(embeddings, shown), nearest)
 
 
-def _tsne(vectors: np.ndarray, seed: int, perplexity: float) -> np.ndarray:
-    from sklearn.manifold import TSNE  # takes seconds to import
+def _tsne(
+    vectors: np.ndarray, seed: int, perplexity: float, show_progress: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions, float64 [n, 2], and the nearest neighbour of each, int64 [n]."""
+    from openTSNE import TSNEEmbedding, affinity, initialization, nearest_neighbors  # takes seconds to import
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    with threadpool_limits(1):  # with several threads, sums vary with their order
-        model = TSNE(perplexity=perplexity, init="pca", random_state=seed)
-        points: np.ndarray = model.fit_transform(vectors.astype(np.float64))
-    return points
+    steps = sum(_ITERATIONS)
+    with (
+        threadpool_limits(1),  # with several threads, sums vary with their order
+        Progress("placing", steps, "steps", show=show_progress) as progress,
+    ):
+
+        def report(*_: object) -> bool:
+            progress.update(_REPORTED)
+            return False  # go on
+
+        neighbours, distances = _neighbours(vectors, min(len(vectors) - 1, int(3 * perplexity)))
+        graph = affinity.PerplexityBasedNN(
+            perplexity=perplexity,
+            knn_index=nearest_neighbors.PrecomputedNeighbors(neighbours, distances),
+            n_jobs=1,
+        )
+        method = "bh" if len(vectors) <= _EXACT else "fft"
+        places = TSNEEmbedding(
+            initialization.pca(vectors, random_state=seed),
+            graph,
+            negative_gradient_method=method,
+            n_jobs=1,
+            random_state=seed,
+            callbacks=report,
+            callbacks_every_iters=_REPORTED,
+        )
+        early, late = _ITERATIONS
+        places.optimize(early, exaggeration=12, momentum=0.5, inplace=True)
+        places.optimize(late, momentum=0.8, inplace=True)
+    return np.asarray(places, np.float64), neighbours[:, 0]
+
+
+def _neighbours(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k nearest others of each unit vector, int64 [n, k], and their distances, float64 [n, k]."""
+    count, dim = vectors.shape
+    if count <= _EXACT:
+        index = faiss.IndexFlatIP(dim)
+    else:
+        index = faiss.index_factory(dim, f"IVF{_CELLS},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.nprobe = _PROBED
+    index.add(vectors)
+    scores, found = index.search(vectors, k + 1)
+    others = found != np.arange(count)[:, None]
+    others[others.all(1), -1] = False  # copies of a vector may come before it
+    scores, found = scores[others].reshape(count, k), found[others].reshape(count, k)
+    return found, np.sqrt(np.maximum(0, 2 - 2 * scores.astype(np.float64)))
 
 
 def _chosen(embeddings: Embeddings, shown: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from retrieval.upkeep.suspects import MAX_NEIGHBOURS, NEIGHBOURS
 from serve.api.schemas import Image, ProblemDetails
-from serve.core.analyses import LOWEST, MAPPED
+from serve.core.analyses import LOWEST, MAPPED, MAX_MAPPED
 
 _MAX_GROUPS = 10_000
 _MAX_SUSPECTS = 10_000
@@ -71,7 +71,7 @@ class MapRequest(BaseModel):
 
     kind: Literal["map"]
     limit: int = Field(
-        MAPPED, ge=4, le=MAPPED, description="Number of images beyond which a random sample is placed."
+        MAPPED, ge=4, le=MAX_MAPPED, description="Number of images beyond which a random sample is placed."
     )
 
 
@@ -125,20 +125,21 @@ class SuspectsAnswer(BaseModel):
     suspects: list[SuspectedLabel]
 
 
-class MapPoint(BaseModel):
-    """The place of an image on the map."""
-
-    id: int
-    label: str | None
-    x: float
-    y: float
-
-
 class MapAnswer(BaseModel):
-    """A map of the gallery: only neighbourhoods have a meaning, not axes and distances."""
+    """A map of the gallery: only neighbourhoods have a meaning, not axes and distances.
+
+    It is in columns, since there may be 100,000 images.
+    """
 
     total: int = Field(description="Number of images that those on the map are a sample of.")
-    points: list[MapPoint]
+    labels: list[str] = Field(description="The different labels, sorted.")
+    ids: list[int] = Field(description="The images on the map.")
+    label: list[int | None] = Field(description="For each image the position of its label in `labels`.")
+    right: list[bool | None] = Field(
+        description="Whether the most similar other image on the map has its label; null without a label."
+    )
+    x: list[float] = Field(description="Places, from -1 to 1; both axes have the same scale.")
+    y: list[float]
 
 
 class JobProgress(BaseModel):

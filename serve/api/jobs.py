@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from fastapi import APIRouter, Path
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -30,7 +31,6 @@ from serve.api.job_schemas import (
     JobRequest,
     JobsAnswer,
     MapAnswer,
-    MapPoint,
     MapRequest,
     Neighbour,
     SuspectedLabel,
@@ -114,9 +114,20 @@ def _suspect(service: SearchService, query: SuspectsRequest) -> SuspectsAnswer:
 
 def _place(service: SearchService, query: MapRequest) -> MapAnswer:
     placed = analyses.embedding_map(service, query.limit)
-    places = zip(placed.ids.tolist(), placed.labels, placed.found.points.tolist(), strict=True)
-    points = [MapPoint(id=number, label=label, x=x, y=y) for number, label, (x, y) in places]
-    return MapAnswer(total=placed.total, points=points)
+    labels = sorted({label for label in placed.labels if label})
+    positions = {label: position for position, label in enumerate(labels)}
+    points = placed.found.points
+    low, high = points.min(0), points.max(0)
+    points = np.round(2 * (points - (low + high) / 2) / (high - low).max(), 4)
+    return MapAnswer(
+        total=placed.total,
+        labels=labels,
+        ids=placed.ids.tolist(),
+        label=[positions.get(label or "") for label in placed.labels],
+        right=placed.right,
+        x=points[:, 0].tolist(),
+        y=points[:, 1].tolist(),
+    )
 
 
 KINDS = {
@@ -183,7 +194,7 @@ async def job(id: JobId, jobs: GalleryJobs) -> Response:
     responses=documented(UnknownJobError, InputError, *COMMON),
 )
 async def remove_job(id: JobId, jobs: GalleryJobs) -> Response:
-    """Running work stops when it next reports its progress. A map reports none and runs to its end."""
+    """Running work stops when it next reports its progress."""
     await asyncio.to_thread(partial(jobs.remove, id))
     return Response(status_code=204)
 

@@ -6,7 +6,6 @@ Each takes one core for up to a minute or two, so they are background work.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from retrieval.upkeep.thinning import plan_thinning
 from serve.core.service import SearchService
 
 LOWEST = 0.8  # similarity of near-duplicates; below it, groups are large and mean little
-MAPPED = 2000  # images: t-SNE of more takes minutes
+MAPPED, MAX_MAPPED = 20_000, 100_000  # images: half a minute, and a few minutes, of one core
 MAX_COMPARED = 1_000_000  # images: keep one core busy for about a minute
 MAX_VOTING = 100_000  # images whose neighbours are searched: likewise
 # What a visitor can start is bounded: queries x images, but enough queries for a meaningful result.
@@ -71,12 +70,14 @@ class GalleryMap:
         found: The map; its points are in the order of `ids`.
         ids: Ids of the mapped items, int64 [n].
         labels: Their labels.
+        right: Whether the nearest other item on the map has the same label; None without a label.
         total: Number of items that they are a sample of.
     """
 
     found: tsne.TsneMap
     ids: np.ndarray
     labels: list[str | None]
+    right: list[bool | None]
     total: int
 
 
@@ -177,7 +178,9 @@ def embedding_map(service: SearchService, limit: int | None = None) -> GalleryMa
         found = gallery.embeddings(limit=limit or MAPPED)
         if not found.total:
             raise InputError("there are no images yet")
-        largest = Counter(label for label in found.labels if label).most_common(tsne.SHOWN)
         embeddings = embeddings_of(gallery, found, service.name, _UNLABELLED)
-        placed = tsne.tsne_map(embeddings, shown=sorted(label for label, _ in largest))
-        return GalleryMap(placed, found.ids, list(found.labels), found.total)
+        placed = tsne.tsne_map(embeddings, limit=len(found.ids), show_progress=False)
+        labels = list(found.labels)
+        nearest = (labels[other] for other in placed.nearest.tolist())
+        right = [label == other if label else None for label, other in zip(labels, nearest, strict=True)]
+        return GalleryMap(placed, found.ids, labels, right, found.total)

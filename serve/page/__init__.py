@@ -11,10 +11,11 @@ from serve.core.service import SearchService
 from serve.page.assets import module, render, script
 from serve.page.evaluation import EvaluationTab
 from serve.page.gallery import GalleryTab
+from serve.page.map import MapTab
 from serve.page.search import SearchTab
 from serve.page.tab import Tab
 
-TABS: tuple[type[Tab], ...] = (SearchTab, GalleryTab, EvaluationTab)
+TABS: tuple[type[Tab], ...] = (SearchTab, GalleryTab, MapTab, EvaluationTab)
 _POLLING = 0.01  # seconds; Gradio's 0.001 costs an idle server 5 % of a core
 
 

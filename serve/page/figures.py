@@ -1,4 +1,4 @@
-"""Figures of a gallery's embeddings, computed on demand: the triplet diagram and the t-SNE map."""
+"""Figures of a gallery's embeddings, computed on demand: the triplet diagram."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from contextlib import suppress
 from functools import partial
 
 import gradio as gr
-import numpy as np
 from markupsafe import Markup
 
-from retrieval.analysis import triplets, tsne
+from retrieval.analysis import triplets
 from retrieval.analysis.embeddings import embeddings_of
-from retrieval.analysis.map_page import NAVIGATION_SCRIPT, map_marks
 from retrieval.evaluation.gallery import check_labels
 from retrieval.reports.figures import render_figure
 from retrieval.reports.pages import figure_fragment
-from serve.core.analyses import embedding_map, fixed_gallery, hide_paths
+from serve.core.analyses import fixed_gallery, hide_paths
 from serve.core.background import Background
 from serve.core.errors import BusyError
-from serve.core.service import GallerySummary, SearchService
+from serve.core.service import SearchService
 from serve.page.assets import render, script
 from serve.page.messages import error_message, html_or_error, note, progress
 from serve.page.tab import events
 
-_TITLES = {"triplets": "Triplet diagram", "map": "Map (t-SNE)"}
+_TITLES = {"triplets": "Triplet diagram"}
 _COMPARED = 10_000  # images
 
 
@@ -33,12 +31,12 @@ class Figures:
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
-        self._builders: dict[str, Callable[[], Markup]] = {"triplets": self._triplets, "map": self._map}
+        self._builders: dict[str, Callable[[], Markup]] = {"triplets": self._triplets}
         self._works: dict[str, Background[Markup]] = {name: Background() for name in self._builders}
 
     def component(self) -> gr.HTML:
         """Create the component; its `submit` names an item to search with."""
-        scripts = "\n".join([script("poll", "search_item"), NAVIGATION_SCRIPT, script("figures")])
+        scripts = script("poll", "figures")
         return gr.HTML(panel("", Markup()), elem_id="figures", apply_default_css=False, js_on_load=scripts)
 
     def connect(self, component: gr.HTML) -> None:
@@ -83,10 +81,6 @@ class Figures:
             embeddings = embeddings_of(gallery, found, self._service.name)
             return triplet_diagram(triplets.triplets(embeddings), found.total)
 
-    def _map(self) -> Markup:
-        placed = embedding_map(self._service)
-        return map_view(placed.found, placed.ids.tolist(), placed.total, self._service.summary())
-
 
 def panel(chosen: str, content: Markup) -> Markup:
     """Return the buttons that open the figures, and the one that is open; empty for none."""
@@ -108,15 +102,3 @@ def triplet_diagram(found: triplets.Triplets, total: int) -> Markup:
     draw = partial(triplets.draw_triplet_diagram, panels)
     drawing = render_figure(draw, *triplets.diagram_size(panels)).decode()
     return words + Markup(figure_fragment(drawing, label))
-
-
-def map_view(found: tsne.TsneMap, ids: list[int], total: int, gallery: GallerySummary) -> Markup:
-    """Return the map, with a place for the image that is pointed at."""
-    labels = found.embeddings.labels
-    numbers = np.unique(labels, return_inverse=True)[1].tolist()
-    attributes = [
-        {"data-item": item, "data-class": number, "data-label": label}
-        for item, number, label in zip(ids, numbers, labels.tolist(), strict=True)
-    ]
-    drawn = map_marks(found, attributes)
-    return render("map", drawn=drawn, shown=len(ids), total=total, first=ids[0], gallery=gallery)

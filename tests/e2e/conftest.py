@@ -19,6 +19,7 @@ from tests.serve.serving import SERVE, Server, serving
 _QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
+    "--enable-unsafe-swiftshader",  # WebGL without a GPU
 )
 
 

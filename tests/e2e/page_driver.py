@@ -73,7 +73,7 @@ def visiting(tab: Page, server: Server) -> Iterator[Page]:
     tab.foreign.clear()  # type: ignore[attr-defined]
     tab.broken.clear()  # type: ignore[attr-defined]
     yield opened(tab, server)
-    assert tab.foreign == tab.broken == []  # type: ignore[attr-defined]
+    assert tab.foreign == tab.broken == [], (tab.foreign, tab.broken)  # type: ignore[attr-defined]
 
 
 def upload(page: Page, *paths: Path) -> None:
@@ -101,6 +101,24 @@ def expect_pictures_loaded(page: Page) -> None:
     page.wait_for_function(
         "[...document.querySelectorAll('#results .hits img')].some(i => i.complete && i.naturalWidth > 0)"
     )
+
+
+def enclose(page: Page) -> None:
+    """Draw a lasso around all points of the map."""
+    stage = page.get_by_role("application")
+    expect(stage).to_have_attribute("aria-busy", "false")
+    box = stage.bounding_box()
+    assert box is not None
+    corners = [(0.01, 0.02), (0.99, 0.02), (0.99, 0.98), (0.01, 0.98), (0.01, 0.03)]
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in corners]
+    page.keyboard.down("Shift")
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=8)
+        page.wait_for_timeout(40)  # the lasso takes a point every few milliseconds
+    page.mouse.up()
+    page.keyboard.up("Shift")
 
 
 def rest(page: Page) -> None:

@@ -14,7 +14,15 @@ from retrieval import Gallery
 from retrieval.reports.folder import evaluate_and_keep
 from tests.conftest import lookalike_here
 from tests.e2e.accessibility import cut_off, violations, walk
-from tests.e2e.page_driver import below, expect_results, search_with, upload, visiting, watched
+from tests.e2e.page_driver import (
+    below,
+    enclose,
+    expect_results,
+    search_with,
+    upload,
+    visiting,
+    watched,
+)
 from tests.e2e.page_gallery import large, stock
 from tests.serve.serving import SERVE, Server, serving
 
@@ -121,11 +129,16 @@ def removing(page: Page, shop: Path) -> None:
 
 
 def evaluated(page: Page, shop: Path) -> None:
-    """The newest report, and the map of the embeddings."""
+    """The newest report."""
     page.get_by_role("tab", name="Evaluation").click()
     expect(page.locator("#report h2")).to_be_visible()
-    page.get_by_role("button", name="Map").click()
-    expect(page.locator("#figures .map path").first).to_be_visible()
+
+
+def mapped(page: Page, shop: Path) -> None:
+    """The map, with all images selected."""
+    page.get_by_role("tab", name="Map").click()
+    enclose(page)
+    expect(page.get_by_test_id("selection")).to_be_visible()
 
 
 def compared(page: Page, shop: Path) -> None:
@@ -139,7 +152,7 @@ def compared(page: Page, shop: Path) -> None:
 
 STATES = (
     *(empty, several, item, mistaken, choosing, beside, heated),
-    *(stocked, removing, evaluated, compared),
+    *(stocked, removing, mapped, evaluated, compared),
 )
 
 
@@ -154,7 +167,12 @@ def test_page_has_no_accessibility_violations(
 
 def test_arrow_keys_switch_tabs(page: Page) -> None:
     page.get_by_role("tab", name="Search").focus()
-    for key, name in (("ArrowRight", "Gallery"), ("End", "Evaluation"), ("ArrowRight", "Search")):
+    for key, name in (
+        ("ArrowRight", "Gallery"),
+        ("ArrowRight", "Map"),
+        ("End", "Evaluation"),
+        ("ArrowRight", "Search"),
+    ):
         page.keyboard.press(key)
         expect(page.get_by_role("tab", name=name, selected=True)).to_be_focused()
         expect(page.get_by_role("tabpanel", name=name)).to_be_visible()

@@ -117,34 +117,7 @@ def test_triplet_diagram_is_computed_on_demand(page: Page) -> None:
     expect(page.get_by_role("img", name="Triplet diagram")).to_have_count(0)
 
 
-def test_map_can_be_walked_and_searched_from(page: Page, gallery: Gallery) -> None:
-    page.get_by_role("button", name="Map").press("Enter")
-    plane = page.get_by_role("application")
-    expect(plane.locator("path")).to_have_count(29)
-    expect(page.locator("#pointed")).to_have_text("No image is selected.")
-    expect(page.locator("#figures .card img")).to_be_hidden()
-    plane.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
-    mark = plane.locator(".at")
-    item = int(str(mark.get_attribute("data-item")))
-    expect(page.locator("#pointed")).to_have_text(f"{gallery.item(item).label}, item {item}")
-    image = page.locator("#figures .card img")
-    expect(image).to_have_attribute("src", re.compile(rf"/v1/(galleries/\w+/)?images/{item}/thumbnail"))
-    page.wait_for_function("document.querySelector('#figures .card img').naturalWidth > 0")
-    page.keyboard.press("Escape")
-    expect(page.locator("#pointed")).to_have_text("No image is selected.")
-    mark = plane.locator("path").nth(7)
-    mark.hover(force=True)
-    item = int(str(plane.locator(".at").get_attribute("data-item")))
-    expect(page.locator("#pointed")).to_contain_text(f"item {item}")
-    page.mouse.down()
-    page.mouse.up()
-    expect(page).to_have_url(re.compile(rf"like={item}$"))
-    expect_results(page, 28)
-
-
-def test_touch_on_the_map_selects_before_searching(browser: Browser, server: Server) -> None:
+def test_comparison_and_figure_fit_a_phone(browser: Browser, server: Server) -> None:
     with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True) as context:
         page = on_its_tab(context.new_page(), server)
         page.get_by_label("Compare with").select_option(index=1)
@@ -153,12 +126,3 @@ def test_touch_on_the_map_selects_before_searching(browser: Browser, server: Ser
         page.get_by_role("button", name="Triplet diagram").tap()
         expect(page.get_by_role("img", name="Triplet diagram")).to_be_visible()
         expect_within_the_width(page)
-        page.get_by_role("button", name="Map").tap()
-        page.get_by_role("application").locator("path").nth(3).tap(force=True)
-        expect(page.locator("#pointed")).to_contain_text("item")
-        expect_within_the_width(page)
-        expect(page.locator("#evaluation-tab")).to_be_visible()
-        button = page.get_by_role("button", name="Search with this image")
-        item = button.get_attribute("data-search")
-        button.tap()
-        expect(page).to_have_url(re.compile(rf"like={item}$"))

@@ -96,17 +96,19 @@ def test_suspects_are_those_of_the_gallery(client: Client, folder: Path) -> None
 
 def test_map_places_every_image_near_its_class(client: Client, folder: Path) -> None:
     found = done(client, "map")
-    points = {one["id"]: (one["x"], one["y"]) for one in found["points"]}
-    items = Gallery(folder).items(list(points))
-    assert len(points) == found["total"] == 24
-    assert {one["id"]: one["label"] for one in found["points"]} == {
-        number: item.label for number, item in items.items()
-    }
-    places = np.array([*points.values()])
+    gallery = Gallery(folder)
+    items = gallery.items(found["ids"])
+    labels = np.array([items[number].label for number in found["ids"]])
+    assert len({*found["ids"]}) == found["total"] == 24
+    assert [found["labels"][position] for position in found["label"]] == labels.tolist()
+    places = np.array([found["x"], found["y"]]).T
+    assert np.ptp(places, axis=0).max() == pytest.approx(2, abs=1e-3)
     distances = np.linalg.norm(places[:, None] - places[None], axis=2) + 1e9 * np.eye(len(places))
-    labels = np.array([items[number].label for number in points])
     assert (labels[distances.argmin(1)] == labels).mean() > 0.6  # a third by chance
-    assert len(done(client, "map", limit=10)["points"]) == 10
+    vectors = np.stack([*gallery.vectors(found["ids"]).values()])
+    similar = vectors @ vectors.T - 9 * np.eye(len(vectors))
+    assert found["right"] == (labels[similar.argmax(1)] == labels).tolist()
+    assert len(done(client, "map", limit=10)["ids"]) == 10
 
 
 def test_jobs_are_listed_and_removed(client: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import threading
 import time
@@ -23,7 +22,6 @@ from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.folder import evaluate_and_keep, save_report
-from serve.core import analyses
 from serve.core.background import Background
 from serve.core.service import SearchService
 from serve.page.evaluation import EvaluationTab
@@ -289,33 +287,14 @@ def test_triplet_diagram_shows_the_labelled_images(service: SearchService) -> No
     assert 'data-figure="triplets" aria-pressed="true"' in shown
 
 
-def test_map_shows_every_image_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gallery = bare_gallery(tmp_path / "g")
-    commit(gallery, [f"{_NASTY if n % 3 else 'b'}{n}" for n in range(30)])
-    with gallery.store.writing():
-        gallery.store.commit(unit_vectors(4, 7), [i for n in "wxyz" for i in new_items([n])])
-    service = SearchService(tmp_path / "g", address="/v1/galleries/g")
-    shown = figure(Figures(service), "map")
-    marks = [attributes for tag, attributes in Page(shown).tags if "data-item" in attributes]
-    assert sorted(int(str(mark["data-item"])) for mark in marks) == list(range(1, 35))
-    labels = {item: service.item(item).label for item in range(1, 35)}
-    assert {int(str(m["data-item"])): m["data-label"] for m in marks} == labels
-    (image,) = [attributes for tag, attributes in Page(shown).tags if tag == "img"]
-    assert re.fullmatch(r"/v1/galleries/g/images/\d+/thumbnail\?v=.{8}", str(image["src"]))
-    assert "data:" not in shown
-    assert "onerror" not in {name for _, attributes in Page(shown).tags for name in attributes}
-    monkeypatch.setattr(analyses, "MAPPED", 20)
-    assert "20 images of 34, a random sample" in figure(Figures(service), "map")
-
-
 def test_figure_is_computed_once_for_each_state(service: SearchService) -> None:
     figures = Figures(service)
-    figure(figures, "map")
-    made = figures._works["map"].status().result
-    assert figure(figures, "map").endswith(str(made))
-    assert figures._works["map"].status().result is made
+    figure(figures, "triplets")
+    made = figures._works["triplets"].status().result
+    assert figure(figures, "triplets").endswith(str(made))
+    assert figures._works["triplets"].status().result is made
     service.gallery.remove([1])
-    assert "t-SNE of 23 images" in figure(figures, "map")
+    assert "23 labelled images" in figure(figures, "triplets")
     assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of=""))  # type: ignore[arg-type]
     assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of="other"))  # type: ignore[arg-type]
 
@@ -324,5 +303,4 @@ def test_figure_of_too_few_images_gives_the_reason(tmp_path: Path) -> None:
     gallery = bare_gallery(tmp_path / "g")
     commit(gallery, ["a1", "b1"])
     service = SearchService(tmp_path / "g", name="tiny")
-    assert "tiny: a map needs at least 4" in figure(Figures(service), "map")
     assert "tiny: no two of its images share a label" in figure(Figures(service), "triplets")

@@ -1,6 +1,6 @@
 // The state of the page, which is in its address: a reload, Back and a copied link restore it.
 
-const TEXTS = ['text', 'without', 'where', 'group_by', 'tab'];
+const TEXTS = ['text', 'without', 'where', 'group_by', 'tab', 'colour'];
 const NUMBERS = ['min_score', 'min_probability', 'open'];
 
 /**
@@ -12,7 +12,7 @@ const NUMBERS = ['min_score', 'min_probability', 'open'];
 /** The state without a query. Views are in `like` and `unlike`; `open` is the item in the dialog. */
 export const EMPTY = Object.freeze({
   like: [], unlike: [], text: '', without: '', where: '', group_by: '', tab: '', picked: [],
-  min_score: null, min_probability: null, open: null, marks: false,
+  min_score: null, min_probability: null, open: null, marks: false, colour: '', highlight: [],
 });
 
 const KINDS = ['picture', 'shared', 'url'];
@@ -43,6 +43,7 @@ export function parse(search) {
     state[name] = Number.isFinite(number) ? number : null;
   }
   state.picked = given.getAll('filter');
+  state.highlight = given.getAll('highlight');
   state.marks = given.has('marks');
   return state;
 }
@@ -54,6 +55,7 @@ export function format(state) {
   for (const name of TEXTS) if (state[name]) params.set(name, state[name]);
   for (const name of NUMBERS) if (state[name] !== null) params.set(name, state[name]);
   for (const one of state.picked) params.append('filter', one);
+  for (const one of state.highlight) params.append('highlight', one);
   if (state.marks) params.set('marks', '');
   return params.size ? '?' + String(params).replaceAll('%2C', ',').replaceAll('%40', '@').replaceAll('%3A', ':') : '';
 }

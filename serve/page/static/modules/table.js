@@ -1,4 +1,4 @@
-// Hits as a table in a file.
+// Hits, or items, as a table in a file.
 
 /** Return a cell of a CSV file; text that a spreadsheet would evaluate gets an apostrophe in front. */
 function cell(value) {
@@ -8,13 +8,14 @@ function cell(value) {
   return /[",\r\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
 }
 
-/** Return hits as CSV, with a column for each name of the metadata. */
+/** Return hits or items as CSV, with a column for each name of the metadata; hits have a rank and a score. */
 export function csv(hits) {
   const columns = [...new Set(hits.flatMap(hit => Object.keys(hit.metadata)))];
-  const calibrated = hits.some(hit => hit.probability !== null);
-  const head = ['Rank', 'Score', ...(calibrated ? ['Probability'] : []), 'Label', 'Item', ...columns, 'Key'];
-  const rows = hits.map((hit, index) => [index + 1, hit.score, ...(calibrated ? [hit.probability] : []), hit.label, hit.id,
-    ...columns.map(name => hit.metadata[name]), hit.key]);
+  const ranked = hits.some(hit => hit.score !== undefined);
+  const calibrated = hits.some(hit => (hit.probability ?? null) !== null);
+  const head = [...(ranked ? ['Rank', 'Score'] : []), ...(calibrated ? ['Probability'] : []), 'Label', 'Item', ...columns, 'Key'];
+  const rows = hits.map((hit, index) => [...(ranked ? [index + 1, hit.score] : []), ...(calibrated ? [hit.probability] : []),
+    hit.label, hit.id, ...columns.map(name => hit.metadata[name]), hit.key]);
   return [head, ...rows].map(row => row.map(cell).join(',') + '\r\n').join('');
 }
 

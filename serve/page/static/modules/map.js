@@ -1,0 +1,224 @@
+// The map: all images on a plane, neighbours beside each other, as a client of the API.
+
+import {address} from './address.js';
+import {Actions} from './actions.js';
+import {Api} from './api.js';
+import {part, plural, show} from './dom.js';
+import {Jobs} from './jobs.js';
+import {Legend} from './legend.js';
+import {classColours, VERDICTS} from './palette.js';
+import {Selection} from './selection.js';
+import {csv, save} from './table.js';
+
+const AT_ONCE = 5000;  // images whose map is drawn without being asked for: seconds
+const USUAL = 20_000, MOST = 100_000;  // images on a map
+const LISTED = 1000;
+const NO_LABEL = '';
+const RIGHT = ['wrong', 'right', 'unlabelled'];
+
+/** Start the tab of the gallery whose API is at `path`, once it is opened. */
+export function mount(root, path) {
+  let map;
+  const open = () => { if (address.state.tab === 'map') map ??= new GalleryMap(root, new Api(path)); };
+  address.onChange(open);
+  open();
+}
+
+class GalleryMap {
+  #root; #api; #jobs; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions; #running = null;
+
+  constructor(root, api) {
+    this.#root = root;
+    this.#api = api;
+    this.#jobs = new Jobs(api);
+    this.#legend = new Legend(root, chosen => address.update({highlight: chosen}, {replace: true}));
+    part(root, 'start').addEventListener('click', () => this.#compute());
+    part(root, 'again').addEventListener('click', () => this.#compute());
+    part(root, 'cancel').addEventListener('click', () => this.#cancel());
+    part(root, 'colour').addEventListener('change', event => address.update({colour: event.target.value, highlight: []}));
+    part(root, 'fit').addEventListener('click', () => this.#scatter?.fit());
+    part(root, 'lasso').addEventListener('click', event => this.#lasso(event.currentTarget));
+    part(root, 'csv').addEventListener('click', event => this.#export(event.currentTarget));
+    address.onChange(before => {
+      const now = address.state;
+      if (this.#found && (before.colour !== now.colour || before.highlight.join('\n') !== now.highlight.join('\n'))) this.#draw();
+    });
+    document.addEventListener('lookalike:changed', () => { if (this.#found) this.#say('The gallery has changed since the map was drawn.'); });
+    new MutationObserver(() => { if (this.#found) this.#draw(); }).observe(document.body, {attributeFilter: ['class']});
+    this.#selection.addEventListener('change', () => {
+      const {ids} = this.#selection;
+      this.#scatter?.outline(ids.map(id => this.#positions.get(id)).filter(point => point !== undefined));
+    });
+    this.#begin();
+  }
+
+  async #begin() {
+    try {
+      this.#gallery = await this.#api.get('/gallery');
+      new Actions(part(this.#root, 'selection'), this.#selection, this.#api, this.#gallery.changes);
+      const job = await this.#jobs.newest('map');
+      if (job) await this.#follow(job);
+      else if (this.#gallery.images <= AT_ONCE) await this.#compute();
+      else this.#offer();
+    } catch (error) {
+      this.#say(error.message);
+    }
+  }
+
+  #offer() {
+    const {images} = this.#gallery, of = Math.min(images, USUAL);
+    part(this.#root, 'start').textContent = of < images ? `Draw a map of ${plural(of, 'image')}` : 'Draw the map';
+    part(this.#root, 'most').max = Math.min(images, MOST);
+    part(this.#root, 'most').value = of;
+    show(part(this.#root, 'offer'), true);
+  }
+
+  async #compute() {
+    const limit = Math.max(4, Math.min(Number(part(this.#root, 'most').value) || USUAL, MOST));
+    try {
+      await this.#follow(await this.#jobs.start('map', {limit}));
+    } catch (error) {
+      this.#say(error.message);
+      if (!this.#found) this.#offer();
+    }
+  }
+
+  async #follow(job) {
+    this.#running = job;
+    show(part(this.#root, 'offer'), false);
+    show(part(this.#root, 'job'), true);
+    this.#say('');
+    const bar = part(this.#root, 'progress');
+    try {
+      this.#found = await this.#jobs.follow(job, (text, share) => {
+        part(this.#root, 'doing').textContent = `Computing the map, ${text}`;
+        if (share === null) bar.removeAttribute('value'); else bar.value = share;
+      });
+    } catch (error) {
+      if (this.#running) throw error;  // not cancelled
+      return;
+    } finally {
+      this.#running = null;
+      show(part(this.#root, 'job'), false);
+    }
+    this.#open();
+  }
+
+  async #cancel() {
+    const job = this.#running;
+    this.#running = null;
+    if (job) await this.#jobs.cancel(job).catch(() => {});
+    show(part(this.#root, 'job'), false);
+    if (this.#found) this.#say('Cancelled.'); else this.#offer();
+  }
+
+  async #open() {
+    const {ids, total} = this.#found;
+    this.#positions = new Map(ids.map((id, point) => [id, point]));
+    this.#selection.clear();
+    show(part(this.#root, 'drawn'), true);
+    part(this.#root, 'what').textContent = `${plural(ids.length, 'image')}${ids.length < total ? ` of ${total.toLocaleString('en')}, drawn at random` : ''}`;
+    this.#scatter ??= await this.#plot();
+    this.#draw();
+  }
+
+  /** Return the plot, or null in a browser without WebGL: the legend and the file still have everything. */
+  async #plot() {
+    const {Scatter, supported} = await import('./scatter.js');
+    if (!supported()) {
+      show(part(this.#root, 'stage'), false);
+      this.#say('This browser does not draw with WebGL, so the map cannot be shown. Download it as a table, or turn WebGL on in the settings.');
+      return null;
+    }
+    await visible(part(this.#root, 'stage'));  // the visitor may be in another tab by now
+    return new Scatter(part(this.#root, 'stage'), {
+      point: point => this.#card(point),
+      open: point => document.dispatchEvent(new CustomEvent('lookalike:open', {detail: {item: this.#found.ids[point]}})),
+      enclose: points => this.#enclose(points),
+      thumbnail: point => this.#thumbnail(point),
+    });
+  }
+
+  #draw() {
+    const {colour, highlight} = address.state, found = this.#found;
+    const theme = document.body.classList.contains('dark') ? 'dark' : 'light';
+    part(this.#root, 'colour').value = colour;
+    const byLabel = colour !== 'right';
+    const category = byLabel
+      ? found.label.map(label => label ?? found.labels.length)
+      : found.right.map(right => right === null ? 2 : Number(right));
+    const names = byLabel ? [...found.labels, NO_LABEL] : RIGHT;
+    const colours = byLabel ? [...classColours(found.labels.length, theme), VERDICTS[theme][2]] : VERDICTS[theme];
+    const counts = new Array(names.length).fill(0);
+    for (const one of category) counts[one]++;
+    const lit = highlight.length ? category.map(one => highlight.includes(names[one])) : category.map(() => true);
+    const entries = names.map((name, at) => ({name, title: byLabel ? name || 'no label' : TITLES[name], colour: colours[at], count: counts[at]}))
+      .filter(entry => entry.count);
+    this.#legend.draw(entries, highlight);
+    this.#scatter?.draw({x: found.x, y: found.y, category, lit}, colours, theme);
+  }
+
+  #lasso(button) {
+    const on = button.ariaPressed !== 'true';
+    button.ariaPressed = String(on);
+    if (this.#scatter) this.#scatter.lasso = on;
+  }
+
+  #enclose(points) {
+    const {highlight} = address.state, {ids} = this.#found;
+    const names = address.state.colour === 'right' ? point => RIGHT[this.#found.right[point] === null ? 2 : Number(this.#found.right[point])]
+      : point => this.#found.labels[this.#found.label[point]] ?? NO_LABEL;
+    this.#selection.replace(points.filter(point => !highlight.length || highlight.includes(names(point))).map(point => ids[point]));
+  }
+
+  #card(point) {
+    const card = part(this.#root, 'card');
+    show(card, point !== null);
+    if (point === null) return;
+    const {ids, labels, label, right} = this.#found, [x, y] = this.#scatter.place(point);
+    part(card, 'image').src = this.#thumbnail(point);
+    part(card, 'label').textContent = labels[label[point]] ?? 'no label';
+    part(card, 'fact').textContent = right[point] === false ? 'its nearest neighbour has another label' : '';
+    part(this.#root, 'spoken').textContent = `${labels[label[point]] ?? 'no label'}, item ${ids[point]}`;
+    const {width, height} = part(this.#root, 'stage').getBoundingClientRect();
+    card.style.translate = `${x > width / 2 ? x - card.offsetWidth - 12 : x + 12}px ${Math.min(y + 12, height - card.offsetHeight)}px`;
+  }
+
+  #thumbnail(point) { return `${this.#api.root}/images/${this.#found.ids[point]}/thumbnail`; }
+
+  /** Save the map as a table, which other tools open: places, labels and all metadata. */
+  async #export(button) {
+    const {ids, x, y, right} = this.#found, rows = [];
+    button.ariaBusy = 'true';
+    try {
+      let cursor = null;
+      do {
+        const page = await this.#api.get(`/items?limit=${LISTED}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ''}`);
+        for (const item of page.items) {
+          const point = this.#positions.get(item.id);
+          if (point !== undefined) rows.push({...item, metadata: {x: x[point], y: y[point], right: right[point], ...item.metadata}});
+        }
+        cursor = page.next_cursor;
+        this.#say(`Reading: ${plural(rows.length, 'image')} of ${ids.length.toLocaleString('en')}`);
+      } while (cursor);
+      save(csv(rows), 'map.csv', 'text/csv');
+      this.#say(`Saved ${plural(rows.length, 'image')} in map.csv.`);
+    } catch (error) {
+      this.#say(error.message);
+    }
+    button.ariaBusy = null;
+  }
+
+  #say(text) { part(this.#root, 'status').textContent = text; }
+}
+
+const visible = element => new Promise(resolve => {
+  new ResizeObserver(([entry], observer) => {
+    if (!entry.contentRect.width) return;
+    observer.disconnect();
+    resolve();
+  }).observe(element);
+});
+
+// Of the nearest neighbour's label.
+const TITLES = {right: 'right', wrong: 'wrong', unlabelled: 'no label'};

@@ -1,0 +1,128 @@
+"""The map of the page in a browser: points, classes, selection, and what is done with it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from retrieval import Gallery
+from tests.e2e.page_driver import enclose, in_a_tab, watched
+from tests.serve.serving import SERVE, Server, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, galleries: dict[str, Gallery]) -> Gallery:
+    """A copy of the shop, which may be changed."""
+    target = tmp_path_factory.mktemp("map") / "shop.gallery"
+    return Gallery.open(shutil.copytree(galleries["shop"].folder, target))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("scratch")
+    with serving([*SERVE, str(gallery.folder), "--allow-changes"], folder, forked=True) as running:
+        yield running
+
+
+@pytest.fixture
+def page(page: Page) -> Page:
+    """The page with the map, which a visitor of a small gallery need not ask for."""
+    page.get_by_role("tab", name="Map").click()
+    expect(page.get_by_role("application")).to_have_attribute("aria-busy", "false")
+    return page
+
+
+def counts(page: Page) -> dict[str, int]:
+    """The legend: names and numbers."""
+    rows = page.locator("#map .classes li").all_inner_texts()
+    return {name: int(count) for name, count in (re.split(r"\s+(?=\d+$)", row.strip()) for row in rows)}
+
+
+def test_legend_counts_and_finds_classes(page: Page, gallery: Gallery, server: Server) -> None:
+    expect(page.get_by_test_id("map")).to_contain_text(f"{len(gallery)} images")
+    labels = Counter(item.label for item in gallery.items(range(1, 25)).values())
+    assert counts(page) == labels
+    page.get_by_label("Find a class").fill("ree")
+    assert counts(page) == {"green": 8}
+    page.get_by_role("checkbox", name="green").check()
+    expect(page).to_have_url(re.compile(r"highlight=green"))
+
+    enclose(page)  # only what is lit can be selected
+
+    expect(page.get_by_test_id("selection")).to_contain_text("8 images selected")
+    page.reload(wait_until="domcontentloaded")
+    expect(page.get_by_role("checkbox", name="green")).to_be_checked()
+    page.get_by_label("Colour").select_option("right")
+    expect(page).to_have_url(re.compile(r"colour=right(?!.*highlight)"))
+    stored = gallery.embeddings()
+    similar = stored.vectors @ stored.vectors.T
+    similar[range(24), range(24)] = -1
+    right = sum(stored.labels[row] == stored.labels[near] for row, near in enumerate(similar.argmax(1)))
+    expected = {"wrong": 24 - right, "right": right}
+    assert counts(page) == {name: count for name, count in expected.items() if count}
+
+
+def test_points_are_reached_by_keyboard_and_opened(page: Page, gallery: Gallery) -> None:
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowRight")
+    spoken = page.locator("#map .spoken")
+    expect(spoken).to_have_text(re.compile(r"(red|green|blue), item \d+"))
+    item = int(spoken.inner_text().split()[-1])
+    expect(page.locator("#map .point img")).to_have_attribute("src", re.compile(rf"/images/{item}/thumbnail"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text(str(gallery.item(item).label))
+    expect(page).to_have_url(re.compile(rf"tab=map.*open={item}$"))
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("application")).to_be_visible()
+
+
+def test_table_has_places_and_labels(page: Page, gallery: Gallery) -> None:
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Download CSV").click()
+    with open(waiting.value.path(), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {int(row["Item"]): row["Label"] for row in rows} == {
+        number: item.label for number, item in gallery.items(range(1, 25)).items()
+    }
+    assert all(-1 <= float(row[axis]) <= 1 for row in rows for axis in "xy")
+    assert {row["brand"] for row in rows} == {"acme", "<b>zeta</b> & co"}
+
+
+def test_selection_is_labelled_and_removed(page: Page, gallery: Gallery) -> None:
+    page.get_by_role("checkbox", name="blue").check()
+    enclose(page)
+    selection = page.get_by_test_id("selection")
+    selection.get_by_role("button", name="Label").click()
+    selection.get_by_label("Label of all of them").fill("sky")
+    selection.get_by_role("button", name="Save").click()
+    expect(selection).to_contain_text("8 images labelled sky")
+    assert Counter(label for label, _ in gallery.label_counts()) == Counter(["red", "green", "sky"])
+    expect(page.get_by_test_id("map-status")).to_contain_text("has changed")
+    selection.get_by_role("button", name="Remove").click()
+    expect(selection).to_contain_text("Remove 8 images from the gallery?")
+    selection.get_by_role("button", name="Keep them").click()
+    assert len(gallery) == 24
+    selection.get_by_role("button", name="Remove").click()
+    selection.get_by_role("button", name="Remove", exact=True).click()
+    expect(page.get_by_test_id("map-status")).to_contain_text("has changed")
+    expect(selection).to_contain_text("8 images removed")
+    assert len(Gallery.open(gallery.folder)) == 16
+    page.get_by_role("button", name="Draw again").click()
+    expect(page.get_by_test_id("map")).to_contain_text("16 images")
+
+
+def test_without_webgl_the_rest_is_there(browser: Browser, server: Server) -> None:
+    with in_a_tab(browser, server) as page:
+        page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
+        watched(page, server).get_by_role("tab", name="Map").click()
+        expect(page.get_by_test_id("map-status")).to_contain_text("does not draw with WebGL")
+        expect(page.get_by_role("checkbox", name="red")).to_be_visible()
+        expect(page.get_by_role("button", name="Download CSV")).to_be_visible()
