@@ -1,4 +1,4 @@
-# make demo | test | quick | env [GPU=1] | bench | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env [GPU=1] | lock | test-lowest | bench | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -15,7 +15,11 @@ QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrie
 # Tests start hundreds of processes, which would compile our modules each time if byte code were not kept.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: env demo test quick lint bench gpu-check experiments
+# Pinned versions with hashes, for every platform and Python; the comments name no address of an index.
+LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+          --no-annotate --upgrade pyproject.toml
+
+.PHONY: env demo test quick lint lock test-lowest bench gpu-check experiments
 env: $(VENV)/.ready-$(PAIR)
 
 # The pairs have the same files, so both go before one comes.
@@ -41,6 +45,17 @@ test: lint
 
 quick: lint
 	$(PYTEST) -m "not slow and not browser" $(QUICK)
+
+lock: env
+	$(LOCK) --extra cpu --output-file requirements/search.txt
+	$(LOCK) --extra cpu --extra standard --output-file requirements/standard.txt
+	$(LOCK) --extra cpu --extra train --extra test --output-file requirements/dev.txt
+
+# The oldest direct dependencies that pyproject.toml allows, in an environment of their own.
+test-lowest: env
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lowest
+	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable ".[cpu,train,test]"
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not slow and not browser" $(TEST_ARGS)
 
 bench: env
 	$(BIN)/python -m benchmarks
