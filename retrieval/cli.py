@@ -19,6 +19,7 @@ from typing import Any, cast
 import click
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import missing_extra
 from retrieval.text import printable, printable_lines
 
 # Sub-commands: where each one is defined, and its line in `lookalike --help`. This is the only place where
@@ -93,8 +94,6 @@ COMMANDS = {
 
 # Packages that the commands of a package import, besides retrieval.
 _IMPORTS = {"train": ("train",), "export": ("export", "train"), "serve": ("serve",)}
-_TRAIN_EXTRA = {"torch", "torchvision", "timm", "onnx", "onnxscript", "yaml", "safetensors"}
-_PAIR = {"faiss", "onnxruntime"}  # the extras `cpu` and `gpu` have a build of both
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
@@ -122,24 +121,13 @@ class LazyGroup(click.Group):
         try:
             return cast(click.Command, getattr(import_module(module), attribute))
         except ModuleNotFoundError as error:
-            if hint := _missing_extra(error):
+            if hint := missing_extra(error):
                 raise LookalikeError(f"`{ctx.command_path} {name}` {hint}") from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in self._lazy.items()])
-
-
-def _missing_extra(error: ModuleNotFoundError) -> str:
-    """Return which extra has a module that is not installed; "" if none has it."""
-    if type(error) is not ModuleNotFoundError:  # importlib.metadata has a subclass for distributions
-        return ""
-    missing = (error.name or "").partition(".")[0]
-    if missing in _PAIR:
-        return f"needs {missing}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
-    extra = "train" if missing in _TRAIN_EXTRA else "text" if missing == "tokenizers" else ""
-    return f"needs {missing}: pip install 'lookalike[{extra}]'" if extra else ""
 
 
 def _check_not_shadowed(package: str) -> None:
@@ -238,7 +226,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except LookalikeError as error:
         return _fail(str(error), error.exit_code, debug)
     except ModuleNotFoundError as error:  # of an import within a command
-        hint = _missing_extra(error)
+        hint = missing_extra(error)
         return _fail(f"this command {hint}" if hint else f"{error}; --debug shows the traceback", 1, debug)
     except Exception as error:
         return _fail(f"{type(error).__name__}: {error}; --debug shows the traceback", 1, debug)

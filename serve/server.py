@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
@@ -27,8 +28,12 @@ def run(settings: Settings) -> None:
 
     Raises:
         InputError: A folder is not a gallery, or the address is refused or not of this machine.
-        LookalikeError: The port is in use.
+        LookalikeError: The port is in use, or the page is not installed.
     """
+    if settings.page and find_spec("gradio") is None:
+        raise LookalikeError(
+            "the page needs gradio: pip install 'lookalike[page]', or serve the API alone with --no-page"
+        )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # single queries gain nothing from threads of FAISS
     configure_logging(settings.log_level, settings.log_format)
     try:

@@ -23,7 +23,7 @@ PACKAGES = {
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
     "retrieval": (
-        "errors text layer licenses",
+        "errors extras text layer licenses",
         "devices notices",
         "installation",
         "files lru_cache progress resources cli",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from retrieval.errors import InputError, LookalikeError, StoreError
+from retrieval.extras import missing_extra
 from retrieval.progress import Stage, progress_listener
 from serve.core.errors import (
     INTERNAL_DETAIL,
@@ -110,5 +111,8 @@ def _public_error(error: Exception) -> LookalikeError:
     if isinstance(error, StoreError):
         _log.error("%s", error)
         return UnavailableError(UNREACHABLE)
+    if isinstance(error, ModuleNotFoundError) and (lacking := missing_extra(error)):
+        _log.error("this work %s", lacking)
+        return UnavailableError("this server was installed without what this work needs")
     _log.error("long work failed", exc_info=error)
     return InternalError(INTERNAL_DETAIL)

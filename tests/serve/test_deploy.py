@@ -96,7 +96,7 @@ def test_compose_file_has_what_lookalike_needs(name: str) -> None:
     base = yaml.safe_load((DEPLOY / search["extends"]["file"]).read_text())["services"]["search"]
     assert (DEPLOY / base["build"]["context"] / base["build"]["dockerfile"]).exists()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*search["build"]["args"]["EXTRA"].split(",")} == {"cpu", name} <= extras.keys()
+    assert {*search["build"]["args"]["EXTRA"].split(",")} == {"cpu", "page", name} <= extras.keys()
     (address,) = {one for one in re.findall(r"[a-z]+://[\w@]*store[\w:/]*", text) if one.startswith(name)}
     parsed = parse_address(address)
     assert (parsed.kind[: len(name)], parsed.host, parsed.collection) == (name, "store", parsed.collection)

@@ -1,0 +1,207 @@
+"""The distributions: what they contain, and the wheel in a clean environment with the extra `cpu` alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from retrieval.cli import COMMANDS
+from retrieval.devices import gpus
+from serve.client import ApiError, Client
+from tests.retrieval.test_installation import GPU, install
+
+ROOT = Path(__file__).parents[1]
+UV = Path(sys.executable).with_name("uv")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("retrieval", "train", "serve", "export", "recipes")
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+LOCKS = {"search": ["cpu"], "standard": ["cpu", "standard"], "dev": ["cpu", "train", "test"]}
+NO_NETWORK = ("error sending request", "dns error", "offline")
+
+
+def uv(*arguments: str | Path) -> str:
+    """Run uv; skip the test if uv or the package index is missing."""
+    if not UV.is_file():
+        pytest.skip("needs uv in the environment")
+    done = subprocess.run([UV, *arguments], capture_output=True, text=True, env=CLEAN)
+    if done.returncode and any(word in done.stderr for word in NO_NETWORK):
+        pytest.skip(f"the package index cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the sdist, and the wheel that is built from it."""
+    project, out = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("dist")
+    for folder in (*PACKAGES, "tests", "benchmarks"):
+        shutil.copytree(ROOT / folder, project / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "app.py"):
+        shutil.copy(ROOT / name, project)
+    uv("build", "--quiet", "--python", sys.executable, "--out-dir", out, project)
+    return out
+
+
+@pytest.fixture(scope="module")
+def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A clean environment with the wheel and the extra `cpu`."""
+    folder = tmp_path_factory.mktemp("clean") / "environment"
+    (wheel,) = built.glob("*.whl")
+    try:
+        uv("venv", "--quiet", "--python", sys.executable, folder)
+        uv(
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            folder / "bin" / "python",
+            f"lookalike[cpu] @ {wheel.as_uri()}",
+        )
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # hundreds of megabytes, where files cannot be linked
+
+
+def run(environment: Path, *words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the installed command outside the repository."""
+    command = [environment / "bin" / "lookalike", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=environment, env=CLEAN)
+    assert done.returncode == code, f"{words}: {done.stdout}\n{done.stderr}"
+    return done
+
+
+def files_of_packages() -> set[str]:
+    """The files of the packages in this checkout."""
+    found = (file for name in PACKAGES for file in (ROOT / name).rglob("*") if file.is_file())
+    return {str(f.relative_to(ROOT)) for f in found if "__pycache__" not in f.parts and f.suffix != ".pyi"}
+
+
+def test_distributions_have_every_file_of_the_packages_and_no_test(built: Path) -> None:
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    stem = f"lookalike-{PROJECT['version']}"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if not name.startswith(f"{stem}.dist-info/")} == files_of_packages()
+    with tarfile.open(sdist) as source:
+        names = {name.removeprefix(f"{stem}/") for name in source.getnames()}
+    assert files_of_packages() | {"pyproject.toml", "README.md", "LICENSE"} <= names
+    assert not {name for name in names if name.startswith(("benchmarks/", "build/", "tests/"))}
+
+
+def test_base_installation_lacks_what_it_does_not_need(environment: Path) -> None:
+    (packages,) = environment.glob("lib/python*/site-packages")
+    names = {canonicalize_name(found.name) for found in Distribution.discover(path=[str(packages)])}
+    absent = {"gradio", "pandas", "matplotlib", "scikit-learn", "torch", "onnx", "timm", "pyyaml"}
+    assert not names & absent
+    assert {name for name in names if name.startswith(("faiss", "onnxruntime"))} == {
+        "faiss-cpu",
+        "onnxruntime",
+    }
+
+
+def test_every_command_explains_itself_or_names_its_extra(environment: Path) -> None:
+    program = (
+        "import click\nfrom retrieval.cli import COMMANDS, cli\nfrom retrieval.errors import LookalikeError\n"
+        "for name in COMMANDS:\n"
+        "    try: cli.main([name, '--help'], prog_name='lookalike', standalone_mode=False)\n"
+        "    except LookalikeError as error: print(error)\n"
+    )
+    command = [environment / "bin" / "python", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=environment, env=CLEAN)
+    assert done.returncode == 0, done.stderr
+    lacking = dict(
+        re.findall(r"^`lookalike (\w+)` needs \w+: pip install 'lookalike\[(\w+)\]'$", done.stdout, re.M)
+    )
+    assert lacking.keys() <= {"train", "recipes", "adapt", "teach"}
+    assert set(lacking.values()) <= {"train"}
+    assert done.stdout.count("Usage: lookalike ") == len(COMMANDS) - len(lacking)
+    assert run(environment, "--version").stdout == f"lookalike, version {PROJECT['version']}\n"
+
+
+def test_base_installation_indexes_searches_and_serves(
+    environment: Path, model_file: Path, shop: Path, tmp_path: Path
+) -> None:
+    gallery, query = tmp_path / "shop.gallery", shop / "green" / "4.png"
+    run(environment, "index", "build", gallery, shop, "--model", model_file)
+    (answer,) = json.loads(run(environment, "search", gallery, query, "--json").stdout)
+    assert answer["hits"][0]["path"] == str(query)
+    hint = "pip install 'lookalike[page]', or serve the API alone with --no-page"
+    assert run(environment, "serve", gallery, code=1).stderr == f"lookalike: the page needs gradio: {hint}\n"
+    command = [environment / "bin" / "lookalike", "serve", gallery, "--no-page", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=environment, env=CLEAN)
+    try:
+        assert server.stdout
+        address = re.search(r"http://[\d.:]+", server.stdout.readline())
+        assert address
+        request = urllib.request.Request(
+            f"{address[0]}/v1/search", data=query.read_bytes(), headers={"Content-Type": "image/png"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            found = json.load(response)
+        client = Client(address[0])
+        with pytest.raises(ApiError, match="installed without what this work needs"):
+            client.wait(client.start_job("map").id, every=0.1)
+    finally:
+        server.terminate()
+        server.wait(30)
+    assert found["hits"][0]["score"] == pytest.approx(1, abs=1e-4)
+
+
+def test_doctor_repairs_an_environment_with_both_pairs(environment: Path) -> None:
+    """The files and records of the builds for GPUs come over those for CPUs, as installers let them."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    for name in GPU:
+        install(packages, name)
+    found = json.loads(run(environment, "doctor", "--json", code=1).stdout)
+    assert {problem["module"] for problem in found["problems"]} == {"faiss", "onnxruntime"}
+    path = {"PATH": f"{environment / 'bin'}:{UV.parent}:{os.environ['PATH']}"}
+    repair = found["problems"][0]["repair"]
+    if gpus():
+        assert "'lookalike[gpu]'" in repair  # gigabytes
+        return
+    subprocess.run(repair, shell=True, check=True, env=CLEAN | path, capture_output=True)
+    repaired = json.loads(run(environment, "doctor", "--json").stdout)
+    assert repaired["problems"] == []
+    assert repaired["faiss_gpus"] == 0
+    assert repaired["providers"]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_lock_satisfies_the_requirements(name: str) -> None:
+    """Each requirement of the project is pinned within its bounds, with hashes; no address of an index."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    assert "://" not in text
+    locked: dict[str, list[Requirement]] = {}
+    for entry in re.split(r"\n(?=\S)", text.replace("\\\n", " ")):
+        line, *hashes = entry.split(" --hash=")
+        pin = Requirement(line.strip())
+        assert hashes, entry
+        locked.setdefault(canonicalize_name(pin.name), []).append(pin)
+    for wanted in requirements(LOCKS[name]):
+        pins = locked[canonicalize_name(wanted.name)]
+        assert any(wanted.specifier.contains(next(iter(pin.specifier)).version) for pin in pins), wanted
+
+
+def requirements(extras: list[str]) -> Iterator[Requirement]:
+    """The direct requirements of the project with some extras."""
+    for text in [*PROJECT["dependencies"], *(t for e in extras for t in PROJECT["optional-dependencies"][e])]:
+        wanted = Requirement(text)
+        if wanted.name == "lookalike":
+            yield from requirements(sorted(wanted.extras))
+        else:
+            yield wanted
