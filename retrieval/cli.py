@@ -86,6 +86,7 @@ COMMANDS = {
     ),
     "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
     "serve": ("serve.commands:serve", "Serve galleries: a page in the browser, and an API for programs."),
+    "mcp": ("serve.mcp_server:mcp", "Let an assistant search galleries, by the Model Context Protocol."),
     "doctor": (
         "retrieval.commands.doctor:doctor",
         "Show GPUs and installed builds, what each command runs on, problems and their repairs.",

@@ -11,6 +11,7 @@ _MODULES = {
     "parquet": {"pyarrow"},
     "reports": {"matplotlib", "mpl_toolkits", "sklearn", "threadpoolctl"},
     "text": {"tokenizers"},
+    "mcp": {"mcp"},
     "train": {"onnx", "onnxscript", "safetensors", "tensorboard", "timm", "torch", "torchvision", "yaml"},
     "tune": {"optuna"},
     "wandb": {"wandb"},

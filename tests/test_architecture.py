@@ -69,7 +69,7 @@ FLOORS = {
         "app",
         "processes",
         "server",
-        "commands",
+        "commands mcp_server",
     ),
     "export": (
         "archive blend graph int8 published_configs published_graphs samples sample_texts text_cleaning",

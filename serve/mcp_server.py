@@ -1,0 +1,174 @@
+"""The command `lookalike mcp`: a server of the Model Context Protocol, for assistants on the same machine.
+
+It has tools that read, and no others. The protocol is on stdin and stdout; it ends with its client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrieval.commands.device_options import runtime_options
+from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.images import remote
+from retrieval.images.load import read_bytes
+from retrieval.inference.runtime import Runtime
+from retrieval.search.query import SearchOptions
+from retrieval.searchable import Hit
+from retrieval.storage.records import Value
+from serve.addresses import parse_galleries
+from serve.core.permissions import Permissions
+from serve.core.queries import AnyQuery, TextQuery
+from serve.core.service import MAX_REQUEST_PIXELS, SearchService, open_services
+from serve.core.thumbnails import MISSING
+
+_MOST_HITS, _MOST_VALUES = 100, 50
+_INSTRUCTIONS = """Search galleries of images by what they show. Start with `galleries`. A score is a cosine
+similarity, 1 for the same image; compare scores within one search only. `show_image` shows what was found."""
+
+
+@dataclass(frozen=True)
+class ServedGallery:
+    """A gallery, and what it can be searched by."""
+
+    name: str
+    images: int
+    columns: list[str]
+    by_image: bool
+    by_text: bool
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An image of a gallery; `score` is its similarity to the query."""
+
+    id: int
+    key: str
+    path: str
+    label: str | None
+    metadata: dict[str, Value]
+    score: float
+
+
+@dataclass(frozen=True)
+class ColumnValues:
+    """The most frequent values of a column, each with its number of images."""
+
+    column: str
+    values: list[tuple[Value, int]]
+    distinct: int
+
+
+@click.command()
+@click.argument("gallery", nargs=-1, required=True, type=click.Path(), metavar="GALLERY...")
+@runtime_options
+def mcp(gallery: tuple[str, ...], runtime: Runtime) -> None:
+    """Let an assistant search galleries, by the Model Context Protocol on stdin and stdout.
+
+    \b
+      lookalike mcp shop.gallery
+      lookalike mcp birds.gallery cars=/data/all-cars
+
+    An assistant starts this command itself; docs/mcp.md has its configuration. It can search by an image file
+    of this machine, by an image of the gallery or by text, count labels and metadata, and look at images. It
+    cannot change anything. Needs `pip install 'lookalike[mcp]'`.
+    """
+    services = open_services(parse_galleries(gallery), Permissions(), runtime, MAX_REQUEST_PIXELS)
+    build_server(services).run("stdio")
+
+
+def build_server(services: Sequence[SearchService]) -> Any:
+    """Return the MCP server of galleries, an `mcp.server.MCPServer`; the first is the default."""
+    from mcp.server.mcpserver import Image, MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.types import ToolAnnotations
+
+    server = MCPServer("Lookalike", instructions=_INSTRUCTIONS, log_level="WARNING")
+    by_name = {service.name: service for service in services}
+
+    def tool(function: Callable[..., Any]) -> None:
+        """Register a tool, whose docstring is its description and whose errors the assistant reads."""
+
+        @wraps(function)
+        def run(*args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            except LookalikeError as error:
+                raise ToolError(str(error)) from error
+
+        server.tool(annotations=ToolAnnotations(read_only_hint=True))(run)
+
+    def galleries() -> list[ServedGallery]:
+        """List the galleries with their sizes, metadata columns, and what each can be searched by."""
+        found = [service.describe() for service in services]
+        return [
+            ServedGallery(one.summary.name, one.summary.images, one.columns, one.embeds, one.texts)
+            for one in found
+        ]
+
+    def search_by_image(
+        path: str, gallery: str | None = None, k: int = 10, where: str | None = None
+    ) -> list[FoundImage]:
+        """Find the images most similar to an image file of this machine. `where` filters, such as
+        "label = 'red' and price < 30"."""
+        file = Path(path).expanduser()
+        if remote.url_of(file):
+            raise InputError(f"{path}: not a file of this machine; download it first")
+        return _search(_named(by_name, gallery), read_bytes(file), k, where)
+
+    def search_by_text(
+        text: str, gallery: str | None = None, k: int = 10, where: str | None = None
+    ) -> list[FoundImage]:
+        """Find the images that a text describes, in a gallery that can be searched by text."""
+        return _search(_named(by_name, gallery), TextQuery(text), k, where)
+
+    def search_by_id(
+        id: int, gallery: str | None = None, k: int = 10, where: str | None = None
+    ) -> list[FoundImage]:
+        """Find the images most similar to an image of the gallery, given by its id, without itself."""
+        return _search(_named(by_name, gallery), id, k, where)
+
+    def count_values(
+        columns: list[str] | None = None, gallery: str | None = None, where: str | None = None
+    ) -> list[ColumnValues]:
+        """Count the images of each label and of the values of other columns; by default the label alone."""
+        names = columns or ["label"]
+        found, _ = _named(by_name, gallery).read(lambda one: one.facets(names, where, _MOST_VALUES))
+        return [ColumnValues(one.column, one.values, one.distinct) for one in found.facets]
+
+    def show_image(id: int, gallery: str | None = None) -> Any:
+        """Look at an image of the gallery, of at most 512 pixels a side."""
+        found = _named(by_name, gallery).thumbnail(id)
+        if found is MISSING:
+            raise InputError(f"item {id}: its file is missing, or has changed since it was indexed")
+        return Image(data=found.data, format=found.media_type.removeprefix("image/"))
+
+    for function in (galleries, search_by_image, search_by_text, search_by_id, count_values, show_image):
+        tool(function)
+    return server
+
+
+def _search(service: SearchService, query: AnyQuery, k: int, where: str | None) -> list[FoundImage]:
+    if not 1 <= k <= _MOST_HITS:
+        raise InputError(f"k: {k} hits; ask for 1 to {_MOST_HITS}")
+    (hits,) = service.find([query], SearchOptions(k, where)).found
+    if isinstance(hits, InputError):
+        raise hits
+    return [_found(hit) for hit in hits]
+
+
+def _found(hit: Hit) -> FoundImage:
+    return FoundImage(hit.id, hit.key, hit.path, hit.label, dict(hit.metadata), round(hit.score, 4))
+
+
+def _named(services: Mapping[str, SearchService], name: str | None) -> SearchService:
+    if name is None:
+        return next(iter(services.values()))
+    if name not in services:
+        raise InputError(f"there is no gallery {name!r}; {did_you_mean(name, services, ', '.join(services))}")
+    return services[name]
