@@ -28,8 +28,8 @@ from tests.serve.serving import SERVE, Server, serving
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 pytestmark = pytest.mark.slow
-STEADY, OVERLOAD = 2.0, 5.0  # seconds
-DEADLINE = 6  # seconds; short, so that any machine is soon overloaded
+STEADY, OVERLOAD = 1.5, 3.5  # seconds
+DEADLINE = 4  # seconds; short, so that any machine is soon overloaded
 
 
 @dataclass(frozen=True)

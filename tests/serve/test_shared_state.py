@@ -12,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import draw, wait_until
+from tests.conftest import wait_until
 from tests.serve.serving import SERVE, Server, files_in, serving
 
 pytestmark = pytest.mark.slow  # starts servers
@@ -48,6 +49,9 @@ def _kill_all(server: Server) -> None:
 
 
 def test_metrics_and_jobs_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (4000, 4000)).save(buffer, "PNG")
+    files = [("images", (f"{number}.png", buffer.getvalue())) for number in range(12)]  # seconds of work
     with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", "2"], tmp_path) as server:
         for _ in range(30):
             asked = httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
@@ -70,22 +74,6 @@ def test_metrics_and_jobs_cover_all_processes(shop_gallery: Path, tmp_path: Path
         assert all(result == results[0] for result in results)
         assert results[0]["total"] >= 0
 
-        _kill_all(server)
-        assert httpx.get(job, timeout=30).json()["result"] == results[0]
-        assert _figures(server)[SEARCHES] == 30
-        httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
-        assert _figures(server)[SEARCHES] == 31
-        code, output = server.stop()
-        assert (code, "Traceback" in output) == (0, False)
-    assert files_in(tmp_path) == set()
-
-
-def test_dead_processes_leave_the_gauges(shop_gallery: Path, tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    draw(1, size=(4000, 4000)).save(buffer, "PNG")
-    files = [("images", (f"{number}.png", buffer.getvalue())) for number in range(64)]
-    with serving([*SERVE, str(shop_gallery), "--no-page", "--workers", "2"], tmp_path) as server:
-
         def ask() -> None:
             with suppress(httpx.TransportError):  # its process is killed
                 httpx.post(f"{server.url}/v1/search:batch", files=files, timeout=60)
@@ -94,27 +82,46 @@ def test_dead_processes_leave_the_gauges(shop_gallery: Path, tmp_path: Path) -> 
         asking.start()
         wait_until(lambda: _figures(server)["lookalike_workers_busy",] == 1)
         _kill_all(server)
-        assert _figures(server)["lookalike_workers_busy",] == 0
         asking.join()
+        assert httpx.get(job, timeout=30).json()["result"] == results[0]
+        figures = _figures(server)
+        assert figures[SEARCHES] == 30
+        assert figures["lookalike_workers_busy",] == 0  # that of the dead process is forgotten
+        httpx.post(f"{server.url}/v1/search/by-id", json={"id": 1}, timeout=30)
+        assert _figures(server)[SEARCHES] == 31
+        code, output = server.stop()
+        assert (code, "Traceback" in output) == (0, False)
+    assert files_in(tmp_path) == set()
 
 
-@pytest.mark.parametrize("what", ["requests", "wrong passwords"])
-def test_rate_limit_is_shared_by_processes(shop_gallery: Path, tmp_path: Path, what: str) -> None:
+def test_limits_and_shared_pictures_are_those_of_all_processes(
+    shop_gallery: Path, shop: Path, tmp_path: Path
+) -> None:
     password = tmp_path / "password"
     password.write_text("long enough")
     password.chmod(0o600)
-    words = (
-        ["--user", "ann", "--password-file", str(password)] if what == "wrong passwords" else ["--rate", "1"]
-    )
-    command = [*SERVE, str(shop_gallery), "--no-page", "--workers", "2", *words]
-    with serving(command, tmp_path / "scratch") as server:
-        auth = ("ann", "a guess") if what == "wrong passwords" else None
+    words = ["--user", "ann", "--password-file", str(password), "--rate", "6", "--share-pictures", "1"]
+    with serving(
+        [*SERVE, str(shop_gallery), "--no-page", "--workers", "2", *words], tmp_path / "scratch"
+    ) as server:
+        right, image = ("ann", "long enough"), (shop / "red" / "5.png").read_bytes()
         start = time.monotonic()
-        answers = [_get(server, "/v1/gallery", auth=auth) for _ in range(60)]
+        wrong = [_code(_get(server, "/v1/gallery", auth=("ann", "a guess"))) for _ in range(30)]
+        shared = httpx.post(f"{server.url}/v1/pictures", content=image, auth=right).json()
+        read = [_code(_get(server, shared["address"], auth=right)) for _ in range(8)]
         seconds = time.monotonic() - start
-    statuses = [answer.status_code for answer in answers if answer]
-    allowed = len(statuses) - statuses.count(429)
-    assert len(statuses) == 60
-    assert (
-        10 <= allowed <= 10 + seconds + 2
-    )  # burst of ten, one per second; two processes may take the same token
+        asked = [_code(_get(server, "/v1/gallery", auth=right)) for _ in range(60)]
+        seconds_of_all = time.monotonic() - start
+    # A burst of ten, and one in six seconds; two processes may take the same token.
+    assert 10 <= wrong.count("sign-in") <= 10 + seconds / 6 + 2
+    assert set(wrong) == {"sign-in", "too-many-tries"}
+    assert set(read) == {None}
+    allowed = 39 + asked.count(None)
+    assert 60 <= allowed <= 60 + 6 * seconds_of_all + 2
+    assert set(asked) == {None, "too-many-requests"}
+
+
+def _code(answer: httpx.Response | None) -> str | None:
+    """Return the code of a problem."""
+    assert answer is not None
+    return None if answer.is_success else answer.json()["code"]
