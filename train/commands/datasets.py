@@ -55,7 +55,7 @@ def list_datasets(as_json: bool) -> None:
             "one folder per class at any depth; top folders train, test: splits",
         ),
         ("csv:FILE", "yours", "", "columns path,label and optionally split, role and coarse"),
-        ("images:DIR", "yours", "", "images without labels, at any depth; for `lookalike train` alone"),
+        ("images:DIR", "yours", "", "images without labels, at any depth; for `train` and `analyze rates`"),
         ("hf:USER/NAME", "any", "Hugging Face Hub", "a data set with a column of images and one of labels;"),
         ("", "", "", "  hf:USER/NAME?config=C&label=COLUMN&revision=R chooses among several"),
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from retrieval.errors import InputError
@@ -195,3 +196,26 @@ def test_command(tmp_path: Path) -> None:
     assert f"{facts['suggested']:g}" in out.read_text()
     refused = lookalike_here(*words, "--high", "1e-5", code=2)
     assert "expected 0 < low < high" in refused.stderr
+
+
+def test_images_need_no_labels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 4, 4, 3), np.uint8)
+    for number, one in enumerate(pixels):
+        Image.fromarray(one).resize((32, 32), Image.Resampling.NEAREST).save(tmp_path / f"{number}.png")
+    words = [
+        "--recipe=instances",
+        "--set=model.backbone=conv4",
+        "--set=model.weights=null",
+        "--set=model.init=default",
+        "--set=preprocess.size=16",
+        "--set=batch.classes=8",
+        "--steps=30",
+    ]
+    out = tmp_path / "rates.svg"
+    done = lookalike_here(
+        "analyze", "rates", "--data", f"images:{tmp_path}", *words, "--json", f"--out={out}"
+    )
+    facts = json.loads(done.stdout)
+    assert out.exists()
+    assert len(facts["losses"]) == 30
+    assert np.isfinite(facts["losses"]).all()

@@ -207,7 +207,7 @@ def _step_row(facts: dict[str, Any]) -> list[str]:
 
 
 @figure_command("rates")
-@click.option("--data", help=DATA_HELP)
+@click.option("--data", help=f"images:DIR (without labels), {DATA_HELP}")
 @click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
@@ -244,7 +244,7 @@ def rates(
     from train.analysis import rate_range as analysis
 
     config = settings.placed(settings.resolve(data, recipe, overrides), device)
-    dataset = data_sets.load(config.data)
+    dataset = data_sets.load(config.data, unlabelled=True)
     found = analysis.measure_rates(config, dataset, low=low, high=high, steps=steps, show_progress=True)
     return Drawing(
         plot=partial(analysis.rate_range_figure, found),
