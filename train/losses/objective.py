@@ -86,6 +86,7 @@ class Objective(nn.Module):
         ref_embeddings: Tensor | None = None,
         ref_labels: Tensor | None = None,
         targets: Tensor | None = None,
+        batch_as_candidates: bool = True,
     ) -> Tensor:
         """Return the objective of a batch, a scalar tensor in float32 or wider.
 
@@ -96,6 +97,8 @@ class Objective(nn.Module):
             ref_embeddings, ref_labels: [M, D] and [M], more positives and negatives for the batch, from other
                 samples; passing the tensor `embeddings` itself adds nothing.
             targets: [B, T], the vectors of a teacher, for distillation.
+            batch_as_candidates: With False, the references replace the batch as positives and negatives, as
+                in pytorch-metric-learning; for losses without alternate pairs.
 
         Raises:
             TypeError, ValueError: Wrong shapes, types or devices; on the CPU also values that are not finite,
@@ -121,7 +124,7 @@ class Objective(nn.Module):
                 raise ValueError(
                     f"embeddings have {points.shape[1]} dimensions, and dims end at {max(self.prefixes)}"
                 )
-            value, view = self._over_prefixes(points, labels, references, targets)
+            value, view = self._over_prefixes(points, labels, references, targets, batch_as_candidates)
             for guard in guards:
                 value = value if guard is None else value * guard
         if self.memory is not None and self.training:
@@ -135,15 +138,17 @@ class Objective(nn.Module):
         labels: Tensor,
         references: tuple[Tensor, Tensor, Tensor | None] | None,
         targets: Tensor | None,
+        batch_as_candidates: bool,
     ) -> tuple[Tensor, View]:
         """Return the weighted sum over the prefixes, and the view of the whole embeddings."""
         if not self.prefixes:
-            view = self._view(points, labels, references, targets)
+            view = self._view(points, labels, references, targets, batch_as_candidates)
             return self.evaluate(view), view
         value = points.new_zeros(())
         for dim, weight in self.prefixes.items():
             cut = references and (references[0][:, :dim], *references[1:])
-            view = self._view(points[:, :dim], labels, cut, targets, full_dim=points.shape[1])
+            part = points[:, :dim]
+            view = self._view(part, labels, cut, targets, batch_as_candidates, full_dim=points.shape[1])
             value = value + weight * self.evaluate(view)
         return value, view
 
@@ -153,6 +158,7 @@ class Objective(nn.Module):
         labels: Tensor,
         references: tuple[Tensor, Tensor, Tensor | None] | None,
         targets: Tensor | None,
+        batch_as_candidates: bool,
         full_dim: int | None = None,
     ) -> View:
         return View(
@@ -163,6 +169,7 @@ class Objective(nn.Module):
             normalization_gradient=self.normalization_gradient,
             full_dim=full_dim,
             targets=targets,
+            batch_as_candidates=batch_as_candidates,
         )
 
     def evaluate(self, view: View) -> Tensor:

@@ -1,4 +1,4 @@
-"""Adapter for the losses of pytorch-metric-learning (PML), if that package is installed."""
+"""Adapters for pytorch-metric-learning (PML): its losses in our objectives, ours in its programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import did_you_mean
+from train.losses.objective import Objective
 from train.losses.view import Measure, View
 
 
@@ -41,6 +42,40 @@ class PMLTerm(nn.Module):
         pairs = (*positives, *negatives)
         joint: Tensor = self.loss(view.embeddings, labels, pairs, points, point_labels.long())
         return joint
+
+
+class PMLCall(nn.Module):
+    """One of our objectives with the call of PML's losses.
+
+    `ref_emb` replaces the batch as positives and negatives, where our `ref_embeddings` join it.
+
+    Raises:
+        ValueError: References for a loss that forms alternate pairs within the batch.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """Return the objective of a batch [B, D] with labels [B], against references [M, D] with [M]."""
+        replaced = ref_emb is not None and ref_emb is not embeddings
+        value: Tensor = self.objective(
+            embeddings,
+            labels,
+            indices_tuple,
+            ref_embeddings=ref_emb,
+            ref_labels=ref_labels,
+            batch_as_candidates=not replaced,
+        )
+        return value
 
 
 def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:

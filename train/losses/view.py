@@ -178,6 +178,10 @@ class View:
         normalization_gradient: Exact, or ignored: the gradient by the unit vectors is that of the embeddings.
         full_dim: Dimension of the embeddings that these are a prefix of; None if they are complete.
         targets: [B, T] vectors of a teacher, or None.
+        batch_as_candidates: With False, only the references are positives and negatives; not with pairs.
+
+    Raises:
+        ValueError: The references are missing that would replace the batch, or alternate pairs need it.
     """
 
     def __init__(
@@ -193,7 +197,12 @@ class View:
         normalization_gradient: NormalizationGradient = "exact",
         full_dim: int | None = None,
         targets: Tensor | None = None,
+        batch_as_candidates: bool = True,
     ) -> None:
+        if not batch_as_candidates and (references is None or paired):
+            raise ValueError(
+                "references cannot replace the batch: there are none, or this loss forms pairs in it"
+            )
         self.embeddings, self.labels, self.targets = embeddings, labels, targets
         self.batch, self.dim = embeddings.shape
         self.full_dim = full_dim or self.dim
@@ -206,8 +215,11 @@ class View:
             points = torch.cat([embeddings, references])  # [C, D]
             point_labels = torch.cat([labels, reference_labels])  # [C]
             self.references = (points, point_labels)
+            if usable is None and not batch_as_candidates:
+                usable = torch.ones_like(reference_labels, dtype=torch.bool)
             if usable is not None:
-                usable = torch.cat([torch.ones_like(labels, dtype=torch.bool), usable])
+                batch = torch.full_like(labels, batch_as_candidates, dtype=torch.bool)
+                usable = torch.cat([batch, usable])
         self.candidate_labels = point_labels  # [C]
         self.usable = usable  # [C] bool, or None for all
         self._layout = alternate_pairs(point_labels, self.batch, usable) if paired else None

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from train import losses
+from train.losses.pml import PMLCall
 
 pml = pytest.importorskip("pytorch_metric_learning")
 from pytorch_metric_learning import losses as pml_losses  # noqa: E402
@@ -49,6 +50,36 @@ def test_pml_losses_accept_references_and_memory() -> None:
     ]
     for _ in range(3):
         torch.testing.assert_close(*(module(X, Y) for module in with_memory), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"name": "raw", "mining": None}, pml_losses.MultiSimilarityLoss(2, 50, 0.5)),
+        (
+            {"name": "triplet-cosine", "margin": 0.1},
+            pml_losses.TripletMarginLoss(0.1, distance=CosineSimilarity(), reducer=MeanReducer()),
+        ),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_references_replace_the_batch_as_in_pml(ours: dict[str, Any], theirs: torch.nn.Module) -> None:
+    """Values and gradients by the batch and by the references; ours alone lets them join the batch."""
+    found = []
+    for loss in (PMLCall(losses.build(ours)), theirs):
+        x, references = X.clone().requires_grad_(), REF_X.clone().requires_grad_()
+        value = loss(x, Y, ref_emb=references, ref_labels=REF_Y)
+        found.append((value.detach(), *torch.autograd.grad(value, (x, references))))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+    joined = losses.build(ours)(X, Y, ref_embeddings=REF_X, ref_labels=REF_Y)
+    assert float(joined) != pytest.approx(float(found[0][0]), rel=1e-3)
+    torch.testing.assert_close(PMLCall(losses.build(ours))(X, Y), theirs(X, Y), rtol=1e-7, atol=1e-9)
+
+
+def test_references_replace_no_batch_that_forms_pairs() -> None:
+    with pytest.raises(ValueError, match="forms pairs"):
+        PMLCall(losses.build({"name": "n-pair"}))(X, Y, ref_emb=REF_X, ref_labels=REF_Y)
 
 
 def test_pml_losses_accept_regularizers() -> None:
