@@ -27,9 +27,7 @@ from retrieval.storage.listing import Order, Place, list_items
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import StorePaths
 from retrieval.storage.queries import (
-    ItemPage,
     image_sizes,
-    item_page,
     label_counts,
     live_ids,
     state_digest,
@@ -367,10 +365,6 @@ class Gallery(SearchableGallery):
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
         return self.store.columns()
-
-    def page(self, where: str | None, number: int, size: int) -> ItemPage:
-        """Return one page of the items, by id; see `SearchableGallery.page`."""
-        return item_page(self.store, parse_condition(where) if where else None, number, size)
 
     def listing(
         self, where: str | None, order: Order, after: Place | None, limit: int

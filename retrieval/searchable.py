@@ -24,7 +24,6 @@ from retrieval.storage.identity import check_same, check_vectors, own_model
 from retrieval.storage.listing import Order, Place
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
-from retrieval.storage.queries import ItemPage
 from retrieval.storage.records import BadFile, StoredItem, Value
 
 
@@ -384,19 +383,6 @@ class SearchableGallery(ABC):
     @abstractmethod
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
-
-    @abstractmethod
-    def page(self, where: str | None, number: int, size: int) -> ItemPage:
-        """Return one page of the items, by id; the last page if `number` is beyond it.
-
-        Args:
-            where: Condition that the items fulfil; `None` for all items.
-            number: Page number, from 0.
-            size: Items on a page.
-
-        Raises:
-            InputError: The condition is invalid.
-        """
 
     @abstractmethod
     def listing(

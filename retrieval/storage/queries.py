@@ -35,21 +35,6 @@ BOTH = f"FROM {unindexed('items LEFT JOIN metadata USING (id)')} WHERE {SEARCHAB
 
 
 @dataclass(frozen=True)
-class ItemPage:
-    """One page of the searchable items that fulfil a condition.
-
-    Attributes:
-        ids: Item ids on this page, ascending.
-        number: Page number, from 0.
-        total: Items on all pages.
-    """
-
-    ids: list[int]
-    number: int
-    total: int
-
-
-@dataclass(frozen=True)
 class ItemCounts:
     """Numbers of items.
 
@@ -161,25 +146,6 @@ def changed_items(store: Store, after: int, last: int) -> np.ndarray | None:
 
 def _json(ids: np.ndarray) -> str:
     return f"[{','.join(map(str, ids.tolist()))}]"
-
-
-def item_page(store: Store, condition: Condition | None, number: int, size: int) -> ItemPage:
-    """Return one page of the searchable items, oldest first; the last page if `number` is beyond it.
-
-    Args:
-        store: Gallery store.
-        condition: Condition that the items fulfil; `None` for all items.
-        number: Page number, from 0.
-        size: Items on a page.
-
-    Raises:
-        InputError: The gallery has no such column, or it holds no values of the type.
-    """
-    sql, values = compiled(store, condition)
-    total = store.select(f"SELECT count(*) {BOTH} AND ({sql})", values)[0][0]
-    number = min(max(number, 0), max(0, (total - 1) // size))
-    query = f"SELECT items.id {BOTH} AND ({sql}) ORDER BY items.id LIMIT ? OFFSET ?"
-    return ItemPage([item for (item,) in store.select(query, (*values, size, number * size))], number, total)
 
 
 # ---- counts

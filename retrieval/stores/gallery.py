@@ -29,7 +29,6 @@ from retrieval.storage.identity import has_text
 from retrieval.storage.listing import Order, Place
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths, number_without_file
-from retrieval.storage.queries import ItemPage
 from retrieval.storage.records import UPLOADS, NewItem, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 from retrieval.stores import folder as folders
@@ -464,24 +463,6 @@ class StoreGallery(SearchableGallery):
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
         return [name for name in self.engine.columns() if not is_hidden(name)]
-
-    def page(self, where: str | None, number: int, size: int) -> ItemPage:
-        """Return one page of the items, by id; see `SearchableGallery.page`.
-
-        A page is quick to reach from one that was shown before it; far pages read all items before them.
-        """
-        condition = self._filter(where)
-        total = self.engine.count(condition)
-        number = min(max(number, 0), max(0, (total - 1) // size))
-        start = next((n for n in range(number, 0, -1) if self._starts.get((where, size, n)) is not None), 0)
-        last = self._starts.get((where, size, start)) or 0
-        for n in range(start, number + 1):
-            some = self.engine.scan(condition, last, size)
-            if n == number or not some:
-                break
-            last = some[-1].id
-            self._starts.put((where, size, n + 1), last)
-        return ItemPage([item.id for item in some], number, total)
 
     def listing(
         self, where: str | None, order: Order, after: Place | None, limit: int

@@ -118,7 +118,7 @@ def _place(service: SearchService, query: MapRequest) -> MapAnswer:
     positions = {label: position for position, label in enumerate(labels)}
     points = placed.found.points
     low, high = points.min(0), points.max(0)
-    points = np.round(2 * (points - (low + high) / 2) / (high - low).max(), 4)
+    points = np.round(2 * (points - (low + high) / 2) / max((high - low).max(), 1e-9), 4)
     return MapAnswer(
         total=placed.total,
         labels=labels,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import gradio as gr
-from markupsafe import Markup
 
 from serve.core.service import SearchService
-from serve.page.assets import render
 
 
 class Tab(ABC):
@@ -41,8 +38,3 @@ class Tab(ABC):
 def events(show_progress: str = "hidden", **options: Any) -> dict[str, Any]:
     """Return the options of an event that only the page uses."""
     return {"api_visibility": "private", "show_progress": show_progress, **options}
-
-
-def fresh(html: Markup) -> Markup:
-    """Return the same HTML as a value never used before: browsers are only sent values that changed."""
-    return render("fresh", html=html, time=time.monotonic_ns())

@@ -103,6 +103,15 @@ def expect_pictures_loaded(page: Page) -> None:
     )
 
 
+def filter_pictures(page: Page, condition: str) -> None:
+    """Filter the images of the gallery tab by a condition."""
+    field = page.locator("#collection").get_by_label("Condition")
+    if not field.is_visible():
+        page.locator("#collection summary", has_text="Advanced").click()
+    field.fill(condition)
+    field.press("Enter")
+
+
 def enclose(page: Page) -> None:
     """Draw a lasso around all points of the map."""
     stage = page.get_by_role("application")

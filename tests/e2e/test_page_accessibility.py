@@ -15,12 +15,10 @@ from retrieval.reports.folder import evaluate_and_keep
 from tests.conftest import lookalike_here
 from tests.e2e.accessibility import cut_off, violations, walk
 from tests.e2e.page_driver import (
-    below,
     enclose,
     expect_results,
     search_with,
     upload,
-    visiting,
     watched,
 )
 from tests.e2e.page_gallery import large, stock
@@ -107,23 +105,41 @@ def heated(page: Page, shop: Path) -> None:
 
 
 def stocked(page: Page, shop: Path) -> None:
-    """The gallery tab with every section open."""
+    """The gallery tab, with an image selected that is to get a label."""
     page.get_by_role("tab", name="Gallery").click()
-    expect(page.locator("#browse li")).to_have_count(28)
-    for summary in page.locator("#gallery-tab summary").all():
+    expect(page.locator("#collection .pictures li")).to_have_count(28)
+    page.get_by_role("checkbox", name="Select item 1", exact=True).check()
+    page.get_by_test_id("selection").get_by_role("button", name="Label").locator("visible=true").click()
+
+
+def duplicated(page: Page, shop: Path) -> None:
+    """Near-duplicates with the question before all are removed."""
+    page.goto(page.url + "?tab=gallery&view=duplicates", wait_until="domcontentloaded")
+    page.get_by_role("button", name="Find near-duplicates").click()
+    expect(page.locator("#collection .group").first).to_be_visible()
+    page.get_by_role("button", name="keep this one").first.click()
+    page.locator("#collection [data-part=all]").click()
+
+
+def suspected(page: Page, shop: Path) -> None:
+    """A suspected label."""
+    page.goto(page.url + "?tab=gallery&view=suspects", wait_until="domcontentloaded")
+    page.get_by_role("button", name="Find suspected labels").click()
+    expect(page.get_by_test_id("suspect")).to_be_visible()
+
+
+def described(page: Page, shop: Path) -> None:
+    """The facts of the gallery, with every section open."""
+    page.goto(page.url + "?tab=gallery&view=about", wait_until="domcontentloaded")
+    for summary in page.locator("#stock summary, #statistics summary").all():
         summary.click()
-    page.get_by_role("button", name="Add images").click()
-    page.get_by_role("button", name="Add", exact=True).click()
-    expect(page.locator("#add-outcome .trouble")).to_be_visible()
-    page.get_by_role("button", name="Find").click()
-    expect(page.locator("#duplicates .groups li").first).to_be_visible()
     expect(page.locator("#statistics .bars")).to_be_visible()
 
 
 def removing(page: Page, shop: Path) -> None:
     """The confirmation of a removal."""
     page.get_by_role("tab", name="Gallery").click()
-    page.locator("#browse .grid button").first.click()
+    page.locator("#collection .pictures .open").first.click()
     page.get_by_role("dialog").locator("button.remove").click()
     expect(page.get_by_role("button", name="Really remove it?")).to_be_visible()
 
@@ -152,7 +168,7 @@ def compared(page: Page, shop: Path) -> None:
 
 STATES = (
     *(empty, several, item, mistaken, choosing, beside, heated),
-    *(stocked, removing, mapped, evaluated, compared),
+    *(stocked, duplicated, suspected, described, removing, mapped, evaluated, compared),
 )
 
 
@@ -190,27 +206,6 @@ def test_first_tab_stop_skips_to_the_results(page: Page, server: Server) -> None
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     expect(page.locator("#results summary").first).to_be_focused()
-
-
-def test_focus_survives_replaced_buttons(tab: Page, server: Server) -> None:
-    with visiting(tab, below(server, "large")) as page:
-        page.get_by_role("tab", name="Gallery").click()
-        browse = page.locator("#browse")
-        expect(browse.locator("nav")).to_contain_text("1 to 60 of 70 images")
-        expect(browse.get_by_role("button", name="Previous")).to_be_disabled()
-        browse.get_by_role("button", name="Next").press("Enter")
-        expect(browse.locator("nav")).to_contain_text("61 to 70 of 70 images")
-        expect(browse.locator("li")).to_have_count(10)
-        expect(browse.get_by_role("button", name="Next")).to_be_disabled()
-        expect(browse).to_be_focused()  # there is no page after the last
-        browse.get_by_role("button", name="Previous").press("Enter")
-        expect(browse.locator("nav")).to_contain_text("1 to 60 of 70 images")
-        expect(browse.locator("li")).to_have_count(60)
-        browse.get_by_role("button", name="Next").focus()
-        card = browse.locator("[data-item='9']")
-        card.press("Enter")
-        page.get_by_role("dialog").get_by_role("button", name="Search with this image").press("Enter")
-        expect(page.get_by_test_id("hit")).to_have_count(48)
 
 
 def test_reduced_motion_is_respected(browser: Browser, server: Server, shop: Path) -> None:

@@ -1,21 +1,24 @@
-"""The gallery tab in a real browser: summary, near-duplicates, adding and removing images."""
+"""The gallery tab in a real browser: its views, selection, decisions, and changes."""
 
 from __future__ import annotations
 
+import csv
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.upkeep.duplicates import find_duplicates
+from retrieval.upkeep.suspects import find_suspects
 from tests.e2e.page_driver import below, in_a_tab, search_with, visiting, watched
-from tests.e2e.page_gallery import BRANDS, ODD, colourful
+from tests.e2e.page_gallery import ODD, colourful
 from tests.retrieval.filling import item_ids
 from tests.serve.serving import SERVE, Server, serving
 
@@ -82,33 +85,26 @@ def put(server: Server, gallery: Path) -> None:
     shutil.rmtree(gone)
 
 
-def on_its_tab(page: Page) -> Page:
+def on_its_tab(page: Page, view: str = "") -> Page:
     page.get_by_role("tab", name="Gallery").click()
-    expect(page.locator("#browse li").first).to_be_visible()
+    if view:
+        page.get_by_role("navigation", name="Views of the gallery").get_by_role("button", name=view).click()
+    else:
+        expect(cards(page).first).to_be_visible()
     return page
 
 
-def unfold(page: Page, part: str) -> Locator:
-    """Open a part of the tab by keyboard."""
-    found = page.locator(part)
-    found.locator("summary").first.press("Enter")
-    return found
+def cards(page: Page) -> Locator:
+    return page.locator("#collection .pictures li")
 
 
-def find(page: Page) -> Locator:
-    """Open the section of near-duplicates, and start the search for them."""
-    part = unfold(page, "#duplicates")
-    part.get_by_role("button", name="Find").press("Enter")
-    expect(part.locator(".groups")).to_be_visible()
-    return part
+def shown(page: Page) -> list[int]:
+    """The items of the grid."""
+    return [int(str(card.get_attribute("data-item"))) for card in cards(page).all()]
 
 
-def choose(page: Page, files: list[Path]) -> None:
-    """Choose images to add, and wait until they are uploaded."""
-    with page.expect_response(lambda answer: "/gradio_api/upload?" in answer.url) as answer:
-        page.locator("#add-files input[type=file]").set_input_files(files)
-    assert answer.value.ok
-    expect(page.locator("#add-files tbody tr")).to_have_count(len(files))
+def select(page: Page, item: int, **how: Any) -> None:
+    page.get_by_role("checkbox", name=f"Select item {item}", exact=True).click(**how)
 
 
 def folder_of(server: Server) -> Path:
@@ -118,139 +114,184 @@ def folder_of(server: Server) -> Path:
 # ---- reading
 
 
-def test_statistics_match_the_images(page: Page, home: Path) -> None:
+def test_pictures_are_filtered_and_sorted_and_the_address_keeps_it(page: Page, home: Path) -> None:
     gallery = Gallery(home)
-    items = gallery.items(item_ids(gallery).tolist()).values()
-    part = unfold(page, "#statistics")
-    labels = Counter(item.label for item in items if item.label)
-    expect(part.get_by_role("heading", name=f"{len(labels)} labels")).to_be_visible()
-    bars = part.locator(".bars li")
-    assert {
-        bar.get_by_role("button").inner_text(): bar.locator("span").inner_text() for bar in bars.all()
-    } == {
-        **{str(label): str(number) for label, number in labels.items()},
-        "no label": str(sum(not item.label for item in items)),
+    status = page.get_by_test_id("gallery-status")
+    expect(status).to_have_text(f"{len(gallery)} images")
+    ids = item_ids(gallery).tolist()
+    assert shown(page)[:60] == ids[:60]
+    cards(page).last.scroll_into_view_if_needed()  # the rest comes
+    expect(cards(page)).to_have_count(len(ids))
+    page.locator("#collection summary", has_text="label").click()
+    page.locator("#collection .facet li", has_text="red").get_by_role("checkbox").check()
+    red = [number for number, item in gallery.items(ids).items() if item.label == "red"]
+    expect(cards(page)).to_have_count(len(red))
+    page.get_by_label("Order").select_option("id desc")
+    expect(cards(page).first).to_have_attribute("data-item", str(red[-1]))
+    assert shown(page) == red[::-1]
+    expect(page).to_have_url(re.compile(r"tab=gallery.*order=id\+desc.*filter=label(=|%3D)red"))
+    page.reload(wait_until="domcontentloaded")
+    expect(cards(page).first).to_have_attribute("data-item", str(red[-1]))
+    page.get_by_label("Order").select_option("price")
+    expect(cards(page).first).to_have_attribute("data-item", str(red[0]))
+    page.go_back()
+    expect(cards(page).first).to_have_attribute("data-item", str(red[-1]))
+    page.locator("#collection summary", has_text="Advanced").click()
+    condition = page.locator("#collection").get_by_label("Condition")
+    condition.fill("price <> red <")
+    condition.press("Enter")
+    expect(page.locator("#collection [data-part=fault]")).to_contain_text("at character")
+    assert shown(page) == red[::-1]  # still there, dimmed
+
+
+def test_facts_and_statistics_match_the_images(page: Page, home: Path) -> None:
+    page.get_by_role("button", name="About").click()
+    gallery = Gallery(home)
+    expect(page.locator("#stock")).to_contain_text(f"{len(gallery)}")
+    expect(page.locator("#stock")).to_contain_text("1 file could not be read")
+    part = page.locator("#statistics")
+    part.locator("summary").first.press("Enter")
+    counts = Counter(item.label or "no label" for item in gallery.items(item_ids(gallery)).values())
+    expect(part.locator(".bars li")).to_have_count(len(counts))
+    rows = {
+        row.locator("button").inner_text(): row.locator("span").inner_text()
+        for row in part.locator(".bars li").all()
     }
-    prices = [float(item.metadata["price"]) for item in items if "price" in item.metadata]
-    row = part.get_by_role("row").filter(has_text="price")
-    for number in (len(prices), len(set(prices)), min(prices), float(np.median(prices)), max(prices)):
-        expect(row.get_by_role("cell", name=f"{number:g}", exact=True).first).to_be_visible()
-    expect(part.get_by_role("row").filter(has_text="brand")).to_contain_text(f"{min(BRANDS)} (12)")
-    expect(part.locator("dl")).to_contain_text("48 × 40 pixels")
-    expect(part.locator("dl")).to_contain_text("60 × 50 pixels")
-
-
-@pytest.mark.parametrize("label", [ODD, "no label", "red"])
-def test_label_filters_the_images(page: Page, home: Path, label: str) -> None:
-    gallery = Gallery(home)
-    items = gallery.items(item_ids(gallery).tolist()).values()
-    number = sum((item.label or "no label") == label for item in items)
-    part = unfold(page, "#statistics")
-    part.get_by_role("button", name=label, exact=True).press("Enter")
-    expect(page.locator("#browse nav")).to_contain_text(f"of {number} image")
-    names = page.locator("#browse li span:not(.quiet)").all_inner_texts()
-    assert set(names) == {label}
-    expect(page.locator("#browse").get_by_label("Filter")).to_be_focused()
+    assert {name: int(count) for name, count in rows.items()} == counts
+    part.get_by_role("button", name=ODD).click()
+    expect(cards(page)).to_have_count(counts[ODD])
 
 
 def test_near_duplicates_match_the_command(page: Page, home: Path) -> None:
+    on_its_tab(page, "Near-duplicates")
+    page.get_by_role("button", name="Find near-duplicates").click()
     groups = find_duplicates(Gallery(home), 0.95).groups
-    part = find(page)
-    across = sum(len(group.labels) > 1 for group in groups)
-    expect(part).to_contain_text(f"{len(groups)} groups")
-    expect(part).to_contain_text(f"in {across} of them labels disagree")
-    rows = part.locator(".groups > li")
-    expect(rows).to_have_count(20)
-    for row, group in zip(rows.all()[:4], groups, strict=False):
-        ids = [int(str(one.get_attribute("data-item"))) for one in row.locator("[data-item]").all()]
-        assert ids == [item.id for item in group.members]
-        expect(row).to_contain_text(f"lowest similarity {group.lowest:.4f}")
-        expect(row).to_contain_text("identical files" if group.identical else "different files")
-        expect(row.locator(".disagree")).to_have_count(int(len(group.labels) > 1))
-    part.get_by_role("button", name="Next").press("Enter")
-    expect(part.locator("nav")).to_contain_text(f"21 to {len(groups)} of {len(groups)} groups")
-    expect(part.get_by_role("button", name="Previous")).to_be_focused()
-    rows.last.locator("[data-item]").last.press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text(f"item{groups[-1].members[-1].id}")
+    expect(page.get_by_test_id("duplicates-status")).to_contain_text(f"{len(groups)} groups")
+    listed = page.locator("#collection .group")
+    found = [
+        {int(str(one.get_attribute("data-item"))) for one in group.locator("[data-item]").all()}
+        for group in listed.all()
+    ]
+    assert found == [{item.id for item in group.members} for group in groups[:50]]
+    expect(listed.first.get_by_role("button", name="Remove the others")).to_be_hidden()  # without changes
+    page.locator("#collection").get_by_label("Lowest similarity").fill("0.5")
+    page.get_by_role("button", name="Find near-duplicates").click()
+    expect(page.get_by_test_id("duplicates-status")).to_contain_text("greater than or equal to 0.8")
+    expect(page.get_by_role("button", name="Add images")).to_be_hidden()
 
 
-def test_invalid_threshold_gives_an_error(page: Page) -> None:
-    part = unfold(page, "#duplicates")
-    for score in ("0.5", "", "2"):
-        part.get_by_label("Minimum similarity").fill(score)
-        part.get_by_role("button", name="Find").click()
-        expect(part.locator(".trouble")).to_have_text("the minimum similarity has to be from 0.8 to 1")
-        part.get_by_label("Minimum similarity").fill("1")
-        part.get_by_role("button", name="Find").click()
-        expect(part.locator(".groups")).to_be_visible()
+# ---- changing
 
 
-def test_read_only_gallery_offers_no_changes(page: Page) -> None:
-    expect(page.get_by_text("Add images")).to_have_count(0)
-    part = find(page)
-    expect(part.get_by_role("button", name="Remove")).to_have_count(0)
-    page.locator("#browse button[data-item='3']").click()
-    expect(page.get_by_role("dialog").get_by_role("button", name="Search with this image")).to_be_visible()
-    expect(page.get_by_role("dialog").get_by_role("button", name="Remove")).to_have_count(0)
-
-
-# ---- changes
-
-
-def test_added_images_are_visible_at_once(free: Page, changed: Server, tmp_path: Path, shop: Path) -> None:
+def test_selection_by_range_is_labelled_exported_and_removed(free: Page, changed: Server) -> None:
+    ids = shown(free)
+    select(free, ids[1])
+    select(free, ids[4], modifiers=["Shift"])
+    bar = free.get_by_test_id("selection").locator("visible=true")
+    expect(bar).to_contain_text("4 images selected")
+    with free.expect_download() as waiting:
+        bar.get_by_role("button", name="Export CSV").click()
+    with open(waiting.value.path(), newline="") as file:
+        assert [int(row["Item"]) for row in csv.DictReader(file)] == ids[1:5]
+    bar.get_by_role("button", name="Label").click()
+    bar.get_by_label("Label of all of them").fill("checked")
+    bar.get_by_role("button", name="Save").click()
+    expect(bar).to_contain_text("4 images labelled checked")
     gallery = Gallery(folder_of(changed))
-    before = len(gallery)
-    for name in ("a", "b"):
-        colourful(ord(name)).save(tmp_path / f"{name}.png")
-    (tmp_path / "<i>no.png").write_bytes(b"not a picture")
-    free.get_by_role("button", name="Add images").press("Enter")
-    outcome = free.locator("#add-outcome")
-    free.get_by_role("button", name="Add", exact=True).click()
-    expect(outcome.locator(".trouble")).to_have_text("choose images first")
-    files = [*sorted(tmp_path.glob("*.png")), shop / "red" / "2.png"]
-    choose(free, files)
-    free.get_by_label("Label for all of them").fill(ODD)
-    free.get_by_role("button", name="Add", exact=True).click()
-    expect(outcome).to_contain_text("2 images added.")
-    everything = gallery.items(item_ids(gallery).tolist()).values()
-    known = next(item.id for item in everything if item.path == str(shop / "red" / "2.png"))
-    expect(outcome.locator("li").filter(has_text="2.png")).to_contain_text(
-        f"is in the gallery already, as item {known}, with the label 'red', which stays"
+    assert {gallery.item(number).label for number in ids[1:5]} == {"checked"}
+    select(free, ids[1])
+    bar.get_by_role("button", name="Remove").click()
+    expect(bar).to_contain_text("Remove 3 images from the gallery?")
+    bar.get_by_role("button", name="Remove", exact=True).click()
+    expect(bar).to_contain_text("3 images removed")
+    expect(free.locator(f"#collection .pictures [data-item='{ids[2]}']")).to_have_count(0)
+    assert not Gallery(folder_of(changed)).items(ids[2:5])
+    free.keyboard.press("Escape")
+    select(free, ids[0])
+    select(free, ids[1])
+    bar.get_by_role("button", name="Search with these").click()
+    expect(free).to_have_url(re.compile(rf"like={ids[0]}&like={ids[1]}$"))
+    expect(free.get_by_test_id("hit").first).to_be_visible()
+
+
+def test_one_of_each_group_stays(free: Page, changed: Server) -> None:
+    gallery = Gallery(folder_of(changed))
+    groups = find_duplicates(gallery, 0.95).groups
+    on_its_tab(free, "Near-duplicates")
+    free.get_by_label("Keep of each group").select_option("first")
+    free.get_by_role("button", name="Find near-duplicates").click()
+    status = free.get_by_test_id("duplicates-status")
+    expect(status).to_contain_text(f"{len(groups)} groups")
+    agreeing = [group for group in groups if len({item.label for item in group.members}) == 1]
+    first, second = agreeing[0].members[:2]
+    group = free.locator("#collection .group", has=free.locator(f"[data-item='{first.id}']"))
+    group.locator(f"[data-item='{second.id}']").get_by_role("button", name="keep this one").click()
+    group.get_by_role("button", name="Remove the others").click()
+    expect(status).to_contain_text(re.compile(rf" {len(groups) - 1} groups left"))
+    assert set(Gallery(folder_of(changed)).items([first.id, second.id])) == {second.id}
+    free.locator("#collection [data-part=all]").click()
+    free.locator("#collection [data-part=asking]").get_by_role("button", name="Remove").click()
+    expect(status).to_contain_text(re.compile(rf" {len(groups) - len(agreeing)} groups left"))
+    left = Gallery(folder_of(changed))
+    for one in agreeing[1:]:
+        assert set(left.items([item.id for item in one.members])) == {one.members[0].id}
+
+
+def test_suspects_are_decided_on_and_undone(free: Page, changed: Server) -> None:
+    gallery = Gallery(folder_of(changed))
+    expected = find_suspects(gallery).suspects
+    on_its_tab(free, "Suspected labels")
+    free.get_by_role("button", name="Find suspected labels").click()
+    status, case = free.get_by_test_id("suspects-status"), free.get_by_test_id("suspect")
+    expect(status).to_have_text(f"1 of {len(expected)}")
+    first = expected[0]
+    expect(case).to_contain_text(str(first.suggested))
+    free.keyboard.press("a")
+    expect(status).to_have_text(f"2 of {len(expected)}")
+    assert Gallery(folder_of(changed)).item(first.item.id).label == first.suggested
+    free.keyboard.press("z")
+    expect(status).to_have_text(f"1 of {len(expected)}")
+    assert Gallery(folder_of(changed)).item(first.item.id).label == first.item.label
+    case.get_by_role("button", name="Keep the label").click()
+    expect(status).to_have_text(f"2 of {len(expected)}")
+    case.get_by_label("Another label").fill("mine")
+    case.get_by_role("button", name="Save").click()
+    expect(status).to_have_text(f"3 of {len(expected)}")
+    on_its_tab(free, "Decisions")
+    rows = free.locator("#collection tbody tr")
+    expect(rows).to_have_count(3)
+    for place, words in enumerate(("mine", "right as it is", "undone")):
+        expect(rows.nth(place).get_by_text(words)).to_be_visible()
+    rows.nth(0).get_by_role("button", name="Undo").click()
+    expect(rows.nth(0).get_by_text("undone")).to_be_visible()
+    assert Gallery(folder_of(changed)).item(expected[1].item.id).label == expected[1].item.label
+
+
+def test_added_images_are_told_apart(free: Page, changed: Server, tmp_path: Path, shop: Path) -> None:
+    before = len(Gallery(folder_of(changed)))
+    colourful(900).save(tmp_path / "new.png")
+    (tmp_path / "text.png").write_text("not an image")
+    shutil.copy(shop / "red" / "0.png", tmp_path / "known.png")
+    on_its_tab(free, "Add images")
+    form = free.locator("#collection .adding-images")
+    form.get_by_label("Images").set_input_files(
+        [tmp_path / f"{name}.png" for name in ("new", "text", "known")]
     )
-    expect(outcome.locator("li").filter(has_text="no.png")).to_contain_text("not added: it is not a")
-    expect(free.locator("#stock dl")).to_contain_text(f"{before + 2}")
-    expect(free.locator("#browse nav")).to_contain_text(f"of {before + 2} images")
-    newest = free.locator("#browse li").last
-    expect(newest).to_contain_text("b.png")
-    expect(newest).to_contain_text(ODD)
-    gallery.refresh()
-    assert len(gallery) == before + 2
-    free.get_by_role("button", name="Add", exact=True).click()
-    expect(outcome.locator(".trouble")).to_have_text("choose images first")
-
-
-def test_expired_uploads_have_to_be_chosen_again(free: Page, changed: Server, tmp_path: Path) -> None:
-    colourful(90).save(tmp_path / "late.png")
-    free.get_by_role("button", name="Add images").click()
-    choose(free, [tmp_path / "late.png"])
-    for path in changed.scratch.rglob("late.png"):
-        path.unlink()
-    free.get_by_role("button", name="Add", exact=True).click()
-    outcome = free.locator("#add-outcome")
-    expect(outcome.locator(".trouble")).to_contain_text("choose the images again")
-    choose(free, [tmp_path / "late.png"])
-    free.get_by_role("button", name="Add", exact=True).click()
-    expect(outcome).to_contain_text("1 image added.")
+    form.get_by_label("Label of all of them").fill("fresh")
+    form.get_by_role("button", name="Add").click()
+    expect(free.get_by_test_id("add-status")).to_have_text("1 image added.")
+    outcomes = free.locator("#collection .outcomes")
+    expect(outcomes).to_contain_text("text.png: not added")
+    expect(outcomes).to_contain_text("known.png: is in the gallery already")
+    expect(outcomes).to_contain_text("with the label red, which stays")
+    gallery = Gallery(folder_of(changed))
+    assert len(gallery) == before + 1
+    assert gallery.item(item_ids(gallery)[-1]).label == "fresh"
 
 
 def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
-    gallery = Gallery(folder_of(changed))
-    before = len(gallery)
-    box = free.locator("#browse").get_by_label("Filter")
-    box.fill("label = 'red'")
-    box.press("Enter")
-    expect(free.locator("#browse li")).to_have_count(8)
-    free.locator("#browse li button").nth(2).press("Enter")
+    before = len(Gallery(folder_of(changed)))
+    cards(free).nth(2).get_by_role("button").press("Enter")
     dialog = free.get_by_role("dialog")
     button = dialog.locator("button.remove")
     number = int(free.url.rpartition("open=")[2])
@@ -262,15 +303,11 @@ def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
     button.press("Enter")
     expect(button).to_have_text("Really remove it?")
     free.wait_for_timeout(600)
-    gallery.refresh()
-    assert len(gallery) == before
+    assert len(Gallery(folder_of(changed))) == before
     button.press("Enter")
     expect(dialog).to_have_count(0)
-    expect(free.locator("#browse li")).to_have_count(7)
-    expect(box).to_have_value("label = 'red'")
-    gallery.refresh()
-    assert len(gallery) == before - 1
-    assert number not in gallery.items([number])
+    expect(free.locator(f"#collection .pictures [data-item='{number}']")).to_have_count(0)
+    assert number not in Gallery(folder_of(changed)).items([number])
 
 
 def test_removed_item_leaves_the_results(free: Page, changed: Server) -> None:
@@ -288,27 +325,8 @@ def test_removed_item_leaves_the_results(free: Page, changed: Server) -> None:
         expect(cards.nth(place)).to_have_attribute("data-item", str(hit))
 
 
-def test_all_but_the_first_of_a_group_are_removed(free: Page, changed: Server) -> None:
-    gallery = Gallery(folder_of(changed))
-    before = len(gallery)
-    groups = find_duplicates(gallery, 0.95).groups
-    part = find(free)
-    for group in groups[:2]:
-        button = part.locator("button.remove").first
-        expect(button).to_have_text(f"Remove all but item {group.members[0].id}")
-        button.click()
-        free.wait_for_timeout(600)
-        button.click()
-        expect(part.locator(f"[data-item='{group.members[1].id}']")).to_have_count(0)
-    expect(part).to_contain_text(f"{len(groups) - 2} groups")
-    gone = [item.id for group in groups[:2] for item in group.members[1:]]
-    gallery.refresh()
-    assert len(gallery) == before - len(gone)
-    assert not gallery.items(gone)
-
-
 def test_label_is_corrected_in_the_dialog(free: Page, changed: Server) -> None:
-    free.locator("#browse li button").first.click()
+    free.locator("#collection .pictures li button").first.click()
     dialog = free.get_by_role("dialog")
     number = int(free.url.rpartition("open=")[2])
     dialog.get_by_label("Label").fill("corrected")
@@ -317,11 +335,11 @@ def test_label_is_corrected_in_the_dialog(free: Page, changed: Server) -> None:
     expect(dialog.get_by_role("heading")).to_contain_text("corrected")
     assert Gallery(folder_of(changed)).item(number).label == "corrected"
     dialog.get_by_role("button", name="Close").click()
-    expect(free.locator("#browse li").first).to_contain_text("corrected")
+    expect(free.locator("#collection .pictures li").first).to_contain_text("corrected")
 
 
 def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> None:
-    free.locator("#browse li button").first.click()
+    free.locator("#collection .pictures li button").first.click()
     dialog = free.get_by_role("dialog")
     button = dialog.locator("button.remove")
     number = int(free.url.rpartition("open=")[2])
@@ -333,43 +351,24 @@ def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> N
     dialog.get_by_role("button", name="Close").click()
 
 
-def test_last_image_can_be_removed_and_a_first_one_added(
-    other_tab: Page, allowing: Server, tmp_path: Path, home: Path
-) -> None:
-    gallery = Gallery.create(tmp_path / "g", home / "model" / "model.onnx")
-    for name in ("one", "two"):
-        colourful(ord(name[0])).save(tmp_path / f"{name}.png")
-    gallery.add([tmp_path / "one.png"])
-    put(allowing, gallery.folder)
-    with visiting(other_tab, allowing) as page:
-        on_its_tab(page).locator("#browse li button").first.click()
-        button = page.get_by_role("dialog").locator("button.remove")
-        button.click()
-        page.wait_for_timeout(600)
-        button.click()
-        expect(page.locator("#browse")).to_contain_text("There are no images yet.")
-        unfold(page, "#statistics")
-        expect(page.locator("#statistics")).to_contain_text("There are no images yet.")
-        unfold(page, "#duplicates").get_by_role("button", name="Find").click()
-        expect(page.locator("#duplicates")).to_contain_text("No two images are that similar.")
-        page.get_by_role("button", name="Add images").click()
-        choose(page, [tmp_path / "two.png"])
-        page.get_by_role("button", name="Add", exact=True).click()
-        expect(page.locator("#browse li")).to_have_count(1)
+def test_an_empty_gallery_says_so(other_tab: Page, allowing: Server, tmp_path: Path, home: Path) -> None:
+    put(allowing, Gallery.create(tmp_path / "g", home / "model" / "model.onnx").folder)
+    page = other_tab
+    page.goto(f"{allowing.url}/?tab=gallery", wait_until="domcontentloaded")
+    expect(page.get_by_test_id("gallery-status")).to_have_text("There are no images yet.")
+    on_its_tab(page, "Near-duplicates")
+    page.get_by_role("button", name="Find near-duplicates").click()
+    expect(page.get_by_test_id("duplicates-status")).to_have_text("No two images are that similar.")
 
 
-def test_gallery_tab_fits_a_phone(browser: Browser, changed: Server) -> None:
-    with browser.new_context(viewport={"width": 390, "height": 844}) as context:
+def test_every_view_fits_a_phone(browser: Browser, changed: Server) -> None:
+    with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True) as context:
         page = on_its_tab(watched(context.new_page(), changed))
-        unfold(page, "#statistics")
-        find(page)
-        page.get_by_role("button", name="Add images").click()
-        expect(page.get_by_role("button", name="Add", exact=True)).to_be_visible()
-        expect(page.locator("#statistics .bars")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        for selector in ("#statistics .bars button", "#duplicates button.remove", "#duplicates form button"):
-            box = page.locator(selector).first.bounding_box()
-            assert box
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= 390
+        for view in ("Pictures", "Near-duplicates", "Suspected labels", "Decisions", "Add images", "About"):
+            on_its_tab(page, view)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            small = page.locator("#collection button:visible").evaluate_all(
+                "all => all.filter(e => e.offsetHeight < 44).map(e => e.outerHTML)"
+            )
+            assert small == []
         assert page.foreign == page.broken == []  # type: ignore[attr-defined]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
 
 from retrieval import Gallery
-from tests.e2e.page_driver import caption, captions, expect_results, rest, search_with
+from tests.e2e.page_driver import caption, captions, expect_results, filter_pictures, search_with
 from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -30,53 +30,14 @@ def far(page: Page) -> Iterator[Page]:
 
 def test_latest_filter_wins(far: Page) -> None:
     far.get_by_role("tab", name="Gallery").click()
-    expect(far.locator("#browse li")).to_have_count(24)
-    field = far.locator("#browse").get_by_label("Filter")
+    pictures = far.locator("#collection .pictures li")
+    expect(pictures).to_have_count(24)
     for label in ("red", "green", "blue"):
-        field.fill(f"label = '{label}'")
-        field.press("Enter")
-    field.fill("label = ")  # the next filter is being typed already
-    expect(far.locator("#browse [data-where=\"label = 'blue'\"]")).to_be_visible()
-    expect(far.locator("#browse li span", has_text="blue")).to_have_count(8)
-    expect(field).to_have_value("label = ")
-
-
-def test_gallery_tab_reopens_at_its_filter(far: Page) -> None:
-    far.get_by_role("tab", name="Gallery").click()
-    field = far.locator("#browse").get_by_label("Filter")
-    field.fill("label = 'green'")
-    field.press("Enter")
-    expect(far.locator("#browse li")).to_have_count(8)
-    far.locator("#browse .grid button").first.click()
-    far.get_by_role("button", name="Search with this image").click()
-    expect_results(far, 23)
-    far.get_by_role("tab", name="Gallery").click()
-    rest(far)
-    expect(far.locator("#browse li")).to_have_count(8)
-    expect(field).to_have_value("label = 'green'")
-
-
-def test_late_answer_of_the_opening_tab_does_not_undo_a_filter(page: Page) -> None:
-    held: list[Route] = []
-
-    def hold_first(route: Route) -> None:
-        if held:
-            route.continue_()
-        else:
-            held.append(route)
-
-    page.route("**/queue/join*", hold_first)
-    page.get_by_role("tab", name="Gallery").click()
-    field = page.locator("#browse").get_by_label("Filter")
-    field.fill("label = 'green'")
-    field.press("Enter")
-    expect(page.locator("#browse li")).to_have_count(8)
-    (opening,) = held
-    opening.continue_()
-    expect(page.locator("#stock")).to_contain_text("24")
-    rest(page)
-    expect(page.locator("#browse li")).to_have_count(8)
-    page.unroute("**/queue/join*")
+        filter_pictures(far, f"label = '{label}'")
+    expect(pictures.get_by_text("blue")).to_have_count(8)
+    expect(pictures).to_have_count(8)
+    far.wait_for_timeout(3 * LATENCY)
+    expect(pictures.get_by_text("blue")).to_have_count(8)
 
 
 def test_latest_example_wins(far: Page, gallery: Gallery) -> None:

@@ -92,7 +92,7 @@ def test_table_has_places_and_labels(page: Page, gallery: Gallery) -> None:
     assert {int(row["Item"]): row["Label"] for row in rows} == {
         number: item.label for number, item in gallery.items(range(1, 25)).items()
     }
-    assert all(-1 <= float(row[axis]) <= 1 for row in rows for axis in "xy")
+    assert all(-1 <= float(row[axis]) <= 1 for row in rows for axis in ("map_x", "map_y"))
     assert {row["brand"] for row in rows} == {"acme", "<b>zeta</b> & co"}
 
 

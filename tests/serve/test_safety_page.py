@@ -39,18 +39,17 @@ def test_page_queue_is_bounded(shop_gallery: Path, tmp_path: Path, monkeypatch: 
         assert over.wait(60)
         return ""
 
-    monkeypatch.setattr(gallery_tab, "images_or_error", slow)
+    monkeypatch.setattr(gallery_tab, "html_or_error", slow)
     with (
         listening(app, lifespan="on") as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         config = client.get("/config").json()
-        (browse,) = (c["id"] for c in config["components"] if c["props"].get("elem_id") == "browse")
-        show = next(d["id"] for d in config["dependencies"] if [browse, "submit"] in d["targets"])
-        asked = {"where": "", "page": 0}
+        (counts,) = (c["id"] for c in config["components"] if c["props"].get("elem_id") == "statistics")
+        expand = next(d["id"] for d in config["dependencies"] if [counts, "expand"] in d["targets"])
         answers = []
         for number in range(20):
-            body = {"fn_index": show, "session_hash": f"visitor-{number}", "data": [], "event_data": asked}
+            body = {"fn_index": expand, "session_hash": f"visitor-{number}", "data": []}
             answers.append(client.post("/gradio_api/queue/join", json=body))
         over.set()
         statuses = [answer.status_code for answer in answers]

@@ -7,9 +7,5 @@ details.addEventListener('toggle', () => {
 made.addEventListener('click', event => {
   const button = event.target.closest('button[data-filter]');
   if (!button) return;
-  const browse = document.querySelector('#browse form');
-  browse.where.value = button.dataset.filter;
-  browse.requestSubmit();
-  browse.scrollIntoView({block: 'start'});
-  browse.where.focus({preventScroll: true});
+  document.dispatchEvent(new CustomEvent('lookalike:filter', {detail: {where: button.dataset.filter}}));
 });

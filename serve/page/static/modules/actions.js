@@ -1,11 +1,11 @@
 // What can be done with the items that are selected: search with them, label, export or remove them.
 
 import {address, EMPTY} from './address.js';
+import {announce, labelItems, presentItems, removeItems} from './changes.js';
 import {clone, part, plural, show} from './dom.js';
 import {csv, save} from './table.js';
 
 const TOGETHER = 16;  // images in a query
-const AT_ONCE = 200;  // items in a condition
 
 export class Actions {
   #bar; #selection; #api; #busy = false;
@@ -59,12 +59,7 @@ export class Actions {
 
   #export() {
     return this.#work('Reading', async progress => {
-      const items = [];
-      for (const {where, ids} of conditions(this.#selection.ids)) {
-        const found = await this.#api.get(`/items?limit=${AT_ONCE}&where=${encodeURIComponent(where)}`);
-        items.push(...found.items);
-        progress(ids.length);
-      }
+      const items = [...(await presentItems(this.#api, this.#selection.ids, progress)).values()];
       save(csv(items), 'selection.csv', 'text/csv');
       return `Saved ${plural(items.length, 'image')}.`;
     });
@@ -74,10 +69,7 @@ export class Actions {
     const label = part(this.#bar, 'name').value.trim() || null;
     return this.#work('Labelling', async progress => {
       const {ids} = this.#selection;
-      for (const id of ids) {
-        await this.#api.send('PATCH', `/items/${id}`, {label});
-        progress(1);
-      }
+      await labelItems(this.#api, ids, label, progress);
       return `${plural(ids.length, 'image')} labelled ${label ?? 'with nothing'}. Undo it under Decisions.`;
     }, true);
   }
@@ -85,11 +77,7 @@ export class Actions {
   #remove() {
     return this.#work('Removing', async progress => {
       const {ids} = this.#selection;
-      for (const {where, ids: some} of conditions(ids)) {
-        const {selected} = await this.#api.post('/items:remove', {where});
-        await this.#api.post('/items:remove', {where, dry_run: false, expected: selected});
-        progress(some.length);
-      }
+      await removeItems(this.#api, ids, progress);
       this.#selection.clear();
       return `${plural(ids.length, 'image')} removed.`;
     }, true);
@@ -111,7 +99,7 @@ export class Actions {
     this.#bar.ariaBusy = null;
     this.#draw();
     this.#say(words);
-    if (changes) document.dispatchEvent(new CustomEvent('lookalike:changed'));
+    if (changes) announce();
   }
 
   #say(text) {
@@ -121,9 +109,3 @@ export class Actions {
     show(part(this.#bar, 'what'), size > 0);
   }
 }
-
-/** Return conditions that select these items, some of them each. */
-const conditions = ids => Array.from({length: Math.ceil(ids.length / AT_ONCE)}, (_, index) => {
-  const some = ids.slice(index * AT_ONCE, (index + 1) * AT_ONCE);
-  return {ids: some, where: `id in (${some.join(', ')})`};
-});

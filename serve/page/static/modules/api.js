@@ -56,7 +56,8 @@ export class Api {
         if (request.status < 300) { end(); resolve(answer); } else fail(sentence(request, answer), answer);
       };
       stall();
-      if (body instanceof Blob) {
+      if (body instanceof FormData) request.send(body);
+      else if (body instanceof Blob) {
         request.setRequestHeader('Content-Type', body.type || 'application/octet-stream');
         request.send(body);
       } else if (body === undefined) request.send();

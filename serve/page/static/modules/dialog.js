@@ -2,6 +2,7 @@
 
 import {address, ownViews} from './address.js';
 import {Api} from './api.js';
+import {announce} from './changes.js';
 import {part, show} from './dom.js';
 import {Heatmap} from './heatmap.js';
 import {fileName} from './results.js';
@@ -147,7 +148,7 @@ class Dialog {
       const item = await this.#api.send('PATCH', `/items/${this.#item.id}`, {label: part(this.#box, 'label').value.trim() || null});
       this.#draw(item);
       this.#say('Saved.');
-      changed();
+      announce();
     } catch (error) {
       this.#say(error.message);
     }
@@ -165,7 +166,7 @@ class Dialog {
     try {
       await this.#api.send('DELETE', `/images/${this.#item.id}`);
       this.#box.close();
-      changed();
+      announce();
     } catch (error) {
       this.#say(error.message);
     }
@@ -173,8 +174,6 @@ class Dialog {
 
   #say(text) { part(this.#box, 'message').textContent = text; }
 }
-
-const changed = () => document.dispatchEvent(new CustomEvent('lookalike:changed'));
 
 function fact(name, value) {
   const row = document.createElement('div');

@@ -6,13 +6,15 @@ import {clone, part, show} from './dom.js';
 
 const LISTED = 1000;  // values of a column, which a search field narrows down
 const SHOWN = 60;
+const NAMES = ['where', 'min_score', 'min_probability', 'group_by'];
 const FIELDS = {min_score: 'similarity at least', min_probability: 'probability at least', group_by: 'one result for each'};
 
 export class Filters {
-  #root; #api;
+  #root; #api; #fields;
 
   /**
-   * @param {Element} root Has the parts `facets`, `chips`, `where`, `fault`, `min_score`, `min_probability` and `group_by`.
+   * @param {Element} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also `min_score`,
+   *   `min_probability` and `group_by`.
    * @param {Api} api
    * @param {object} gallery The description of the gallery.
    */
@@ -20,9 +22,10 @@ export class Filters {
     this.#root = root;
     this.#api = api;
     part(root, 'facets').append(...['label', ...gallery.columns].map(column => this.#facet(column)));
-    part(root, 'group_by').append(...['label', ...gallery.columns].map(column => new Option(column, column)));
-    show(part(root, 'probability'), gallery.calibrated);
-    for (const name of ['where', 'min_score', 'min_probability', 'group_by']) {
+    part(root, 'group_by')?.append(...['label', ...gallery.columns].map(column => new Option(column, column)));
+    if (part(root, 'probability')) show(part(root, 'probability'), gallery.calibrated);
+    this.#fields = NAMES.filter(name => part(root, name));
+    for (const name of this.#fields) {
       part(root, name).addEventListener('change', event => this.#change(name, event.target.value.trim()));
     }
     part(root, 'chips').addEventListener('click', event => {
@@ -37,10 +40,10 @@ export class Filters {
   /** Show the filters of the address. */
   draw() {
     const {state} = address;
-    for (const name of ['where', 'min_score', 'min_probability', 'group_by']) part(this.#root, name).value = state[name] ?? '';
+    for (const name of this.#fields) part(this.#root, name).value = state[name] ?? '';
     const chips = state.picked.filter(parseFilter).map(text => chip(filterWords(text), {filter: text}));
     for (const [name, words] of Object.entries(FIELDS)) {
-      if (state[name] !== null && state[name] !== '') chips.push(chip(`${words}: ${state[name]}`, {field: name}));
+      if (this.#fields.includes(name) && state[name] !== null && state[name] !== '') chips.push(chip(`${words}: ${state[name]}`, {field: name}));
     }
     if (state.where) chips.push(chip(state.where, {field: 'where'}));
     part(this.#root, 'chips').replaceChildren(...chips);

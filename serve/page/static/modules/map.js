@@ -9,6 +9,7 @@ import {Legend} from './legend.js';
 import {classColours, VERDICTS} from './palette.js';
 import {Selection} from './selection.js';
 import {csv, save} from './table.js';
+import {Work} from './work.js';
 
 const AT_ONCE = 5000;  // images whose map is drawn without being asked for: seconds
 const USUAL = 20_000, MOST = 100_000;  // images on a map
@@ -25,16 +26,15 @@ export function mount(root, path) {
 }
 
 class GalleryMap {
-  #root; #api; #jobs; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions; #running = null;
+  #root; #api; #work; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions;
 
   constructor(root, api) {
     this.#root = root;
     this.#api = api;
-    this.#jobs = new Jobs(api);
+    this.#work = new Work(root, new Jobs(api));
     this.#legend = new Legend(root, chosen => address.update({highlight: chosen}, {replace: true}));
     part(root, 'start').addEventListener('click', () => this.#compute());
     part(root, 'again').addEventListener('click', () => this.#compute());
-    part(root, 'cancel').addEventListener('click', () => this.#cancel());
     part(root, 'colour').addEventListener('change', event => address.update({colour: event.target.value, highlight: []}));
     part(root, 'fit').addEventListener('click', () => this.#scatter?.fit());
     part(root, 'lasso').addEventListener('click', event => this.#lasso(event.currentTarget));
@@ -56,8 +56,8 @@ class GalleryMap {
     try {
       this.#gallery = await this.#api.get('/gallery');
       new Actions(part(this.#root, 'selection'), this.#selection, this.#api, this.#gallery.changes);
-      const job = await this.#jobs.newest('map');
-      if (job) await this.#follow(job);
+      const found = await this.#work.resume('map');
+      if (found) await this.#open(found);
       else if (this.#gallery.images <= AT_ONCE) await this.#compute();
       else this.#offer();
     } catch (error) {
@@ -75,51 +75,24 @@ class GalleryMap {
 
   async #compute() {
     const limit = Math.max(4, Math.min(Number(part(this.#root, 'most').value) || USUAL, MOST));
-    try {
-      await this.#follow(await this.#jobs.start('map', {limit}));
-    } catch (error) {
-      this.#say(error.message);
-      if (!this.#found) this.#offer();
-    }
-  }
-
-  async #follow(job) {
-    this.#running = job;
     show(part(this.#root, 'offer'), false);
-    show(part(this.#root, 'job'), true);
-    this.#say('');
-    const bar = part(this.#root, 'progress');
-    try {
-      this.#found = await this.#jobs.follow(job, (text, share) => {
-        part(this.#root, 'doing').textContent = `Computing the map, ${text}`;
-        if (share === null) bar.removeAttribute('value'); else bar.value = share;
-      });
-    } catch (error) {
-      if (this.#running) throw error;  // not cancelled
-      return;
-    } finally {
-      this.#running = null;
-      show(part(this.#root, 'job'), false);
-    }
-    this.#open();
+    const found = await this.#work.run('map', {limit});
+    if (found) await this.#open(found);
+    else if (!this.#found) this.#offer();
   }
 
-  async #cancel() {
-    const job = this.#running;
-    this.#running = null;
-    if (job) await this.#jobs.cancel(job).catch(() => {});
-    show(part(this.#root, 'job'), false);
-    if (this.#found) this.#say('Cancelled.'); else this.#offer();
-  }
-
-  async #open() {
-    const {ids, total} = this.#found;
+  async #open(found) {
+    const {ids, total} = this.#found = found;
     this.#positions = new Map(ids.map((id, point) => [id, point]));
     this.#selection.clear();
     show(part(this.#root, 'drawn'), true);
     part(this.#root, 'what').textContent = `${plural(ids.length, 'image')}${ids.length < total ? ` of ${total.toLocaleString('en')}, drawn at random` : ''}`;
-    this.#scatter ??= await this.#plot();
-    this.#draw();
+    try {
+      this.#scatter ??= await this.#plot();
+      await this.#draw();
+    } catch (error) {
+      this.#say(`The map cannot be drawn here: ${error.message}`);
+    }
   }
 
   /** Return the plot, or null in a browser without WebGL: the legend and the file still have everything. */
@@ -155,7 +128,7 @@ class GalleryMap {
     const entries = names.map((name, at) => ({name, title: byLabel ? name || 'no label' : TITLES[name], colour: colours[at], count: counts[at]}))
       .filter(entry => entry.count);
     this.#legend.draw(entries, highlight);
-    this.#scatter?.draw({x: found.x, y: found.y, category, lit}, colours, theme);
+    return this.#scatter?.draw({x: found.x, y: found.y, category, lit}, colours, theme);
   }
 
   #lasso(button) {
@@ -196,11 +169,11 @@ class GalleryMap {
         const page = await this.#api.get(`/items?limit=${LISTED}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ''}`);
         for (const item of page.items) {
           const point = this.#positions.get(item.id);
-          if (point !== undefined) rows.push({...item, metadata: {x: x[point], y: y[point], right: right[point], ...item.metadata}});
+          if (point !== undefined) rows.push({...item, metadata: {map_x: x[point], map_y: y[point], map_right: right[point], ...item.metadata}});
         }
         cursor = page.next_cursor;
         this.#say(`Reading: ${plural(rows.length, 'image')} of ${ids.length.toLocaleString('en')}`);
-      } while (cursor);
+      } while (cursor && rows.length < ids.length);
       save(csv(rows), 'map.csv', 'text/csv');
       this.#say(`Saved ${plural(rows.length, 'image')} in map.csv.`);
     } catch (error) {
@@ -209,7 +182,7 @@ class GalleryMap {
     button.ariaBusy = null;
   }
 
-  #say(text) { part(this.#root, 'status').textContent = text; }
+  #say(text) { this.#work.say(text); }
 }
 
 const visible = element => new Promise(resolve => {

@@ -55,7 +55,7 @@ export class Scatter {
     this.#stage.ariaBusy = 'true';
     this.#points = points;
     if (!same) this.#places = {x: points.x.map(x => REACH * x), y: points.y.map(y => REACH * y)};
-    this.#drawing = this.#drawing.then(async () => {
+    this.#drawing = this.#drawing.catch(() => {}).then(async () => {
       const count = points.x.length;
       this.#plot.set({
         pointColor: colours, backgroundColor: BACKGROUND[theme], pointColorHover: theme === 'dark' ? '#ffffff' : '#000000',

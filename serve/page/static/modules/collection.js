@@ -1,0 +1,55 @@
+// The gallery tab: its views, of which the address names one.
+
+import {address} from './address.js';
+import {Adding} from './adding.js';
+import {Api} from './api.js';
+import {DecisionList} from './decisions.js';
+import {part, show} from './dom.js';
+import {Duplicates} from './duplicates.js';
+import {Pictures} from './listing.js';
+import {Suspects} from './suspects.js';
+
+const VIEWS = {'': Pictures, duplicates: Duplicates, suspects: Suspects, decisions: DecisionList, add: Adding};
+
+/** Start the tab of the gallery whose API is at `path`, once it is opened. */
+export function mount(root, path) {
+  const tab = new Collection(root, new Api(path));
+  address.onChange(() => tab.follow());
+  tab.follow();
+}
+
+class Collection {
+  #root; #api; #gallery; #views = new Map();
+
+  constructor(root, api) {
+    this.#root = root;
+    this.#api = api;
+    part(root, 'views').addEventListener('click', event => {
+      const button = event.target.closest('[data-view]');
+      if (button) address.update({view: button.dataset.view});
+    });
+    document.addEventListener('lookalike:filter', ({detail: {where}}) => address.update({view: '', where, picked: []}));
+  }
+
+  async follow() {
+    const {tab, view} = address.state;
+    if (tab !== 'gallery') return;
+    this.#root.closest('[role=tabpanel]').dataset.view = view;
+    for (const button of part(this.#root, 'views').querySelectorAll('[data-view]')) {
+      button.ariaPressed = String(button.dataset.view === view);
+    }
+    for (const name of Object.keys(VIEWS)) show(part(this.#root, `view-${name}`), name === view);
+    try {
+      this.#gallery ??= this.#api.get('/gallery');
+      const gallery = await this.#gallery;
+      show(part(this.#root, 'adds'), gallery.changes && gallery.embeds);
+      const View = VIEWS[view];
+      if (!View) return;
+      if (!this.#views.has(view)) this.#views.set(view, new View(part(this.#root, `view-${view}`), this.#api, gallery));
+      this.#views.get(view).follow();
+    } catch (error) {
+      this.#gallery = undefined;  // asked again with the next change
+      part(this.#root, 'problem').textContent = error.message;
+    }
+  }
+}

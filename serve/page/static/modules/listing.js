@@ -1,0 +1,122 @@
+// The images of the gallery as a grid that goes on as it is scrolled, with filters, order and selection.
+
+import {address} from './address.js';
+import {Actions} from './actions.js';
+import {clone, part, plural, show} from './dom.js';
+import {Filters} from './filters.js';
+import {fileName} from './results.js';
+import {Selection} from './selection.js';
+
+const AT_ONCE = 60;
+const AHEAD = '1200px';  // how far below the screen further images are asked for
+
+export class Pictures {
+  #root; #api; #gallery; #filters; #list; #end; #selection = new Selection(); #cursor = null; #asked; #last = null; #busy = false; #total = null;
+
+  constructor(root, api, gallery) {
+    this.#root = root;
+    this.#api = api;
+    this.#gallery = gallery;
+    this.#list = part(root, 'grid');
+    this.#end = part(root, 'end');
+    this.#filters = new Filters(part(root, 'filters'), api, gallery);
+    part(root, 'order').append(...gallery.columns.map(column => new Option(`by ${column}`, column)));
+    part(root, 'order').addEventListener('change', event => address.update({order: event.target.value}));
+    new Actions(part(root, 'selection'), this.#selection, api, gallery.changes);
+    this.#selection.addEventListener('change', () => this.#mark());
+    this.#list.addEventListener('click', event => this.#press(event));
+    this.#list.addEventListener('keydown', event => this.#key(event));
+    document.addEventListener('lookalike:changed', () => { this.#asked = undefined; if (address.state.tab === 'gallery' && !address.state.view) this.follow(); });
+    new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) this.#more(); }, {rootMargin: AHEAD}).observe(this.#end);
+  }
+
+  /** Show the images of the address's filters and order. */
+  follow() {
+    this.#filters.draw();
+    part(this.#root, 'order').value = address.state.order;
+    const asked = JSON.stringify([this.#filters.condition(), address.state.order]);
+    if (asked === this.#asked) return;
+    this.#asked = asked;
+    this.#cursor = null;
+    this.#total = null;
+    this.#load(true);
+  }
+
+  #more() { if (!this.#busy && this.#cursor) this.#load(false); }
+
+  async #load(anew) {
+    const asked = this.#asked, where = this.#filters.condition();
+    const query = new URLSearchParams({limit: AT_ONCE, ...(where && {where}), ...(address.state.order && {order: address.state.order}), ...(this.#cursor && {cursor: this.#cursor})});
+    this.#busy = true;
+    this.#list.classList.toggle('stale', anew);
+    try {
+      const page = await this.#api.get(`/items?${query}`);
+      if (asked !== this.#asked) return;
+      this.#cursor = page.next_cursor;
+      const cards = page.items.map(item => this.#card(item));
+      if (anew) this.#list.replaceChildren(...cards); else this.#list.append(...cards);
+      this.#list.classList.remove('stale');
+      this.#filters.fault(null);
+      this.#mark();
+      if (anew) this.#count(where, asked);
+    } catch (error) {
+      if (asked !== this.#asked) return;
+      this.#asked = undefined;
+      this.#cursor = null;
+      if (!this.#filters.fault(error)) this.#say(error.message);
+    } finally {
+      this.#busy = false;
+      show(this.#end, this.#cursor !== null);
+    }
+  }
+
+  async #count(where, asked) {
+    if (!where) this.#total = (await this.#api.get('/gallery')).images;
+    else this.#total = (await this.#api.get(`/facets?columns=label&limit=1&where=${encodeURIComponent(where)}`)).images;
+    if (asked === this.#asked) this.#say(this.#total ? plural(this.#total, 'image') : where ? 'No image passes the filters.' : 'There are no images yet.');
+  }
+
+  #card(item) {
+    const card = clone('picture');
+    card.dataset.item = item.id;
+    const image = part(card, 'image');
+    image.src = item.thumbnail;
+    image.alt = `item ${item.id} · ${item.label ?? 'no label'}`;
+    part(card, 'label').textContent = item.label ?? 'no label';
+    part(card, 'open').title = fileName(item.key);
+    part(card, 'box').ariaLabel = `Select item ${item.id}`;
+    return card;
+  }
+
+  #press(event) {
+    const card = event.target.closest('li');
+    if (!card) return;
+    const item = Number(card.dataset.item);
+    if (event.target.closest('[data-part=open]')) address.update({open: item});
+    else if (event.target.matches('input')) {
+      if (event.shiftKey && this.#last !== null) this.#selection.add(...this.#between(this.#last, item));
+      else this.#selection.toggle(item);
+      this.#last = item;
+    }
+  }
+
+  #between(first, last) {
+    const ids = [...this.#list.children].map(card => Number(card.dataset.item));
+    const [from, to] = [ids.indexOf(first), ids.indexOf(last)].sort((a, b) => a - b);
+    return from < 0 ? [last] : ids.slice(from, to + 1);
+  }
+
+  #key(event) {
+    if (event.key === 'Escape') this.#selection.clear();
+    if (event.key !== 'a' || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    this.#selection.add(...[...this.#list.children].map(card => Number(card.dataset.item)));
+  }
+
+  #mark() {
+    this.#list.classList.toggle('selecting', this.#selection.size > 0);
+    for (const card of this.#list.children) part(card, 'box').checked = this.#selection.has(Number(card.dataset.item));
+  }
+
+  #say(text) { part(this.#root, 'status').textContent = text; }
+}
