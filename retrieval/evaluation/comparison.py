@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.evaluation.findings import Neighbour
 from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, Report, kept_reports
 from retrieval.evaluation.score import Result
 from retrieval.files import now
-from retrieval.metrics.statistics import McNemar, Paired, Summary, Welch, mcnemar, paired, summarize, welch
+from retrieval.metrics.statistics import (
+    McNemar,
+    Paired,
+    Summary,
+    Welch,
+    mcnemar,
+    mcnemar_by_class,
+    paired,
+    summarize,
+    welch,
+)
 from retrieval.stores.gallery import is_gallery
 
 FORMAT_VERSION = 2
@@ -107,12 +118,21 @@ class Contender:
 
 @dataclass(frozen=True)
 class ClassChange:
-    """Recall@1 of a class with the first contender and with another, as means over their runs."""
+    """Recall@1 of a class with the first contender and with another, as means over their runs.
+
+    Attributes:
+        name: Name of the class.
+        queries: Number of its queries.
+        first: Recall@1 of the first contender.
+        other: Recall@1 of the other one.
+        p: McNemar's exact test, corrected for the number of classes; `None` if one of them has several runs.
+    """
 
     name: str
     queries: int
     first: float
     other: float
+    p: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +146,8 @@ class QueryChange:
         other: Share of runs of the other contender.
         first_precision: Average precision with the first contender, mean over its runs.
         other_precision: Average precision with the other contender, mean over its runs.
+        first_answer: Image that the first contender finds first; `None` if unknown, or for several runs.
+        other_answer: That of the other contender.
     """
 
     path: str
@@ -134,6 +156,8 @@ class QueryChange:
     other: float
     first_precision: float
     other_precision: float
+    first_answer: Neighbour | None = None
+    other_answer: Neighbour | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +173,8 @@ class PairedComparison:
         lost: Number of queries that the other gets right in fewer of its runs.
         gained_queries: Up to 100 of the gained queries, largest change first.
         lost_queries: Up to 100 of the lost queries, largest change first.
+        identical: Whether both find the same image first, with the same similarity, for every
+            query; `None` if unknown.
     """
 
     other: str
@@ -159,6 +185,7 @@ class PairedComparison:
     lost: int
     gained_queries: list[QueryChange]
     lost_queries: list[QueryChange]
+    identical: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -329,11 +356,17 @@ def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answer
     return list(dict.fromkeys(notes))
 
 
+def _without_size(report: Report) -> str:
+    """Return the protocol; a gallery of nothing but the queries is the same as "all the others"."""
+    alone = f"in a gallery of {report.images:,} images, itself left out"
+    return report.protocol.replace(alone, "among all the others")
+
+
 def _protocol_differences(first: Report, other: Report) -> str:
     """Describe differences of data and protocol; empty if there are none."""
     pairs = [
         ("data", first.data, other.data),
-        ("protocol", first.protocol, other.protocol),
+        ("protocol", _without_size(first), _without_size(other)),
         ("images", f"{first.images:,}", f"{other.images:,}"),
         ("classes", f"{first.classes:,}", f"{other.classes:,}"),
     ]
@@ -352,27 +385,46 @@ def _compare_queries(
     order = np.lexsort((-precision, -right))
     gained, lost = order[right[order] > 0], order[right[order] < 0][::-1]
 
+    answers = [_nearest(contender.reports[0]) if single else {} for contender in (first, other)]
+
     def change(at: int) -> QueryChange:
         path, _, label = shared[at]
-        return QueryChange(path, label, *map(float, (a[at, 0], b[at, 0], a[at, 1], b[at, 1])))
+        (right, precision), (other_right, other_precision) = a[at].tolist(), b[at].tolist()
+        seen = (found.get(shared[at]) for found in answers)
+        return QueryChange(path, label, right, other_right, precision, other_precision, *seen)
 
     return PairedComparison(
         other=other.name,
         queries=len(shared),
         mcnemar=mcnemar(b[:, 0] == 1, a[:, 0] == 1) if single else None,
-        classes=_compare_classes([label for _, _, label in shared], a[:, 0], b[:, 0]),
+        classes=_compare_classes([label for _, _, label in shared], a[:, 0], b[:, 0], tested=single),
         gained=len(gained),
         lost=len(lost),
         gained_queries=[change(at) for at in gained[:QUERIES].tolist()],
         lost_queries=[change(at) for at in lost[:QUERIES].tolist()],
+        identical=all(answers[0][key] == answers[1][key] for key in shared) if all(answers) else None,
     )
 
 
-def _compare_classes(labels: Sequence[str], first: np.ndarray, other: np.ndarray) -> list[ClassChange]:
+def _nearest(report: Report) -> dict[_QueryKey, Neighbour | None]:
+    """Return the first answer to each query; empty if the report does not know them."""
+    if report.findings is None or not report.findings.queries.nearest:
+        return {}
+    queries, names = report.findings.queries, report.findings.classes.name
+    columns = enumerate(zip(queries.path, queries.content, queries.label, strict=True))
+    return {
+        (path, content, names[label]): report.findings.nearest(n) for n, (path, content, label) in columns
+    }
+
+
+def _compare_classes(
+    labels: Sequence[str], first: np.ndarray, other: np.ndarray, *, tested: bool
+) -> list[ClassChange]:
     names, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     ours, theirs = (np.bincount(numbers, right) / counts for right in (first, other))
+    ps = mcnemar_by_class(other == 1, first == 1, numbers).tolist() if tested else [None] * len(names)
     return [
-        ClassChange(str(names[at]), int(counts[at]), float(ours[at]), float(theirs[at]))
+        ClassChange(str(names[at]), int(counts[at]), float(ours[at]), float(theirs[at]), ps[at])
         for at in np.lexsort((np.arange(len(names)), -(theirs - ours))).tolist()
     ]
 

@@ -45,6 +45,9 @@ class Queries:
             `Findings.depth` or there is none.
         average_precision: Average precision over the complete ranking; `None` if there is no image of the
             same class.
+        nearest: Path of the nearest image; `None` if there is none. Empty in reports of older versions.
+        nearest_label: Its label; `None` if it has none.
+        nearest_score: Its cosine similarity.
     """
 
     path: list[str]
@@ -52,6 +55,9 @@ class Queries:
     label: list[int]
     first_right: list[int | None]
     average_precision: list[float | None]
+    nearest: list[str | None] = field(default_factory=list)
+    nearest_label: list[str | None] = field(default_factory=list)
+    nearest_score: list[float | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,15 @@ class Findings:
     confusions: list[Confusion] = field(default_factory=list)
     hardest: list[HardQuery] = field(default_factory=list)
 
+    def nearest(self, query: int) -> Neighbour | None:
+        """Return the image that a query finds first; `None` if there is none, or it is unknown."""
+        queries = self.queries
+        path = queries.nearest[query] if queries.nearest else None
+        if path is None:
+            return None
+        score = queries.nearest_score[query] or 0.0
+        return Neighbour(path, queries.nearest_label[query], score, queries.first_right[query] == 1)
+
     def absolute(self, path: str) -> Path:
         """Return the absolute path of an image."""
         return Path(self.root, path)
@@ -239,12 +254,19 @@ class _MistakeFinder:
     def _queries(self) -> Queries:
         beyond = np.iinfo(np.int64).max
         precision = self.evaluation.similarities.average_precision.round(6).tolist()
+        first, scores = self.ranking.rows[:, 0], self.ranking.scores[:, 0]
+        rows, places = np.unique(first, return_inverse=True)
+        paths = [None if row < 0 else _relative(self.gallery.paths[row], self.root) for row in rows.tolist()]
+        labels = [None if row < 0 else self.gallery.labels[row] for row in rows.tolist()]
         return Queries(
             path=[_relative(path, self.root) for path in self.images.paths],
             content=[content[:_CONTENT_DIGITS] for content in self.images.contents],
             label=self.labels.tolist(),
             first_right=[None if rank == beyond else rank for rank in self.first_right.tolist()],
             average_precision=[None if value != value else value for value in precision],  # NaN
+            nearest=[paths[place] for place in places.tolist()],
+            nearest_label=[labels[place] for place in places.tolist()],
+            nearest_score=np.where(first < 0, 0, scores).astype(float).round(4).tolist(),
         )
 
     def _classes(self) -> Classes:

@@ -116,6 +116,37 @@ def bootstrap_intervals(values: np.ndarray, *, resamples: int = RESAMPLES, seed:
     return np.quantile(means, (0.025, 0.975), axis=0).T
 
 
+def wilson_interval(right: int, count: int) -> tuple[float, float]:
+    """Return the 95% score interval of a share (Wilson 1927), also for few trials; 0 to 1 without any."""
+    if not count:
+        return 0.0, 1.0
+    z = 1.959963984540054
+    share, spread = right / count, z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    reach = z * (share * (1 - share) / count + spread / (4 * count)) ** 0.5 / (1 + spread)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def mcnemar_by_class(ours: np.ndarray, theirs: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Run McNemar's exact test for every class, and correct p for their number (Holm 1979).
+
+    Args:
+        ours: Which queries one model answers correctly, bool [N].
+        theirs: Those of the other model, bool [N].
+        classes: Class of each query, from 0, int [N].
+
+    Returns:
+        p of each class, float64 [classes]; 1 where the models do not differ.
+    """
+    from scipy import stats  # slow to import
+
+    count = int(classes.max()) + 1
+    only_ours = np.bincount(classes, ours & ~theirs, count)
+    only_theirs = np.bincount(classes, theirs & ~ours, count)
+    tails = stats.binom.cdf(np.minimum(only_ours, only_theirs), only_ours + only_theirs, 0.5)
+    return np.array(holm(np.minimum(1, 2 * tails).tolist()))
+
+
 def summarize(values: Sequence[float]) -> Summary:
     """Return mean, standard deviation and 95% interval of at least one value."""
     n, mean = len(values), float(np.mean(values))

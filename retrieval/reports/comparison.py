@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from retrieval.evaluation.comparison import Comparison, PairedComparison, QueryChange
+from retrieval.evaluation.comparison import TESTED, Comparison, PairedComparison, QueryChange
 from retrieval.metrics.table import shown_columns
 from retrieval.reports.pages import Pick, Tile, TileSet, render_template
 from retrieval.reports.plots import comparison_recall_figure
+from retrieval.reports.report import data_title
 from retrieval.reports.text_tables import comparison_notes, percent, row_p_value
 
 _CLASSES = 10  # gains, and as many losses
@@ -26,6 +27,8 @@ def render_comparison(comparison: Comparison, pick: Pick | None = None) -> str:
     return render_template(
         "comparison.html",
         comparison=comparison,
+        title=data_title(comparison.data),
+        summary=[_summary(comparison, pair) for pair in comparison.pairs],
         names=[row.name for row in comparison.rows],
         rows=[
             {
@@ -49,7 +52,9 @@ def _pair_context(comparison: Comparison, pair: PairedComparison, pick: Pick | N
     first, root = comparison.rows[0], Path(comparison.root or ".")
     other = next(row for row in comparison.rows if row.name == pair.other)
     gained, lost = pair.gained_queries[:_QUERIES], pair.lost_queries[:_QUERIES]
-    tiles = TileSet([root / query.path for query in (*gained, *lost)], pick)
+    answers = [one for query in (*gained, *lost) for one in (query.first_answer, query.other_answer) if one]
+    shown = [*(query.path for query in (*gained, *lost)), *(answer.path for answer in answers)]
+    tiles = TileSet([root / path for path in shown], pick)
     gains = [change for change in pair.classes if change.other > change.first]
     losses = [change for change in reversed(pair.classes) if change.other < change.first]
     return {
@@ -60,12 +65,43 @@ def _pair_context(comparison: Comparison, pair: PairedComparison, pick: Pick | N
             {"title": "Largest losses", "classes": losses[:_CLASSES]},
         ],
         "query_changes": [
-            {"name": pair.other, "count": pair.gained, "tiles": [_tile(q, root, tiles) for q in gained]},
-            {"name": first.name, "count": pair.lost, "tiles": [_tile(q, root, tiles) for q in lost]},
+            {
+                "name": name,
+                "count": count,
+                "rows": [_tiles(query, root, tiles) for query in queries],
+                "answered": any(query.first_answer for query in queries),
+            }
+            for name, count, queries in ((pair.other, pair.gained, gained), (first.name, pair.lost, lost))
         ],
     }
 
 
-def _tile(query: QueryChange, root: Path, tiles: TileSet) -> Tile:
+def _summary(comparison: Comparison, pair: PairedComparison) -> str:
+    """Return which is better, in words."""
+    first = comparison.rows[0].name
+    other = next(row for row in comparison.rows if row.name == pair.other)
+    if pair.identical:
+        same = "find the same images, with the same similarities: they have the same embeddings"
+        return f"{pair.other} and {first} {same}."
+    difference = other.differences.get(TESTED)
+    if difference is None:
+        return f"{pair.other} and {first} have no number in common."
+    p = row_p_value(comparison, other)
+    words = f"{100 * abs(difference):.1f} points of Recall@1 {'above' if difference > 0 else 'below'}"
+    if not difference:
+        words = "at the same Recall@1 as"
+    chance = f" (p {'' if p.startswith('<') else '= '}{p})" if p else ""
+    return f"{pair.other} is {words} {first}{chance}."
+
+
+def _tiles(query: QueryChange, root: Path, tiles: TileSet) -> list[Tile]:
+    """Return the query and, if they are known, what the two contenders find first."""
     precision = f"AP {percent(query.first_precision)} \u2192 {percent(query.other_precision)}"
-    return tiles.tile(root / query.path, query.label, precision)
+    answers = [one for one in (query.first_answer, query.other_answer) if one is not None]
+    return [
+        tiles.tile(root / query.path, query.label, precision),
+        *(
+            tiles.tile(root / one.path, one.label or "no class", f"{one.score:.3f}", one.right)
+            for one in answers
+        ),
+    ]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval.reports.text_tables import percent, points
+from retrieval.reports.text_tables import p_value, percent, points
 from retrieval.reports.thumbnails import thumbnails
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def environment(folder: Path = _HERE) -> Environment:
     """Return a Jinja2 environment with autoescaping.
 
     Templates have the function `static(name)`, the text of a static file, and the filters `breakable`,
-    `percent`, `points` and `thousands`.
+    `p_value`, `percent`, `points` and `thousands`.
 
     Args:
         folder: Folder with `templates` and `static`; the templates of this package are found as well.
@@ -47,6 +47,7 @@ def environment(folder: Path = _HERE) -> Environment:
     found.globals["static"] = lambda name: Markup((folder / "static" / name).read_text(encoding="utf-8"))
     found.filters |= {
         "breakable": breakable,
+        "p_value": p_value,
         "percent": percent,
         "points": points,
         "thousands": lambda number: f"{number:,}",

@@ -7,12 +7,15 @@ from typing import Any
 from retrieval.evaluation.findings import Confusion, Findings, HardQuery, Neighbour
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
+from retrieval.metrics.statistics import wilson_interval
 from retrieval.metrics.table import MetricColumn, shown_columns
 from retrieval.reports.pages import Pick, Tile, TileSet, render_template
 from retrieval.reports.plots import class_recall_figure, report_recall_figure, similarity_figure
+from retrieval.reports.text_tables import percent
 
 _CONFUSIONS = 12
 _CLASSES = 20
+_OPENED, _OPENED_QUERIES = 10, 6  # classes whose queries are shown, and queries of each
 
 
 def render_report(report: Report, pick: Pick | None = None) -> str:
@@ -23,9 +26,21 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
         pick: Maps images to gallery items, which become buttons.
     """
     keys = {key for result in report.results for key in result.values}
+    sections = {
+        "hardest": report.findings,
+        "confusions": report.findings and report.findings.confusions,
+        "classes": report.findings and any(report.findings.classes.queries),
+        "similarities": report.findings,
+        "numbers": True,
+        "unreadable": report.bad_files,
+    }
     return render_template(
         "report.html",
         report=report,
+        title=data_title(report.data),
+        summary=summary_sentence(report),
+        headline=_headline(report),
+        sections=[(name, _SECTIONS[name]) for name, there in sections.items() if there],
         head=["Metric", *(result.title for result in report.results)],
         rows=[
             {"column": column, "cells": [_cell(column, result, report.results) for result in report.results]}
@@ -36,6 +51,65 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
         findings=report.findings,
         **(_findings_context(report.findings, pick) if report.findings else {}),
     )
+
+
+_SECTIONS = {
+    "hardest": "Hardest queries",
+    "confusions": "Confused classes",
+    "classes": "Class by class",
+    "similarities": "Similarities",
+    "numbers": "All numbers",
+    "unreadable": "Unreadable images",
+}
+
+
+def data_title(data: str) -> str:
+    """Return a name for people: "birds" of "folder:photos/birds" and of "birds.gallery"."""
+    return data.rstrip("/").rpartition("/")[2].rpartition(":")[2].removesuffix(".gallery") or data
+
+
+def summary_sentence(report: Report) -> str:
+    """Return the result in words: Recall@1 with its interval and the best baseline, and the worst class."""
+    headline = report.headline
+    recall = headline.values.get("recall_at_1")
+    if recall is None:
+        return f"{report.images:,} queries of {report.classes:,} classes."
+    interval = headline.intervals.get("recall_at_1")
+    between = f" (95% confidence: {100 * interval[0]:.0f} to {100 * interval[1]:.0f})" if interval else ""
+    found = f"{100 * recall:.0f} of 100 queries find an image of their own class first{between}"
+    rivals = [
+        (rival.values["recall_at_1"], rival.title)
+        for rival in report.results
+        if rival is not headline and rival.by == headline.by and "recall_at_1" in rival.values
+    ]
+    against = f"; with {max(rivals)[1]} it would be {100 * max(rivals)[0]:.0f}" if rivals else ""
+    return f"{found}{against}.{_worst_class(report.findings)}"
+
+
+def _worst_class(findings: Findings | None) -> str:
+    if findings is None:
+        return ""
+    columns = zip(findings.classes.name, findings.classes.queries, findings.classes.recall_at_1, strict=True)
+    answerable = [(recall, -count, name) for name, count, recall in columns if recall is not None]
+    if len(answerable) < 2:
+        return ""
+    recall, count, name = min(answerable)
+    never = sum(recall == 0 for recall, _, _ in answerable)
+    if never > 1:
+        return f" {never:,} of {len(answerable):,} classes are never found first."
+    return f" The class that is found least: {name}, {round(-count * recall)} of its {-count}."
+
+
+def _headline(report: Report) -> list[dict[str, str]]:
+    """Return the tiles at the top."""
+    result, tiles = report.headline, []
+    for key, name in (("recall_at_1", "Recall@1"), ("map_at_r", "MAP@R")):
+        if key in result.values:
+            interval = result.intervals.get(key)
+            detail = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
+            tiles.append({"name": name, "value": f"{percent(result.values[key])} %", "detail": detail})
+    counts = (("query images", report.images), ("classes", report.classes))
+    return [*tiles, *({"name": name, "value": f"{count:,}", "detail": ""} for name, count in counts)]
 
 
 def _cell(column: MetricColumn, result: Result, results: list[Result]) -> dict[str, Any]:
@@ -57,12 +131,16 @@ def _findings_context(findings: Findings, pick: Pick | None) -> dict[str, Any]:
     paths = [findings.queries.path[number] for number in queries]
     paths += [confusion.answer.path for confusion in confusions]
     paths += [neighbour.path for hard in findings.hardest for neighbour in _shown_neighbours(hard)]
-    tiles = TileSet(map(findings.absolute, paths), pick)
     classes = findings.classes
     recalls = [recall for recall in classes.recall_at_1 if recall is not None]
     ranked = sorted(
         (recall, number) for number, recall in enumerate(classes.recall_at_1) if recall is not None
     )
+    opened = _opened_queries(findings, [number for recall, number in ranked[:_OPENED] if recall < 1])
+    paths += [findings.queries.path[query] for queries in opened.values() for query in queries]
+    answers = [findings.nearest(query) for queries in opened.values() for query in queries]
+    paths += [answer.path for answer in answers if answer is not None]
+    tiles = TileSet(map(findings.absolute, paths), pick)
     return {
         "similarity_figure": similarity_figure(findings),
         "confusions": [_confusion_context(findings, confusion, tiles) for confusion in confusions],
@@ -74,11 +152,42 @@ def _findings_context(findings: Findings, pick: Pick | None) -> dict[str, Any]:
                 "name": classes.name[number],
                 "queries": classes.queries[number],
                 "recall": recall,
+                "interval": wilson_interval(round(recall * classes.queries[number]), classes.queries[number]),
                 "mistaken_for": classes.mistaken_for[number],
             }
             for recall, number in ranked[:_CLASSES]
         ],
+        "opened_classes": [
+            {
+                "name": classes.name[number],
+                "queries": classes.queries[number],
+                "right": round((classes.recall_at_1[number] or 0) * classes.queries[number]),
+                "pairs": [_query_and_answer(findings, query, tiles) for query in queries],
+            }
+            for number, queries in opened.items()
+        ],
     }
+
+
+def _opened_queries(findings: Findings, classes: list[int]) -> dict[int, list[int]]:
+    """Return some queries of each class, the wrong ones first; none if their answers are unknown."""
+    if not findings.queries.nearest:
+        return {}
+    found: dict[int, list[int]] = {number: [] for number in classes}
+    for query, number in enumerate(findings.queries.label):
+        if number in found and findings.nearest(query) is not None:
+            found[number].append(query)
+    is_right = findings.queries.first_right
+    return {
+        number: sorted(queries, key=lambda query: is_right[query] == 1)[:_OPENED_QUERIES]
+        for number, queries in found.items()
+    }
+
+
+def _query_and_answer(findings: Findings, query: int, tiles: TileSet) -> list[Tile]:
+    label, answer = findings.label_of(query), findings.nearest(query)
+    own = tiles.tile(findings.absolute(findings.queries.path[query]), label, "query")
+    return [own] if answer is None else [own, _neighbour_tile(findings, answer, tiles)]
 
 
 def _confusion_context(findings: Findings, confusion: Confusion, tiles: TileSet) -> dict[str, Any]:

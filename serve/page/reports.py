@@ -123,11 +123,18 @@ class Reports:
 
 def _side_by_side(reports: list[Report], find_item: Callable[[Path], int | None]) -> str:
     """Compare the first report with the second one."""
-    names = [report.created[:19].replace("T", " ") for report in reports]
+    models = {report.fingerprint for report in reports}
+    names = [_column(report, names_model=len(models) > 1) for report in reports]
     if names[0] == names[1]:
         names = [f"{name} ({which})" for name, which in zip(names, ("this", "the other"), strict=True)]
     this, other = (Contender(name, (report,)) for name, report in zip(names, reports, strict=True))
     return render_comparison(compare_reports([other, this]), find_item)
+
+
+def _column(report: Report, *, names_model: bool) -> str:
+    """Return the name of a report's column: its time and, if they differ, its model."""
+    when = report.created[:19].replace("T", " ")
+    return f"model {(report.fingerprint or 'unknown')[:8]}, {when}" if names_model else when
 
 
 def _image_note(items: Sequence[int | None]) -> Markup:

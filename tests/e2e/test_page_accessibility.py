@@ -131,6 +131,8 @@ def suspected(page: Page, shop: Path) -> None:
 def described(page: Page, shop: Path) -> None:
     """The facts of the gallery, with every section open."""
     page.goto(page.url + "?tab=gallery&view=about", wait_until="domcontentloaded")
+    expect(page.locator("#stock dl")).to_be_visible()
+    expect(page.locator("#statistics summary")).to_be_visible()
     for summary in page.locator("#stock summary, #statistics summary").all():
         summary.click()
     expect(page.locator("#statistics .bars")).to_be_visible()

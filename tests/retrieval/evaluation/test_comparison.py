@@ -17,6 +17,8 @@ from retrieval.evaluation.comparison import Comparison, Contender, compare_repor
 from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.report import OFF_THE_SHELF, Report
 from retrieval.evaluation.score import Result, evaluate
+from retrieval.metrics.statistics import holm, mcnemar
+from retrieval.reports.comparison import render_comparison
 from retrieval.reports.folder import save_comparison, save_report
 from retrieval.reports.text_tables import comparison_table
 from tests.conftest import draw, lookalike_here
@@ -210,12 +212,54 @@ def test_page_escapes_names_and_has_thumbnails(tmp_path: Path) -> None:
     assert "<b>poor" not in page
     assert "<i>cow" not in page
     assert "<script" not in page
-    assert page.count("src='data:image/webp;base64,") == min(14, found.pairs[0].gained) + min(
-        14, found.pairs[0].lost
-    )
+    (pair,) = found.pairs
+    shown = min(14, pair.gained) + min(14, pair.lost)
+    assert page.count("src='data:image/webp;base64,") == 3 * shown  # the query and two answers
     kept = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert kept["rows"][1]["differences"]["recall_at_1"] == found.rows[1].differences["recall_at_1"]
     assert kept == json.loads(json.dumps(found.to_dict()))
+
+
+def test_answers_and_tests_by_class_are_those_of_the_models(tmp_path: Path) -> None:
+    poor, good = report(tmp_path, 1, noise=1.0), report(tmp_path, 2, noise=0.5)
+    (pair,) = side_by_side(poor=poor, good=good).pairs
+    assert pair.identical is False
+    assert poor.findings is not None
+    assert good.findings is not None
+    places = {path: at for at, path in enumerate(poor.findings.queries.path)}
+    for change in (*pair.gained_queries, *pair.lost_queries):
+        at = places[change.path]
+        assert (change.first_answer, change.other_answer) == (
+            poor.findings.nearest(at),
+            good.findings.nearest(at),
+        )
+        assert change.other_answer is not None
+        assert change.other_answer.right == (change.other == 1)
+    labels = np.array(poor.findings.queries.label)
+    names = [poor.findings.classes.name[number] for number in range(4)]
+    alone = [mcnemar(right(good)[labels == n], right(poor)[labels == n]).p for n in range(4)]
+    assert {one.name: one.p for one in pair.classes} == pytest.approx(
+        dict(zip(names, holm(alone), strict=True))
+    )
+
+
+def test_same_embeddings_are_said_to_be_the_same(tmp_path: Path) -> None:
+    found = side_by_side(one=report(tmp_path, 1), two=report(tmp_path, 1))
+    assert found.pairs[0].identical is True
+    assert "they have the same embeddings" in render_comparison(found)
+    assert "+0.0" not in render_comparison(found).partition("All numbers")[0]
+
+
+def test_the_same_protocol_in_other_words_is_no_difference(tmp_path: Path) -> None:
+    ours = report(tmp_path, 1)
+    theirs = dataclasses.replace(
+        report(tmp_path, 2), protocol="each searched for in a gallery of 40 images, itself left out"
+    )
+    assert side_by_side(ours=ours, theirs=theirs).notes == []
+    more = dataclasses.replace(
+        theirs, protocol="each searched for in a gallery of 41 images, itself left out"
+    )
+    assert "protocol" in side_by_side(ours=ours, more=more).notes[0]
 
 
 def test_table_has_differences_and_p(tmp_path: Path) -> None:

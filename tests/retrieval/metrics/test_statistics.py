@@ -17,10 +17,12 @@ from retrieval.metrics.statistics import (
     bootstrap_intervals,
     holm,
     mcnemar,
+    mcnemar_by_class,
     paired,
     pairs_for_effect,
     summarize,
     welch,
+    wilson_interval,
 )
 
 # Rosetta Code, "Welch's t-test", whose p-values come from R.
@@ -219,6 +221,21 @@ def test_intervals_are_as_wide_as_the_exact_binomial_interval() -> None:
     hits = np.repeat([1.0, 0.0], [700, 300])[:, None]
     exact = stats.binomtest(700, 1000).proportion_ci(method="exact")
     np.testing.assert_allclose(bootstrap_intervals(hits)[0], exact, atol=0.004)
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 14), (7, 14), (14, 14), (1, 1), (730, 1000)])
+def test_wilson_interval_is_that_of_scipy(right: int, count: int) -> None:
+    expected = stats.binomtest(right, count).proportion_ci(method="wilson")
+    assert wilson_interval(right, count) == pytest.approx(tuple(expected), abs=1e-12)
+    assert wilson_interval(0, 0) == (0, 1)
+
+
+def test_tests_by_class_equal_one_test_for_each() -> None:
+    random = np.random.default_rng(3)
+    classes = random.integers(0, 7, 200)
+    ours, theirs = random.random((2, 200)) < [[0.4], [0.7]]
+    alone = [mcnemar(ours[classes == n], theirs[classes == n]).p for n in range(7)]
+    np.testing.assert_allclose(mcnemar_by_class(ours, theirs, classes), holm(alone))
 
 
 def test_intervals_leave_out_unanswerable_queries_and_are_reproducible() -> None:

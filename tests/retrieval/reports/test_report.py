@@ -24,7 +24,7 @@ from retrieval.evaluation.findings import (
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS, Result, evaluate
 from retrieval.reports.folder import save_report
-from retrieval.reports.report import render_report
+from retrieval.reports.report import data_title, render_report, summary_sentence
 from retrieval.reports.text_tables import report_table
 from tests.conftest import draw
 
@@ -217,9 +217,40 @@ def test_right_and_wrong_differ_in_more_than_colour(with_findings: Report) -> No
     assert with_findings.findings is not None
     hardest = [[n.right for n in hard.neighbours] for hard in with_findings.findings.hardest]
     right = sum(max(1, sum(rights)) for rights in hardest)  # the one that should be first, if no other
+    found, opened = with_findings.findings, page.count("<details>")
+    assert opened == sum(recall is not None and recall < 1 for recall in found.classes.recall_at_1)
+    pairs = page.partition("<details>")[2].partition("report-similarities")[0]
+    right += pairs.count("\u2713 right")
     assert page.count("<li class='right'>") == page.count("\u2713 right") == right
-    mistakes = len(with_findings.findings.confusions[:12]) + sum(rights.count(False) for rights in hardest)
+    mistakes = len(found.confusions[:12]) + sum(rights.count(False) for rights in hardest)
+    mistakes += pairs.count("\u2717 wrong")
     assert page.count("<li class='wrong'>") == page.count("\u2717 wrong") == mistakes
+
+
+def test_classes_show_what_their_queries_find(with_findings: Report) -> None:
+    found = with_findings.findings
+    assert found is not None
+    page = render_report(with_findings)
+    recall = found.classes.recall_at_1
+    worst = min((value, at) for at, value in enumerate(recall) if value is not None)[1]
+    first = page.partition("<details>")[2].partition("</details>")[0]
+    queries = [at for at, label in enumerate(found.queries.label) if label == worst]
+    right = sum(found.queries.first_right[at] == 1 for at in queries)
+    assert f"{right} of {len(queries)} right" in first
+    shown = sorted(queries, key=lambda at: found.queries.first_right[at] == 1)[:6]
+    scores = [f"{found.nearest(at).score:.3f}" for at in shown if found.nearest(at)]  # type: ignore[union-attr]
+    assert re.findall(r"(?:right|wrong)</b> (\d\.\d{3})", first) == scores
+
+
+def test_summary_says_the_result_in_words(ours: Report) -> None:
+    assert summary_sentence(ours) == (
+        "75 of 100 queries find an image of their own class first; with raw pixels it would be 50."
+    )
+    assert [data_title(name) for name in ("folder:photos/birds", "birds.gallery", "digits")] == [
+        "birds",
+        "birds",
+        "digits",
+    ]
 
 
 def test_missing_images_are_grey_tiles(with_findings: Report, tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ export function mount(root, tabs) {
     localStorage.setItem(THEME, dark ? 'dark' : 'light');
   });
   followTabs(tabs);
+  // Gradio's components keep their state in the address by events of the document.
+  document.addEventListener('lookalike:state', event => address.update(event.detail));
+  address.onChange(() => document.dispatchEvent(new CustomEvent('lookalike:moved', {detail: address.state})));
 }
 
 function followTabs(tabs) {
