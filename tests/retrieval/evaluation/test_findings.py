@@ -89,6 +89,12 @@ def test_findings_equal_a_loop_over_queries(seed: int, count: int, classes: int)
     totals = [sum(confusion.counts) for confusion in found.confusions]
     assert totals == sorted(totals, reverse=True)
 
+    for i in range(len(labels)):
+        answer, j = found.nearest(i), order[i][0]
+        assert answer is not None
+        assert (answer.path, answer.label) == (f"{NAMES[labels[j]]}/{j}.png", NAMES[labels[j]])
+        assert answer.score == pytest.approx(vectors[i] @ vectors[j], abs=1e-4)
+
     missed = [i for i, rank in enumerate(ranks) if rank > 1]
     depth = {i: min(ranks[i], 5) for i in missed}
     hardest = [hard.query for hard in found.hardest]
