@@ -151,3 +151,24 @@ def test_pictures_are_added_to_the_query(page: Page, shop: Path) -> None:
     expect(page.get_by_role("list", name="Query images").get_by_role("listitem")).to_have_count(2)
     page.go_back()
     expect(page.get_by_role("list", name="Query images").get_by_role("listitem")).to_have_count(3)
+
+
+def test_hits_are_sorted_by_a_column(page: Page, server: Server, gallery: Gallery) -> None:
+    search_with(page, server, "?like=5")
+    hits = gallery.search_id(5, 23)
+    page.locator("#search").get_by_label("Order").select_option("price")
+    cards = page.get_by_test_id("hit")
+    by_price = sorted(hits, key=lambda hit: hit.metadata["price"])
+    expect(cards.first).to_have_attribute("data-item", str(by_price[0].id))
+    assert [int(str(card.get_attribute("data-item"))) for card in cards.all()] == [hit.id for hit in by_price]
+    ranks = {hit.id: rank for rank, hit in enumerate(hits, 1)}
+    assert int(str(cards.first.get_attribute("data-rank"))) == ranks[by_price[0].id]
+    cards.nth(2).locator("[data-act=open]").click()
+    expect(page).to_have_url(
+        re.compile(rf"sort=price&open={by_price[2].id}$|open={by_price[2].id}&sort=price$")
+    )
+    page.reload(wait_until="domcontentloaded")
+    page.keyboard.press("Escape")
+    expect(cards.first).to_have_attribute("data-item", str(by_price[0].id))
+    page.locator("#search").get_by_label("Order").select_option("")
+    expect(cards.first).to_have_attribute("data-item", str(hits[0].id))

@@ -104,7 +104,7 @@ def test_tabs_are_in_the_address(page: Page, server: Server) -> None:
 def test_evaluation_tab_shows_the_newest_report(page: Page, gallery: Gallery) -> None:
     page.get_by_role("tab", name="Evaluation").click()
     report = page.locator("#report")
-    expect(report.locator("h2").first).to_have_text("shop.gallery")
+    expect(report.locator("h2").first).to_have_text("shop")
     expect(report.get_by_role("rowheader", name="Recall@1")).to_be_visible()
     for name in ("Recall at K", "Similarities of pairs", "Recall at 1 of classes"):
         expect(report.get_by_role("img", name=name)).to_be_visible()

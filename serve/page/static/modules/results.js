@@ -18,7 +18,7 @@ export class Results {
     this.#list.addEventListener('click', event => {
       const button = event.target.closest('button');
       const card = event.target.closest('li');
-      if (button && card) act(button.dataset.act, this.#hits[Number(card.dataset.rank) - 1]);
+      if (button && card) act(button.dataset.act, this.#hits[[...this.#list.children].indexOf(card)]);
     });
     new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) more(); },
       {rootMargin: AHEAD}).observe(this.#end);
@@ -28,7 +28,7 @@ export class Results {
 
   /**
    * Show hits, in place of those before or after them.
-   * @param {object[]} hits All hits, best first.
+   * @param {object[]} hits All hits with their `rank`, in the order to show them in.
    * @param {Set<string>} labels Labels of the query's images, to compare with; empty for no comparison.
    * @param {boolean} options.grows Whether `hits` begin with those that are shown.
    * @param {boolean} options.complete Whether there are no further hits.
@@ -36,7 +36,7 @@ export class Results {
   draw(hits, labels, {grows = false, complete = true} = {}) {
     const kept = grows ? this.#hits.length : 0;
     this.#hits = hits;
-    const cards = hits.slice(kept).map((hit, index) => this.#card(hit, kept + index + 1, labels));
+    const cards = hits.slice(kept).map(hit => this.#card(hit, labels));
     if (kept) this.#list.append(...cards); else this.#list.replaceChildren(...cards);
     show(this.#end, !complete);
     this.dim(false);
@@ -45,8 +45,8 @@ export class Results {
   /** Grey the hits while they are not those of the query that is shown. */
   dim(dimmed) { this.#list.classList.toggle('stale', dimmed); }
 
-  #card(hit, rank, labels) {
-    const card = clone('hit');
+  #card(hit, labels) {
+    const card = clone('hit'), {rank} = hit;
     card.dataset.rank = rank;
     card.dataset.item = hit.id;
     card.dataset.score = hit.score.toFixed(4);
@@ -63,6 +63,19 @@ export class Results {
     part(card, 'open').title = [fileName(hit.key), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
     return card;
   }
+}
+
+/** Return hits with their rank, best first or by the values of a column; those without a value are last. */
+export function ordered(hits, column) {
+  const ranked = hits.map((hit, index) => ({...hit, rank: index + 1}));
+  if (!column) return ranked;
+  const value = hit => column === 'label' ? hit.label : hit.metadata[column];
+  return ranked.sort((a, b) => compare(value(a), value(b)) || a.rank - b.rank);
+}
+
+function compare(a, b) {
+  if ((a ?? null) === null || (b ?? null) === null) return Number((a ?? null) === null) - Number((b ?? null) === null);
+  return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), 'en', {numeric: true});
 }
 
 /** Return the last part of a key, which is a path for most images. */

@@ -7,7 +7,7 @@ import {Filters} from './filters.js';
 import {takePictures} from './intake.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
-import {fileName, Results} from './results.js';
+import {fileName, ordered, Results} from './results.js';
 import {FIRST, Searcher} from './searcher.js';
 import {csv, save} from './table.js';
 
@@ -35,7 +35,7 @@ export async function mount(element, path) {
 }
 
 class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #asked = ''; #answered = EMPTY; #complete = true; #busy = false;
+  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #asked = ''; #answered = EMPTY; #found = []; #sorted = ''; #complete = true; #busy = false;
 
   constructor(root, api, gallery, say) {
     this.#root = root;
@@ -59,6 +59,7 @@ class SearchTab {
     const asked = question(state);
     this.#query.draw();
     this.#filters.draw();
+    this.#sort(state.sort);
     part(this.#root, 'text').value = state.text;
     part(this.#root, 'without').value = state.without;
     this.#root.classList.toggle('active', asks(state));
@@ -87,7 +88,9 @@ class SearchTab {
       }
       this.#complete = answer.complete;
       this.#answered = state;
-      this.#results.draw(answer.hits, await this.#labels(), {grows, complete: answer.complete});
+      const labels = await this.#labels();
+      this.#found = answer.hits;
+      this.#results.draw(ordered(answer.hits, state.sort), labels, {grows: grows && !state.sort, complete: answer.complete});
       this.#filters.fault(null);
       this.#say(this.#summary(answer, performance.now() - started));
       if (!grows) scrollTo({top: 0});
@@ -99,6 +102,14 @@ class SearchTab {
     } finally {
       if (asked === this.#asked) this.#busy = false;
     }
+  }
+
+  /** Show the hits that there are in another order. */
+  async #sort(column) {
+    part(this.#root, 'sort').value = column;
+    if (column === this.#sorted) return;
+    this.#sorted = column;
+    if (question(address.state) === this.#asked) this.#results.draw(ordered(this.#found, column), await this.#labels(), {complete: this.#complete});
   }
 
   /** Return to the last search that was answered, whose results are still shown. */
@@ -154,6 +165,8 @@ class SearchTab {
     part(root, 'share').addEventListener('keydown', event => { if (event.key === 'Escape') this.#choose('close'); });
     part(root, 'hours').textContent = plural(this.#gallery.sharing, 'hour');
     part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
+    part(root, 'sort').append(...['label', ...this.#gallery.columns].map(column => new Option(`by ${column}`, column)));
+    part(root, 'sort').addEventListener('change', event => address.update({sort: event.target.value}));
     part(root, 'marks').addEventListener('change', event => {
       this.#asked = '';
       address.update({marks: event.target.checked}, {replace: true});
