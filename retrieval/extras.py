@@ -10,7 +10,7 @@ _MODULES = {
     "mcp": {"mcp"},
     "page": {"gradio"},
     "parquet": {"pyarrow"},
-    "reports": {"matplotlib", "mpl_toolkits", "sklearn", "threadpoolctl"},
+    "reports": {"matplotlib", "mpl_toolkits", "openTSNE", "sklearn", "threadpoolctl"},
     "text": {"tokenizers"},
     "train": {"onnx", "onnxscript", "safetensors", "tensorboard", "timm", "torch", "torchvision", "yaml"},
     "tune": {"optuna"},
