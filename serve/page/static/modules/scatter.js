@@ -3,7 +3,7 @@
 import createScatterplot from './scatterplot.min.js';
 import {part, show} from './dom.js';
 
-const MOST_THUMBNAILS = 60;  // points in view; more thumbnails would cover each other
+const MOST_THUMBNAILS = 120;  // points in view; more thumbnails would cover each other
 const FADED = 0.07;
 const REACH = 0.94;  // of the plane: points at its edges are whole
 const BACKGROUND = {light: '#ffffff', dark: '#0b1220'};
